@@ -125,7 +125,7 @@ class Hospitals:
         """Let these sites confirm what was added; return what they are asked then."""
         survivors = server.survivors()
         for site in helpers:
-            server.confirmation(site, sent(self.members[site].confirm(sent(survivors), server.blocks)))
+            server.confirmation(site, self.members[site].confirm(sent(survivors), server.blocks))
         return server.request()
 
     def open(self, server: MaskedSums, silent: Collection[str] = ()) -> tuple[SumClaim, Tensors]:

@@ -12,7 +12,7 @@ from medsilo.core.errors import ParticipationError, Refused
 from medsilo.federation.asking import Missing
 from medsilo.federation.coordinator import Coordinator
 from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import Parcel
 from medsilo.sealing import letters, masks
 from medsilo.sealing.channels import Assembled, Channels, verdict
 from medsilo.sealing.member import Member
@@ -111,14 +111,14 @@ def complaining(hospitals: Hospitals, against: list[str]) -> Hospitals:
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         found = honest_script(site, asked, work)
         if site == "d" and asked.facts["task"] == "deal" and not isinstance(found, Missing):
-            seat = hospitals.participants["d"].participant.envelope._newest(Request.read(asked.facts))  # type: ignore[union-attr]
+            seat = hospitals.participants["d"].participant.envelope._seat(1)  # type: ignore[union-attr]
             deal = letters.Deal.read("x", asked.facts["sealing"]["deal"])
             signed = {
                 own.site: seat.member._linked.complaint(own.site, deal.boxes[own.site], masks.dealt(own)).hex()
                 for own in deal.offers
                 if own.site in against
             }
-            found[0][1].facts["sealing"] = {"complaints": {"against": signed}}
+            found[0][1].facts["sealing"] = {"complaints": signed}
         return found
 
     hospitals.script = script
@@ -154,7 +154,7 @@ def test_a_defence_opens_one_box_for_its_reader_alone() -> None:
     deals, liar, target = server.deals(), study.members["site-4"], study.members["site-0"]
     box, subject = deals["site-4"].boxes["site-0"], masks.dealt(deals["site-4"].offers[0])
     true = server.accusation("site-4", "site-0", liar._linked.complaint("site-0", box, subject))
-    (key,) = target.defend(letters.Accusations(of=(true,))).keys.values()
+    (key,) = target.defend([true]).values()
     content = server.all.content(true, key)
     assert content == study.members["site-4"]._linked.unlock("site-0", box, subject)  # what the liar could read anyway
     for reader in sealed.names(5)[1:4]:
@@ -162,11 +162,11 @@ def test_a_defence_opens_one_box_for_its_reader_alone() -> None:
             sender="site-0", reader=reader, subject=subject, box=deals[reader].boxes["site-0"], complaint=true.complaint
         )
         with pytest.raises(Refused, match=f"{reader}: it did not sign"):
-            target.defend(letters.Accusations(of=(forged,)))
+            target.defend([forged])
         with pytest.raises(Refused, match="site-0: "):
             server.all.content(forged, key)
     with pytest.raises(Refused, match="to show what another one sent"):
-        study.members["site-1"].defend(letters.Accusations(of=(true,)))
+        study.members["site-1"].defend([true])
 
 
 @pytest.mark.parametrize("part", ["box", "subject"])
@@ -183,14 +183,14 @@ def test_a_server_that_changes_boxes_so_that_honest_readers_complain(part: str) 
         else:
             offer = offer.model_copy(update={"commitment": bytes(32)})
         changed = {"boxes": {**deal.boxes, "site-0": box}, "offers": (offer, *deal.offers[1:])}
-        against = study.members[reader].check_deal(deal.model_copy(update=changed)).against
+        against = study.members[reader].check_deal(deal.model_copy(update=changed))
         assert set(against) == {"site-0"}
         for about in {subject, masks.dealt(offer)}:
             own = letters.Accusation(
                 sender="site-0", reader=reader, subject=about, box=box, complaint=against["site-0"]
             )
             with pytest.raises(Refused, match="site-0: it did not sign|it did not sign its words"):
-                target.defend(letters.Accusations(of=(own,)))
+                target.defend([own])
 
 
 # ------------------------------------------------------------------------------------------------ what opens a sum

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError
+from medsilo.course.phase import Phase
 from medsilo.federation.asking import Missing
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.sealed.identity import KitFiles
 from medsilo.federation.sealed.sealed_server import SealedServer
-from medsilo.federation.sealed.what import SealedGroup
+from medsilo.federation.sealed.what import WORDS, SealedGroup
 from medsilo.plan import Plan
 from medsilo.runs.messages import Joined, Parcel
 from medsilo.runs.record import Record
-from medsilo.sealing.fixed_point import as_words
+from medsilo.sealing.fixed_point import as_tensor, as_words
 from medsilo.sealing.masks import own_mask
 from medsilo.sealing.relay import MaskedSums
 from medsilo.sealing.streams import add_streams
@@ -209,7 +210,7 @@ def test_a_hospital_that_makes_numbers_up_costs_nobody_else_anything(last: int, 
         letters = asked.facts.get("sealing", {})
         if site == "d" and asked.facts["task"] == "agree" and not isinstance(found, Missing):
             number = letters["agreement"]["number"] + last if often else last
-            found[0][1].facts["sealing"] = {"last": {"agreement": number}}
+            found[0][1].facts["sealing"] = {"last": number}
         return found
 
     hospitals.script = script
@@ -246,6 +247,41 @@ def test_a_server_that_sends_zeros_to_all_hospitals_but_one(liar: type[Liar], tm
     with pytest.raises(ParticipationError, match="only 1 sites have confirmed the sum in round 2"):
         lead(plan, tmp_path / "run", hospitals)
     assert len(liar.opened) == 1  # that of round 1: nothing of round 2 opens
+
+
+def test_a_server_that_sends_other_models_as_sums_that_were_sealed(
+    liar: type[Liar], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Masks do not depend on what comes sealed, and the server may write words without masks."""
+    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", sites=HOSPITALS)
+    first = dict[str, bytes]()
+
+    def given(server: Liar, phase: Phase) -> bytes:
+        return first.setdefault("given", SealedServer._given(server, phase))  # of round 1, and for ever
+
+    monkeypatch.setattr(liar, "_given", given, raising=False)
+
+    def lie(site: str, asked: Parcel) -> Parcel:
+        if (asked.facts["task"], asked.facts["round"]) != ("round", 2):
+            return asked
+        model = asked.groups["model"] if site == "d" else zeros(asked).groups["model"]
+        envelope = hospitals.participants[site].participant.envelope
+        (own,) = envelope._sealed(envelope._seat(1), plan.course.phases[0], 2).values()
+        (block,) = own.blocks.values()
+        floats = {name: tensor for name, tensor in model.items() if tensor.is_floating_point()}
+        words = as_tensor(block.flat.encode(floats, block.fixed, 1))
+        note = envelope.memory.notes[1]
+        claim = {"round": 1, "context": note.context.hex(), "sites": HOSPITALS}
+        held = {"model": {"agreement": 1, "claim": claim}}
+        beside = {name: model[name] for name in own.beside}
+        sealing = {**asked.facts["sealing"], "held": held}
+        return Parcel({**asked.groups, "model": {WORDS: words, **beside}}, {**asked.facts, "sealing": sealing})
+
+    hospitals = Hospitals(plan, tmp_path / "run", lie)
+    with pytest.raises(ParticipationError):
+        lead(plan, tmp_path / "run", hospitals)
+    assert len(liar.opened) == 1 and sorted(hospitals.said) == HOSPITALS
+    assert all("it sends a sealed group that is none of the plan's" in said for said in hospitals.said.values())
 
 
 def test_what_such_a_server_can_compute_itself() -> None:

@@ -205,10 +205,7 @@ def test_confirmations_that_are_few_or_false(sealed_round: Round) -> None:
     """Different survivors told to different sites gather too few signatures each; signatures cannot be made up."""
     study, server, own, _ = sealed_round
     told = {site: names(5) for site in names(5)[:2]} | {site: names(5)[1:] for site in names(5)[2:]}
-    signed = {
-        site: study.members[site].confirm(Survivors(round=1, sites=sites), [own]).signature
-        for site, sites in told.items()
-    }
+    signed = {site: study.members[site].confirm(Survivors(round=1, sites=sites), [own]) for site, sites in told.items()}
     for sites in (names(5), names(5)[1:]):
         own_kind = {site: signature for site, signature in signed.items() if told[site] == sites}
         asked = next(iter(own_kind))
@@ -308,7 +305,7 @@ def test_a_round_that_is_dealt_differently_opens_nothing() -> None:
     for site in names(5)[1:]:
         server.confirmation(site, study.members[site].confirm(whole, [own]))
     request = server.request()
-    of_others = {**request.confirmations, "site-0": false.signature}
+    of_others = {**request.confirmations, "site-0": false}
     with pytest.raises(Refused, match="site-0: it did not sign the survivors"):
         study.members["site-1"].unmask(request.model_copy(update={"confirmations": of_others}), [own])
     asked = UnmaskingRequest(round=1, sites=names(4), confirmations={s: of_others[s] for s in names(4)})

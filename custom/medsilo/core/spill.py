@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
-from pathlib import Path
 from typing import NoReturn
 from weakref import WeakValueDictionary
 
@@ -36,12 +35,10 @@ TYPES = {
 class Spill:
     """The file. Numbers lie in it as they do in memory, one tensor after another."""
 
-    def __init__(self, folder: str | Path | None = None) -> None:
-        """`folder` is the system's for temporary files if not given."""
-        self.folder = folder
+    def __init__(self) -> None:
         self.end = 0
         try:  # unbuffered: what does not fit must show at once, not in some later call
-            self._file: FileIO = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115 (lives as long as this)
+            self._file: FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (lives as long as this)
         except OSError as error:
             self._refuse(error)
 
@@ -53,7 +50,7 @@ class Spill:
         raise MedsiloError(
             f"the disk does not take it ({error.strerror or type(error).__name__}): free some room for temporary files "
             "on the server",
-            private=str(self.folder or tempfile.gettempdir()),
+            private=tempfile.gettempdir(),
         ) from error
 
     def append(self, tensor: Tensor) -> int:

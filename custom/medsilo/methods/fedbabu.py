@@ -22,15 +22,12 @@ class FedBABU(FineTuning):
 
     name: Literal["fedbabu"] = "fedbabu"  # type: ignore[assignment]
     epochs: int = Field(5, ge=0, le=1000, description="passes of fine-tuning before each evaluation; 0 keeps h_0")
-    tunes: Literal["all", "body", "head"] = Field("all", description="what of the model learns in fine-tuning")
 
     def networks(self, build: Blueprint) -> Modules:
         modules = super().networks(build)
         head = set(head_names(modules["global"]))
         for name, weight in modules["global"].named_parameters():
             weight.requires_grad_(name not in head)
-        for name, weight in modules["model"].named_parameters():
-            weight.requires_grad_(self.tunes == "all" or (name in head) == (self.tunes == "head"))
         return modules
 
     def groups(self) -> tuple[Group, ...]:

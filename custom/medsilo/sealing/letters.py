@@ -3,7 +3,7 @@
 They are typed and of bounded size, and one that is wrong is refused in one line. In JSON bytes are hexadecimal digits.
 """
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
@@ -43,6 +43,7 @@ SiteName = Annotated[str, Field(min_length=1, max_length=200)]
 RoundNumber = Annotated[int, Field(ge=0, le=10_000_000)]
 Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES, strict=False)]
 BySite = Field(max_length=MOST_SITES)
+Signatures = Annotated[dict[SiteName, Bytes64], BySite]
 
 
 class Letter(BaseModel):
@@ -61,8 +62,18 @@ class Letter(BaseModel):
             raise Refused(f"{sender}: its {cls.__name__} has a wrong {where}: {plain(first['msg'], 120)}") from error
 
     def facts(self) -> dict[str, Any]:
-        """Return the letter as JSON can hold it."""
-        return self.model_dump(mode="json")
+        """Return the letter as JSON can hold it, without what it need not say."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
+P = TypeVar("P")
+
+
+def needed(sender: str, part: P | None) -> P:
+    """Return what a letter must hold here; raises Refused, naming the sender, where it is missing."""
+    if part is None:
+        raise Refused(f"{sender}: what was asked for is missing in its letter")
+    return part
 
 
 # ------------------------------------------------------------ a study begins
@@ -80,15 +91,6 @@ class Assembly(Letter):
     """The keys of all sites, in the order of the terms, as the server relays them."""
 
     introductions: Annotated[tuple[Introduction, ...], Field(max_length=MOST_SITES, strict=False)]
-
-
-class Unmasked(Letter):
-    """The last sums that a site helped to open before the study started again: a round, and the sites in it."""
-
-    sums: Annotated[
-        tuple[Annotated[tuple[RoundNumber, Names], Field(strict=False)], ...],
-        Field(max_length=TOLD_SUMS, strict=False),
-    ]
 
 
 # ------------------------------------------------------------ a round
@@ -117,12 +119,6 @@ class Deal(Letter):
     boxes: Annotated[dict[SiteName, Box], BySite]
 
 
-class Complaints(Letter):
-    """The senders of boxes that a hospital could not read, with its signature on each complaint."""
-
-    against: Annotated[dict[SiteName, Bytes64], BySite] = {}
-
-
 class Accusation(Letter):
     """A box that its reader complains of, and the reader's signature on that."""
 
@@ -133,18 +129,6 @@ class Accusation(Letter):
     complaint: Bytes64
 
 
-class Accusations(Letter):
-    """All complaints of one sender's boxes."""
-
-    of: Annotated[tuple[Accusation, ...], Field(max_length=MOST_SITES, strict=False)]
-
-
-class OneTimeKeys(Letter):
-    """The one-time private keys of the boxes that readers complain of, by reader: each opens that one box."""
-
-    keys: Annotated[dict[SiteName, Bytes32], BySite]
-
-
 class Survivors(Letter):
     """The sites whose uploads the server has, which it is going to add."""
 
@@ -152,18 +136,12 @@ class Survivors(Letter):
     sites: Names
 
 
-class Confirmation(Letter):
-    """A site's signature on the survivors of a round."""
-
-    signature: Bytes64
-
-
 class UnmaskingRequest(Letter):
     """The server asks for what takes the masks off the sum of these sites."""
 
     round: RoundNumber
     sites: Names
-    confirmations: Annotated[dict[SiteName, Bytes64], BySite]
+    confirmations: Signatures
 
 
 class Reveal(Letter):

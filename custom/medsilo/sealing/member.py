@@ -77,10 +77,10 @@ class Member:
             signature=self._signer.sign(masks.introduced(self.terms, self.site, channel, signing)),
         )
 
-    def unmasked(self) -> letters.Unmasked:
+    def unmasked(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
         """Return the last sums that this site has helped to open: a round that is repeated must add the same sites."""
         last = sorted(self.memory.notes.items())[-letters.TOLD_SUMS :]
-        return letters.Unmasked(sums=tuple((number, note.sites) for number, note in last))
+        return tuple((number, note.sites) for number, note in last)
 
     def _public_keys(self) -> tuple[bytes, bytes]:
         signing = Ed25519PrivateKey.from_private_bytes(self._kept.signing)
@@ -135,20 +135,20 @@ class Member:
         content, box = told_boxes(site, sealed, len(self.terms.sites), self.terms.place(self.site))
         return self._linked.complaint(site, box, told_subject(number, name, content))
 
-    def defend(self, accusations: letters.Accusations) -> letters.OneTimeKeys:
+    def defend(self, accusations: Sequence[letters.Accusation]) -> dict[str, bytes]:
         """Return the one-time keys of boxes that their readers complain of, so that all can see what is in them.
 
         Each opens one box, to what its reader could read by itself. It must be just the box that this site signed: of
         one that the server changed on its way an honest reader complains, too.
         """
         keys = {}
-        for own in accusations.of:
+        for own in accusations:
             if own.sender != self.site:
                 raise Refused("the server: it asks this site to show what another one sent")
             self._linked.all.check_box(own)
             self._linked.all.check_complaint(own)
             keys[own.reader] = self._linked.once(own.reader, own.subject)
-        return letters.OneTimeKeys(keys=keys)
+        return keys
 
     # ------------------------------------------------------------------ a round
     def offer(self, number: int) -> letters.Offer:
@@ -181,8 +181,8 @@ class Member:
     def _signed(self, own: letters.Offered, reader: str, added: bool, share: bytes) -> bytes:
         return share + self._linked.sign(masks.shared(self._linked.all.digest, own, reader, added, share))
 
-    def check_deal(self, deal: letters.Deal) -> letters.Complaints:
-        """Return complaints of boxes in which this site finds no shares that their senders signed."""
+    def check_deal(self, deal: letters.Deal) -> dict[str, bytes]:
+        """Return complaints of boxes in which this site finds no shares that their senders signed, by sender."""
         against = {}
         for own in deal.offers:
             try:
@@ -191,7 +191,7 @@ class Member:
             except Refused:
                 if (box := deal.boxes.get(own.site)) is not None:
                     against[own.site] = self._linked.complaint(own.site, box, masks.dealt(own))
-        return letters.Complaints(against=against)
+        return against
 
     def seal(
         self,
@@ -276,11 +276,11 @@ class Member:
         both = self._linked.unlock(own.site, deal.boxes[own.site], masks.dealt(own))
         return self._linked.all.shares_in(both, own, self.site)
 
-    def confirm(self, survivors: letters.Survivors, blocks: Sequence[SealedBlock]) -> letters.Confirmation:
+    def confirm(self, survivors: letters.Survivors, blocks: Sequence[SealedBlock]) -> bytes:
         """Sign whose uploads are added. From now on this site helps to open no other sum of this round."""
         _, note = self._agreed(survivors.round, survivors.sites, blocks)
         self.memory.note(survivors.round, note)
-        return letters.Confirmation(signature=self._linked.sign(masks.confirmed(note.context, survivors.sites)))
+        return self._linked.sign(masks.confirmed(note.context, survivors.sites))
 
     def unmask(self, request: letters.UnmaskingRequest, blocks: Sequence[SealedBlock]) -> letters.Reveal:
         """Return one share of one secret of each site of the round: never of both.
@@ -332,17 +332,8 @@ class Member:
         for site, signature in request.confirmations.items():
             self._linked.all.check_confirmation(site, signature, context, request.sites)
 
-    def open_sums(
-        self,
-        claim: letters.SumClaim,
-        blocks: Sequence[SealedBlock],
-        sums: Tensors,
-        divisors: Mapping[str, int] | None = None,
-    ) -> Groups:
-        """Return the sums of a round that this site may read, by block: divided by the weights where they are public.
-
-        divisors: what to divide by instead.
-        """
+    def open_sums(self, claim: letters.SumClaim, blocks: Sequence[SealedBlock], sums: Tensors) -> Groups:
+        """Return the sums of a round that this site may read, by block; divided by the weights where all know these."""
         known = self.memory.notes.get(claim.round)
         if known and known.context != claim.context:
             raise Refused(f"the server: its sum of round {claim.round} is not of the round that this site sealed in")
@@ -357,7 +348,7 @@ class Member:
             words = came.copy()
             keys = [self._reader_key(block, site, claim.context) for site in claim.sites]
             add_streams(words, [(key, -1) for key in keys if key is not None])
-            opened[block.name] = block.read(words, block.weights, places, (divisors or {}).get(block.name))
+            opened[block.name] = block.read(words, places)
         return opened
 
     def _reader_key(self, block: SealedBlock, sender: str, context: bytes) -> bytes | None:

@@ -150,12 +150,12 @@ class MaskedSums:
         return letters.Survivors(round=self.number, sites=self._survivors)
 
     # ------------------------------------------------------------------ unmasking
-    def confirmation(self, site: str, letter: letters.Confirmation) -> None:
+    def confirmation(self, site: str, signature: bytes) -> None:
         """Take a site's signature on the survivors; raises Refused."""
         if site not in self._survivors:
             raise Refused(f"{site}: it is not in the sum of round {self.number}")
-        self.all.check_confirmation(site, letter.signature, self._context, self._survivors)
-        self._confirmations[site] = letter.signature
+        self.all.check_confirmation(site, signature, self._context, self._survivors)
+        self._confirmations[site] = signature
 
     def request(self) -> letters.UnmaskingRequest:
         """Return what the survivors are asked."""
@@ -200,7 +200,7 @@ class MaskedSums:
         if block.reader != SERVER:
             raise MedsiloError(f"sealing: the sum of {block.name} is not for the server")
         words = as_words("the server", opened[block.name], block.flat.words, block.fixed.bits)
-        return block.read(words, block.weights, [self.terms.place(site) for site in self._survivors], divisor)
+        return block.read(words, [self.terms.place(site) for site in self._survivors], divisor)
 
     def _secret(self, site: str, added: bool) -> bytes:
         """Return what the shares of a site's secret make: its own mask's seed if it is added, else its key."""

@@ -89,16 +89,13 @@ class SealedBlock:
         weights = ("private",) if self.weights is None else tuple(map(int, self.weights))
         return digest("block", self.name, self.reader, *numbers, len(layout), *layout, *weights)
 
-    def read(
-        self, words: Words, row: Sequence[int] | None, places: Collection[int], divisor: int | None = None
-    ) -> Tensors:
-        """Return the sum in words whose masks are off, divided.
+    def read(self, words: Words, places: Collection[int], divisor: int | None = None) -> Tensors:
+        """Return the sum of the sites at these places, whose masks are off, divided.
 
-        row: the weights that the sites at these places were added with; None where each had its own.
-        divisor: what to divide by; by default what the row's weights add up to, 1 where there is no row. Raises Refused
+        divisor: what to divide by; by default what the public weights add up to, 1 where there are none. Raises Refused
             when the words are not such a sum.
         """
-        weight = None if row is None else sum(row[place] for place in places)
+        weight = None if self.weights is None else sum(self.weights[place] for place in places)
         most = self.fixed.weights if weight is None or divisor is not None else weight
         return self.flat.decode(words, self.fixed, most, divisor or weight or 1)
 

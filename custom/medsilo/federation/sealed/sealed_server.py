@@ -16,13 +16,14 @@ from medsilo.federation.sealed.what import (
     MOST_AHEAD,
     WORDS,
     Blocks,
-    Current,
     Held,
     KeyAgreement,
     Matrix,
     OwnWeights,
     SealedGroup,
     SealedResult,
+    ServerLetter,
+    SiteLetter,
     bound_groups,
     given_of,
     terms_of,
@@ -35,24 +36,12 @@ from medsilo.mixing.mixers import Compared, SimilarityMix, WeightedMean
 from medsilo.runs.messages import Joined, Lettered, SiteAnswer, Task
 from medsilo.sealing.channels import Assembled, told_boxes, told_subject, told_tensors, verdict
 from medsilo.sealing.fixed_point import Flat
-from medsilo.sealing.letters import (
-    Accusation,
-    Accusations,
-    Assembly,
-    Complaints,
-    Confirmation,
-    Introduction,
-    Offer,
-    OneTimeKeys,
-    Reveal,
-    SumClaim,
-    Unmasked,
-)
+from medsilo.sealing.letters import Accusation, Assembly, Deal, SumClaim, needed
 from medsilo.sealing.relay import Gathering, MaskedSums
 from medsilo.sealing.signing import Certified, Signer, Unsigned
 from medsilo.sealing.terms import Terms
 
-Letters = dict[str, Any]
+Take = Callable[[str, SiteLetter], None]
 
 
 class SealedServer(RoundAggregation):
@@ -64,21 +53,16 @@ class SealedServer(RoundAggregation):
         self.signer = signer
         self.asker, self.plan, self.store = asker, state.plan, state.store
         self.layout, self.mixers = state.layout, state.mixers
-        self.terms: Terms
+        self.terms: Terms  # its sites have agreed on keys
         self.blocks: Blocks
         self._assembly: Assembly
-        self.keys = ""  # what they rest on, in words
         self.cautions: list[str] = []  # what is to be said of the sites at the end
         self._unmasked: dict[str, dict[int, tuple[str, ...]]] = {}  # site → round → whose sum it has helped to open
-        self._deals: dict[str, Letters] = {}
+        self._told = ServerLetter()  # what all are told in a round
+        self._deals: dict[str, Deal] = {}
         self._spoilers: dict[str, Missing] = {}  # who sent what nobody can use, or complained falsely
         self._round: MaskedSums | None = None
         self._begin({})
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Those who have agreed on keys."""
-        return self.terms.sites
 
     # ------------------------------------------------------------------ the study begins
     def agree(self, joined: Mapping[str, Joined]) -> None:
@@ -95,7 +79,10 @@ class SealedServer(RoundAggregation):
                 break
             left = here
         self.terms, self.blocks = terms, Blocks(self.plan, terms, heaviest)
-        facts = {"mode": transport.sealing, "keys": self.keys, "protects": transport.promises}
+        self._told = ServerLetter(current=self.store.agreement)
+        signed = all(own.certificates for own in self._assembly.introductions)
+        rest_on = Certified.said if signed else Unsigned.said
+        facts = {"mode": transport.sealing, "keys": rest_on, "protects": transport.promises}
         self.state.details["sealing"] = facts
 
     def _agree(self, terms: Terms, agreement: KeyAgreement, ahead: dict[str, int]) -> list[str]:
@@ -103,30 +90,27 @@ class SealedServer(RoundAggregation):
 
         ahead: takes the last agreement of sites that know a later one, each once.
         """
-        gathering, told = Gathering(terms, self.signer), {"agreement": agreement.facts()}
+        gathering, told = Gathering(terms, self.signer), ServerLetter(agreement=agreement)
 
-        def introduced(site: str, letters: Letters) -> None:
-            if "last" in letters and site not in ahead:
-                last = Current.read(site, letters["last"]).agreement
-                if last > agreement.number + MOST_AHEAD:
-                    raise Refused(f"{site}: it can't have agreed on keys {last} times")
-                ahead[site] = last
+        def introduced(site: str, said: SiteLetter) -> None:
+            if said.last and site not in ahead:
+                if said.last > agreement.number + MOST_AHEAD:
+                    raise Refused(f"{site}: it can't have agreed on keys {said.last} times")
+                ahead[site] = said.last
                 return
-            gathering.add(site, Introduction.read(site, letters.get("introduction")))
-            self._unmasked[site] = dict(Unmasked.read(site, letters.get("unmasked")).sums)
+            gathering.add(site, needed(site, said.introduction))
+            self._unmasked[site] = dict(said.unmasked)
 
         here = self._agreed(terms.sites, told, introduced)
         if here == list(terms.sites) and max(ahead.values(), default=0) < agreement.number:
             self._assembly = gathering.assembly()
-            signed = all(own.certificates for own in self._assembly.introductions)
-            self.keys = Certified.said if signed else Unsigned.said
-            letters = {**told, "assembly": self._assembly.facts()}
-            here = self._agreed(terms.sites, letters, lambda site, letters: None)
+            letter = ServerLetter(agreement=agreement, assembly=self._assembly)
+            here = self._agreed(terms.sites, letter, lambda site, said: None)
         return here
 
-    def _agreed(self, sites: Sequence[str], letters: Letters, take: Callable[[str, Letters], None]) -> list[str]:
+    def _agreed(self, sites: Sequence[str], told: ServerLetter, take: Take) -> list[str]:
         """Tell all sites the same; returns who has answered."""
-        exchange = self._ask("agree", 0, sites, lambda site: letters, take)
+        exchange = self._ask("agree", 0, sites, lambda site: told, take)
         self.asker.check(exchange, "keys of the study")
         return sorted(exchange.replies)
 
@@ -135,22 +119,22 @@ class SealedServer(RoundAggregation):
         task: Task,
         number: int,
         sites: Sequence[str],
-        letters: Callable[[str], Letters],
-        take: Callable[[str, Letters], None],
+        letter: Callable[[str], ServerLetter],
+        take: Take,
         groups: Groups | None = None,
     ) -> Exchange:
-        """Ask these sites, each with its letters; `take` is given a site's answer and raises Refused.
+        """Ask these sites, each with its letter; `take` is given a site's answer and raises Refused.
 
         groups: what all are sent beside.
         """
 
         def words(site: str) -> tuple[Groups, dict[str, Any]]:
-            return groups or {}, {"sealing": letters(site)}
+            return groups or {}, {"sealing": letter(site).facts()}
 
         def taken(site: str, answer: SiteAnswer, sent: Groups) -> None:
             assert isinstance(answer, Lettered)
             check_forms(sent, {})
-            take(site, answer.sealing)
+            take(site, SiteLetter.read(site, answer.sealing))
 
         return self.asker.ask(task, number, sites, words, taken)
 
@@ -160,34 +144,34 @@ class SealedServer(RoundAggregation):
         self._open: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in groups}  # whole numbers, by site
         self._boxes: dict[str, dict[str, Tensor]] = {name: {} for name in groups}  # what sites tell each other
         self._samples: dict[str, int] = {}
-        self._rows: dict[str, Matrix] = {}
 
     def begin(self, number: int, phase: Phase) -> dict[str, Missing]:
         late = Missing("refused", "was not there when the sites agreed on keys; it may be when the study is resumed")
-        absent = {site: late for site in self.state.sites if site not in self.sites}
+        absent = {site: late for site in self.state.sites if site not in self.terms.sites}
         rows: dict[str, Matrix] = {
             name: mixer.rows()
             for name, form in self.plan.sealed_forms(phase).items()
             if isinstance(form, Rows) and isinstance(mixer := self.mixers[name], SimilarityMix)
         }
         self._begin(self.blocks.of(phase, self.layout, rows))
-        self._rows, self._deals, self._round = rows, {}, None
+        self._told = ServerLetter.model_validate({"current": self.store.agreement, "rows": rows})
+        self._deals, self._round = {}, None
         blocks = [block for own in self.groups.values() for block in own.blocks.values()]
         if not blocks:
             return absent
         sums = self._round = MaskedSums(self.terms, self._assembly, number, blocks, self._given(phase))
 
-        def offered(site: str, letters: Letters) -> None:
-            sums.offer(site, Offer.read(site, letters.get("offer")))
+        def offered(site: str, said: SiteLetter) -> None:
+            sums.offer(site, needed(site, said.offer))
 
         again = self._repeated(number)
-        honest = [site for site in again or self.sites if site not in self._spoilers]
-        exchange = self._ask("offer", number, honest, lambda site: self._told(), offered)
+        honest = [site for site in again or self.terms.sites if site not in self._spoilers]
+        exchange = self._ask("offer", number, honest, lambda site: self._told, offered)
         self.asker.check(exchange, f"keys of round {number}")
         self._check_deals(sums, number, exchange)
-        self._deals = {site: {"deal": deal.facts()} for site, deal in sums.deals().items()}
+        self._deals = sums.deals()
         repeated = Missing("refused", f"round {number} is repeated with the hospitals whose sum was opened before")
-        others = {site: repeated for site in self.sites if again and site not in again}
+        others = {site: repeated for site in self.terms.sites if again and site not in again}
         return {**absent, **others, **exchange.missing, **self._spoilers}
 
     # ------------------------------------------------------------------ who spoils a round
@@ -195,11 +179,10 @@ class SealedServer(RoundAggregation):
         """Have each hospital check the boxes it received; only a hospital that sent a bad one is left out."""
         deals, accusations = sums.deals(), list[Accusation]()
 
-        def checked(site: str, letters: Letters) -> None:
-            against = Complaints.read(site, letters.get("complaints")).against
-            accusations.extend([sums.accusation(site, sender, own) for sender, own in sorted(against.items())])
+        def checked(site: str, said: SiteLetter) -> None:
+            accusations.extend([sums.accusation(site, sender, own) for sender, own in sorted(said.complaints.items())])
 
-        self._ask("deal", number, sorted(deals), lambda site: {**self._told(), "deal": deals[site].facts()}, checked)
+        self._ask("deal", number, sorted(deals), lambda site: self._and(deal=deals[site]), checked)
         for site in self._settle(number, accusations, sums.use):
             sums.drop(site)
         self._leave_out(exchange, self._spoilers, f"keys of round {number} that can be used")
@@ -214,15 +197,11 @@ class SealedServer(RoundAggregation):
         all_of, keys = Assembled(self.terms, self._assembly.introductions), dict[str, Mapping[str, bytes]]()
         senders = sorted({own.sender for own in accusations})
 
-        def letters(site: str) -> Letters:
-            mine = Accusations(of=tuple(own for own in accusations if own.sender == site))
-            return {**self._told(), "accusations": mine.facts()}
-
-        def shown(site: str, letters: Letters) -> None:
-            keys[site] = OneTimeKeys.read(site, letters.get("keys")).keys
+        def letter(site: str) -> ServerLetter:
+            return self._and(accusations=tuple(own for own in accusations if own.sender == site))
 
         if senders:
-            self._ask("defend", number, senders, letters, shown)
+            self._ask("defend", number, senders, letter, lambda site, said: keys.update({site: said.keys}))
         found: dict[str, Missing] = {}
         for own in accusations:
             once = keys.get(own.sender, {}).get(own.reader)
@@ -248,7 +227,7 @@ class SealedServer(RoundAggregation):
         before = max(told, key=lambda sites: (told.count(sites), sites), default=())
         if told.count(before) < self.terms.threshold:
             return ()
-        if gone := sorted(set(before) - set(self.sites)):
+        if gone := sorted(set(before) - set(self.terms.sites)):
             raise ParticipationError(
                 f"sealing: the sum of round {number} over {', '.join(before)} was opened before the server stopped, so "
                 f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or start again"
@@ -263,15 +242,14 @@ class SealedServer(RoundAggregation):
         }
         return given_of(self.plan, phase, marks)
 
-    def _told(self) -> Letters:
-        rows = {"rows": {group: dict(matrix) for group, matrix in self._rows.items()}} if self._rows else {}
-        return {"current": self.store.agreement, **rows}
+    def _and(self, **more: Any) -> ServerLetter:
+        """Return what all are told, and more."""
+        return self._told.model_copy(update=more)
 
-    def letters(self, site: str, groups: Groups) -> Letters:
-        if site not in self.sites:
+    def letters(self, site: str, groups: Groups) -> dict[str, Any]:
+        if site not in self.terms.sites:
             return {}
-        held = self.store.told(groups, site)
-        return {**self._told(), **({"held": held} if held else {}), **(self._deals.get(site, {}))}
+        return self._and(held=self.store.told(groups, site), deal=self._deals.get(site)).facts()
 
     def expected(self, phase: Phase) -> Groups:
         clear = super().expected(phase)
@@ -328,14 +306,14 @@ class SealedServer(RoundAggregation):
         self, own: SealedGroup, number: int, among: list[str], boxes: dict[str, Tensor]
     ) -> tuple[Exchange, dict[str, OwnWeights], list[Accusation]]:
         """Ask for the weights of what is in these boxes; returns them, and complaints of what is of no use."""
-        told, found, accusations = {**self._told(), "among": among}, dict[str, OwnWeights](), list[Accusation]()
+        told, found, accusations = self._and(among=tuple(among)), dict[str, OwnWeights](), list[Accusation]()
 
-        def compared(site: str, letters: Letters) -> None:
-            if "complaints" in letters:
-                against = Complaints.read(site, letters["complaints"]).against
-                accusations.extend([self._of_told(own, number, site, *each) for each in sorted(against.items())])
+        def compared(site: str, said: SiteLetter) -> None:
+            if said.complaints:
+                against = sorted(said.complaints.items())
+                accusations.extend([self._of_told(own, number, site, *each) for each in against])
                 return
-            comparison = OwnWeights.read(site, letters.get("comparison"))
+            comparison = needed(site, said.comparison)
             comparison.check(site)
             if comparison.round != number or list(comparison.sites) != among:
                 raise Refused(f"{site}: its weights are of other sites or of another round than {number}")
@@ -345,7 +323,7 @@ class SealedServer(RoundAggregation):
         return exchange, found, accusations
 
     def _told_by(self, own: SealedGroup, site: str, reader: str) -> tuple[bytes, bytes]:
-        return told_boxes(site, self._boxes[own.name][site], len(self.sites), self.terms.place(reader))
+        return told_boxes(site, self._boxes[own.name][site], len(self.terms.sites), self.terms.place(reader))
 
     def _of_told(self, own: SealedGroup, number: int, reader: str, sender: str, complaint: bytes) -> Accusation:
         """Return a site's complaint of what another told all; raises Refused, naming it, unless it signed that."""
@@ -368,19 +346,18 @@ class SealedServer(RoundAggregation):
         reasons, where too few do."""
         survivors, missing = sums.survivors(), dict[str, Missing]()
 
-        def ask(task: Task, letters: Letters, take: Callable[[str, Letters], None]) -> None:
-            told = {**self._told(), **letters}
+        def ask(task: Task, told: ServerLetter, take: Take) -> None:
             missing.update(self._ask(task, number, survivors.sites, lambda site: told, take).missing)
 
-        def confirmed(site: str, letters: Letters) -> None:
-            sums.confirmation(site, Confirmation.read(site, letters.get("confirmation")))
+        def confirmed(site: str, said: SiteLetter) -> None:
+            sums.confirmation(site, needed(site, said.confirmation))
 
-        def revealed(site: str, letters: Letters) -> None:
-            sums.reveal(site, Reveal.read(site, letters.get("reveal")))
+        def revealed(site: str, said: SiteLetter) -> None:
+            sums.reveal(site, needed(site, said.reveal))
 
         try:
-            ask("confirm", {"survivors": survivors.facts()}, confirmed)
-            ask("unmask", {"request": sums.request().facts()}, revealed)
+            ask("confirm", self._and(survivors=survivors), confirmed)
+            ask("unmask", self._and(request=sums.request()), revealed)
             opened = sums.open()
             self.cautions += [
                 f"round {number}: {site} revealed shares that nobody dealt it" for site in sorted(sums.liars)
@@ -399,8 +376,7 @@ class SealedServer(RoundAggregation):
                     mean = sums.read(block, opened, sum(self._weights(own, survivors.sites).values()))
                     self._hand_over(own, mean, survivors.sites)
                 else:
-                    divisor, agreement = len(survivors.sites), self.store.agreement
-                    held = Held(agreement=agreement, round=number, divisor=divisor, claim=claim.facts())
+                    held = Held(agreement=self.store.agreement, claim=claim)
                     readers = [site for site in survivors.sites if key in (WORDS, words_for(site))]
                     self.store.keep(own.name, readers, SealedResult({WORDS: opened[block.name]}, held))
 

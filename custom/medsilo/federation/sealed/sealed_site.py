@@ -18,16 +18,15 @@ from medsilo.federation.accepting import check_numbers, same_layout
 from medsilo.federation.sealed.what import (
     ALIKE,
     WORDS,
-    Among,
     Blocks,
-    Current,
     Held,
     KeyAgreement,
     Matrix,
     OwnWeights,
-    Published,
     Row,
     SealedGroup,
+    ServerLetter,
+    SiteLetter,
     bound_groups,
     given_of,
     terms_of,
@@ -39,15 +38,7 @@ from medsilo.runs import paths
 from medsilo.runs.messages import Request
 from medsilo.sealing.fixed_point import Flat
 from medsilo.sealing.keeping import SumMemory
-from medsilo.sealing.letters import (
-    Accusations,
-    Assembly,
-    Complaints,
-    Deal,
-    SumClaim,
-    Survivors,
-    UnmaskingRequest,
-)
+from medsilo.sealing.letters import Deal, needed
 from medsilo.sealing.member import Member
 from medsilo.sealing.signing import Signer
 from medsilo.sealing.streams import digest
@@ -56,7 +47,6 @@ from medsilo.sealing.terms import SealedBlock, check_hidden
 
 SERVER = "the server"
 KEPT_ROWS = 4  # rounds whose published rows a site keeps
-Letters = dict[str, Any]
 JoinSum = Callable[[str, Collection[str], int | None], None]  # first weights, sites, round; raises Refused
 
 
@@ -107,28 +97,28 @@ class SealedSite(Envelope):
         }
 
     # ------------------------------------------------------------------ letters
-    def letter(self, asked: Request, groups: Groups) -> Letters:
+    def letter(self, asked: Request, groups: Groups) -> dict[str, Any]:
         """Do what a letter asks; returns the answer's."""
+        told = ServerLetter.read(SERVER, asked.sealing)
         if asked.task == "compare":
-            return self._compare(asked, groups)
+            return self._compare(asked, told, groups).facts()
         work = {"agree": self._agree, "offer": self._offer, "deal": self._deal, "defend": self._defend}
-        return (work | {"confirm": self._confirm, "unmask": self._unmask})[asked.task](asked)
+        return (work | {"confirm": self._confirm, "unmask": self._unmask})[asked.task](asked, told).facts()
 
-    def _agree(self, asked: Request) -> Letters:
-        agreement = KeyAgreement.read(SERVER, asked.sealing.get("agreement"))
-        letters = asked.sealing
-        if "assembly" in letters:
+    def _agree(self, asked: Request, told: ServerLetter) -> SiteLetter:
+        agreement = needed(SERVER, told.agreement)
+        if told.assembly:
             seat = self._seat(agreement.number)
             if seat.agreement != agreement:
                 raise Refused("the server: it agrees on other sites than a moment before")
-            seat.member.meet(Assembly.read(SERVER, letters["assembly"]))
-            answer: Letters = {}
+            seat.member.meet(told.assembly)
+            answer = SiteLetter()
         else:
             waiting = self._waiting(agreement)
             if waiting is None and agreement.number <= self.memory.agreement:  # no number has two agreements
-                return {"last": {"agreement": self.memory.agreement}}
+                return SiteLetter(last=self.memory.agreement)
             seat = waiting or self._begin(agreement, asked.study)
-            answer = {"introduction": seat.member.introduction().facts(), "unmasked": seat.member.unmasked().facts()}
+            answer = SiteLetter(introduction=seat.member.introduction(), unmasked=seat.member.unmasked())
         self._keep(seat)
         return answer
 
@@ -147,39 +137,35 @@ class SealedSite(Envelope):
         seat = self._seats[agreement.number] = _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
         return seat
 
-    def _offer(self, asked: Request) -> Letters:
-        seat = self._newest(asked)
-        self._publish(asked)
+    def _offer(self, asked: Request, told: ServerLetter) -> SiteLetter:
+        seat = self._newest(told)
+        self._publish(asked.round, told)
         for block in self._blocks(seat, asked.round):
             check_hidden(seat.member.terms, block, range(len(seat.agreement.sites)))
         offer = seat.member.offer(asked.round)
         self._keep(seat)
-        return {"offer": offer.facts()}
+        return SiteLetter(offer=offer)
 
-    def _deal(self, asked: Request) -> Letters:
+    def _deal(self, asked: Request, told: ServerLetter) -> SiteLetter:
         """Look into the boxes of a round before anybody trains."""
-        deal = Deal.read(SERVER, asked.sealing.get("deal"))
-        return {"complaints": self._newest(asked).member.check_deal(deal).facts()}
+        return SiteLetter(complaints=self._newest(told).member.check_deal(needed(SERVER, told.deal)))
 
-    def _defend(self, asked: Request) -> Letters:
-        accusations = Accusations.read(SERVER, asked.sealing.get("accusations"))
-        return {"keys": self._newest(asked).member.defend(accusations).facts()}
+    def _defend(self, asked: Request, told: ServerLetter) -> SiteLetter:
+        return SiteLetter(keys=self._newest(told).member.defend(told.accusations))
 
-    def _confirm(self, asked: Request) -> Letters:
-        seat = self._newest(asked)
-        survivors = Survivors.read(SERVER, asked.sealing.get("survivors"))
+    def _confirm(self, asked: Request, told: ServerLetter) -> SiteLetter:
+        seat, survivors = self._newest(told), needed(SERVER, told.survivors)
         confirmation = seat.member.confirm(survivors, self._blocks(seat, asked.round))
         self._join(survivors.sites, asked.round)
         self._keep(seat)
-        return {"confirmation": confirmation.facts()}
+        return SiteLetter(confirmation=confirmation)
 
-    def _unmask(self, asked: Request) -> Letters:
-        seat = self._newest(asked)
-        request = UnmaskingRequest.read(SERVER, asked.sealing.get("request"))
+    def _unmask(self, asked: Request, told: ServerLetter) -> SiteLetter:
+        seat, request = self._newest(told), needed(SERVER, told.request)
         reveal = seat.member.unmask(request, self._blocks(seat, asked.round))
         self._join(request.sites, asked.round)
         self._keep(seat)
-        return {"reveal": reveal.facts()}
+        return SiteLetter(reveal=reveal)
 
     def _join(self, sites: Collection[str], number: int | None) -> None:
         """Let the hospital remember a sum that it is about to help with; raises Refused."""
@@ -192,26 +178,24 @@ class SealedSite(Envelope):
         networks = self.plan.build_networks().items()
         return digest("first", self.plan.seed, *(hash_of(own.state_dict()) for _, own in sorted(networks))).hex()
 
-    def _compare(self, asked: Request, groups: Groups) -> Letters:
+    def _compare(self, asked: Request, told: ServerLetter, groups: Groups) -> SiteLetter:
         """Open what the hospitals told each other, and make of it what all of them do."""
-        seat = self._newest(asked)
+        seat = self._newest(told)
         sealed = self._sealed(seat, self.plan.course.phase_of(asked.round), asked.round)
-        among = Among.read(SERVER, {"among": asked.sealing.get("among")}).among
-        named = self.plan.participation.sites
-        if sorted(named) != list(among):
+        if sorted(self.plan.participation.sites) != list(told.among):
             raise Refused("the server: it names other sites than the plan does")
         name = next(iter(groups), "")
         own = sealed.get(name)
         if own is None or not isinstance(own.form, Exchanged):
             raise Refused("the server: it hands out what hospitals do not tell each other")
-        told, against = self._told(seat, asked.round, own, groups[name])
+        found, against = self._told(seat, asked.round, own, groups[name])
         if against:
-            return {"complaints": Complaints(against=against).facts()}
-        rows = own.form.compare(among, told)
-        comparison = OwnWeights(round=asked.round, sites=among, weights=tuple(map(tuple, rows.tolist())))
+            return SiteLetter(complaints=against)
+        rows = own.form.compare(told.among, found)
+        comparison = OwnWeights(round=asked.round, sites=told.among, weights=tuple(map(tuple, rows.tolist())))
         self.memory.compared[own.form.rows] = comparison
         self._keep(seat)
-        return {"comparison": comparison.facts()}
+        return SiteLetter(comparison=comparison)
 
     def _told(
         self, seat: _Seat, number: int, own: SealedGroup, boxes: Tensors
@@ -237,15 +221,17 @@ class SealedSite(Envelope):
         """Raise Refused, before anything is kept or sealed, where numbers that would be sent can't be."""
         groups = views(phase.sent, modules)
         check_numbers(groups, phase.sent, self._ranges, {})
-        for name, own in self._sealed(self._newest(asked), phase, None).items():
+        seat = self._newest(ServerLetter.read(SERVER, asked.sealing))
+        for name, own in self._sealed(seat, phase, None).items():
             for block in list(own.blocks.values())[:1]:  # all of a group hold the same numbers
                 for tensor in groups[name].keys() & set(block.flat.names):
                     block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
         """Return what is sent; `groups` in clear where they are not sealed."""
-        seat = self._newest(asked)
-        self._publish(asked)
+        told = ServerLetter.read(SERVER, asked.sealing)
+        seat = self._newest(told)
+        self._publish(asked.round, told)
         sealed = self._sealed(seat, phase, asked.round)
         if not sealed:
             return groups
@@ -260,8 +246,8 @@ class SealedSite(Envelope):
                 blocks.append(block)
         words: Tensors = {}
         if blocks:
-            deal, given = Deal.read(SERVER, asked.sealing.get("deal")), given_of(self.plan, phase, self.memory.given)
-            words = self._sealed_once(seat, deal, blocks, tensors, weights, given)
+            given = given_of(self.plan, phase, self.memory.given)
+            words = self._sealed_once(seat, needed(SERVER, told.deal), blocks, tensors, weights, given)
         self._keep(seat)
         sent = {**groups, **boxes}
         for name in sealed.keys() - boxes.keys():
@@ -300,7 +286,7 @@ class SealedSite(Envelope):
     # ------------------------------------------------------------------ what is given
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
         """Return what came with its sealed groups opened."""
-        held = {name: Held.read(SERVER, told) for name, told in asked.sealing.get("held", {}).items()}
+        held = ServerLetter.read(SERVER, asked.sealing).held
         if not held.keys() <= groups.keys():
             raise Refused("the server: it tells of sealed groups that it does not send")
         if asked.task == "round":
@@ -342,18 +328,18 @@ class SealedSite(Envelope):
         site has had, but for a server that does rounds again."""
         before = asked.round - (asked.task == "round")
         for name, told in held.items():
-            if told.round < (least := min(self.memory.opened.get(name, 0), before)):
+            if told.claim.round < (least := min(self.memory.opened.get(name, 0), before)):
                 raise Refused(
-                    f"the server: it replays {name} of round {told.round} in round {asked.round}, and that of round "
-                    f"{least} must be there"
+                    f"the server: it replays {name} of round {told.claim.round} in round {asked.round}, and that of "
+                    f"round {least} must be there"
                 )
-        self.memory.opened |= {name: told.round for name, told in held.items()}
+        self.memory.opened |= {name: told.claim.round for name, told in held.items()}
         self._remember()
 
     def _opened(self, name: str, held: Held, given: Tensors, modules: Modules) -> Tensors:
-        seat = self._seat(held.agreement)
-        own = self._sealed(seat, self.plan.course.phase_of(held.round), held.round).get(name)
-        if own is None or not own.blocks:
+        seat, claim = self._seat(held.agreement), held.claim
+        own = self._sealed(seat, self.plan.course.phase_of(claim.round), claim.round).get(name)
+        if own is None or not own.blocks or isinstance(own.form, Summed):  # a mean comes in clear, and is noted
             raise Refused("the server: it sends a sealed group that is none of the plan's")
         key = next((key for key, block in own.blocks.items() if block.reader in (self.site, READER)), WORDS)
         block = own.blocks[key]
@@ -361,18 +347,10 @@ class SealedSite(Envelope):
         same_layout({name: beside}, {name: own.beside})
         mine = views([own.group], modules)[name]
         words = {block.name: given[WORDS]} if WORDS in given else {}
-        values, count = self._open_sum(seat, held, block, words)
+        values = seat.member.open_sums(claim, [block], words)[block.name]
         if isinstance(own.form, Pulled):
-            values = self._pulled(own.form, mine, values, count)
+            values = self._pulled(own.form, mine, values, len(claim.sites))
         return {other: values.get(other, beside.get(other, mine[other])) for other in own.like}
-
-    def _open_sum(self, seat: _Seat, held: Held, block: SealedBlock, words: Tensors) -> tuple[Tensors, int]:
-        claim = SumClaim.read(SERVER, held.claim)
-        if claim.round != held.round:
-            raise Refused(f"the server: it sends the sum of round {claim.round} as that of round {held.round}")
-        divisors = {} if block.weights else {block.name: held.divisor}
-        opened = seat.member.open_sums(claim, [block], words, divisors)
-        return opened[block.name], len(claim.sites)
 
     @torch.no_grad()
     def _pulled(self, form: Pulled, mine: Tensors, mean: Tensors, count: int) -> Tensors:
@@ -391,21 +369,21 @@ class SealedSite(Envelope):
         sealed = self._sealed(seat, self.plan.course.phase_of(number), number)
         return [block for own in sealed.values() for block in own.blocks.values()]
 
-    def _publish(self, asked: Request) -> None:
+    def _publish(self, number: int, told: ServerLetter) -> None:
         """Remember the rows that the server publishes for a round, before anything of it is sealed."""
-        rows = Published.read(SERVER, {"rows": asked.sealing.get("rows", {})}).rows
-        sites, forms = self.plan.participation.sites, self.plan.sealed_forms(self.plan.course.phase_of(asked.round))
+        rows, sites = told.rows, self.plan.participation.sites
+        forms = self.plan.sealed_forms(self.plan.course.phase_of(number))
         if rows.keys() != {name for name, form in forms.items() if isinstance(form, Rows)}:
             raise Refused("the server: the rows of weights that it tells are not those of the groups that are mixed")
         for own in rows.values():
             if set(own) != set(sites) or any(len(row) != len(sites) or sum(row) <= 0 for row in own.values()):
                 raise Refused("the server: the rows of weights that it tells are not one for each site")
         kept = self.memory.rows
-        if kept.get(asked.round, rows) != rows:
-            raise Refused(f"the server: it changes the weights of round {asked.round}")
+        if kept.get(number, rows) != rows:
+            raise Refused(f"the server: it changes the weights of round {number}")
         for group, matrix in rows.items():
-            self._check_rows(asked.round, group, forms[group], matrix)
-        self.memory.rows = dict(sorted({**kept, asked.round: rows}.items())[-KEPT_ROWS:])
+            self._check_rows(number, group, forms[group], matrix)
+        self.memory.rows = dict(sorted({**kept, number: rows}.items())[-KEPT_ROWS:])
 
     def _check_rows(self, number: int, group: str, form: Form, matrix: Matrix) -> None:
         """Raise Refused where the server tells other weights than this site made of what all told each other last; one
@@ -441,8 +419,8 @@ class SealedSite(Envelope):
         return [{form.rows: name for name, form in own.items() if isinstance(form, Exchanged)} for own in every]
 
     # ------------------------------------------------------------------ what is kept
-    def _newest(self, asked: Request) -> _Seat:
-        current = Current.read(SERVER, {"agreement": asked.sealing.get("current")}).agreement
+    def _newest(self, told: ServerLetter) -> _Seat:
+        current = needed(SERVER, told.current)
         if current != self.memory.agreement:
             raise Refused(f"the server: it goes back to agreement {current}; the last is {self.memory.agreement}")
         return self._seat(current)

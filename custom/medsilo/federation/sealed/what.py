@@ -13,14 +13,15 @@ from torch import Tensor
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.phase import Group, Phase, views
-from medsilo.mixing.forms import Exchanged, Form, Rows, Summed
+from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
+from medsilo.sealing import letters
 from medsilo.sealing.channels import KEY_BOX, LOCKED
 from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat, integer_weights
 from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
 from medsilo.sealing.streams import digest
-from medsilo.sealing.terms import SERVER, SealedBlock, Terms
+from medsilo.sealing.terms import MOST_SITES, SERVER, SealedBlock, Terms
 
 WORDS = "@sealed"  # under which a group's sealed numbers travel, beside its whole numbers
 ALIKE = 1e-9  # weights that two machines compute differ by less
@@ -31,6 +32,7 @@ Matrix = Mapping[str, Sequence[float]]  # site → its row of weights, in the or
 
 
 AgreementNumber = Annotated[int, Field(ge=1, le=1_000_000)]
+MOST_GROUPS = 16  # of a phase
 MOST_AHEAD = 1000  # that a site's last number may be beyond the server's, which stopped before it could write its own
 
 
@@ -46,33 +48,10 @@ class KeyAgreement(Letter):
 
 
 class Held(Letter):
-    """The facts that a site needs to open a group's tensors.
-
-    round: in which it was sealed. divisor: what the sum is divided by. claim: whose numbers are in it.
-    """
+    """The facts that a site needs to open a group's tensors: the keys, the round, and whose numbers are in it."""
 
     agreement: AgreementNumber
-    round: RoundNumber
-    divisor: Annotated[int, Field(ge=1, lt=1 << 52)]
-    claim: dict[str, Any]
-
-
-class Current(Letter):
-    """The number of the agreement that a letter belongs to."""
-
-    agreement: AgreementNumber
-
-
-class Among(Letter):
-    """All sites of the study that train, in order, those that have not agreed on keys included."""
-
-    among: Names
-
-
-class Published(Letter):
-    """The rows of weights of a round, by group and site, told before anything of it is sealed."""
-
-    rows: Annotated[dict[SiteName, Annotated[dict[SiteName, Row], Field(max_length=256)]], Field(max_length=16)]
+    claim: letters.SumClaim
 
 
 class OwnWeights(Letter):
@@ -94,6 +73,47 @@ class OwnWeights(Letter):
             return False
         mine, theirs = (torch.tensor(own.weights, dtype=torch.float64) for own in (self, other))
         return bool((mine - theirs).abs().max() <= ALIKE)
+
+
+class ServerLetter(Letter):
+    """All that the server may tell a site beside a request; the task decides which of it the site needs.
+
+    current: the agreement that it belongs to. rows: of weights of the round, by group and site, told before anything of
+        it is sealed. among: all sites that train, in order, those that have not agreed on keys included.
+    """
+
+    current: AgreementNumber | None = None
+    agreement: KeyAgreement | None = None
+    assembly: letters.Assembly | None = None
+    rows: Annotated[dict[SiteName, Annotated[dict[SiteName, Row], letters.BySite]], Field(max_length=MOST_GROUPS)] = {}
+    deal: letters.Deal | None = None
+    accusations: Annotated[tuple[letters.Accusation, ...], Field(max_length=MOST_SITES, strict=False)] = ()
+    survivors: letters.Survivors | None = None
+    request: letters.UnmaskingRequest | None = None
+    among: Names = ()
+    held: Annotated[dict[SiteName, Held], Field(max_length=MOST_GROUPS)] = {}
+
+
+class SiteLetter(Letter):
+    """All that a site may answer to a letter; the task decides which of it the server needs.
+
+    last: the last agreement, where the site knows a later one. unmasked: the last sums that it helped to open before
+        the study started again, each a round and the sites in it. complaints: its signature for each sender of a box
+        that it can't use. keys: the one-time private keys of its own boxes that readers complain of, by reader.
+    """
+
+    last: AgreementNumber | None = None
+    introduction: letters.Introduction | None = None
+    unmasked: Annotated[
+        tuple[Annotated[tuple[RoundNumber, Names], Field(strict=False)], ...],
+        Field(max_length=letters.TOLD_SUMS, strict=False),
+    ] = ()
+    offer: letters.Offer | None = None
+    complaints: letters.Signatures = {}
+    keys: Annotated[dict[SiteName, letters.Bytes32], letters.BySite] = {}
+    confirmation: letters.Bytes64 | None = None
+    reveal: letters.Reveal | None = None
+    comparison: OwnWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +186,8 @@ class Blocks:
             return SealedGroup(group, form, dict(tensors), {}, readers=len(self.terms.sites))
         flat = Flat.of({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()})
         fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), *self._weights(form))
-        blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER)}
+        weights = (1,) * len(self.terms.sites) if isinstance(form, Pulled) else None
+        blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER, weights)}
         if isinstance(form, Rows):
             blocks = {
                 words_for(site): SealedBlock(
@@ -261,10 +282,10 @@ class SealedStore:
         """Return a site's result of a group; None before the first round of it has ended."""
         return next((one for own, one in self._kept.get(group, ()) if site in own), None)
 
-    def told(self, groups: Mapping[str, Tensors], site: str) -> dict[str, Any]:
+    def told(self, groups: Mapping[str, Tensors], site: str) -> dict[str, Held]:
         """Return what a site is told of the sealed results among what it is sent."""
         found = {group: self.find(group, site) for group in groups}
-        return {group: kept.held.facts() for group, kept in found.items() if kept}
+        return {group: kept.held for group, kept in found.items() if kept}
 
     # ------------------------------------------------------------------ checkpoints
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
