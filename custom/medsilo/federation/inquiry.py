@@ -269,13 +269,4 @@ class SealedSums:
         self._ask("seal", sealed, dict.fromkeys(self.sites, keys), sum=number, **more)
         if len(came) < len(self.sites):
             raise Refused("a hospital of the question has sent nothing, and a sum needs all of them")
-<<<<<<< HEAD
-        return block.read(words, None, ())
-=======
         return block.read(words, ())
-
-
-def sealed_bounds(counts: int, values: int = 0) -> Bounds:
-    """Return the bounds of an answer. counts: sealed ones; values: others, in clear."""
-    return Bounds(SLACK + WORD * (counts + CHECK), BESIDE + PER_TENSOR + values)
->>>>>>> less3-seal
