@@ -84,12 +84,6 @@ def sure(verdict: Verdict) -> list[str]:
             f"| **does it?** | {' | '.join(pays(verdict, site) for site in sites)} |",
             "",
         ]
-    kept = sorted({site for row in verdict.rows for site in row.means_only})
-    if kept:
-        lines += [
-            f"Only means are known of {', '.join(kept)}, which keep their cases' scores: seeds alone count there.",
-            "",
-        ]
     return lines
 
 

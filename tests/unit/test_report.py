@@ -270,7 +270,7 @@ def test_scores_have_intervals_where_their_cases_are(tmp_path: Path) -> None:
     assert parsed.row("FedAvg")[3] == f"0.750 {low:.3f}–{high:.3f}" and parsed.row("FedAvg")[4] == "0.500"
     assert text.count('class="whisker"') == 1
     (folder / "sites/a/test.csv").write_text("case,patient\n0,0\n")
-    with pytest.raises(MedsiloError, match=r"test\.csv of a in run 'fedavg-seed0' is damaged"):
+    with pytest.raises(MedsiloError, match=r"test\.csv of a in run 'fedavg-seed0' is missing or damaged"):
         read(folder)
 
 

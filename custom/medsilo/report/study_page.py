@@ -118,10 +118,6 @@ def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.cautions}
     notices += [Notice("caution", "Caution", text) for text in sorted(told)]
     notices += [notice for notice in of_runs if notice.word == STANDS_OUT]
-    kept = sorted({site for row in verdict.rows for site in row.means_only})
-    if kept:
-        text = f"{', '.join(kept)} keep their cases' scores: their intervals rest on the seeds alone."
-        notices.append(Notice("caution", "Only means", text))
     return notices + [notice for notice in of_runs if notice.kind == "synthetic"]
 
 

@@ -38,7 +38,7 @@ from medsilo.study.evidence import (
     seeds_of,
     sensitivity,
 )
-from medsilo.study.scores import scores_in
+from medsilo.study.scores import SiteTest
 from medsilo.study.words import in_patients, in_points, points
 
 DEFAULT = "fedavg"
@@ -97,7 +97,6 @@ class Statistics:
         seen = sensitivity([one for row, one in found[self.primary].items() if row.federated])
         rows = []
         for row in self.rows:
-            means_only = {s for own in self.found[row].values() for s in own if own[s].summed_up is not None}
             entry = VerdictRow(
                 title=row.title,
                 method=row.method or self._plan(row).algorithm.name,
@@ -116,7 +115,6 @@ class Statistics:
                     sites={site: at_site[site].get(row) for site in sites},
                 ),
                 joining={site: joining[site].get(row) for site in sites},
-                means_only=sorted(means_only),
             )
             rows.append(entry)
         return Verdict(
@@ -152,7 +150,7 @@ class Statistics:
 
     def _is_one_patient(self, site: str) -> bool:
         known = [scores[site] for seeds in self.found.values() for scores in seeds.values() if site in scores]
-        return all(own.summed_up is None and not own.patients.any() for own in known)
+        return not any(own.patients.any() for own in known)
 
     # ------------------------------------------------------------------ what is held against what
     def _kin(self, row: Row, is_base: Callable[[Row], bool]) -> Row | None:
@@ -256,9 +254,8 @@ class Statistics:
             return None
         row = min(asked, key=lambda each: (asked[each].adjusted, -asked[each].mean))
         gain, found = asked[row], found_at[site][row]
-        own = next(scores[site] for scores in self.found[row].values())
-        patients = None if own.summed_up is not None else own.people
-        what, number = needed(found, patients or 0, max(gain.mean, LITTLE), self._error / len(found_at))
+        patients = next(scores[site] for scores in self.found[row].values()).people
+        what, number = needed(found, patients, max(gain.mean, LITTLE), self._error / len(found_at))
         word: Word = "too few seeds" if what == "seeds" else "too few patients"
         if gain.sure and gain.mean > 0:
             word, number = "worth it", None
@@ -336,7 +333,7 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
         summary = cell.summary()
         if summary is None:
             return None
-        found.append(scores_in(cell.folder, summary.metric, summary.told()))
+        found.append({site: SiteTest.read(cell.folder, site, summary.metric).scores for site in summary.telling})
     sites = [site for site in found[0] if all(site in scores for scores in found)]
     return {site: joined([scores[site] for scores in found]) for site in sites}
 
