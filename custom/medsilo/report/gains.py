@@ -48,7 +48,7 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
         return _of_hospitals(verdict, sites)
     lines = []
     for row in verdict.rows:
-        one = getattr(row.difference, verdict.primary.removesuffix("-site"))
+        one = row.difference.mean
         if row.against and one:
             word = ("surely higher" if one.mean > 0 else "surely lower") if one.sure else "open"
             lines.append(GainLine(row.title, word, word, one))

@@ -637,11 +637,6 @@ class Verdict(RecordPart):
     sites: list[str] = Field(description="the sites with a score")
     level: Share = Field(description="how sure the intervals are, 0.95")
     against: Text | None = Field(None, description="the row that all are compared with")
-    primary: Literal["mean", "pooled", "worst-site"] = Field(
-        "mean",
-        description="what was declared before as the question to be answered: the score's mean over sites or over all "
-        "cases, or the worst site's score. All else is exploratory",
-    )
     could_have_seen: DetectableGain | None = Field(
         None, description="the gain that would have been found, see below; `null` with one seed"
     )

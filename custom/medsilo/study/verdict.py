@@ -47,11 +47,7 @@ LIKELY = 0.2  # p-value below which a gain is promising
 SEEDS = 3  # with which training's luck is known well enough to say anything
 Word = Literal["worth it", "promising", "no gain", "too few patients", "too few seeds"]
 Seeds = dict[int, dict[str, Scores]]  # by seed, by site
-ENDPOINTS: Mapping[Endpoint, str] = {
-    "mean": "in mean test {metric}",
-    "pooled": "in test {metric} pooled over cases",
-    "worst-site": "in test {metric} at the worst site",
-}
+ENDPOINTS: tuple[Endpoint, ...] = ("mean", "pooled", "worst-site")  # the first is asked; the others explore
 
 
 def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
@@ -65,14 +61,11 @@ def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
 class Statistics:
     """The statistics of a comparison's finished cells."""
 
-    def __init__(
-        self, cells: Sequence[Cell], against: str | None, primary: Endpoint = "mean", planned: int | None = None
-    ) -> None:
+    def __init__(self, cells: Sequence[Cell], against: str | None, planned: int | None = None) -> None:
         """planned: the seeds that there will be at most, where the answer may come before."""
-        self.primary: Endpoint = primary
         self.planned = planned
         self.plan = cells[0].plan
-        self.where = ENDPOINTS[primary].format(metric=self.plan.task.goal.metric)
+        self.where = f"in mean test {self.plan.task.goal.metric}"
         self.cells = {(cell.row, cell.seed): cell for cell in cells}  # of folds the last: they are alike but for it
         self.rows = list(dict.fromkeys(cell.row for cell in cells))
         self.found: dict[Row, Seeds] = {row: {} for row in self.rows}
@@ -93,8 +86,8 @@ class Statistics:
         at_site = {site: _tested(self._differences(self.base, [site]), self._error) for site in sites}
         found_at = {site: self._differences(self.alone, [site]) for site in sites}
         first, joining = self._first(), self._joined(found_at)
-        between = self.sentence(differences[self.primary])
-        seen = sensitivity([one for row, one in found[self.primary].items() if row.federated])
+        between = self.sentence(differences["mean"])
+        seen = sensitivity([one for row, one in found["mean"].items() if row.federated])
         rows = []
         for row in self.rows:
             entry = VerdictRow(
@@ -129,7 +122,6 @@ class Statistics:
             level=LEVEL,
             single=[site for site in sites if self._is_one_patient(site)],
             against=self.against,
-            primary=self.primary,
             could_have_seen=seen,
             headline=self._whether_joining_pays(first) or between,
             between=between,
@@ -234,7 +226,7 @@ class Statistics:
 
     def _first(self) -> PairedDifference | None:
         """Return the answer to the first question, over all sites: one test, so nothing is to be corrected."""
-        found = self._differences(self.alone, endpoint=self.primary).get(self._declared) if self._declared else None
+        found = self._differences(self.alone).get(self._declared) if self._declared else None
         return _tested({"first": found}, self._error)["first"] if found else None
 
     def _joined(self, found_at: Mapping[str, Mapping[Row, Difference]]) -> dict[str, dict[Row, PairedDifference]]:
@@ -304,7 +296,7 @@ class Statistics:
             )
         listed = "; ".join(f"{row.title} by {in_points(held[row])}" for row in ahead)
         text = f"Better than {self.against} {self.where}: {listed}.{rest}"
-        rivals = {row: self._difference(ahead[0], row, endpoint=self.primary) for row in held if row != ahead[0]}
+        rivals = {row: self._difference(ahead[0], row) for row in held if row != ahead[0]}
         tested = _tested({row: difference for row, difference in rivals.items() if difference})
         if sum(one.sure and one.mean > 0 for one in tested.values()) < len(rivals):
             return f"{text} {ahead[0].title} is not surely better than every other, so none is named the best."
