@@ -359,7 +359,7 @@ def test_not_a_number_counts_as_missing(tmp_path: Path) -> None:
 
 def test_one_run_one_site(tmp_path: Path) -> None:
     _, parsed = rendered([save(tmp_path, summary_of("fedavg", "FedAvg", {"only": 0.5}))])
-    assert "FedAvg reaches a mean test accuracy of 0.500 at the one site." in parsed.header_text
+    assert "FedAvg reaches a mean test accuracy of 0.500 at the one site, with one seed (0)." in parsed.header_text
     assert "ranked" not in parsed.header_text
 
 

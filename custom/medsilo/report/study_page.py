@@ -11,7 +11,7 @@ from markupsafe import Markup
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import Series, band_of, line_chart, styles, swatch, values_of
-from medsilo.report.findings import REFERENCES, STANDS_OUT, Answer, Notice, guessing_at, learned, provenance
+from medsilo.report.findings import REFERENCES, STANDS_OUT, Notice, guessing_at, learned, provenance
 from medsilo.report.formats import between, cell, number
 from medsilo.report.gains import first_screen
 from medsilo.report.panels import Subject
@@ -67,7 +67,7 @@ def render(
         verdict=verdict,
         context=_context(verdict),
         first=first_screen(verdict),
-        answer=Answer(verdict.headline + learned(subjects)),
+        answer=verdict.headline + learned(subjects),
         between=[verdict.between] * bool(verdict.first) + [seen.words for seen in [verdict.could_have_seen] if seen],
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
