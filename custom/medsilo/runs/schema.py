@@ -576,7 +576,6 @@ class VerdictRow(RecordPart):
     seeds: list[Seed] = Field([], description="seeds with a finished run")
     score: Level | None = Field(None, description="mean test score over sites, see below")
     pooled: Level | None = Field(None, description="the same over all cases")
-    worst: Level | None = Field(None, description="the same at the site with the lowest score")
     sites: dict[str, Level | None] = Field({}, description="the same at each site")
     against: Text | None = Field(None, description="the row that this one is compared with; `null` if there is none")
     unlike: Text | None = Field(

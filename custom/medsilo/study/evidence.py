@@ -275,8 +275,6 @@ def level(method: Study, sites: Sequence[str] | None = None, *, endpoint: Endpoi
     nothing = [
         {site: Scores(np.zeros_like(own.values), own.patients) for site, own in study.items()} for study in method
     ]
-    if endpoint == "worst-site":
-        sites, endpoint = [worst_site(method, sites)], "mean"
     return compare(method, nothing, sites, endpoint=endpoint)
 
 

@@ -97,7 +97,6 @@ class Statistics:
                 seeds=sorted(self.found[row]),
                 score=self._score(row),
                 pooled=self._score(row, endpoint="pooled"),
-                worst=self._score(row, endpoint="worst-site"),
                 sites={site: self._score(row, [site]) for site in sites},
                 against=base.title if (base := self.base[row]) else None,
                 unlike=self._unlike(row, base) if base else None,
