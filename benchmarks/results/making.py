@@ -90,7 +90,7 @@ class Comparison:
 
     def verdict(self, against: str) -> Verdict:
         """Return what the compared cells say."""
-        return Statistics(self.compared(), against, self.part.primary).verdict(About(title=self.part.title), [])
+        return Statistics(self.compared(), against).verdict(About(title=self.part.title), [])
 
 
 def comparisons(name: str, page: Page, places: Places, shift: int | None = None) -> list[Comparison]:

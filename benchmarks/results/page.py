@@ -8,7 +8,7 @@ import statistics
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from scipy import stats
@@ -74,7 +74,7 @@ def _section(comparison: Comparison) -> list[str]:
     """Return what one part says."""
     part, cells = comparison.part, comparison.compared()
     lines = [f"## {part.title}", ""] if part.title else []
-    lines += [f"Declared before any run: {NAMES[part.primary]}, against {part.against}; {part.why}.", ""]
+    lines += [f"Declared before any run: mean over sites, against {part.against}; {part.why}.", ""]
     if not cells:
         return [*lines, "No seed is done for all rows yet, so nothing is compared.", "", *_repeated(part)]
     verdict = comparison.verdict(part.against)
@@ -141,7 +141,7 @@ def _moves(row: VerdictRow, base: VerdictRow) -> list[float]:
 def _differences(verdict: Verdict) -> Iterator[str]:
     yield "Exploratory, like all that was not declared; intervals and p as above."
     yield ""
-    names: Mapping[str, str] = {"mean": NAMES["mean"], "pooled": NAMES["pooled"], "worst": NAMES["worst-site"]}
+    names = dict(zip(("mean", "pooled", "worst"), NAMES, strict=True))
     yield f"| row | {' | '.join(f'{name} | p' for name in names.values())} |"
     yield f"|---|{'---|---|' * len(names)}"
     for row in verdict.rows:
@@ -184,7 +184,7 @@ def command(part: Part) -> str:
     words = ["medsilo", "compare", *(["--plan", part.plan] if part.plan else ["--task", part.task])]
     words += ["--seeds", ",".join(map(str, range(part.seeds))), "--at-once", "1"]
     words += ["--device", "cpu", *(["--folds", str(part.folds)] if part.folds else [])]
-    words += ["--against", part.against, "--primary", part.primary]
+    words += ["--against", part.against]
     words += [word for change in part.changes for word in ("--set", change)]
     words += ["--methods", ",".join(row for row in part.rows if ": " not in row)]
     words += [word for row in part.rows if ": " in row and not changed(row) for word in ("--row", row)]

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from medsilo.study.evidence import Endpoint
-
 HAR = "har_uci"  # recorded activity, which is first put in order
 HEART, BRCA = "heart_uci", "tcga_brca"  # tables of patients
 BRAINS = "brains"  # volumes, which are generated
@@ -33,7 +31,6 @@ class Part:
     rows: tuple[str, ...]  # methods, or "title: key=value key=value"
     against: str
     why: str  # this question was chosen before any run
-    primary: Endpoint = "mean"
     plan: str = ""  # a file or job of the repository, or
     task: str = ""
     changes: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from medsilo.runs.schema import PairedDifference, Verdict
 from medsilo.study.cells import Row
 
 MOST_SITES = 8  # with a column each
-NAMES = {"mean": "mean over sites", "pooled": "pooled over cases", "worst-site": "worst site"}
+NAMES = ("mean over sites", "pooled over cases", "worst site")
 
 
 def table(plan: Plan, found: dict[Row, dict[int, CellResult]]) -> list[str]:
@@ -52,7 +52,6 @@ def sure(verdict: Verdict) -> list[str]:
     sites = verdict.sites if len(verdict.sites) <= MOST_SITES else []
     lines = []
     held = [row for row in verdict.rows if row.against]
-    order = [verdict.primary, *(name for name in NAMES if name != verdict.primary)]
     if held:
         lines += [
             f"## Against {verdict.against}",
@@ -60,13 +59,13 @@ def sure(verdict: Verdict) -> list[str]:
             f"Difference in points, paired by test case, with its 95 % interval for {verdict.holds_for}; p after "
             "Holm's correction for all rows. "
             "**Bold**: the interval leaves zero out, and so does the corrected test. "
-            f"The question that was declared before is the {NAMES[verdict.primary]}; all else is exploratory.",
+            f"The question that was declared before is the {NAMES[0]}; all else is exploratory.",
             "",
-            *_lines(["row", *(text for name in order for text in (NAMES[name], "p")), *sites]),
+            *_lines(["row", *(text for name in NAMES for text in (name, "p")), *sites]),
         ]
         for row in held:
-            of = {"mean": row.difference.mean, "pooled": row.difference.pooled, "worst-site": row.difference.worst}
-            cells = [text for name in order for text in (difference(of[name]), _p(of[name]))]
+            found = (row.difference.mean, row.difference.pooled, row.difference.worst)
+            cells = [text for one in found for text in (difference(one), _p(one))]
             cells += [difference(row.difference.sites[site]) for site in sites]
             lines.append(f"| {' | '.join([row.title, *cells])} |")
         lines += ["", *(f"* **{row.title}**, against {row.against}: {row.unlike}." for row in held if row.unlike)]
@@ -82,12 +81,6 @@ def sure(verdict: Verdict) -> list[str]:
             *_lines(["row", *sites]),
             *(f"| {' | '.join([row.title, *(difference(row.joining[site]) for site in sites)])} |" for row in joined),
             f"| **does it?** | {' | '.join(pays(verdict, site) for site in sites)} |",
-            "",
-        ]
-    kept = sorted({site for row in verdict.rows for site in row.means_only})
-    if kept:
-        lines += [
-            f"Only means are known of {', '.join(kept)}, which keep their cases' scores: seeds alone count there.",
             "",
         ]
     return lines

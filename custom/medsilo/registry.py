@@ -280,8 +280,8 @@ EXPORTERS = PluginTable(
 
 LOOKERS = PluginTable(
     "medsilo.lookers",
-    "medsilo.start.looker:Looker",
-    {"images": "medsilo.start.looker:LOOKER", "cases": "medsilo.start.table_folder:LOOKER"},
+    "types:FunctionType",
+    {"cases": "medsilo.start.table_folder:look"},
 )
 
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})

@@ -14,7 +14,6 @@ from medsilo.extend import (
     Entry,
     Folder,
     Listing,
-    Looker,
     Sight,
     choices,
     files_below,
@@ -158,6 +157,3 @@ def _named(path: Path, called: dict[str, str]) -> set[str]:
     except Exception:  # pydicom raises anything over damaged files; why is told when the case is opened
         return set()
     return {called.setdefault(name.lower(), name) for name in (sheet.plain(name).strip() for name in found) if name}
-
-
-LOOKER = Looker(look)

@@ -33,7 +33,7 @@ def as_html(case: Case, entries: Sequence[RecordEntry]) -> str:
         title_of(case),
         Path(__file__).parent,
         context=f"Plan {case.plan.hash}, build {package_facts()['hash']}",
-        answer={"headline": f"{len(entries)} entries, {blanks} of them with something to fill in.", "remarks": ()},
+        answer=f"{len(entries)} entries, {blanks} of them with something to fill in.",
         notices=[],
         limits=CANNOT,
         parts=[(part, list(own)) for part, own in groupby(entries, attrgetter("part"))],

@@ -26,8 +26,7 @@ LIMITS = (
 
 def page_of(template: str, title: str, headline: str, limits: Sequence[str] = LIMITS, **content: Any) -> str:
     """Return a page of this folder's template."""
-    answer = {"headline": headline, "remarks": ()}
-    return fill(template, title, Path(__file__).parent, answer=answer, notices=[], limits=limits, **content)
+    return fill(template, title, Path(__file__).parent, answer=headline, notices=[], limits=limits, **content)
 
 
 def write_validation(

@@ -18,7 +18,6 @@ from medsilo.extend import (
     DataSource,
     Folder,
     Listing,
-    Looker,
     MedsiloError,
     Sight,
     choices,
@@ -306,6 +305,3 @@ def look(folder: Folder) -> Sight | None:
     series = look_at_series(folder.path, names)
     chosen = choose_series(series, series.hospitals or (folder.site,), folder.device)
     return Sight(series.found, bool(series.hospitals), chosen)
-
-
-LOOKER = Looker(look)

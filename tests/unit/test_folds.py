@@ -64,8 +64,6 @@ def test_a_seed_s_folds_are_one_test() -> None:
     one, other = Scores(np.array([0.1, 0.3]), np.array([0, 1])), Scores(np.array([0.5]), np.array([0]))
     both = joined([one, other])
     assert both.values.tolist() == [0.1, 0.3, 0.5] and both.patients.tolist() == [0, 1, 2]
-    kept = joined([one.as_mean(), other])
-    assert kept.cases == 3 and kept.values.tolist() == pytest.approx([0.3])
 
 
 def test_a_comparison_with_folds_is_resumed_and_tells_each_patient_once(

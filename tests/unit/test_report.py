@@ -270,7 +270,7 @@ def test_scores_have_intervals_where_their_cases_are(tmp_path: Path) -> None:
     assert parsed.row("FedAvg")[3] == f"0.750 {low:.3f}–{high:.3f}" and parsed.row("FedAvg")[4] == "0.500"
     assert text.count('class="whisker"') == 1
     (folder / "sites/a/test.csv").write_text("case,patient\n0,0\n")
-    with pytest.raises(MedsiloError, match=r"test\.csv of a in run 'fedavg-seed0' is damaged"):
+    with pytest.raises(MedsiloError, match=r"test\.csv of a in run 'fedavg-seed0' is missing or damaged"):
         read(folder)
 
 
@@ -359,7 +359,7 @@ def test_not_a_number_counts_as_missing(tmp_path: Path) -> None:
 
 def test_one_run_one_site(tmp_path: Path) -> None:
     _, parsed = rendered([save(tmp_path, summary_of("fedavg", "FedAvg", {"only": 0.5}))])
-    assert "FedAvg reaches a mean test accuracy of 0.500 at the one site." in parsed.header_text
+    assert "FedAvg reaches a mean test accuracy of 0.500 at the one site, with one seed (0)." in parsed.header_text
     assert "ranked" not in parsed.header_text
 
 

@@ -1,11 +1,8 @@
-"""The pages' words on learning, dots with whiskers, colours, headings and CSV files."""
+"""The pages' words on learning, dots with whiskers, colours and headings."""
 
-import base64
-import csv
 import itertools
 import re
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,7 +16,7 @@ from medsilo.report import charts, pictures
 from medsilo.report.findings import is_still_rising
 from medsilo.report.page import render
 from medsilo.report.read import read_all
-from medsilo.report.template import HERE, csv_link
+from medsilo.report.template import HERE
 from medsilo.study.scores import SiteTest
 from tests.conftest import make_plan
 from tests.unit.test_report import Page, save, summary_of
@@ -190,12 +187,3 @@ def test_every_section_is_in_the_contents_and_no_link_leads_nowhere(tmp_path: Pa
     assert {one for one in parsed.ids if one.endswith("-title")} - inside == {
         one for one in parsed.ids if re.fullmatch(r"(curve|dots|time).*-title", one)
     }
-
-
-def test_a_table_is_there_as_csv_with_its_intervals() -> None:
-    cells = [{"value": 0.123456, "text": "0.123", "aside": "0.1–0.2"}, {"value": "", "text": "withheld", "aside": ""}]
-    link = csv_link("Table of results", ("Method", ""), ["a, b", ("c", "cases")], [("FedAvg", cells)])
-    file, content = re.search(r'download="([^"]+)" href="data:text/csv;charset=utf-8;base64,([^"]+)"', link).groups()  # type: ignore[union-attr]
-    assert file == "table-of-results.csv"
-    rows = list(csv.reader(StringIO(base64.b64decode(content).decode())))
-    assert rows == [["Method", "a, b", "", "c cases"], ["FedAvg", "0.123456", "0.1–0.2", "withheld"]]

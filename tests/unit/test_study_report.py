@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.results.tables import sure
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.report import study_page
@@ -86,19 +85,16 @@ def test_the_page_says_about_which_method_joining_was_asked(study: Study) -> Non
     assert ["This question was asked before the runs" in note for note in notes] == [True, False]
 
 
-def test_a_site_that_keeps_its_scores_counts_by_its_means_and_the_page_says_so(study: Study, tmp_path: Path) -> None:
-    shutil.copytree(study.folder, tmp_path / "kept")
-    for path in (tmp_path / "kept").glob("*/sites/hospital-b/test.csv"):
-        path.unlink()
-    cells = [Cell(cell.row, cell.seed, cell.plan, tmp_path / "kept" / cell.folder.name) for cell in study.cells]
-    kept = Study(tmp_path / "kept", study.about, cells)
-    before, after = verdict_of(study), kept.conclude([])
-    for mine, theirs in zip(before.rows, after.rows, strict=True):
-        assert theirs.means_only == ["hospital-b"] and mine.means_only == []
-        for part in ("score", "pooled"):
-            assert getattr(theirs, part).mean == pytest.approx(getattr(mine, part).mean)
-    assert "hospital-b keep their cases' scores" in Page(write_study(kept.folder).read_text()).header_text
-    assert "Only means are known of hospital-b" in "\n".join(sure(after))
+def test_a_run_without_its_cases_scores_is_named(study: Study, tmp_path: Path) -> None:
+    shutil.copytree(study.folder / "fedbn-0", tmp_path / "fedbn-0")
+    (tmp_path / "fedbn-0/sites/hospital-b/test.csv").unlink()
+    cells = [
+        Cell(cell.row, cell.seed, cell.plan, tmp_path / "fedbn-0")
+        for cell in study.cells
+        if cell.folder.name == "fedbn-0"
+    ]
+    with pytest.raises(MedsiloError, match="hospital-b in run 'fedbn-0' is missing or damaged: repeat the run"):
+        Study(tmp_path, study.about, cells).conclude([])
 
 
 def test_one_seed_names_nobody(study: Study) -> None:

@@ -99,7 +99,7 @@ def test_the_verdict_corrects_joining_over_all_sites(tmp_path: Path) -> None:
         assert smallest.adjusted == pytest.approx(min(1.0, len(found) * smallest.p))
 
 
-def test_the_declared_endpoint_decides(tmp_path: Path) -> None:
+def test_a_comparison_says_which_gain_it_could_have_seen(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -108,9 +108,6 @@ def test_the_declared_endpoint_decides(tmp_path: Path) -> None:
         return base + gain + random.normal(0, 0.02, 30)
 
     titles, seeds = ["fedavg", "fedbn", "fedper"], [0, 1, 2]
-    verdict = verdict_of(statistics_of(tmp_path, titles, seeds, scores, primary="worst-site"), tmp_path)
-    assert verdict.primary == "worst-site"
-    assert "Better than fedavg in test accuracy at the worst site: fedbn" in verdict.between
     mean = verdict_of(statistics_of(tmp_path, titles, seeds, scores), tmp_path)
     assert mean.could_have_seen and "3 seeds" in mean.could_have_seen.words
 

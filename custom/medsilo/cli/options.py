@@ -19,8 +19,6 @@ from medsilo.core.errors import MedsiloError
 if TYPE_CHECKING:
     from medsilo.site.settings import SiteSettings
 
-PRIMARIES = ("mean", "pooled", "worst-site")
-
 
 # ---------------------------------------------------------------------------------------------------- values
 def row(value: object) -> str:
@@ -149,14 +147,6 @@ Engine = Annotated[
         "ENGINE",
         "simulator, or inprocess: the same numbers in one process, without NVFlare",
         parser=one_of(("simulator", "inprocess")),
-    ),
-]
-Primary = Annotated[
-    Literal["mean", "pooled", "worst-site"],
-    option(
-        "ENDPOINT",
-        f"the question, declared before the runs: {', '.join(PRIMARIES)}; all else is exploratory",
-        parser=one_of(PRIMARIES),
     ),
 ]
 OWN_KIT = "your own kit, from the consortium's lead"

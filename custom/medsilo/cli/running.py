@@ -159,7 +159,6 @@ def compare(
         ),
     ] = None,
     against: Annotated[str | None, option("ROW", "the row that all are compared with (default: fedavg)")] = None,
-    primary: options.Primary = "mean",
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
     at_once: Annotated[int | None, option("N", "runs side by side (default: 2 if they fit)", min=1)] = None,
@@ -193,7 +192,7 @@ def compare(
     about = About(title=title, machine=f"{os.cpu_count()} CPU cores")
     settings = options.settings_of(device, data, site_config, **ALL_MINE)
     show, side_by_side = partial(write_study, out), at_once or most_at_once()
-    study = Study(out, about, cells, against, primary, show, settings, side_by_side, screen.say)
+    study = Study(out, about, cells, against, show, settings, side_by_side, screen.say)
     screen.goes_on = "what is finished is kept, and the same command goes on"
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)

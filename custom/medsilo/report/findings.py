@@ -37,29 +37,21 @@ class Notice:
     text: str
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The answer in one sentence, what qualifies it, and further sentences."""
-
-    headline: str
-    remarks: tuple[str, ...] = ()
-
-
-def answer(runs: Sequence[RunResult]) -> Answer:
+def answer(runs: Sequence[RunResult]) -> str:
     """Return what a run reaches; several are not ranked, since each is one seed."""
     if len(runs) > 1:
-        return Answer(
+        return (
             f"{len(runs)} runs side by side. Each has one seed, and another seed may change their order, so none is "
             "ranked: 'medsilo compare' ranks methods."
         )
     (run,) = runs
     telling = [site for site in run.sites if run.score(site) is not None]
     if run.failed or not telling:
-        return Answer("No site has a test score.")
+        return "No site has a test score."
     over = f"over {len(telling)} sites" if len(telling) > 1 else "at the one site"
-    headline = f"{run.label} reaches a mean test {run.summary.metric} of {number(run.summary.mean_test)} {over}."
-    which = "one seed" if run.summary.seed is None else f"one seed ({run.summary.seed})"
-    return Answer(headline, (f"This is one run with {which}: the result of another seed is not known.",))
+    seed = "one seed" if run.summary.seed is None else f"one seed ({run.summary.seed})"
+    reached = f"a mean test {run.summary.metric} of {number(run.summary.mean_test)}"
+    return f"{run.label} reaches {reached} {over}, with {seed}."
 
 
 def notices(runs: Sequence[RunResult]) -> list[Notice]:
@@ -97,13 +89,10 @@ def limits(runs: Sequence[RunResult]) -> Iterator[str]:
     """Yield what no reader may conclude from this page."""
     if any(run.summary.synthetic for run in runs):
         yield SYNTHETIC
-    if len(runs) == 1:
-        yield "This is a single run with a single seed. Another seed changes every score, by an unknown amount."
-    else:
-        yield (
-            "Each row is a single run with a single seed. Another seed moves every score, and without repeated runs "
-            "nobody can tell a difference between methods from chance."
-        )
+    yield (
+        "Each run has a single seed. Another seed changes every score, by an unknown amount, and without repeated runs "
+        "nobody can tell a difference between methods from chance."
+    )
     yield from limits_of_all(runs)
 
 

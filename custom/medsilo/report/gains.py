@@ -15,7 +15,7 @@ from markupsafe import Markup
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted, is_safe_name
 from medsilo.report.charts import Drawing, marker, ticks
-from medsilo.report.findings import CHOSEN, SYNTHETIC, Answer, learned
+from medsilo.report.findings import CHOSEN, SYNTHETIC, learned
 from medsilo.report.formats import between, bytes_text, number, seconds_text
 from medsilo.report.panels import Subject
 from medsilo.report.read import RunResult, read
@@ -48,7 +48,7 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
         return _of_hospitals(verdict, sites)
     lines = []
     for row in verdict.rows:
-        one = getattr(row.difference, verdict.primary.removesuffix("-site"))
+        one = row.difference.mean
         if row.against and one:
             word = ("surely higher" if one.mean > 0 else "surely lower") if one.sure else "open"
             lines.append(GainLine(row.title, word, word, one))
@@ -134,7 +134,7 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalGain, run: RunResult
         "sheet.html",
         f"Decision sheet for {site}",
         context=f"{verdict.task_title} · {counted(len(verdict.sites), 'hospital')} · {one.method}",
-        answer=Answer(answer(verdict.metric, site, one) + learned([Subject(one.method, [run])])),
+        answer=answer(verdict.metric, site, one) + learned([Subject(one.method, [run])]),
         notices=[],
         facts=dict(_facts(verdict, site, one, run)),
         left=left,

@@ -1,7 +1,6 @@
 """One self-contained HTML page about one or many runs: it opens without a network and prints."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,14 +33,14 @@ def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.T
     """The page as text; it depends on nothing but these."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([run.summary.method in REFERENCES for run in runs])
-    chances, answer = guessing_at(all_sites(runs), runs), findings.answer(runs)
+    chances = guessing_at(all_sites(runs), runs)
     return fill(
         "page.html",
         title,
         single=len(runs) == 1,
         sites=all_sites(runs),
         context=_context(runs),
-        answer=replace(answer, headline=answer.headline + learned(subjects)),
+        answer=findings.answer(runs) + learned(subjects),
         notices=findings.notices(runs),
         results=_results(runs),
         dots=_dots(runs, looks, chances),

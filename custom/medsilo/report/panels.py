@@ -15,7 +15,6 @@ from markupsafe import Markup
 from medsilo.report.formats import MISSING, bytes_text, cell, number, seconds_text
 from medsilo.report.pictures import Dot, dot_chart, dot_ticks, matrix_strip, others
 from medsilo.report.read import OVERLAYS, RunResult, same
-from medsilo.runs.schema import SuperModelFacts
 
 MOST_MATRICES = 6  # of weights by round
 MOST_OVERLAYS = 12_000_000  # characters that the overlays of one page may take
@@ -83,7 +82,7 @@ def _pretrained(facts: dict[str, Any] | None) -> str:
 
 
 def super_models(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """The models that answered for each site's cases, and the scores of the thresholds that were tried."""
+    """The models that answered for each site's cases, and the thresholds that were chosen."""
     panels = []
     for subject in having(subjects, lambda run: run.summary.details.super_model):
         facts = [one for run in subject.runs if (one := run.summary.details.super_model)]
@@ -99,7 +98,7 @@ def super_models(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
                 "tables": [(title, _frequencies(told, names, sites)) for title, told in tables],
                 "kept": [site for site in sites if not all(site in one.agreed for one in facts)],
                 "rule": rule,
-                **_thresholds(subject, facts),
+                "thresholds": [f"{one.threshold:g}" for one in facts if one.threshold is not None],
             }
         )
     return panels
@@ -116,23 +115,6 @@ def _frequencies(
         cells = [_over_seeds(values, "{:.0%}".format) for values in shares]
         rows.append(((site, "" if site in sites else "did not train"), cells))
     return rows
-
-
-def _nearest(gammas: Sequence[float], threshold: float | None) -> int | None:
-    """Return the place of the tried γ that is nearest to the chosen one."""
-    if threshold is None or not gammas:
-        return None
-    return min(range(len(gammas)), key=lambda place: abs(gammas[place] - threshold))
-
-
-def _thresholds(subject: Subject, facts: Sequence[SuperModelFacts]) -> dict[str, Any]:
-    """Return the pooled validation score by γ, a row for each run; nothing for a rule that knows no γ."""
-    rows = []
-    for run, one in zip(subject.runs, facts, strict=True):
-        chosen = _nearest([point[0] for point in one.curve], one.threshold)
-        cells = [cell(score, aside="chosen" if n == chosen else "") for n, (_, _, score) in enumerate(one.curve)]
-        rows.append((f"seed {run.summary.seed}" if subject.several else "Pooled validation score", cells))
-    return {"gammas": [f"{gamma:g}" for gamma, *_ in facts[0].curve], "scores": rows}
 
 
 def harmonised(subjects: Sequence[Subject], most: int | None = None) -> list[dict[str, Any]]:

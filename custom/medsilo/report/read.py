@@ -185,7 +185,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 def _of_cases(folder: Path, summary: Summary) -> dict[str, Any]:
     """Return what is known of a run by its test cases' scores, by each site that leaves them here."""
-    kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")} & summary.told().keys()
+    kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")} & {*summary.telling}
     if not kept:
         return {"overlays": _overlays(folder, {})}
     from medsilo.study.scores import SiteTest

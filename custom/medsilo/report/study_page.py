@@ -11,7 +11,7 @@ from markupsafe import Markup
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import Series, band_of, line_chart, styles, swatch, values_of
-from medsilo.report.findings import REFERENCES, STANDS_OUT, Answer, Notice, guessing_at, learned, provenance
+from medsilo.report.findings import REFERENCES, STANDS_OUT, Notice, guessing_at, learned, provenance
 from medsilo.report.formats import between, cell, number
 from medsilo.report.gains import first_screen
 from medsilo.report.panels import Subject
@@ -24,7 +24,8 @@ from medsilo.runs.schema import Level, PairedDifference, Verdict, VerdictRow
 from medsilo.study.words import points
 
 DARKEST = 0.3  # the gain whose cell is darkest
-ENDPOINTS = {"mean": "Mean over sites", "pooled": "Pooled over cases", "worst-site": "Worst site"}
+TESTED = (("Mean over sites", "declared"), ("p", "after Holm"))  # the question that was declared
+EXPLORED = ("Pooled over cases", "Worst site")
 FEW = 6  # seeds that are named one by one
 Rows = dict[str, list[RunResult]]  # a row's finished runs, by its title
 
@@ -66,11 +67,11 @@ def render(
         verdict=verdict,
         context=_context(verdict),
         first=first_screen(verdict),
-        answer=Answer(verdict.headline + learned(subjects)),
+        answer=verdict.headline + learned(subjects),
         between=[verdict.between] * bool(verdict.first) + [seen.words for seen in [verdict.could_have_seen] if seen],
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
-        difference_heads=_heads(verdict),
+        difference_heads=[*TESTED, *((name, "exploratory") for name in (*EXPLORED, *verdict.sites))],
         tested=[_differences(row, verdict) for row in _tested(verdict)],
         joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
         dots=_dots(verdict, looks, chances),
@@ -118,10 +119,6 @@ def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.cautions}
     notices += [Notice("caution", "Caution", text) for text in sorted(told)]
     notices += [notice for notice in of_runs if notice.word == STANDS_OUT]
-    kept = sorted({site for row in verdict.rows for site in row.means_only})
-    if kept:
-        text = f"{', '.join(kept)} keep their cases' scores: their intervals rest on the seeds alone."
-        notices.append(Notice("caution", "Only means", text))
     return notices + [notice for notice in of_runs if notice.kind == "synthetic"]
 
 
@@ -152,21 +149,12 @@ def _difference(found: PairedDifference | None) -> dict[str, Any]:
 
 def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], list[dict[str, Any]]]:
     found = row.difference
-    by_name = {"mean": found.mean, "pooled": found.pooled, "worst-site": found.worst}
-    primary = by_name.pop(verdict.primary)
     p = cell(None)
-    if primary:
-        p = cell(primary.adjusted, "< 0.001" if primary.adjusted < 0.001 else None)
-    rest = (_difference(one) for one in (*by_name.values(), *(found.sites[site] for site in verdict.sites)))
+    if found.mean:
+        p = cell(found.mean.adjusted, "< 0.001" if found.mean.adjusted < 0.001 else None)
+    rest = (_difference(one) for one in (found.pooled, found.worst, *(found.sites[site] for site in verdict.sites)))
     against = "" if row.against == verdict.against else f"against {row.against}"
-    return (row.title, against), [_difference(primary), p, *rest]
-
-
-def _heads(verdict: Verdict) -> list[tuple[str, str]]:
-    """The columns of the differences: the question that was declared, and what is exploratory."""
-    rest = [name for name in ENDPOINTS if name != verdict.primary]
-    exploratory = [*(ENDPOINTS[name] for name in rest), *verdict.sites]
-    return [(ENDPOINTS[verdict.primary], "declared"), ("p", "after Holm"), *((n, "exploratory") for n in exploratory)]
+    return (row.title, against), [_difference(found.mean), p, *rest]
 
 
 def _gaining(verdict: Verdict) -> list[VerdictRow]:

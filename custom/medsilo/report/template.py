@@ -1,11 +1,8 @@
 """The frame of all pages: one self-contained HTML file that opens without a network, sorts, and prints."""
 
 import base64
-import csv
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,6 @@ from medsilo.report.formats import epsilon, number
 from medsilo.report.read import picture_of
 
 HERE = Path(__file__).parent
-Name = str | tuple[str, ...]  # of a row or column: words, or words and what qualifies them
-Cell = dict[str, Any]
 
 
 def templates_in(*folders: Path) -> Environment:
@@ -36,8 +31,7 @@ def templates_in(*folders: Path) -> Environment:
 def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
     """A page as text; it depends on nothing but its content. folder: where a plug-in's own template lies."""
     environment = templates_in(folder, HERE)
-    environment.filters |= {"score": number, "epsilon": epsilon, "headings": headings, "csv": csv_link, "zip": zip}
-    environment.filters["picture"] = picture_of
+    environment.filters |= {"score": number, "epsilon": epsilon, "headings": headings, "picture": picture_of}
     script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
     return environment.get_template(template).render(
         title=title,
@@ -52,34 +46,6 @@ def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
 def headings(content: str) -> list[tuple[str, Markup]]:
     """Return the anchor and the words of every section's heading, in the page's order."""
     return [(anchor, Markup(words)) for anchor, words in re.findall(r'<h2 id="([\w-]+)">(.*?)</h2>', content)]
-
-
-def csv_link(name: str, head: Name, heads: Sequence[Name], rows: Iterable[tuple[Name, Sequence[Cell]]]) -> Markup:
-    """Return a link that holds a table's values as a CSV file; what is beside a value has a column of its own."""
-    rows = list(rows)
-    beside = [any(cells[n]["aside"] for _, cells in rows) for n in range(len(heads))]
-
-    def line(name: Name, pairs: Iterable[tuple[object, str]]) -> list[object]:
-        told = zip(pairs, beside, strict=True)
-        return [_words(name), *(part for pair, more in told for part in pair[: 1 + more])]
-
-    text = StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(line(head, ((_words(each), "") for each in heads)))
-    writer.writerows(line(name, map(_parts, cells)) for name, cells in rows)
-    content = base64.b64encode(text.getvalue().encode(errors="replace")).decode()
-    file = re.sub(r"\W+", "-", name.lower()).strip("-")
-    link = '<p class="data screen"><a download="{}.csv" href="data:text/csv;charset=utf-8;base64,{}">{} (CSV)</a></p>'
-    return Markup(link).format(file, content, name)
-
-
-def _words(name: Name) -> str:
-    return name if isinstance(name, str) else " ".join(filter(None, name))
-
-
-def _parts(cell: Cell) -> tuple[object, str]:
-    """Return a cell's value, or its words where it has none, and what is beside it."""
-    return (cell["value"] if cell["value"] != "" else cell["text"]), cell["aside"]
 
 
 def script_hash(script: str) -> str:

@@ -478,10 +478,10 @@ class Summary(RecordPart):
         tested = result.test.get("cases") if result.test is not None else None
         return (result.cases or {}).get("test") if tested is None else int(tested)
 
-    def told(self) -> dict[str, tuple[float, int]]:
-        """Return score and test cases of every site that trains and tells them."""
-        known = {site: (self.score(site), self.test_cases(site) or 0) for site in self.sites}
-        return {site: (score, cases) for site, (score, cases) in known.items() if score is not None}
+    @property
+    def telling(self) -> list[str]:
+        """Return the sites that train and tell their test score."""
+        return [site for site in self.sites if self.score(site) is not None]
 
     def as_json(self) -> dict[str, Any]:
         """Return the values as they stand in the file; of the details, those that there are."""
@@ -561,9 +561,7 @@ class HospitalGain(RecordPart):
     )
     method: Text = Field(description="the row whose gain it is")
     gain: PairedDifference = Field(description="that row's model minus the one that the site trains alone")
-    patients: Count | None = Field(
-        None, description="those of the test cases; `null` where the site keeps their scores"
-    )
+    patients: Count | None = Field(None, description="those of the test cases")
     needed: Count | None = Field(
         None, description="test patients, or seeds, with which four of five such studies would find the gain, if known"
     )
@@ -578,7 +576,6 @@ class VerdictRow(RecordPart):
     seeds: list[Seed] = Field([], description="seeds with a finished run")
     score: Level | None = Field(None, description="mean test score over sites, see below")
     pooled: Level | None = Field(None, description="the same over all cases")
-    worst: Level | None = Field(None, description="the same at the site with the lowest score")
     sites: dict[str, Level | None] = Field({}, description="the same at each site")
     against: Text | None = Field(None, description="the row that this one is compared with; `null` if there is none")
     unlike: Text | None = Field(
@@ -590,7 +587,6 @@ class VerdictRow(RecordPart):
     joining: dict[str, PairedDifference | None] = Field(
         {}, description="site → this method's model minus the one that the site trains alone"
     )
-    means_only: list[str] = Field([], description="sites that keep their cases' scores, so that only means are known")
 
 
 class About(RecordPart):
@@ -640,11 +636,6 @@ class Verdict(RecordPart):
     sites: list[str] = Field(description="the sites with a score")
     level: Share = Field(description="how sure the intervals are, 0.95")
     against: Text | None = Field(None, description="the row that all are compared with")
-    primary: Literal["mean", "pooled", "worst-site"] = Field(
-        "mean",
-        description="what was declared before as the question to be answered: the score's mean over sites or over all "
-        "cases, or the worst site's score. All else is exploratory",
-    )
     could_have_seen: DetectableGain | None = Field(
         None, description="the gain that would have been found, see below; `null` with one seed"
     )

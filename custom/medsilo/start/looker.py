@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.core.files import dump_yaml, load_yaml, write_text
 from medsilo.flare.jobs import PLAN, write_job
 from medsilo.plan import Plan, parse_plan
@@ -50,25 +50,12 @@ class Folder:
     device: str | None  # one that was asked for
 
 
-@dataclass(frozen=True)
-class Looker:
-    """Knows one kind of folder. It is an entry point `medsilo.lookers`; that of images is asked last.
-
-    >>> from medsilo.extend import Looker
-    >>> Looker(lambda folder: None).look(None) is None
-    True
-    """
-
-    look: Callable[[Folder], Sight | None]  # opens some files and chooses; None for a folder of another kind
-
-
 def first_sight(folder: Folder) -> Sight:
-    """Open some of a folder's files, and choose."""
-    for name in sorted(LOOKERS, key=lambda name: name == "images"):
-        looker: Looker = LOOKERS[name]
-        if (sight := looker.look(folder)) is not None:
+    """Open some of a folder's files, and choose; a folder that no entry point `medsilo.lookers` knows has images."""
+    for name in LOOKERS:
+        if (sight := LOOKERS[name](folder)) is not None:
             return sight
-    raise DataError("no plug-in knows this folder; install medsilo again, whose own looker of images is missing")
+    return look(folder)
 
 
 def look(folder: Folder) -> Sight:
@@ -77,8 +64,6 @@ def look(folder: Folder) -> Sight:
     choices = choose(looks, looks.layout.hospitals or (folder.site,), folder.machine(), folder.device)
     return Sight(looks.found, bool(looks.layout.hospitals), choices)
 
-
-LOOKER = Looker(look)
 
 SHOWN = (
     "task.signals",

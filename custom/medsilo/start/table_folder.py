@@ -26,7 +26,7 @@ from medsilo.start.choices import (
     trained_of,
 )
 from medsilo.start.folder_layout import items_of
-from medsilo.start.looker import Folder, Looker, Sight
+from medsilo.start.looker import Folder, Sight
 from medsilo.tasks.listing import OTHER_NAMES, TABLE, files_below
 from medsilo.tasks.own.columns import as_level, as_number, as_written
 from medsilo.tasks.sheet import ENDINGS, MOST_LINES, first_lines
@@ -433,6 +433,3 @@ def look(folder: Folder) -> Sight | None:
     place = folder.path.parent if folder.path.is_file() else folder.path
     looks = look_at_tables(place, tables, folder.site)
     return Sight(found_lines(looks), len(looks.sites) > 1, choose_tables(looks, folder.device))
-
-
-LOOKER = Looker(look)

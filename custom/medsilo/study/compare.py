@@ -33,7 +33,6 @@ from medsilo.study.cells import (
     run_cell,
     with_local_pairs,
 )
-from medsilo.study.evidence import Endpoint
 from medsilo.study.verdict import Statistics, chosen_baseline
 
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
@@ -57,7 +56,6 @@ class Study:
     about: About
     cells: Sequence[Cell]
     against: str | None = None  # the row that all are held against; by default FedAvg's
-    primary: Endpoint = "mean"  # the question that was declared before
     show: Callable[[], object] = lambda: None  # writes the page, after each run
     settings: SiteSettings = field(default_factory=SiteSettings)
     at_once: int = 1  # cells side by side
@@ -177,7 +175,7 @@ class Study:
             for cell in self.cells
             if cell.summary()
         ]
-        verdict = Statistics(self.cells, self.against, self.primary, self.planned).verdict(about, runs)
+        verdict = Statistics(self.cells, self.against, self.planned).verdict(about, runs)
         if len(runs) + len(failures) < len(self.cells):
             verdict = verdict.changed(
                 headline=f"So far, with {len(runs)} of {len(self.cells)} runs: {verdict.headline}"

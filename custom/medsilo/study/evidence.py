@@ -36,7 +36,6 @@ class Scores:
 
     values: np.ndarray
     patients: np.ndarray
-    summed_up: int | None = None  # the cases that one value stands for, where a site keeps its cases' scores
 
     def __post_init__(self) -> None:
         if len(self.values) != len(self.patients) or not len(self.values):
@@ -44,16 +43,12 @@ class Scores:
 
     @property
     def cases(self) -> int:
-        return len(self.values) if self.summed_up is None else self.summed_up
+        return len(self.values)
 
     @property
     def people(self) -> int:
         """The number of patients."""
         return int(self.patients.max()) + 1
-
-    def as_mean(self) -> "Scores":
-        """All that is known of a site that keeps its cases' scores: their mean."""
-        return Scores(self.values.mean(keepdims=True), np.zeros(1, dtype=int), self.cases)
 
 
 Study = Sequence[Mapping[str, Scores]]  # for every seed: scores by site
@@ -96,10 +91,6 @@ def joined(folds: Sequence[Scores]) -> Scores:
     """Return the scores of a seed's folds as those of one test. Nobody is tested twice, so no patient is in two."""
     if len(folds) == 1:
         return folds[0]
-    if any(own.summed_up is not None for own in folds):
-        cases = [own.cases for own in folds]
-        mean = np.average([own.values.mean() for own in folds], weights=cases)
-        return Scores(np.array([mean]), np.zeros(1, dtype=int), sum(cases))
     starts = np.cumsum([0, *(own.people for own in folds)])
     patients = [own.patients + start for own, start in zip(folds, starts, strict=False)]
     return Scores(np.concatenate([own.values for own in folds]), np.concatenate(patients))
@@ -124,7 +115,7 @@ def compare(
     study. It is never smaller than rounding alone makes it (`_rounding`). Each has a Student's t of its own; the
     interval reaches as far as their mean, weighted by the variances (Cochran and Cox 1950): with few seeds that errs to
     the side of caution. With one seed only the patients count. Where each site is one person, these take the patients'
-    place. A site that keeps its cases' scores brings its mean: then the patients' part is missing.
+    place.
     error: how often the interval may miss, less where there are more looks.
     """
     if len(method) != len(baseline) or not method:
@@ -138,7 +129,9 @@ def compare(
         a, b = (share[:, column] for share in shares)
         if not (a.any() or b.any()):
             continue
-        pairs = [_paired(*pair) for pair in zip(mine, theirs, strict=True)]
+        pairs = list(zip(mine, theirs, strict=True))
+        if not all(np.array_equal(x.patients, y.patients) for x, y in pairs):
+            raise ValueError("the two methods were not tested on the same cases")
         ways.append([w * x.values.mean() - v * y.values.mean() for w, v, (x, y) in zip(a, b, pairs, strict=True)])
         by_seed += ways[-1]
         used.append(column)
@@ -194,8 +187,6 @@ def _of_site(pairs: Sequence[tuple[Scores, Scores]], a: np.ndarray, b: np.ndarra
     """
     moves = [w * _moves(x) - v * _moves(y) for w, v, (x, y) in zip(a, b, pairs, strict=True)]
     patients = min(map(len, moves))
-    if pairs[0][0].summed_up is not None:
-        return _OfSite(0.0, 0, 0.0)
     square = float(np.maximum(a, b).mean()) ** 2
     if patients < 2:
         return _OfSite(0.0, patients, square)
@@ -220,14 +211,13 @@ def _of_patients(sites: Sequence[_OfSite]) -> Variance:
     others' variance with one degree. In simulations 95 % intervals then cover at least 93 % even where such a site
     differs more than the others.
     """
-    degrees = sum(max(site.patients - 1, 0) for site in sites)
+    degrees = sum(site.patients - 1 for site in sites)
     if not degrees:
         return NOTHING
-    together = sum(site.variance * max(site.patients - 1, 0) for site in sites) / degrees
+    together = sum(site.variance * (site.patients - 1) for site in sites) / degrees
     parts = [
         Variance(max(site.variance, together) * site.square / site.patients, max(site.patients - 1, 1))
         for site in sites
-        if site.patients
     ]
     return _together(parts) if any(part.variance for part in parts) else Variance(0.0, degrees)
 
@@ -248,11 +238,8 @@ def _together(parts: Sequence[Variance]) -> Variance:
 def _rounding(scores: Sequence[Scores]) -> float:
     """The variance of a difference of two means that comes from their steps alone, such as 1 / cases with accuracy."""
     cases = min(own.cases for own in scores)
-    if any(own.summed_up is not None for own in scores):
-        step = 1.0
-    else:
-        steps = np.diff(np.unique(np.concatenate([own.values for own in scores])))
-        step = float(steps.min()) if len(steps) else 0.0
+    steps = np.diff(np.unique(np.concatenate([own.values for own in scores])))
+    step = float(steps.min()) if len(steps) else 0.0
     return 2 * (step / cases) ** 2 / 12
 
 
@@ -286,11 +273,8 @@ def _p_value(errors: float, parts: Sequence[Variance]) -> float:
 def level(method: Study, sites: Sequence[str] | None = None, *, endpoint: Endpoint = "mean") -> Difference:
     """A method's own score with its interval: its difference from nothing."""
     nothing = [
-        {site: Scores(np.zeros_like(own.values), own.patients, own.summed_up) for site, own in study.items()}
-        for study in method
+        {site: Scores(np.zeros_like(own.values), own.patients) for site, own in study.items()} for study in method
     ]
-    if endpoint == "worst-site":
-        sites, endpoint = [worst_site(method, sites)], "mean"
     return compare(method, nothing, sites, endpoint=endpoint)
 
 
@@ -303,7 +287,7 @@ def interval(scores: Scores) -> Interval | None:
     one patient are alike by 0.6.
     """
     moves, cases = _moves(scores), len(scores.values)
-    if len(moves) < 2 or scores.summed_up is not None:
+    if len(moves) < 2:
         return None
     mean, spread = float(scores.values.mean()), float(scores.values.var())
     design = 1 + AKIN * (float((np.bincount(scores.patients) ** 2).sum()) / cases - 1)
@@ -337,15 +321,6 @@ def _wilson(mean: float, number: float, degrees: int) -> Interval:
     middle = (mean * number + square / 2) / (number + square)
     reach = math.sqrt(square * (number * mean * (1 - mean) + square / 4)) / (number + square)
     return max(middle - reach, 0.0), min(middle + reach, 1.0)
-
-
-def _paired(mine: Scores, theirs: Scores) -> tuple[Scores, Scores]:
-    """The scores of both on the same cases, or their means where a site keeps them."""
-    if mine.summed_up is not None or theirs.summed_up is not None:
-        mine, theirs = mine.as_mean(), theirs.as_mean()
-    if mine.cases != theirs.cases or not np.array_equal(mine.patients, theirs.patients):
-        raise ValueError("the two methods were not tested on the same cases")
-    return mine, theirs
 
 
 def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:

@@ -1,6 +1,6 @@
 """The scores of a finished run's test cases, as they lie in its folder."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -35,7 +35,7 @@ class SiteTest:
             return cls(metric, scores, measures, numbers)
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise MedsiloError(
-                f"{CASES} of {site} in run '{run.resolve().name}' is damaged: repeat the run", str(error)
+                f"{CASES} of {site} in run '{run.resolve().name}' is missing or damaged: repeat the run", str(error)
             ) from error
 
     @property
@@ -64,17 +64,6 @@ class SiteTest:
         ordered = np.sort(self.scores.values)
         places = {"worst": 0, "median": len(ordered) // 2, "best": len(ordered) - 1}
         return {which: float(ordered[place]) for which, place in places.items()}
-
-
-def scores_in(run: Path, metric: str, tests: Mapping[str, tuple[float, int]]) -> dict[str, Scores]:
-    """By site: every test case's score, or only their mean, as told, where the site keeps them."""
-    found = {}
-    for site, (score, cases) in tests.items():
-        if (site_folder(run, site) / CASES).exists():
-            found[site] = SiteTest.read(run, site, metric).scores
-        else:
-            found[site] = Scores(np.array([score]), np.zeros(1, dtype=int), cases)
-    return found
 
 
 def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures]) -> Interval | None:

@@ -38,7 +38,7 @@ from medsilo.study.evidence import (
     seeds_of,
     sensitivity,
 )
-from medsilo.study.scores import scores_in
+from medsilo.study.scores import SiteTest
 from medsilo.study.words import in_patients, in_points, points
 
 DEFAULT = "fedavg"
@@ -47,11 +47,7 @@ LIKELY = 0.2  # p-value below which a gain is promising
 SEEDS = 3  # with which training's luck is known well enough to say anything
 Word = Literal["worth it", "promising", "no gain", "too few patients", "too few seeds"]
 Seeds = dict[int, dict[str, Scores]]  # by seed, by site
-ENDPOINTS: Mapping[Endpoint, str] = {
-    "mean": "in mean test {metric}",
-    "pooled": "in test {metric} pooled over cases",
-    "worst-site": "in test {metric} at the worst site",
-}
+ENDPOINTS: tuple[Endpoint, ...] = ("mean", "pooled", "worst-site")  # the first is asked; the others explore
 
 
 def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
@@ -65,14 +61,11 @@ def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
 class Statistics:
     """The statistics of a comparison's finished cells."""
 
-    def __init__(
-        self, cells: Sequence[Cell], against: str | None, primary: Endpoint = "mean", planned: int | None = None
-    ) -> None:
+    def __init__(self, cells: Sequence[Cell], against: str | None, planned: int | None = None) -> None:
         """planned: the seeds that there will be at most, where the answer may come before."""
-        self.primary: Endpoint = primary
         self.planned = planned
         self.plan = cells[0].plan
-        self.where = ENDPOINTS[primary].format(metric=self.plan.task.goal.metric)
+        self.where = f"in mean test {self.plan.task.goal.metric}"
         self.cells = {(cell.row, cell.seed): cell for cell in cells}  # of folds the last: they are alike but for it
         self.rows = list(dict.fromkeys(cell.row for cell in cells))
         self.found: dict[Row, Seeds] = {row: {} for row in self.rows}
@@ -93,11 +86,10 @@ class Statistics:
         at_site = {site: _tested(self._differences(self.base, [site]), self._error) for site in sites}
         found_at = {site: self._differences(self.alone, [site]) for site in sites}
         first, joining = self._first(), self._joined(found_at)
-        between = self.sentence(differences[self.primary])
-        seen = sensitivity([one for row, one in found[self.primary].items() if row.federated])
+        between = self.sentence(differences["mean"])
+        seen = sensitivity([one for row, one in found["mean"].items() if row.federated])
         rows = []
         for row in self.rows:
-            means_only = {s for own in self.found[row].values() for s in own if own[s].summed_up is not None}
             entry = VerdictRow(
                 title=row.title,
                 method=row.method or self._plan(row).algorithm.name,
@@ -105,7 +97,6 @@ class Statistics:
                 seeds=sorted(self.found[row]),
                 score=self._score(row),
                 pooled=self._score(row, endpoint="pooled"),
-                worst=self._score(row, endpoint="worst-site"),
                 sites={site: self._score(row, [site]) for site in sites},
                 against=base.title if (base := self.base[row]) else None,
                 unlike=self._unlike(row, base) if base else None,
@@ -116,7 +107,6 @@ class Statistics:
                     sites={site: at_site[site].get(row) for site in sites},
                 ),
                 joining={site: joining[site].get(row) for site in sites},
-                means_only=sorted(means_only),
             )
             rows.append(entry)
         return Verdict(
@@ -131,7 +121,6 @@ class Statistics:
             level=LEVEL,
             single=[site for site in sites if self._is_one_patient(site)],
             against=self.against,
-            primary=self.primary,
             could_have_seen=seen,
             headline=self._whether_joining_pays(first) or between,
             between=between,
@@ -152,7 +141,7 @@ class Statistics:
 
     def _is_one_patient(self, site: str) -> bool:
         known = [scores[site] for seeds in self.found.values() for scores in seeds.values() if site in scores]
-        return all(own.summed_up is None and not own.patients.any() for own in known)
+        return not any(own.patients.any() for own in known)
 
     # ------------------------------------------------------------------ what is held against what
     def _kin(self, row: Row, is_base: Callable[[Row], bool]) -> Row | None:
@@ -236,7 +225,7 @@ class Statistics:
 
     def _first(self) -> PairedDifference | None:
         """Return the answer to the first question, over all sites: one test, so nothing is to be corrected."""
-        found = self._differences(self.alone, endpoint=self.primary).get(self._declared) if self._declared else None
+        found = self._differences(self.alone).get(self._declared) if self._declared else None
         return _tested({"first": found}, self._error)["first"] if found else None
 
     def _joined(self, found_at: Mapping[str, Mapping[Row, Difference]]) -> dict[str, dict[Row, PairedDifference]]:
@@ -256,9 +245,8 @@ class Statistics:
             return None
         row = min(asked, key=lambda each: (asked[each].adjusted, -asked[each].mean))
         gain, found = asked[row], found_at[site][row]
-        own = next(scores[site] for scores in self.found[row].values())
-        patients = None if own.summed_up is not None else own.people
-        what, number = needed(found, patients or 0, max(gain.mean, LITTLE), self._error / len(found_at))
+        patients = next(scores[site] for scores in self.found[row].values()).people
+        what, number = needed(found, patients, max(gain.mean, LITTLE), self._error / len(found_at))
         word: Word = "too few seeds" if what == "seeds" else "too few patients"
         if gain.sure and gain.mean > 0:
             word, number = "worth it", None
@@ -307,7 +295,7 @@ class Statistics:
             )
         listed = "; ".join(f"{row.title} by {in_points(held[row])}" for row in ahead)
         text = f"Better than {self.against} {self.where}: {listed}.{rest}"
-        rivals = {row: self._difference(ahead[0], row, endpoint=self.primary) for row in held if row != ahead[0]}
+        rivals = {row: self._difference(ahead[0], row) for row in held if row != ahead[0]}
         tested = _tested({row: difference for row, difference in rivals.items() if difference})
         if sum(one.sure and one.mean > 0 for one in tested.values()) < len(rivals):
             return f"{text} {ahead[0].title} is not surely better than every other, so none is named the best."
@@ -336,7 +324,7 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
         summary = cell.summary()
         if summary is None:
             return None
-        found.append(scores_in(cell.folder, summary.metric, summary.told()))
+        found.append({site: SiteTest.read(cell.folder, site, summary.metric).scores for site in summary.telling})
     sites = [site for site in found[0] if all(site in scores for scores in found)]
     return {site: joined([scores[site] for scores in found]) for site in sites}
 
