@@ -64,7 +64,7 @@ def test_the_noise_on_counts_has_the_scale_of_its_account_and_is_drawn_once(tmp_
     scale = own.counting.scale
     assert scale == pytest.approx(1 / 0.4)
     q = math.exp(-1 / scale)
-    assert np.std(found) == pytest.approx(math.sqrt(2 * q) / (1 - q), rel=0.08)
+    assert np.std(found) == pytest.approx(math.sqrt(2 * q) / (1 - q), rel=0.14)  # five times its own deviation
     assert abs(np.mean(found)) < 0.4
 
 
