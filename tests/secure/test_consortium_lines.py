@@ -134,7 +134,7 @@ def test_eight_hospitals_over_lines_as_they_are(eight: Consortium, tmp_path: Pat
     plain = median(line.seconds for line in rounds[1:PLAIN])
     many, undisturbed = ROUNDS - PLAIN - 1, median(line.seconds for line in rounds[PLAIN + 1 :])
     cut = sum(seconds for _, _, seconds, _ in CUTS)
-    alone, beside = (seconds * LINE.rate / a_round for seconds in (undisturbed, plain))
+    alone = undisturbed * LINE.rate / a_round
     all_rounds = (took - cut) / (undisturbed * many)
     print(
         f"{took:.0f} s for {many} rounds, {cut:.0f} of them cut; undisturbed, a round takes {undisturbed:.1f} s, "
@@ -143,5 +143,5 @@ def test_eight_hospitals_over_lines_as_they_are(eight: Consortium, tmp_path: Pat
         f"{watch.longest:.0f} s at most"
     )
     assert watch.longest < HANG
-    assert alone < 1.12 + beside  # a small model: a round's own seconds beside 15 of its bytes
+    assert alone < 1.15  # on an idle machine: a round's own seconds stand beside 15 of its bytes
     assert all_rounds < 1.15 and max(moved) < 1.06 * a_round * many

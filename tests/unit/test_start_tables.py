@@ -91,6 +91,16 @@ def test_a_column_deals_hospitals_and_small_ones_are_only_tested(tmp_path: Path)
     assert {site: own[0].value for site, own in draft.sites.items()} == {"b": [0.44, 0.28, 0.28]}
 
 
+def test_a_hospital_may_have_one_class_of_what_others_learn(tmp_path: Path) -> None:
+    for site, classes in (("a", 2), ("healthy", 1)):
+        write(tmp_path / f"{site}.csv", ["age", "dose", "outcome"], [[n % 50, n % 7, n % classes] for n in range(60)])
+    task = nested(drafted(tmp_path).plan)
+    assert task["task"]["labels"] == ["no", "yes"] and task["participation"]["sites"] == ["a", "healthy"]
+    (tmp_path / "a.csv").unlink()
+    with pytest.raises(DataError, match="one value at most"):
+        drafted(tmp_path)
+
+
 def test_tables_of_other_programs_are_read_alike(tmp_path: Path) -> None:
     lines = [["anna", 1.5, "ä"], ["bert", 2.5, "ö"]]
     csv_file = write(tmp_path / "a.csv", ["who", "dose", "kind"], lines)

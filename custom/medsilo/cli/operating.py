@@ -10,6 +10,7 @@ import typer
 from medsilo.cli import options
 from medsilo.cli.options import option, several
 from medsilo.cli.show import Screen
+from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 
 MOST_NAMED = 3  # runs in the title of a page
@@ -40,6 +41,8 @@ def report(
 
     found = [run for folder in runs for run in runs_within(folder)]
     compared = len(runs) == 1 and (runs[0] / paths.VERDICT).exists()
+    if hospitals and not compared:
+        raise MedsiloError("--hospitals is for the folder of one comparison (medsilo compare -o)", str(runs[0]))
     if compared:
         written = write_study(runs[0], out, statistics=statistics)
     else:

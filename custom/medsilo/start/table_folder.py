@@ -236,8 +236,11 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
     targets = {site: table.target for site, table in tables.items()}
     if all(survivals.values()) and not all(targets.values()):
         return "survival", {site: found for site, found in survivals.items() if found}
+    targets = {site: targets[site] or table.event for site, table in tables.items()}
+    learned = sorted(filter(None, targets.values()))
     for site, table in tables.items():
-        targets[site] = targets[site] or table.event
+        # What others learn has one value at a hospital of, say, healthy people.
+        targets[site] = targets[site] or next((name for name in learned if name in table.cells), None)
         if targets[site] is None:
             if named := table.called(TARGETS):
                 raise DataError(
