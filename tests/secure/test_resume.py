@@ -19,6 +19,7 @@ from tests.secure.test_mutual_tls import gathered
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 TWO = SITES[:2]
+OF_JOB = "client.worker_process"  # in the command line of a hospital's process of a job
 
 
 def ended(kit: Path, job: str, within: float = 240) -> str:
@@ -106,9 +107,8 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
 
 def start_slowly(pair: Consortium, hospital: str) -> None:
     """Hold the process of a hospital's next job for some seconds, in which the server's could end."""
-    word = "client.worker_process"
-    wait_until(lambda: bool(pair.family(hospital, word)), 120, "the job's process", every=0.05)
-    (process,) = pair.family(hospital, word)
+    wait_until(lambda: bool(pair.family(hospital, OF_JOB)), 120, "the job's process", every=0.05)
+    (process,) = pair.family(hospital, OF_JOB)
     process.suspend()
     time.sleep(15)
     process.resume()
@@ -131,6 +131,7 @@ def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
     process.kill()  # before it has told its end
     assert ended(kit, job) in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION")
     capsys.readouterr()
+    wait_until(lambda: not pair.family(TWO[0], OF_JOB), 120, "the end of the first job's process")
     late = threading.Thread(target=start_slowly, args=(pair, TWO[0]))
     late.start()
     assert cli.main(["resume", job, "--kit", str(kit)]) == 0

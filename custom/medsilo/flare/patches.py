@@ -427,6 +427,11 @@ class AskedPiece:
             cell.fire_and_forget(OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC, source, message, optional=True)
 
 
+def has_stopped(cell: Cell) -> bool:
+    """Return whether a cell sends nothing any more."""
+    return cell.core_cell.asked_to_stop
+
+
 def no_more() -> Message:
     """Return the word that there are no more pieces."""
     return make_reply(ReturnCode.OK, body={_PropKey.STATUS: ProduceRC.EOF})

@@ -43,6 +43,7 @@ from medsilo.flare.patches import (
     AskedPiece,
     asked_for,
     end_reply,
+    has_stopped,
     no_more,
     pieces_in,
     ping,
@@ -378,7 +379,7 @@ class _Wanted:
 
     def _is_over(self) -> bool:
         aborted = self.request.get("abort_signal")
-        ended = self.own.ended or bool(aborted and aborted.triggered)
+        ended = self.own.ended or has_stopped(self.cell) or bool(aborted and aborted.triggered)
         return ended or monotonic() - self.begun > self.patience.silence
 
     def _may_come(self) -> bool:
