@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -153,8 +153,12 @@ class Consortium:
     def family(self, party: str, word: str = "") -> list[psutil.Process]:
         """A party's processes, children first; or those of them with a word in their command line."""
         parent = psutil.Process(self.processes[party].pid)
-        members = [*parent.children(recursive=True), parent]
-        return [member for member in members if any(word in part for part in member.cmdline())]
+        found = []
+        for member in (*parent.children(recursive=True), parent):
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                if any(word in part for part in member.cmdline()):
+                    found.append(member)
+        return found
 
     def kill(self, party: str) -> None:
         """End all processes of a party at once, as a power cut does."""
