@@ -544,9 +544,12 @@ def pieces(module: Any) -> None:
 def fobs(module: Any) -> None:
     """Decomposers are kept by their class's name, and handlers by the number of their part of a message."""
     decomposer = import_module(f"{MODULES}.app_opt.pt.decomposers").TensorDecomposer()
+    before = module._decomposers.pop("torch.Tensor", None)  # it may be NVFlare's guess, which `register` leaves there
     module.register(decomposer)
     assert module.get_class_name(decomposer.supported_type()) == "torch.Tensor" in module._decomposers
     assert set(decomposer.supported_dots()) <= module._dot_handlers.keys()
+    if before:
+        module._decomposers["torch.Tensor"] = before
 
 
 @relies("fuel.utils.class_loader", "get_class_name")
