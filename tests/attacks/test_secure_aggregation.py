@@ -257,7 +257,7 @@ def test_a_server_that_sends_other_models_as_sums_that_were_sealed(
     first = dict[str, bytes]()
 
     def given(server: Liar, phase: Phase) -> bytes:
-        return first.setdefault("given", SealedServer._given(server, phase))  # of round 1, and for ever
+        return first.setdefault("given", SealedServer._given(server, phase))  # what round 1 had, in all rounds
 
     monkeypatch.setattr(liar, "_given", given, raising=False)
 

@@ -226,6 +226,33 @@ def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch
     assert torch.equal(to_parcel(cells.got[-1]).groups["model"]["w"], few.groups["model"]["w"])
 
 
+def test_a_site_that_never_says_that_there_are_no_more_costs_one_thread(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next answer waits until it has said so of the last one."""
+    produced, says = _Pieces.produce, threading.Event()
+
+    def produce(self: _Pieces, state: dict, requester: str) -> Any:
+        found = produced(self, state, requester)
+        assert found[0] == ProduceRC.OK or says.wait(60)
+        return found
+
+    monkeypatch.setattr(_Pieces, "produce", produce)
+    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, 40_000))
+    for cell in (cells.job, cells.site):
+        PatientRequests(cell, GRANTED)
+    few = Parcel({"model": {"w": torch.randn(30_000)}}, {"task": "round"})
+    assert cells.send(answer_of(few), timeout=60) == ReturnCode.OK
+    codes: list[str] = []
+    next_one = threading.Thread(target=lambda: codes.append(cells.send(answer_of(few), timeout=60)))
+    next_one.start()
+    next_one.join(3.0)
+    assert codes == []
+    says.set()
+    next_one.join(60)
+    assert codes == [ReturnCode.OK] and len(cells.got) == 2
+
+
 def test_a_quick_line_carries_several_pieces_in_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reply costs both ends the same work, which was half of a large round."""
     given: list[int] = []

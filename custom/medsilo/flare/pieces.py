@@ -416,6 +416,7 @@ class PatientRequests:
         reply_once(cell, f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}")
         self.fetchers = ThreadPoolExecutor(256, "pieces")  # nearly all that one does is wait
         self.lines: defaultdict[str, Pace] = defaultdict(Pace)  # by who has the tensors
+        self.told = set[str]()  # senders that are told that all has come; for one that does not hear it, the next waits
 
     def request(self, *given: Any, **asked: Any) -> Message:
         """Send a request and return the reply, in the place of NVFlare's cell."""
@@ -434,7 +435,9 @@ class PatientRequests:
         if own is None:  # not in pieces of ours
             return self._patiently(_OnTheirWay(), request=request, **asked)
         coming, together = own.coming.pop(piece.number, (None, 1))
-        if not coming and piece.number == own.there:  # its sender drops them only then: it could not send one again
+        source = str(asked["target"])
+        if not coming and piece.number == own.there and source not in self.told:
+            self.told.add(source)
             Thread(target=self._tell_end, args=(piece, request), kwargs=asked, daemon=True).start()
             return no_more()
         if piece.number == 0:  # how many there are nobody knows yet
@@ -446,9 +449,13 @@ class PatientRequests:
         return reply
 
     def _tell_end(self, piece: AskedPiece, request: Message, **asked: Any) -> None:
-        """Tell who has the tensors that all have come, while whoever waits for them goes on."""
-        with suppress(RuntimeError):  # the cell has stopped
-            piece.confirm(self.cell, self._patiently(_OnTheirWay(), request=request, **asked), asked["target"])
+        """Tell the sender that all pieces have come; the receiver does not wait. Only then it drops them, as it could
+        not send one again."""
+        try:
+            with suppress(RuntimeError):  # the cell has stopped
+                piece.confirm(self.cell, self._patiently(_OnTheirWay(), request=request, **asked), asked["target"])
+        finally:
+            self.told.discard(str(asked["target"]))
 
     def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, after: int, there: int, asked: dict[str, Any]) -> None:
         """Ask for as many of the next pieces as the line has room for."""
