@@ -17,7 +17,7 @@ import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, sweep, write_json, write_text
-from medsilo.core.spill import TYPES, stored
+from medsilo.core.spill import MOST_FILES, TYPES, _File, stored, stretches_of
 from medsilo.core.text import is_safe_name
 from medsilo.runs.record import Record
 
@@ -93,6 +93,35 @@ def test_tensors_on_the_disk_are_written_like_those_in_memory(tmp_path: Path) ->
     assert (tmp_path / "stored").read_bytes() == (tmp_path / "plain").read_bytes()
     assert_same(load_tensors(tmp_path / "stored")[0], {**vectors, "c": torch.tensor(7)})
     assert listed(tmp_path) == ["plain", "stored"]  # the spill has no name
+
+
+def test_a_file_is_handed_on_when_nobody_reads_it_any_more_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_File, "spare", [])
+
+    def file_of(tensor: torch.Tensor) -> int:
+        [(content, _, _)] = stretches_of([tensor])
+        return content.file.number
+
+    (one,) = stored([torch.arange(1000)])
+    number = file_of(one)
+    part = one[500:]
+    del one
+    (other,) = stored([torch.zeros(1000, dtype=torch.int64)])  # the part is still read
+    assert file_of(other) != number and torch.equal(part, torch.arange(500, 1000))
+    del part
+    (third,) = stored([torch.full((10,), 7)])
+    assert file_of(third) == number and third.tolist() == [7] * 10 and not other.any()
+
+
+def test_files_that_nobody_reads_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_File, "spare", [])
+    monkeypatch.setattr("medsilo.core.spill.MOST_SPARE", 20_000)
+    rows = [stored([torch.zeros(1000, dtype=torch.int64)]) for _ in range(30)]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    rows.clear()
+    kept = sum(os.fstat(number).st_size for number in _File.spare)
+    assert kept <= 20_000 and len(_File.spare) <= MOST_FILES
+    assert len(list(Path("/proc/self/fd").iterdir())) < before
 
 
 def test_tensors_that_share_memory_or_are_parts_of_others(tmp_path: Path) -> None:

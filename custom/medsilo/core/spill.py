@@ -5,8 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import FileIO
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
@@ -16,6 +15,7 @@ from medsilo.core.errors import MedsiloError
 
 ALIGNED = 64  # bytes
 AT_ONCE = 1000  # parts that the system takes in one call
+MOST_SPARE, MOST_FILES = 1 << 30, 16  # bytes and number of files that nobody reads, kept for the next
 Buffer = bytes | memoryview
 # What safetensors calls the types of numbers.
 TYPES = {
@@ -32,19 +32,43 @@ TYPES = {
 }
 
 
+class _File:
+    """A file without a name. It is handed on when nobody reads it any more: the system then has no new memory to find
+    for the next, which is a tenth of a round of 29 M parameters.
+    """
+
+    spare: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        try:
+            self.number = self.spare.pop()
+        except IndexError:
+            with tempfile.TemporaryFile(buffering=0) as file:  # unbuffered: what does not fit must show at once
+                self.number = os.dup(file.fileno())
+
+    def __del__(self) -> None:
+        if not hasattr(self, "number"):
+            return
+        self.spare.append(self.number)
+        if sum(os.fstat(number).st_size for number in self.spare) > MOST_SPARE or len(self.spare) > MOST_FILES:
+            os.close(self.spare.pop())
+
+
+class _Mapping(mmap.mmap):
+    """Some of a file to read, which stays for as long."""
+
+    file: _File
+
+
 class Spill:
     """The file. Numbers lie in it as they do in memory, one tensor after another."""
 
     def __init__(self) -> None:
         self.end = 0
         try:  # unbuffered: what does not fit must show at once, not in some later call
-            self._file: FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (lives as long as this)
+            self._file = _File()
         except OSError as error:
             self._refuse(error)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self._file.close()
 
     def _refuse(self, error: OSError) -> NoReturn:
         raise MedsiloError(
@@ -74,10 +98,10 @@ class Spill:
     def _write(self, parts: Sequence[Buffer], begin: int) -> int:
         """Return where they end."""
         end = begin + sum(map(len, parts))
-        begin += os.pwritev(self._file.fileno(), parts, begin)
+        begin += os.pwritev(self._file.number, parts, begin)
         while begin < end:  # a full disk takes a part of it, and says why when it is asked for the rest
             rest = memoryview(b"".join(parts))[begin - end :]
-            begin += os.pwritev(self._file.fileno(), [rest], begin)
+            begin += os.pwritev(self._file.number, [rest], begin)
         return end
 
     def align(self) -> None:
@@ -93,9 +117,10 @@ class Spill:
         if self.end == begin:
             return torch.empty(0, dtype=torch.uint8)
         try:
-            content = mmap.mmap(self._file.fileno(), self.end - begin, access=mmap.ACCESS_COPY, offset=begin)
+            content = _Mapping(self._file.number, self.end - begin, access=mmap.ACCESS_COPY, offset=begin)
         except (OSError, ValueError) as error:
             raise MedsiloError(f"what was stored on the server's disk cannot be mapped: {error}") from error
+        content.file = self._file
         numbers = torch.frombuffer(content, dtype=torch.uint8)
         _MAPPED[numbers.data_ptr()] = content
         return numbers
@@ -109,7 +134,7 @@ class Spill:
 
     def shorten(self, end: int) -> None:
         """Give back what comes after."""
-        self._file.truncate(end)
+        os.truncate(self._file.number, end)
         self.end = end
 
 
@@ -176,6 +201,9 @@ def stored(vectors: Iterable[Tensor]) -> list[Tensor]:
     spill.shorten(spill.end)  # to where an empty last one would begin
     content = spill.mapped()
     return [content[begin : begin + size].view(dtype) for begin, size, dtype in places]
+
+
+os.register_at_fork(after_in_child=_File.spare.clear)  # they are the parent's
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
