@@ -284,6 +284,32 @@ def test_a_server_that_sends_other_models_as_sums_that_were_sealed(
     assert all("it sends a sealed group that is none of the plan's" in said for said in hospitals.said.values())
 
 
+@pytest.mark.parametrize("replays", [False, True])
+def test_a_server_that_sends_other_means_of_personal_models(replays: bool, liar: type[Liar], tmp_path: Path) -> None:
+    """SoftPull. It sends zeros to all but d; or leaves d out of a round, and sends it an older mean than the others."""
+    plan = make_plan("fedsm", *RULES, "transport.sealing=pairwise", *GO_ON, sites=HOSPITALS)
+    older = dict[str, Parcel]()
+
+    def lie(site: str, asked: Parcel) -> Parcel | Missing:
+        task, number = asked.facts["task"], asked.facts["round"]
+        if replays and number == 2:
+            older[task] = asked
+            return LOST if site == "d" else asked
+        if (task, number) != ("round", 3 if replays else 2) or (site == "d") != replays:
+            return asked
+        before = older["round"] if replays else asked
+        held = {**asked.facts["sealing"], "held": before.facts["sealing"]["held"]}
+        personal = before.groups["personal"]
+        told = personal if replays else {name: torch.zeros_like(tensor) for name, tensor in personal.items()}
+        return Parcel({**asked.groups, "personal": told}, {**asked.facts, "sealing": held})
+
+    hospitals = Hospitals(plan, tmp_path / "run", lie)
+    with pytest.raises(MedsiloError, match="only 1 sites have confirmed the sum in round 2|a sum does not open"):
+        lead(plan, tmp_path / "run", hospitals)
+    rounds = [sites for sites, *_ in liar.opened]  # three means of each round before; nothing of this one opens
+    assert rounds == [("a", "b", "c", "d")] * 3 + [("a", "b", "c")] * 3 * replays
+
+
 def test_what_such_a_server_can_compute_itself() -> None:
     """It has those confirm that it told the same, and takes each hospital's own mask off with the context that this
     one was in."""

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.sealing.letters import Assembly, Box, Bytes32, Letter, Offered, OneShare, SiteName
+from medsilo.sealing.letters import Assembly, Box, Bytes32, Letter, Offered, OneShare, SiteName, SumClaim
 
 NOTHING = bytes(32)  # stands for a round in which sites are given nothing in common
 Shares = tuple[OneShare, OneShare]  # of a site's seed, and of its key for pairs
@@ -65,6 +65,14 @@ class SumMemory(BaseModel):
             )
         if earlier.weights != note.weights:
             raise Refused(f"the server: it asks for a second unmasking of round {number} with other weights")
+
+    def check_claim(self, claim: SumClaim) -> None:
+        """Raise Refused where the server tells of a sum that this site has helped to open, and it was another."""
+        known = self.notes.get(claim.round)
+        if known and known.context != claim.context:
+            raise Refused(f"the server: its sum of round {claim.round} is not of the round that this site sealed in")
+        if known and known.sites != claim.sites:
+            raise Refused(f"the server: the sites in its sum of round {claim.round} are not those that were unmasked")
 
     def note(self, number: int, note: SumNote) -> None:
         """Remember a sum that this site is about to help with; raises Refused for a second, different one."""

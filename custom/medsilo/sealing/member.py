@@ -334,11 +334,7 @@ class Member:
 
     def open_sums(self, claim: letters.SumClaim, blocks: Sequence[SealedBlock], sums: Tensors) -> Groups:
         """Return the sums of a round that this site may read, by block; divided by the weights where all know these."""
-        known = self.memory.notes.get(claim.round)
-        if known and known.context != claim.context:
-            raise Refused(f"the server: its sum of round {claim.round} is not of the round that this site sealed in")
-        if known and known.sites != claim.sites:
-            raise Refused(f"the server: the sites in its sum of round {claim.round} are not those that were unmasked")
+        self.memory.check_claim(claim)
         places = [self.terms.place(site) for site in claim.sites]
         opened = {}
         for block in blocks:

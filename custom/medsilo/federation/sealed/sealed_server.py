@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import ParticipationError, Refused
-from medsilo.core.tensors import Groups, Tensors, hash_of
+from medsilo.core.tensors import Groups, Tensors
 from medsilo.course.phase import Phase, views
 from medsilo.federation.accepting import check_forms, check_numbers
 from medsilo.federation.asking import Exchange, Questioner
@@ -26,12 +26,13 @@ from medsilo.federation.sealed.what import (
     SiteLetter,
     bound_groups,
     given_of,
+    mark_of,
     terms_of,
     words_for,
 )
 from medsilo.federation.seams import Missing
 from medsilo.federation.server_state import RoundAggregation, ServerState
-from medsilo.mixing.forms import Exchanged, Rows, Summed
+from medsilo.mixing.forms import Exchanged, Pulled, Rows, Summed
 from medsilo.mixing.mixers import Compared, SimilarityMix, WeightedMean
 from medsilo.runs.messages import Joined, Lettered, SiteAnswer, Task
 from medsilo.sealing.channels import Assembled, told_boxes, told_subject, told_tensors, verdict
@@ -237,9 +238,10 @@ class SealedServer(RoundAggregation):
     def _given(self, phase: Phase) -> bytes:
         """Return what stands for what all sites are given, as each of them works it out."""
         there, first = views(phase.given, self.layout), self.plan.participation.sites[0]
-        marks = {
-            name: hash_of(self.mixers[name].current(first)) for name in bound_groups(self.plan, phase) if name in there
-        }
+        marks, forms = {}, self.plan.sealed_forms(phase)
+        for name in there.keys() & set(bound_groups(self.plan, phase)):
+            kept = self.store.find(name, first) if isinstance(forms.get(name), Pulled) else None
+            marks[name] = mark_of(kept.tensors, kept.held) if kept else mark_of(self.mixers[name].current(first))
         return given_of(self.plan, phase, marks)
 
     def _and(self, **more: Any) -> ServerLetter:
@@ -372,12 +374,15 @@ class SealedServer(RoundAggregation):
         survivors = sums.survivors()
         for own in self.groups.values():
             for key, block in own.blocks.items():
+                held = Held(agreement=self.store.agreement, claim=claim)
                 if isinstance(own.form, Summed):
                     mean = sums.read(block, opened, sum(self._weights(own, survivors.sites).values()))
                     self._hand_over(own, mean, survivors.sites)
+                elif isinstance(own.form, Pulled):  # all are given the same, those that were missing too
+                    mean = sums.read(block, opened)
+                    self.store.keep(own.name, self.plan.participation.sites, SealedResult(mean, held))
                 else:
-                    held = Held(agreement=self.store.agreement, claim=claim)
-                    readers = [site for site in survivors.sites if key in (WORDS, words_for(site))]
+                    readers = [site for site in survivors.sites if key == words_for(site)]
                     self.store.keep(own.name, readers, SealedResult({WORDS: opened[block.name]}, held))
 
     def _weights(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, int]:

@@ -29,7 +29,9 @@ from medsilo.federation.sealed.what import (
     SiteLetter,
     bound_groups,
     given_of,
+    mark_of,
     terms_of,
+    words_for,
 )
 from medsilo.federation.seams import Envelope
 from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
@@ -42,7 +44,6 @@ from medsilo.sealing.letters import Deal, needed
 from medsilo.sealing.member import Member
 from medsilo.sealing.signing import Signer
 from medsilo.sealing.streams import digest
-from medsilo.sealing.terms import SERVER as READER
 from medsilo.sealing.terms import SealedBlock, check_hidden
 
 SERVER = "the server"
@@ -290,7 +291,7 @@ class SealedSite(Envelope):
         if not held.keys() <= groups.keys():
             raise Refused("the server: it tells of sealed groups that it does not send")
         if asked.task == "round":
-            self._note_given(asked.round, {name: own for name, own in groups.items() if name not in held})
+            self._note_given(asked.round, groups, held)
         if held:
             self._note_opened(asked, held)
         opened = {
@@ -299,18 +300,21 @@ class SealedSite(Envelope):
         self._arrived = opened
         return opened
 
-    def _note_given(self, number: int, groups: Groups) -> None:
-        """Remember what came in clear, which this site's masks depend on; raises Refused where it must be the plan's
+    def _note_given(self, number: int, groups: Groups, held: Mapping[str, Held]) -> None:
+        """Remember what all are given, which this site's masks depend on; raises Refused where it must be the plan's
         own networks and is not."""
         phase = self.plan.course.phase_of(number)
-        begins = [name for name in groups if self._begins(name, number)]
+        begins = [name for name in groups if name not in held and self._begins(name, number)]
         own = views(phase.given, self.plan.build_networks()) if begins else {}
         for name in begins:
             if hash_of(groups[name]) != hash_of(own[name]):
                 raise Refused(
                     f"the server: in round {number} it sends other weights of {name} than the plan begins with"
                 )
-        self.memory.given |= {name: hash_of(groups[name]) for name in bound_groups(self.plan, phase) if name in groups}
+        forms = self.plan.sealed_forms(phase)
+        for name in groups.keys() & set(bound_groups(self.plan, phase)):
+            if name not in held or isinstance(forms.get(name), Pulled):
+                self.memory.given[name] = mark_of(groups[name], held.get(name))
         self._remember()
 
     def _begins(self, name: str, number: int) -> bool:
@@ -337,29 +341,36 @@ class SealedSite(Envelope):
         self._remember()
 
     def _opened(self, name: str, held: Held, given: Tensors, modules: Modules) -> Tensors:
-        seat, claim = self._seat(held.agreement), held.claim
-        own = self._sealed(seat, self.plan.course.phase_of(claim.round), claim.round).get(name)
-        if own is None or not own.blocks or isinstance(own.form, Summed):  # a mean comes in clear, and is noted
+        claim = held.claim
+        phase = self.plan.course.phase_of(claim.round)
+        form = self.plan.sealed_forms(phase).get(name)
+        if isinstance(form, Pulled):
+            if len(claim.sites) < max(2, self.plan.participation.required):
+                raise Refused(f"the server: it tells a mean of {name} over {len(claim.sites)} hospitals")
+            self.memory.check_claim(claim)
+            mine = views(phase.sent, modules)[name]
+            return self._pulled(form, name, mine, given, len(claim.sites))
+        if not isinstance(form, Rows):  # a mean comes in clear, and is noted
             raise Refused("the server: it sends a sealed group that is none of the plan's")
-        key = next((key for key, block in own.blocks.items() if block.reader in (self.site, READER)), WORDS)
-        block = own.blocks[key]
-        beside = {other: tensor for other, tensor in given.items() if other != WORDS}
-        same_layout({name: beside}, {name: own.beside})
+        seat = self._seat(held.agreement)
+        own = self._sealed(seat, phase, claim.round)[name]
         mine = views([own.group], modules)[name]
-        words = {block.name: given[WORDS]} if WORDS in given else {}
-        values = seat.member.open_sums(claim, [block], words)[block.name]
-        if isinstance(own.form, Pulled):
-            values = self._pulled(own.form, mine, values, len(claim.sites))
-        return {other: values.get(other, beside.get(other, mine[other])) for other in own.like}
+        same_layout({name: given}, {name: {WORDS: own.expected()[words_for(self.site)]}})
+        block = own.blocks[words_for(self.site)]
+        values = seat.member.open_sums(claim, [block], {block.name: given[WORDS]})[block.name]
+        return {other: values.get(other, mine[other]) for other in own.like}
 
     @torch.no_grad()
-    def _pulled(self, form: Pulled, mine: Tensors, mean: Tensors, count: int) -> Tensors:
+    def _pulled(self, form: Pulled, name: str, mine: Tensors, mean: Tensors, count: int) -> Tensors:
         """Return θ + (1 - λ) K/(K - 1) (m - θ) of this site's own θ, m being the mean of all K."""
+        floats = {other: tensor for other, tensor in mine.items() if tensor.is_floating_point()}
+        same_layout({name: mean}, {name: floats})
         step = (1 - form.pull) * count / (count - 1)
-        return {
-            name: torch.lerp(mine[name].double().cpu(), value.double(), step).to(mine[name].dtype)
-            for name, value in mean.items()
+        pulled = {
+            other: torch.lerp(tensor.double().cpu(), mean[other].double(), step).to(tensor.dtype)
+            for other, tensor in floats.items()
         }
+        return {**mine, **pulled}
 
     # ------------------------------------------------------------------ what is known
     def _sealed(self, seat: _Seat, phase: Phase, number: int | None) -> dict[str, SealedGroup]:

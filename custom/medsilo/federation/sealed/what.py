@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import Refused
-from medsilo.core.tensors import Modules, Tensors
+from medsilo.core.tensors import Modules, Tensors, hash_of
 from medsilo.course.phase import Group, Phase, views
 from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
 from medsilo.plan import Plan
@@ -224,7 +224,8 @@ def words_for(site: str) -> str:
 def bound_groups(plan: Plan, phase: Phase) -> list[str]:
     """Return the groups of which all sites are given the same in a phase, or had the same when they got their first.
 
-    What is mixed for each site has a first one only; a group in clear that is each site's own has none.
+    What is mixed for each site by a row of its own has a first one only; a group in clear that is each site's own has
+    none.
     """
     sealed = plan.sealed_forms(phase)
     return [group.name for group in phase.given if not group.at_home and (not group.personal or group.name in sealed)]
@@ -233,6 +234,12 @@ def bound_groups(plan: Plan, phase: Phase) -> list[str]:
 def given_of(plan: Plan, phase: Phase, marks: Mapping[str, str]) -> bytes:
     """Return what stands for all that sites were given in common, from the marks of the groups that they had."""
     return digest("given", *(part for name in bound_groups(plan, phase) for part in (name, marks.get(name, ""))))
+
+
+def mark_of(tensors: Tensors, held: "Held | None" = None) -> str:
+    """Return what stands for a group that all are given, and for whose mean it is, where that is told."""
+    mark = hash_of(tensors)
+    return digest("mean", mark, held.claim.round, *held.claim.sites).hex() if held else mark
 
 
 def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
