@@ -201,7 +201,7 @@ def _terms(study: str, about: str, sites: Sequence[str]) -> Terms:
 def _block(shapes: Shapes, most: float, sites: int) -> SealedBlock:
     like = {name: torch.empty(shape, dtype=torch.float64, device="meta") for name, shape in shapes.items()}
     # Counts are whole numbers far below 2^53, and a word's unit is a power of two: nothing is rounded.
-    return SealedBlock("counts", Flat.of(like), FixedPoint(64, most, sites), reader=SERVER)
+    return SealedBlock("counts", Flat.of(like), FixedPoint(most, sites), reader=SERVER)
 
 
 class SummedSite:
@@ -262,7 +262,7 @@ class SealedSums:
             own = reply.groups.get(group, {}).get(block.name)
             if site in came:
                 raise Refused(f"{site}: it has already sent what it sealed")
-            np.add(words, as_words(site, own, block.flat.words, block.fixed.bits), out=words)
+            np.add(words, as_words(site, own, block.flat.words), out=words)
             came.add(site)
 
         keys = self._gathering.assembly().facts() if number == 1 else {}
