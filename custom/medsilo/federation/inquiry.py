@@ -162,14 +162,17 @@ class Inquiry:
         return self.collect(question, Line(asked), sorted(sites), 86_400.0)
 
 
-def inquiry_of(name: str, sealed: bool, allowed: Collection[str]) -> Inquiry:
-    """Return the inquiry of a job; raises Refused for one of another kind, or of a package that is not allowed here."""
+def inquiry_of(name: str, sealed: bool | None, allowed: Collection[str]) -> Inquiry:
+    """Return the inquiry of a job; raises Refused for one of a package that is not allowed here, or of another kind.
+
+    sealed: whether the server has to read sums alone; None where both are answered.
+    """
     if name not in INQUIRIES:
         raise Refused(f"the inquiry {plain(name, 60)!r} is not known here; install the medsilo that the lead has")
     if package := INQUIRIES.package_of(name):
         check_allowed(package, allowed)
     inquiry: Inquiry = INQUIRIES[name]
-    if inquiry.sealed != sealed:
+    if sealed not in (None, inquiry.sealed):
         raise Refused(f"the job asks {name} {'in clear' if sealed else 'sealed'}, and its classes say otherwise")
     return inquiry
 
