@@ -79,7 +79,7 @@ class LedgerEntry(Section):
 
 
 class _Head(Section):
-    """How far a ledger is."""
+    """The number of lines of a ledger, and which these are."""
 
     began: Hash  # of the first line
     lines: int = Field(ge=0)
