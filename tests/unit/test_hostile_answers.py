@@ -143,17 +143,17 @@ TENSOR, NAN, HUGE = torch.ones(3), float("nan"), 1e308
 JOIN = {
     "no cases": (facts(cases={"x": 1}, classes={"x": None}), "its cases.train: field required"),
     "cases as a list": (facts(cases=[1, 2, 3]), "cases"),
-    "no training cases": (
-        both({"train": 0}, classes=UNTOLD),
-        "train: input should be greater than or equal to 1",
-    ),
+    "no training cases": (both({"train": 0}, classes=UNTOLD), "cases.train: 0 is out of range"),
     "fewer than none": (both({"train": -5}, classes=UNTOLD), "train: input should be greater than or equal to 0"),
     "more than any": (both({"train": 10**12}, classes=UNTOLD), "cases.train: input should be less than or equal to"),
     "a number beyond all": (cases(train=10**5000), "is out of range"),
     "cases NaN": (cases(test=NAN), "cases.test: input should be a valid integer"),
     "a tensor as a count": (cases(train=TENSOR), "its train holds a Tensor, not a number or a text"),
     "an array as a study": (facts(study=TENSOR.numpy()), "its study holds a ndarray"),
-    "negative classes": (lambda reply: reply.facts["classes"]["train"].__setitem__(0, -1), "classes.train.0: -1"),
+    "negative classes": (
+        lambda reply: reply.facts["classes"]["train"].__setitem__(0, -1),
+        "classes.train.0: input should be greater than or equal to 0",
+    ),
     "classes that do not add up": (both({"train": 1_000_000}), "not its 1000000 cases"),
     "no classes": (facts(classes={"x": None}), "are not of the parts"),
     "a share in words": (facts(shares="yes"), "shares"),
