@@ -42,10 +42,8 @@ def numbers(count: int, size: int = 5, seed: int = 0) -> dict[str, Tensors]:
     }
 
 
-def block(
-    models: Mapping[str, Tensors], name: str = "model", total: int = 0, bits: int = 64, **kind: object
-) -> SealedBlock:
-    fixed = FixedPoint(bits, 16.0, total or len(models))  # type: ignore[arg-type]
+def block(models: Mapping[str, Tensors], name: str = "model", total: int = 0, **kind: object) -> SealedBlock:
+    fixed = FixedPoint(16.0, total or len(models))
     return SealedBlock(name, Flat.of(next(iter(models.values()))), fixed, **kind)  # type: ignore[arg-type]
 
 

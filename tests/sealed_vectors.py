@@ -64,9 +64,9 @@ def sign(site: str, *parts: str | int | bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(secret_of(site, "signing")).sign(statement(*parts))
 
 
-def stream(key: bytes, count: int, bits: int) -> np.ndarray:
+def stream(key: bytes, count: int) -> np.ndarray:
     encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()
-    return np.frombuffer(encryptor.update(bytes(count * bits // 8)), f"<u{bits // 8}")
+    return np.frombuffer(encryptor.update(bytes(8 * count)), "<u8")
 
 
 def share_of(secret: bytes, coefficients: list[int], place: int) -> bytes:
@@ -77,8 +77,7 @@ def share_of(secret: bytes, coefficients: list[int], place: int) -> bytes:
 class Vectors:
     """A round of four hospitals whose keys are hashes of their names."""
 
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
+    def __init__(self) -> None:
         self.terms = digest("terms", STUDY, PLAN, *SITES, THRESHOLD, REQUIRED)
         keys = {site: Ed25519PrivateKey.from_private_bytes(secret_of(site, "signing")).public_key() for site in SITES}
         self.signing = {site: key.public_bytes_raw() for site, key in keys.items()}
@@ -88,11 +87,11 @@ class Vectors:
         self.mask = {site: public(secret_of(site, "mask")) for site in SITES}
         self.commitment = {site: derive(secret_of(site, "seed"), "commitment") for site in SITES}
         self.block = digest(
-            "block", NAME, "@server", bits, repr(BOUND), len(SITES), 1, len(LAYOUT), *LAYOUT, *[1] * len(SITES)
+            "block", NAME, "@server", 64, repr(BOUND), len(SITES), 1, len(LAYOUT), *LAYOUT, *[1] * len(SITES)
         )
         offers = [part for site in SITES for part in (site, self.mask[site], self.commitment[site])]
         self.context = digest("round", self.assembly, ROUND, len(SITES), *offers, GIVEN, self.block)
-        most = 0.999 * 2.0 ** (bits - 1) / len(SITES)
+        most = 0.999 * 2.0**63 / len(SITES)
         self.scale = 2.0 ** math.floor(math.log2(most / BOUND))
 
     def offer_signature(self, site: str) -> bytes:
@@ -121,20 +120,20 @@ class Vectors:
 
     def words(self, site: str) -> np.ndarray:
         whole = np.rint(np.array(NUMBERS[site], np.float32).astype(np.float64) * self.scale)
-        words = np.zeros(len(whole) + CHECK, f"<i{self.bits // 8}")
+        words = np.zeros(len(whole) + CHECK, "<i8")
         words[: len(whole)] = whole
-        return words.view(f"<u{self.bits // 8}")
+        return words.view("<u8")
 
     def own_mask(self, site: str) -> np.ndarray:
         key = derive(secret_of(site, "seed"), "own", self.context, self.block)
-        return stream(key, len(NUMBERS[site]) + CHECK, self.bits)
+        return stream(key, len(NUMBERS[site]) + CHECK)
 
     def pair_mask(self, site: str, other: str) -> np.ndarray:
         """Return the mask that `site` adds for `other`."""
         mine, theirs = SITES.index(site), SITES.index(other)
         secret = agree(secret_of(site, "mask"), self.mask[other])
         key = derive(secret, "pair", self.context, self.block, min(mine, theirs), max(mine, theirs))
-        mask = stream(key, len(NUMBERS[site]) + CHECK, self.bits)
+        mask = stream(key, len(NUMBERS[site]) + CHECK)
         return mask if mine < theirs else np.zeros_like(mask) - mask
 
     def masked(self, site: str) -> np.ndarray:
@@ -157,7 +156,6 @@ class Vectors:
         """Inputs, and what comes of them."""
         kinds = ("channel", "signing", "mask", "seed")
         return {
-            "bits": self.bits,
             "secrets": {site: {kind: secret_of(site, kind).hex() for kind in kinds} for site in SITES},
             "numbers": NUMBERS,
             "given": GIVEN.hex(),
@@ -174,4 +172,4 @@ class Vectors:
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps([Vectors(bits).facts() for bits in (64, 32)], indent=1) + "\n")
+    FILE.write_text(json.dumps(Vectors().facts(), indent=1) + "\n")

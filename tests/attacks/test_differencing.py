@@ -378,7 +378,7 @@ def test_what_the_server_sees_of_a_hospital_is_masked(
         block = site.summed.blocks[1]
         clear = as_tensor(block.flat.encode(site._tensors(SumStep(bits=24)), block.fixed))
         assert float((line.words[name] == clear).double().mean()) == (0 if masked else 1)
-    two = as_words("both", line.words["hospital-0"] + line.words["hospital-1"], block.flat.words, 64)
+    two = as_words("both", line.words["hospital-0"] + line.words["hospital-1"], block.flat.words)
     if masked:
         with pytest.raises(Refused, match="does not open"):
             block.read(two, ())

@@ -22,7 +22,7 @@ from medsilo.plan import parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import LEDGER_HEADS, site_folder
 from medsilo.site.book import Book
-from medsilo.site.ledger import KEPT, CountedStudy, Ledger, ledgers
+from medsilo.site.ledger import KEPT, OWN_KEY, CountedStudy, Ledger, ledgers
 from tests.unit.test_account import PRIVATE, ask, settings_of, weights
 from tests.unit.test_approvals import make_kit
 from tests.unit.test_hostile_answers import odd
@@ -66,7 +66,7 @@ def head_alone(folder: Path) -> None:
     ledger = Ledger(folder, DATA, OTHER)
     ledger.file.write_bytes(b"".join(line + b"\n" for line in ledger.file.read_bytes().splitlines()[:2]))
     lines = ledger.file.read_bytes().splitlines()
-    ledger._write_head(len(lines), json.loads(lines[-1])["entry"]["previous"])
+    ledger._write_head(len(lines), json.loads(lines[-1])["content"]["previous"])
 
 
 @pytest.mark.parametrize("rewrite", [whole_history, behind_the_first_line, head_alone])
@@ -107,7 +107,9 @@ def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_
     with pytest.raises(MedsiloError, match="another key than this hospital's own"):
         later.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
     assert later.accept(KEY)
-    assert later.standing().entries[-1].handed and later.standing().epsilon(1e-5) == cost(3)
+    standing = later.standing()
+    assert standing.entries[-2].handed == standing.keys[-1] != standing.keys[-2] == standing.keys[1]
+    assert standing.epsilon(1e-5) == cost(3)
     later.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
     with pytest.raises(MedsiloError, match="another key than this hospital's own"):
         Ledger(tmp_path, DATA, KEY, kit).standing()
@@ -123,13 +125,22 @@ def test_a_ledger_from_before_the_kit_goes_on_when_the_engineer_says_so(tmp_path
 
 def test_without_a_kit_no_later_key_goes_on_by_itself(tmp_path: Path) -> None:
     filled(tmp_path)
+    (tmp_path / "ledger" / OWN_KEY).rename(tmp_path / OWN_KEY)
+    later = Ledger(tmp_path, DATA, OTHER)
+    assert not later.accept() and later.standing().epsilon(1e-5) == cost(3)
+    with pytest.raises(MedsiloError, match="line 5 is of a key that the one before it did not let in"):
+        Ledger(tmp_path, DATA).standing()
+
+
+def test_the_key_before_lets_in_one_key_and_no_other(tmp_path: Path) -> None:
+    filled(tmp_path)
     Ledger(tmp_path, DATA, OTHER).accept()
-    lines = (tmp_path / f"ledger/{DATA}.jsonl").read_bytes().splitlines()
-    bare = json.loads(lines[-1])
-    del bare["entry"]["handed"]
-    lines[-1] = json.dumps(bare, sort_keys=True, separators=(",", ":")).encode()
-    (tmp_path / f"ledger/{DATA}.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    with pytest.raises(MedsiloError, match="not signed by the key that it names|did not let in"):
+    Ledger(tmp_path, DATA).file.parent.joinpath(OWN_KEY).unlink()
+    assert Ledger(tmp_path, DATA).standing().epsilon(1e-5) == cost(3)  # nobody here knows whose key has to sign
+    lines = Ledger(tmp_path, DATA).file.read_bytes().splitlines(keepends=True)
+    Ledger(tmp_path, DATA).file.write_bytes(b"".join(lines[:-1]))
+    Ledger(tmp_path, DATA, KEY).accept()
+    with pytest.raises(MedsiloError, match="line 6 is of a key that the one before it did not let in"):
         Ledger(tmp_path, DATA).standing()
 
 

@@ -329,7 +329,7 @@ def test_what_such_a_server_can_compute_itself() -> None:
     request = study.request(true, alike)
     for site in alike:
         true.reveal(site, study.members[site].unmask(request, [block]))
-    words = as_words("the server", true.open()[1]["model"], block.flat.words, 64).copy()
+    words = as_words("the server", true.open()[1]["model"], block.flat.words).copy()
     seed = true._secret("site-3", True)
     add_streams(words, [own_mask(seed, true._context, block, 1), own_mask(seed, servers[1]._context, block, -1)])
     best = torch.from_numpy(words[:300_000].view("<i8").astype("f8"))

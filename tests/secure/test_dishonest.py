@@ -109,7 +109,7 @@ def test_no_answer_of_one_hospital_ends_or_fills_a_study(consortium: Consortium,
         "5": "the site answered UNSAFE_JOB",
         "6": "more than",
         "deliver": "validation score 7.5 is outside 0 to 1",
-        "test": "cases.test: None is not a whole number",
+        "test": "cases.test: input should be a valid integer",
     }.items():
         assert told[place].startswith("refused: ") and words in told[place], (place, told)
     assert len(told) == 8

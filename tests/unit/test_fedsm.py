@@ -513,10 +513,10 @@ def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypat
 FALSE = {
     "nothing": (None, "says nothing of the super model"),
     "no counts": ({"chosen": {}, "sums": [0.0] * 8}, "how often each model was chosen"),
-    "half a case": ({"chosen": {A: 0.5}, "sums": [0.0] * 8}, f"chosen.{A}: 0.5 is not a whole number"),
+    "half a case": ({"chosen": {A: 0.5}, "sums": [0.0] * 8}, f"chosen.{A}: input should be a valid integer"),
     "a stranger": ({"chosen": {"x": 5}, "sums": [0.0] * 8}, "it chose models of 'x', which is not a site of the study"),
     "too few sums": ({"chosen": {A: 6}, "sums": [0.0] * 7}, "does not give 8 sums"),
-    "no number": ({"chosen": {A: 5}, "sums": [float("nan")] * 8}, "its sums.0: nan is not a finite number"),
+    "no number": ({"chosen": {A: 5}, "sums": [float("nan")] * 8}, "its sums.0: input should be a finite number"),
 }
 
 

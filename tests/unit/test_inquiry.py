@@ -22,7 +22,7 @@ def test_a_job_without_cases_is_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_hospital_that_allows_sealed_classes_answers_nothing_in_clear(sealed: bool) -> None:
     name = "statistics-sealed" if sealed else "statistics"
-    assert inquiry_of(name, sealed, ()).sealed is sealed
+    assert inquiry_of(name, sealed, ()).sealed is inquiry_of(name, None, ()).sealed is sealed
     with pytest.raises(Refused, match="its classes say otherwise"):
         inquiry_of(name, not sealed, ())
     with pytest.raises(Refused, match="the inquiry '../x' is not known here"):

@@ -100,7 +100,7 @@ def write_lines(ledger: Ledger, lines: list[bytes]) -> None:
 
 def less_noise(line: bytes) -> bytes:
     values = json.loads(line)
-    values["entry"]["charges"][0]["of"]["noise"] = 1000.0
+    values["content"]["charges"][0]["of"]["noise"] = 1000.0
     return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -131,8 +131,8 @@ def test_a_changed_ledger_is_noticed_and_nothing_leaves(tmp_path: Path, how: str
 def test_a_head_that_is_gone_or_changed_is_noticed(tmp_path: Path) -> None:
     ledger = filled(tmp_path)
     early = json.loads(ledger.head.read_text())
-    early["head"]["lines"] = 1
-    for content in (None, "x", json.dumps(early)):
+    early["content"]["lines"] = 1
+    for content in (None, "x", json.dumps(early, indent=1) + "\n"):
         ledger.head.unlink(missing_ok=True)
         if content is not None:
             ledger.head.write_text(content)
@@ -146,9 +146,9 @@ def test_a_line_of_another_key_is_noticed_and_a_new_key_goes_on(tmp_path: Path) 
     forged = lines_of(ledger)[:1] + lines_of(forger)[1:2]
     assert (tmp_path / "one/ledger" / OWN_KEY).read_bytes() != (tmp_path / "two/ledger" / OWN_KEY).read_bytes()
     values = json.loads(forged[1])
-    values["entry"]["previous"] = json.loads(lines_of(ledger)[1])["entry"]["previous"]
+    values["content"]["previous"] = json.loads(lines_of(ledger)[1])["content"]["previous"]
     write_lines(ledger, [forged[0], json.dumps(values, sort_keys=True, separators=(",", ":")).encode()])
-    with pytest.raises(MedsiloError, match="line 2 is not signed by the key that it names"):
+    with pytest.raises(MedsiloError, match="line 2 was changed after it was signed, or its signature is forged"):
         ledger.standing()
 
 
@@ -160,7 +160,7 @@ def test_the_key_of_a_kit_signs_and_a_later_one_goes_on(tmp_path: Path, kind: st
     assert ledger.accept()
     ledger.charge(CountedStudy(ONE, DEMANDS), "round 2", "b", ROUND)
     standing = Ledger(tmp_path, DATA, key).standing()
-    assert [entry.kind for entry in standing.entries] == ["opened", "charged", "opened", "charged"]
+    assert [entry.kind for entry in standing.entries] == ["opened", "charged", "opened", "opened", "charged"]
     assert standing.epsilon(DELTA) == cost(2)
 
 

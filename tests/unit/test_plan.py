@@ -413,7 +413,6 @@ OTHERS = {
     "transport.precision": "bfloat16",
     "transport.slowest": 64,
     "transport.sealing": "pairwise",
-    "transport.sealing_bits": 32,
     "transport.sealing_bound": 8.0,
     "transport.sealing_threshold": 2,
     "transport.sealing_clear": "[model]",

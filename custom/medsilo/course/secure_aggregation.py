@@ -21,7 +21,6 @@ from medsilo.mixing.forms import Exchanged, Form, Unsealable, form_of
 from medsilo.tasks.task import Task
 
 LEAST_SEALED = 3  # hospitals in a sealed round
-COARSEST = 1e-5  # that sealed numbers may be apart: coarser ones cost what a round has learned
 Sealing = Literal["none", "pairwise"]
 
 SEALING: dict[Sealing, str] = {
@@ -64,17 +63,11 @@ class TransportSettings(Feature):
         "help a server that keeps to the protocol without learning more, 2t - K - 1 one that lies; `null`: 2K/3, "
         "rounded down, and one",
     )
-    sealing_bits: Literal[32, 64] = Field(
-        64,
-        description="bits of a sealed number: 64, twice the bytes, or 32, with fewer digits; refused where numbers "
-        "would be more than 0.00001 apart",
-    )
-    sealing_bound: float | None = Field(
-        None,
+    sealing_bound: float = Field(
+        65536.0,
         gt=0,
-        le=1e12,
-        description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused. "
-        "`null`: 65536 with 64 bits, 64 with 32",
+        le=1e11,  # with it, the sealed numbers of as many hospitals as there can be are 1e-5 apart at most
+        description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused",
     )
     sealing_clear: tuple[str, ...] = Field(
         (),
@@ -102,11 +95,6 @@ class TransportSettings(Feature):
         if self.sealing_clear:
             rest = f"In clear, as the plan says (transport.sealing_clear): {', '.join(self.sealing_clear)}."
         return [SEALING[self.sealing], OPEN, rest]
-
-    @property
-    def bound(self) -> float:
-        """The largest number that is sealed."""
-        return self.sealing_bound or (65536.0 if self.sealing_bits == 64 else 64.0)
 
     def threshold(self, hospitals: int) -> int:
         """Return how many of so many hospitals open a sum."""
@@ -161,15 +149,7 @@ class TransportSettings(Feature):
                 "hospitals, raise participation.minimum, or set transport.sealing=none"
             )
         if self.precision == "bfloat16":
-            yield (
-                "transport.precision: sealed numbers are integers, so bfloat16 only costs digits; set float32, and "
-                "transport.sealing_bits=32 for half of the bytes"
-            )
-        if self.bound * named > COARSEST * 2 ** (self.sealing_bits - 2):
-            yield (
-                f"transport.sealing_bound: with {self.sealing_bits} bits, sums of {named} hospitals' numbers up to "
-                f"{self.bound:g} would be rounded by more than {COARSEST:g}; set sealing_bits=64 or a smaller bound"
-            )
+            yield "transport.precision: sealed numbers are integers, so bfloat16 only costs digits; set float32"
         threshold = self.threshold(named)
         if not named < 2 * threshold <= 2 * named:
             yield (

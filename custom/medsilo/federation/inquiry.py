@@ -162,14 +162,17 @@ class Inquiry:
         return self.collect(question, Line(asked), sorted(sites), 86_400.0)
 
 
-def inquiry_of(name: str, sealed: bool, allowed: Collection[str]) -> Inquiry:
-    """Return the inquiry of a job; raises Refused for one of another kind, or of a package that is not allowed here."""
+def inquiry_of(name: str, sealed: bool | None, allowed: Collection[str]) -> Inquiry:
+    """Return the inquiry of a job; raises Refused for one of a package that is not allowed here, or of another kind.
+
+    sealed: whether the server has to read sums alone; None where both are answered.
+    """
     if name not in INQUIRIES:
         raise Refused(f"the inquiry {plain(name, 60)!r} is not known here; install the medsilo that the lead has")
     if package := INQUIRIES.package_of(name):
         check_allowed(package, allowed)
     inquiry: Inquiry = INQUIRIES[name]
-    if inquiry.sealed != sealed:
+    if sealed not in (None, inquiry.sealed):
         raise Refused(f"the job asks {name} {'in clear' if sealed else 'sealed'}, and its classes say otherwise")
     return inquiry
 
@@ -201,7 +204,7 @@ def _terms(study: str, about: str, sites: Sequence[str]) -> Terms:
 def _block(shapes: Shapes, most: float, sites: int) -> SealedBlock:
     like = {name: torch.empty(shape, dtype=torch.float64, device="meta") for name, shape in shapes.items()}
     # Counts are whole numbers far below 2^53, and a word's unit is a power of two: nothing is rounded.
-    return SealedBlock("counts", Flat.of(like), FixedPoint(64, most, sites), reader=SERVER)
+    return SealedBlock("counts", Flat.of(like), FixedPoint(most, sites), reader=SERVER)
 
 
 class SummedSite:
@@ -262,7 +265,7 @@ class SealedSums:
             own = reply.groups.get(group, {}).get(block.name)
             if site in came:
                 raise Refused(f"{site}: it has already sent what it sealed")
-            np.add(words, as_words(site, own, block.flat.words, block.fixed.bits), out=words)
+            np.add(words, as_words(site, own, block.flat.words), out=words)
             came.add(site)
 
         keys = self._gathering.assembly().facts() if number == 1 else {}

@@ -41,11 +41,11 @@ PATIENCE = Patience(silence=600.0)
 LONGEST = 200  # characters of a name
 TIMEOUT = 86_400.0  # seconds that hospitals have to answer
 RUN, POLL = "server/simulate_job", 0.1  # the server's folder of a job in the simulator; seconds between two looks
-_, CONTROLLER, SEALED_CONTROLLER = CONTROLLERS
+_, CONTROLLER = CONTROLLERS
 _, EXECUTOR, SEALED_EXECUTOR = EXECUTORS
 
 
-def _asked(fl_ctx: FLContext, sealed: bool) -> tuple[str, Inquiry, Any]:
+def _asked(fl_ctx: FLContext, sealed: bool | None = None) -> tuple[str, Inquiry, Any]:
     """Return the name of a job's inquiry, the inquiry, and its question."""
     try:
         name = file_of_job(fl_ctx, NAME).read_text("utf-8")[:LONGEST].strip()
@@ -58,10 +58,8 @@ def _asked(fl_ctx: FLContext, sealed: bool) -> tuple[str, Inquiry, Any]:
 class InquiryController(MedsiloController):
     """Asks all hospitals that are connected, and leaves what each answered for the lead."""
 
-    sealed = False
-
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
-        name, inquiry, question = _asked(fl_ctx, self.sealed)
+        name, inquiry, question = _asked(fl_ctx)
         sites = sorted(client.name for client in fl_ctx.get_engine().get_clients())
         self.transport = FlareTransport(self, fl_ctx, abort_signal)
         self.gate.allow(inquiry.bounds(question))
@@ -69,12 +67,6 @@ class InquiryController(MedsiloController):
         for file, own in inquiry.collect(question, self.transport, sites, TIMEOUT).items():
             write_json(folder / file, own.model_dump(mode="json"))
         return name
-
-
-class SealedInquiryController(InquiryController):
-    """Asks so that the server reads sums alone."""
-
-    sealed = True
 
 
 class InquiryExecutor(MedsiloExecutor):
@@ -104,8 +96,7 @@ def executor_of(name: str) -> str:
 
 def write_inquiry_job(destination: Path, name: str, question: str, sites: int) -> None:
     """Write the job. question: as the inquiry reads it; sites: how many hospitals are to take part."""
-    parts = (SEALED_CONTROLLER, SEALED_EXECUTOR) if INQUIRIES[name].sealed else (CONTROLLER, EXECUTOR)
-    for path, content in job_files(name, sites, [], *parts, PATIENCE).items():
+    for path, content in job_files(name, sites, [], CONTROLLER, executor_of(name), PATIENCE).items():
         write_json(destination / path, content)
     write_text(destination / CONFIG / NAME, name)
     write_text(destination / CONFIG / QUESTION, question)

@@ -1,10 +1,9 @@
-"""Numbers as integers modulo 2^32 or 2^64, whose sum is the same in every order."""
+"""Numbers as integers modulo 2^64, whose sum is the same in every order."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,29 +14,26 @@ from medsilo.core.tensors import Tensors
 from medsilo.sealing.streams import Words
 
 CHECK = 4  # words behind the numbers that are zero: a mask that was not taken off right shows in them
-COARSEST = 10  # bits that a number must have at least
 CHUNK = 1 << 15  # numbers that are converted at once
 WEIGHT_BITS = 16  # of a row of a mixing matrix
 MOST_ROUNDED = 128.0  # units by which the numbers of 256 sites are rounded together, at most
 USED = 0.999  # share of the integers' range; the rest is room for rounding
 
-WORD: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
-SIGNED: dict[int, np.dtype[Any]] = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
-CARRIER = {32: torch.int32, 64: torch.int64}  # as which words travel
+BITS = 64  # of a word
+WORD, SIGNED = np.dtype("<u8"), np.dtype("<i8")
+CARRIER = torch.int64  # as which words travel
 
 
 @dataclass(frozen=True)
 class FixedPoint:
     """A coding of numbers as integers.
 
-    bits: of the integers.
     bound: no number that a site sends may be larger, whatever its sign.
     weights: the largest sum of weights that numbers may be added with; the number of sites for a plain sum.
     one: the largest weight. Numbers are multiplied by their share of it and then rounded, so that weights of 300,000
         cases leave as many digits as those of three.
     """
 
-    bits: Literal[32, 64]
     bound: float
     weights: int
     one: int = 1
@@ -47,17 +43,12 @@ class FixedPoint:
             raise PlanError(
                 f"sealing: bound {self.bound!r} must be positive, and the weights' sum {self.weights!r} from 1 to 2^52"
             )
-        if self.bound * self.scale < 2**COARSEST:
-            raise PlanError(
-                f"sealing: {self.bits} bits are too few for numbers up to {self.bound:g} and weights that add up to "
-                f"{self.weights}; take 64 bits or smaller weights"
-            )
 
     @cached_property
     def scale(self) -> float:
         """Integers per 1 that has the largest weight: the largest power of two with which no sum leaves the range of
         the integers."""
-        most = USED * 2.0 ** (self.bits - 1) / self.weights * self.one
+        most = USED * 2.0 ** (BITS - 1) / self.weights * self.one
         return 2.0 ** math.floor(math.log2(most / self.bound))
 
     def check(self, name: str, values: Tensor) -> None:
@@ -78,7 +69,7 @@ class FixedPoint:
         flat = values.detach().reshape(-1)
         given = (flat if flat.dtype == torch.float64 else flat.float()).cpu().numpy()
         room = np.empty(min(CHUNK, len(given)), np.float64)
-        signed, unit = words.view(SIGNED[self.bits]), self.scale * weight / self.one
+        signed, unit = words.view(SIGNED), self.scale * weight / self.one
         for start in range(0, len(given), CHUNK):
             part = given[start : start + CHUNK]
             scaled = np.multiply(part, unit, out=room[: len(part)], dtype=np.float64)
@@ -87,14 +78,14 @@ class FixedPoint:
     def decode(self, words: Words, divisor: int, values: Tensor) -> None:
         """Write the sum in the words, divided, into a tensor of floats."""
         flat = values.reshape(-1).numpy()
-        signed, unit = words.view(SIGNED[self.bits]), self.scale * divisor / self.one
+        signed, unit = words.view(SIGNED), self.scale * divisor / self.one
         for start in range(0, len(flat), CHUNK):
             part = signed[start : start + CHUNK]
             flat[start : start + CHUNK] = np.divide(part, unit, dtype=np.float64)
 
     def within(self, words: Words, weight: int) -> bool:
         """Return whether the words may be a sum of numbers within the bound whose weights add up to so much."""
-        signed = words.view(SIGNED[self.bits])
+        signed = words.view(SIGNED)
         most = weight / self.one * self.bound * self.scale + MOST_ROUNDED
         return not len(signed) or bool(-most <= signed.min() and signed.max() <= most)
 
@@ -150,7 +141,7 @@ class Flat:
             fixed.check(name, tensors[name])
         if not 0 <= weight <= fixed.weights:
             raise Refused(f"the weight {weight} is not from 0 to {fixed.weights}, for which the range was chosen")
-        words = np.zeros(self.words, WORD[fixed.bits])
+        words = np.zeros(self.words, WORD)
         start = 0
         for name, size in zip(self.names, self.sizes, strict=True):
             fixed.encode(tensors[name], words[start : start + size], weight)
@@ -193,15 +184,14 @@ def integer_weights(shares: Sequence[float], total: int = 1 << WEIGHT_BITS) -> t
 
 
 def as_tensor(words: Words) -> Tensor:
-    """Return the words as they travel: a tensor of integers of the same bits, not copied."""
-    bits = 8 * words.itemsize
-    return torch.from_numpy(words.view(SIGNED[bits]))
+    """Return the words as they travel: a tensor of integers, not copied."""
+    return torch.from_numpy(words.view(SIGNED))
 
 
-def as_words(sender: str, tensor: object, count: int, bits: int) -> Words:
+def as_words(sender: str, tensor: object, count: int) -> Words:
     """Return the words of a tensor that came, not copied; raises Refused, naming the sender, where it does not fit."""
-    if not isinstance(tensor, Tensor) or tensor.dtype != CARRIER[bits] or tensor.layout != torch.strided:
-        raise Refused(f"{sender}: what it sealed is not a tensor of {bits}-bit integers")
+    if not isinstance(tensor, Tensor) or tensor.dtype != CARRIER or tensor.layout != torch.strided:
+        raise Refused(f"{sender}: what it sealed is not a tensor of {BITS}-bit integers")
     if tuple(tensor.shape) != (count,):
         raise Refused(f"{sender}: what it sealed has the shape {list(tensor.shape)}, expected [{count}]")
-    return tensor.cpu().contiguous().numpy().view(WORD[bits])
+    return tensor.cpu().contiguous().numpy().view(WORD)

@@ -340,7 +340,7 @@ class Member:
         for block in blocks:
             if block.reader not in (SERVER, self.site):
                 continue
-            came = as_words(SERVER_SAYS, sums.get(block.name), block.flat.words, block.fixed.bits)
+            came = as_words(SERVER_SAYS, sums.get(block.name), block.flat.words)
             words = came.copy()
             keys = [self._reader_key(block, site, claim.context) for site in claim.sites]
             add_streams(words, [(key, -1) for key in keys if key is not None])

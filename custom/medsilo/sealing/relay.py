@@ -134,7 +134,7 @@ class MaskedSums:
             raise Refused(f"{site}: it has already sent what it sealed in round {self.number}")
         if set(sealed) != {block.name for block in self.blocks}:
             raise Refused(f"{site}: what it sealed lacks a block of round {self.number}, or has one too many")
-        came = [as_words(site, sealed[block.name], block.flat.words, block.fixed.bits) for block in self.blocks]
+        came = [as_words(site, sealed[block.name], block.flat.words) for block in self.blocks]
         for block, words in zip(self.blocks, came, strict=True):
             if block.name in self._sums:
                 np.add(self._sums[block.name], words, out=self._sums[block.name])
@@ -199,7 +199,7 @@ class MaskedSums:
         """Return a sum that the server may read, divided by the weights where these are public."""
         if block.reader != SERVER:
             raise MedsiloError(f"sealing: the sum of {block.name} is not for the server")
-        words = as_words("the server", opened[block.name], block.flat.words, block.fixed.bits)
+        words = as_words("the server", opened[block.name], block.flat.words)
         return block.read(words, [self.terms.place(site) for site in self._survivors], divisor)
 
     def _secret(self, site: str, added: bool) -> bytes:

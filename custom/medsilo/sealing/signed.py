@@ -1,11 +1,11 @@
-"""Signed files: a JSON value, the public key of who signed it, and the signature; and folders that such a file lists.
+"""Signed files and lines: a JSON value, the public key of who signed it, the signature; and folders that a file lists.
 
 The same value has the same signature. It proves something only to who knows the key's fingerprint beforehand.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Section)
 
 
 class Signature(Section):
-    """A signed file, as it is written."""
+    """A signed value, as it is written."""
 
     content: dict[str, Any]
     key: Hexadecimal
@@ -51,37 +51,59 @@ def _signed_bytes(kind: type[Section], key: str, content: Mapping[str, Any]) -> 
     return f"medsilo {kind.__name__} 1\n{key}\n".encode() + _canonical(content)
 
 
-def write_signed(path: Path, content: Section, key: PrivateKey) -> str:
-    """Write a value with its signature, and return the key's fingerprint."""
+def signed(content: Section, key: PrivateKey) -> Signature:
+    """Return a value with its signature."""
     told, public = content.model_dump(mode="json"), public_text(key)
     signature = sign_with(key, _signed_bytes(type(content), public, told), salted=False)
-    write_text(path, _written(Signature(content=told, key=public, signature=signature.hex())))
-    return fingerprint(public)
+    return Signature(content=told, key=public, signature=signature.hex())
 
 
-def _written(signature: Signature) -> str:
-    return json.dumps(signature.model_dump(), indent=1, allow_nan=False) + "\n"
+def line_of(signature: Signature) -> bytes:
+    """Return a signed value as one line."""
+    return _canonical(signature.model_dump())
+
+
+def opened(text: bytes, kind: type[S], name: str, form: Callable[[Signature], bytes] = line_of) -> tuple[S, str]:
+    """Return what a signed value says, and the public key of who signed it; raises MedsiloError for anything else.
+
+    name: what it is, for people. form: how it is written.
+    """
+    try:
+        found = checked(Signature, json.loads(text), name)
+        if form(found) != text:
+            raise ValueError("written by something else")
+        signature, told = bytes.fromhex(found.signature), _signed_bytes(kind, found.key, found.content)
+        verify(load_der_public_key(bytes.fromhex(found.key)), signature, told, salted=False)
+        return checked(kind, found.content, name), found.key
+    except InvalidSignature as error:
+        raise MedsiloError(f"{name} was changed after it was signed, or its signature is forged") from error
+    except ValidationError as error:
+        what = in_words(error, Signature if error.title == Signature.__name__ else kind, tells_values=False)
+        raise MedsiloError(f"{name} is damaged: {what}") from error
+    except (ValueError, TypeError, RecursionError, UnsupportedAlgorithm) as error:
+        raise MedsiloError(f"{name} is damaged or not signed ({type(error).__name__})") from error
+
+
+def write_signed(path: Path, content: Section, key: PrivateKey) -> str:
+    """Write a value with its signature, and return the key's fingerprint."""
+    made = signed(content, key)
+    write_text(path, _written(made).decode())
+    return fingerprint(made.key)
+
+
+def _written(signature: Signature) -> bytes:
+    return (json.dumps(signature.model_dump(), indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
     """Return what a signed file says, and the public key of who signed it; raises MedsiloError for any other file."""
     try:
-        found = checked(Signature, json.loads(there := read_bounded(path, LARGEST)), path.name)
-        if _written(found).encode() != there:
-            raise ValueError("written by something else")
-        signature, signed = bytes.fromhex(found.signature), _signed_bytes(kind, found.key, found.content)
-        verify(load_der_public_key(bytes.fromhex(found.key)), signature, signed, salted=False)
-        return checked(kind, found.content, path.name), found.key
+        there = read_bounded(path, LARGEST)
     except FileNotFoundError as error:
         raise MedsiloError(f"there is no {path.name}; give the folder or file that was signed", str(path)) from error
-    except InvalidSignature as error:
-        raise MedsiloError(f"{path.name} was changed after it was signed, or its signature is forged") from error
-    except ValidationError as error:
-        what = in_words(error, Signature if error.title == Signature.__name__ else kind, tells_values=False)
-        raise MedsiloError(f"{path.name} is damaged: {what}", str(path)) from error
-    except (OSError, ValueError, TypeError, RecursionError, UnsupportedAlgorithm) as error:
-        why = "damaged or no signed file"
-        raise MedsiloError(f"{path.name} is {why} ({type(error).__name__})", str(path)) from error
+    except (OSError, ValueError) as error:
+        raise MedsiloError(f"{path.name} is damaged or not signed ({type(error).__name__})", str(path)) from error
+    return opened(there, kind, path.name, _written)
 
 
 def read_own(path: Path, kind: type[S], key: PrivateKey) -> S:

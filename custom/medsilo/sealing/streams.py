@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-Words = NDArray[Any]  # of 32 or 64 bits, in little-endian order
+Words = NDArray[Any]  # of 64 bits, in little-endian order
 Stream = tuple[bytes, int]  # its key, and what its numbers are multiplied by
 
 LABEL = "medsilo sealing 1"
@@ -45,7 +45,7 @@ def derive(secret: bytes, *purpose: str | int | bytes) -> bytes:
 
 
 def add_streams(words: Words, streams: Iterable[Stream]) -> None:
-    """Add many streams to the words, in place, modulo 2^32 or 2^64.
+    """Add many streams to the words, in place, modulo 2^64.
 
     A key must be for these words alone: a stream that masks two things tells their difference. All streams are added to
     some words before the next ones are looked at, so that these stay in the processor's cache (measured: 1.7 ms a

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.tensors import Tensors
-from medsilo.sealing.fixed_point import FixedPoint, Flat
+from medsilo.sealing.fixed_point import BITS, FixedPoint, Flat
 from medsilo.sealing.streams import Words, digest
 
 LEAST, MOST_SITES = 3, 256
@@ -85,7 +85,7 @@ class SealedBlock:
         """Bytes that stand for what is added, and how."""
         flat, fixed = self.flat, self.fixed
         layout = [f"{n} {list(s)} {d}" for n, s, d in zip(flat.names, flat.shapes, flat.dtypes, strict=True)]
-        numbers = (fixed.bits, repr(float(fixed.bound)), fixed.weights, fixed.one)
+        numbers = (BITS, repr(float(fixed.bound)), fixed.weights, fixed.one)
         weights = ("private",) if self.weights is None else tuple(map(int, self.weights))
         return digest("block", self.name, self.reader, *numbers, len(layout), *layout, *weights)
 

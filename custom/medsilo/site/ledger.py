@@ -18,23 +18,23 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from operator import not_
 from pathlib import Path
+from secrets import token_hex
 from typing import Annotated, Any, Literal
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.serialization import load_der_public_key
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import FILE, LockedFolder, write_text
+from medsilo.core.files import FILE, LockedFolder
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
 from medsilo.privacy.mechanisms import Charge, Demands, Mechanism
-from medsilo.sealing.signing import PrivateKey, own_key, public_text, sign_with, verify
+from medsilo.sealing.signed import S, Signature, line_of, opened, read_signed, signed, write_signed
+from medsilo.sealing.signing import PrivateKey, own_key, public_text
 from medsilo.site.settings import FILE_NAME
 
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"  # the folder is beside a hospital's book
@@ -62,7 +62,7 @@ class Spending(Section):
 
 
 class LedgerEntry(Section):
-    """One line of the ledger, without its signature."""
+    """One line of the ledger, which is signed."""
 
     number: int = Field(ge=0)
     previous: Hash
@@ -75,13 +75,16 @@ class LedgerEntry(Section):
     charges: tuple[Charge, ...] = Field((), max_length=MOST_CHARGES)
     delta: float | None = None  # at which the hospital counts
     epsilon: float | None = None  # over all that was charged, this entry included; None: no bound holds
-    key: str = ""  # public, in DER as hexadecimal digits: what signs from here on
-    # Of a later key: what the one before it signed, to let it in
-    handed: str = Field("", pattern=r"^([0-9a-f]{2})*$", exclude_if=not_)
+    handed: str = Field("", exclude_if=not_)  # the public key that the one which signs this line lets in
 
-    def text(self) -> str:
-        """Return the entry in its one form."""
-        return _canonical(self.model_dump(mode="json"))
+
+class _Head(Section):
+    """The number of lines of a ledger, and which these are."""
+
+    began: Hash  # of the first line
+    lines: int = Field(ge=0)
+    hash: Hash  # of the last line
+    time: int
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class Ledger:
         self.file, self.head = self.folder / f"{data}.jsonl", self.folder / f"{data}.head.json"
         self._heads = [self.head, *([kit / KEPT.format(data)] if kit else [])]
         self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's privacy ledger", "nothing leaves")
-        self._verified: set[str] = set()  # hashes of lines whose signature was checked
+        self._read: dict[bytes, tuple[LedgerEntry, str]] = {}  # what lines say that were checked, and who signed it
 
     @property
     def exists(self) -> bool:
@@ -180,9 +183,10 @@ class Ledger:
             own = self.folder / OWN_KEY
             keys = [self._key, *([old] if old else []), *([own_key(own, OF)] if own.exists() else [])]
             handing = next((key for key in keys if public_text(key) == before), None)
-            handed = sign_with(handing, _handover(standing.head, self._public).encode()).hex() if handing else ""
-            self._append(standing, "opened", what=ACCEPTED, handed=handed)
-            return bool(handed) or not before
+            if handing:
+                Ledger(self.folder.parent, self.data, handing)._append(standing, "opened", handed=self._public)
+            self._append(self._lines_read(), "opened", what=ACCEPTED)
+            return bool(handing) or not before
 
     @contextmanager
     def _opened(self) -> Iterator[LedgerStanding]:
@@ -192,7 +196,7 @@ class Ledger:
                 self._write_head(0, START)
             standing = self.read()
             if not standing.entries:
-                self._append(standing, "opened")
+                self._append(standing, "opened", attempt=token_hex(16))  # no two ledgers begin alike
                 standing = self.read()
             elif standing.keys[-1] != self._public:  # whose it is could not be told while no key was there
                 raise MedsiloError(NOT_OURS)
@@ -224,10 +228,9 @@ class Ledger:
             charges=tuple(charges),
             delta=delta,
             epsilon=cost if cost is not None and math.isfinite(cost) else None,
-            key=self._public if kind == "opened" else "",
             handed=handed,
         )
-        line = _line(entry, sign_with(self._key, entry.text().encode()))
+        line = line_of(signed(entry, self._key))
         descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
         with os.fdopen(descriptor, "rb+") as file:
             if standing.torn:
@@ -240,15 +243,11 @@ class Ledger:
         self._write_head(entry.number + 1, _hash(line))
 
     def _write_head(self, lines: int, last: str) -> None:
-        head = {"began": _hash(self._first()), "lines": lines, "hash": last, "time": int(time.time())}
-        signature = sign_with(self._key, _canonical(head).encode()).hex()
+        first = next(iter(_lines(self.file)[0]), b"")
+        head = _Head(began=_hash(first), lines=lines, hash=last, time=int(time.time()))
         for file in self._heads:
-            write_text(file, _canonical({"head": head, "signature": signature, "key": self._public}))
+            write_signed(file, head, self._key)
             _sync(file.parent)
-
-    def _first(self) -> bytes:
-        lines, _ = _lines(self.file)
-        return lines[0] if lines else b""
 
     # ------------------------------------------------------------------ reading
     def standing(self) -> LedgerStanding:
@@ -274,44 +273,30 @@ class Ledger:
         entries: list[LedgerEntry] = []
         keys, hashes = [""], [START]
         for number, line in enumerate(lines):
-            entry, signature = _parsed(line, number)
-            here = _hash(line)
+            if line not in self._read:
+                self._read[line] = _opened(line, LedgerEntry, f"line {number + 1}")
+            entry, key = self._read[line]
             if entry.number != number or entry.previous != hashes[-1] or entry.data != self.data:
                 raise MedsiloError(_changed(f"line {number + 1} does not follow the one before it"))
-            if here not in self._verified:
-                _check_signature(entry.key or keys[-1], entry.text(), signature, f"line {number + 1}")
-                self._check_handed(entry, keys[-1])
-                self._verified.add(here)
+            # A later key: who goes before it let it in, or an engineer with the kit
+            if entries and key not in (keys[-1], entries[-1].handed) and not self._given:
+                raise MedsiloError(_changed(f"line {number + 1} is of a key that the one before it did not let in"))
             entries.append(entry)
-            hashes.append(here)
-            keys.append(entry.key or keys[-1])
+            hashes.append(_hash(line))
+            keys.append(key)
         return LedgerStanding(tuple(entries), hashes[-1], torn, tuple(keys), tuple(hashes))
-
-    def _check_handed(self, entry: LedgerEntry, before: str) -> None:
-        """Raise MedsiloError for a later key that the one before it did not let in, nor an engineer with the kit."""
-        if entry.handed:
-            handover = _handover(entry.previous, entry.key)
-            _check_signature(before, handover, bytes.fromhex(entry.handed), f"line {entry.number + 1}")
-        elif before and entry.key and not self._given:
-            raise MedsiloError(_changed(f"line {entry.number + 1} is of a key that the one before it did not let in"))
 
     def _check_head(self, file: Path, standing: LedgerStanding) -> None:
         where = "its head" if file == self.head else "the head that the kit keeps"
         try:
-            said = json.loads(file.read_text("utf-8"))
-            head, signature, key = said["head"], bytes.fromhex(said["signature"]), said["key"]
-            number, last, text = int(head["lines"]), str(head["hash"]), _canonical(head)
-            if number < 0:
-                raise ValueError("fewer lines than none")
-        except FileNotFoundError:
-            raise MedsiloError(_changed("its head is not there")) from None
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise MedsiloError(_changed(f"{where} cannot be read"), private=type(error).__name__) from error
-        _check_signature(key, text, signature, where)
-        there = len(standing.entries)
+            head, key = read_signed(file, _Head)
+        except MedsiloError as error:
+            told = f"{where} is not there, or not as it was signed"
+            raise MedsiloError(_changed(told), private=str(error)) from error
+        number, there = head.lines, len(standing.entries)
         if there < number:
             raise MedsiloError(_changed(f"{number} lines were written, and {there} are there"))
-        if standing.hashes[number] != last:
+        if standing.hashes[number] != head.hash:
             raise MedsiloError(_changed(f"line {number} is not the one that was written"))
         if key != (standing.keys[number] or self._trusted or key):
             raise MedsiloError(_changed(f"{where} is signed by another key than its lines"))
@@ -320,7 +305,7 @@ class Ledger:
         """Return the signed head as it leaves, for a server to keep: hashes, the number of lines, and when."""
         with self._folder.alone():
             said = json.loads(self.head.read_text("utf-8"))
-        return {**said["head"], "signature": said["signature"]}
+        return {**said["content"], "signature": said["signature"]}
 
     def check_heads(self, heads: Sequence[Mapping[str, Any]]) -> None:
         """Raise Refused where the ledger does not go on from a head that it once told a server.
@@ -331,11 +316,10 @@ class Ledger:
         standing = self.standing()
         accepted = max((entry.time for entry in standing.entries if entry.what == ACCEPTED), default=-1)
         for head in heads:
-            said = {name: head[name] for name in ("began", "lines", "hash", "time")}
+            said = {name: head[name] for name in _Head.model_fields}
             if len(standing.hashes) < 2 or said["began"] != standing.hashes[1] or said["time"] <= accepted:
                 continue
-            signature = bytes.fromhex(head["signature"])
-            if not any(_signs(key, _canonical(said), signature) for key in set(standing.keys[1:])):
+            if not any(_signed_by(key, said, head["signature"]) for key in set(standing.keys[1:])):
                 continue
             number = said["lines"]
             if number > len(standing.entries) or standing.hashes[number] != said["hash"]:
@@ -359,16 +343,18 @@ class Ledger:
         return self._public if self._given or (self.folder / OWN_KEY).exists() else ""
 
 
-def _handover(last: str, key: str) -> str:
-    return _canonical({"after": last, "key": key})
-
-
-def _signs(key: str, text: str, signature: bytes) -> bool:
+def _opened(text: bytes, kind: type[S], what: str) -> tuple[S, str]:
     try:
-        verify(load_der_public_key(bytes.fromhex(key)), signature, text.encode())
-    except (InvalidSignature, ValueError, TypeError):
-        return False
-    return True
+        return opened(text, kind, what)
+    except MedsiloError as error:
+        raise MedsiloError(_changed(str(error)), error.private) from error
+
+
+def _signed_by(key: str, head: Mapping[str, Any], signature: str) -> bool:
+    with suppress(MedsiloError):
+        opened(line_of(Signature(content=dict(head), key=key, signature=signature)), _Head, "the head")
+        return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -417,26 +403,6 @@ def _study(entry: LedgerEntry) -> str:
     return entry.spending.study if entry.spending else ""
 
 
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def _line(entry: LedgerEntry, signature: bytes) -> bytes:
-    return _canonical({"entry": entry.model_dump(mode="json"), "signature": signature.hex()}).encode()
-
-
-def _parsed(line: bytes, number: int) -> tuple[LedgerEntry, bytes]:
-    try:
-        values = json.loads(line)
-        entry = LedgerEntry.model_validate_json(json.dumps(values["entry"]), strict=True)
-        signature = bytes.fromhex(values["signature"])
-    except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
-        raise MedsiloError(_changed(f"line {number + 1} cannot be read"), private=str(error)) from error
-    if _line(entry, signature) != line:
-        raise MedsiloError(_changed(f"line {number + 1} is not in the form in which it was written"))
-    return entry, signature
-
-
 def _lines(file: Path) -> tuple[list[bytes], bool]:
     """Return whole lines, and whether a part of one is behind them."""
     try:
@@ -445,11 +411,6 @@ def _lines(file: Path) -> tuple[list[bytes], bool]:
         raise MedsiloError(_changed("it cannot be read"), private=f"{type(error).__name__}") from error
     *lines, rest = content.split(b"\n")
     return lines, bool(rest)
-
-
-def _check_signature(key: str, text: str, signature: bytes, what: str) -> None:
-    if not _signs(key, text, signature):
-        raise MedsiloError(_changed(f"{what} is not signed by the key that it names"))
 
 
 def _changed(how: str) -> str:

@@ -149,8 +149,7 @@ class SealedGroup:
             told = content + LOCKED + self.readers * KEY_BOX
             return {WORDS: torch.empty(told, dtype=torch.uint8, device="meta")}
         words = {
-            name: torch.empty(block.flat.words, dtype=CARRIER[block.fixed.bits], device="meta")
-            for name, block in self.blocks.items()
+            name: torch.empty(block.flat.words, dtype=CARRIER, device="meta") for name, block in self.blocks.items()
         }
         return {**self.beside, **words}
 
@@ -185,7 +184,7 @@ class Blocks:
         if isinstance(form, Exchanged):
             return SealedGroup(group, form, dict(tensors), {}, readers=len(self.terms.sites))
         flat = Flat.of({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()})
-        fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), *self._weights(form))
+        fixed = FixedPoint(self._bound(group, layout), *self._weights(form))
         weights = (1,) * len(self.terms.sites) if isinstance(form, Pulled) else None
         blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER, weights)}
         if isinstance(form, Rows):
@@ -213,7 +212,7 @@ class Blocks:
         """Return the plan's bound, or the range of a wide group where that is more."""
         ranges = group.ranges(layout, self.plan.task) if group.wide else {}
         widest = max((max(abs(low), abs(high)) for low, high in ranges.values()), default=0.0)
-        return max(self.plan.transport.bound, widest)
+        return max(self.plan.transport.sealing_bound, widest)
 
 
 def words_for(site: str) -> str:
