@@ -76,7 +76,7 @@ run jobs/fedavg --set nothing.x=1 | nothing: unknown key
 run jobs/fedavg --set algorithm=fedbn | set algorithm.name=fedbn
 run jobs/fedavg --device gpu | use auto, cpu, cuda
 run jobs/fedavg --settings nothing | give the folder that holds medsilo.yaml [nothing]
-run jobs/fedavg --engine inproces | did you mean inprocess?
+run jobs/fedavg --engine inproces | is not one of 'simulator', 'inprocess'
 run jobs/central | --engine inprocess
 resume nothing | nothing is no run's folder; give one
 report nothing | give the folder that holds summary.json [nothing]
@@ -98,7 +98,7 @@ approve jobs/fedavg --kit nothing | there is no such folder; give the kit's [not
 approve x --kit jobs --expires soon | write hours, days or weeks
 approve --page --kit jobs --port x | --port: give a whole number
 ledger | --kit is missing: this site's kit
-ledger nonsense --kit jobs | choose one of show, accept
+ledger nonsense --kit jobs | is not one of 'show', 'accept'
 provision nothing -o kits | nothing cannot be read: there is no such file; give a consortium.yaml
 provision | CONSORTIUM is missing
 submit jobs/fedavg --kit nothing | nothing is no kit of a person: there is no such folder
