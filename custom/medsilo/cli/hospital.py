@@ -167,8 +167,6 @@ def ledger(
     copy.
     """
     screen.note("reading the ledger")
-    from dataclasses import asdict
-
     from medsilo.check.at_home import KitAtHome
     from medsilo.check.spending import spending_lines, spent
     from medsilo.site.ledger import ledgers
@@ -186,7 +184,7 @@ def ledger(
     told = [spent(one, home.settings.privacy) for one in found]  # each line is checked
     for view in told:
         screen.say(*spending_lines(view))
-    screen.answer(ledgers=[asdict(view) for view in told])
+    screen.answer(ledgers=told)
 
 
 def _accept_ledgers(screen: Screen, found: "list[Ledger]", old_kit: Path | None) -> None:
