@@ -68,7 +68,7 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
 
     say("looking at the machine")
     settings = _settings(visit, report)
-    hospital = visit.kit if visit.kit and not visit.kit.serves else None
+    hospital = visit.kit if visit.kit and visit.kit.party != "server" else None
     is_read = report.go
     note("policy", _ways_around(visit, settings))
     if hospital and is_read:
@@ -81,7 +81,7 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
     if visit.kit:
         say("looking at the kit and the network")
         note("certificates", check_certificates(visit.kit, now), check_seal(visit.kit))
-        if not visit.kit.serves:
+        if visit.kit.party != "server":
             with _guarded("network", report):
                 report.findings.append(check_network(visit.kit))
         note("network", check_expelled(visit.kit))
