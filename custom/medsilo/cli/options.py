@@ -6,7 +6,6 @@ Nothing heavy is imported here: --help answers at once.
 import errno
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,26 +25,15 @@ def row(value: object) -> str:
     return str(value)
 
 
-@dataclass(frozen=True)
-class Seeds:
-    """Different numbers, written as 0,1,2."""
-
-    numbers: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self.numbers))
+USUAL_SEEDS, DEMO_SEEDS = "0,1,2", "0,1,2,3,4,5"
 
 
-USUAL_SEEDS = Seeds((0, 1, 2))
-DEMO_SEEDS = Seeds((0, 1, 2, 3, 4, 5))
-
-
-def seeds(value: object) -> Seeds:
-    """Return the numbers of a list like 0,1,2."""
+def seeds(value: object) -> tuple[int, ...]:
+    """Return the different numbers of a list like 0,1,2."""
     parts = str(value).split(",")
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         raise ValueError(f"{str(value)!r} is not a list of different numbers, like 0,1,2")
-    return Seeds(tuple(map(int, parts)))
+    return tuple(map(int, parts))
 
 
 def output_folder(value: object) -> Path:
