@@ -70,7 +70,7 @@ class Home:
         self.approvals = approvals_of(Book(folder / "medsilo/_hospital" / site), self.kit, WANTED)
 
     def approve(self, **limits: Any) -> None:
-        self.approvals.decide(self.plan.hash, "approved", "engineer", ApprovalLimits.of(**limits))
+        self.approvals.decide(self.plan.hash, "approved", "engineer", ApprovalLimits(**limits))
 
     def permission(self, plan: Plan | None = None, **given: Any) -> Permission:
         settings = WANTED.model_copy(update=given)
@@ -179,7 +179,7 @@ def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> Non
     values = home.plan.resolved()
     values["participation"] |= {"sites": [], "minimum": 2}
     nobody = parse_plan(values)
-    home.approvals.decide(nobody.hash, "approved", "engineer", ApprovalLimits.of(sites=tuple(SITES[:2])))
+    home.approvals.decide(nobody.hash, "approved", "engineer", ApprovalLimits(sites=tuple(SITES[:2])))
     with pytest.raises(Refused, match="for named sites only, and the plan names none"):
         home.permission(nobody).check(SITES[:2], 1)
 

@@ -309,7 +309,7 @@ def test_no_patient_path_or_host_is_in_any_file(tmp_path: Path, monkeypatch: pyt
     plan = parse_plan(TABLE)
     file = tmp_path / "planted-plan.yaml"
     file.write_text(plan.to_yaml())
-    KitAtHome.read(home.folder).approvals.decide(plan.hash, "approved", "planted-engineer", ApprovalLimits.of(rounds=9))
+    KitAtHome.read(home.folder).approvals.decide(plan.hash, "approved", "planted-engineer", ApprovalLimits(rounds=9))
     run = tmp_path / "planted-run"
     drawn = make_plan("fedavg", "training.rounds=2")
     inprocess.run(drawn, folder=run, settings=SiteSettings(device="cpu"))

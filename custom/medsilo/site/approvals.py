@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import LockedFolder, read_bounded, write_text
 from medsilo.core.package import package_facts
-from medsilo.core.section import Section, in_words
+from medsilo.core.section import Section
 from medsilo.core.text import counted, plain
 from medsilo.sealing.signed import read_own, write_signed
 from medsilo.sealing.signing import PrivateKey, public_text
@@ -49,19 +49,11 @@ class ApprovalLimits(Section):
     sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)  # nobody else may take part
 
     @classmethod
-    def of(cls, **limits: Any) -> Self:
-        """Return these limits; raises MedsiloError."""
-        try:
-            return cls.model_validate(limits)
-        except ValidationError as error:
-            raise MedsiloError(f"the limits of the approval: {in_words(error, cls)}") from error
-
-    @classmethod
     def lasting(cls, hours: int | None, rounds: int | None, sites: str) -> Self:
-        """Return limits that begin now. sites: their names, with commas between them."""
+        """Return limits that begin now; raises MedsiloError. sites: their names, with commas between them."""
         expires = None if hours is None else int(time.time()) + 3600 * hours
         names = sorted({name.strip() for name in sites.split(",")} - {""})
-        return cls.of(expires=expires, rounds=rounds, sites=tuple(names))
+        return cls.from_values({"expires": expires, "rounds": rounds, "sites": names}, "the limits of the approval")
 
     def words(self) -> list[str]:
         """Return each limit in words."""
