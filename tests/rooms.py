@@ -69,12 +69,12 @@ ROOMS = {
         "what runs inside NVFlare: controller, executor, filters, transport, jobs, simulator",
         "core federation learning plan registry runs site tasks",
     ),
-    "consortium": room(
-        "what talks to NVFlare from outside: provisioning and the lead's commands", "core flare runs site tasks"
-    ),
     "check": room(
         "a site's check before it joins, and the leak report",
         "core course federation learning plan privacy runs site tasks",
+    ),
+    "consortium": room(
+        "what talks to NVFlare from outside: provisioning and the lead's commands", "check core flare runs site tasks"
     ),
     "study": room(
         "comparisons over many runs and their statistics; the demo",

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from medsilo import given
+from medsilo.check.kit import read_kit
 from medsilo.consortium import lead
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
@@ -445,15 +446,15 @@ def _several(places: Place | Sequence[Place]) -> list[Path]:
 class Lead:
     """A consortium, as the owner of a kit leads and watches it: what the lead's commands do, from Python.
 
-    >>> Lead("docs")
+    >>> Lead("no-kit")
     Traceback (most recent call last):
-    medsilo.core.errors.MedsiloError: docs is no kit of a person: it has no startup/fed_admin.json that can be read
+    medsilo.core.errors.MedsiloError: there is no such folder; give the kit's
     """
 
     def __init__(self, kit: Place, say: Callable[[str], None] = print) -> None:
         """kit: the folder of your own kit; say: called with a line for what happens on the way."""
         self.kit, self.say = Path(kit), say
-        lead.owner_of(self.kit)
+        read_kit(self.kit, "person")
 
     @_as_python
     def status(self, job: str | None = None) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def case_of(
         raise MedsiloError("whose record? give --kit KIT, or --settings FOLDER with --site SITE")
     if kit:
         home = KitAtHome.read(kit)
-        asked = [one for one in home.approvals.asked() if len(plan) >= 8 and one.hash.startswith(plan.lower())]
+        asked = home.approvals.asked(plan.lower()) if len(plan) >= 8 else []
         study, scope = (home.plan_of(asked[0]), None) if asked else _plan(plan, changes, home.settings)
         key, policy = home.files.signing_key, Policy.read(home.local, scope)
         case = Case(study, home.settings, policy, home.kit.name, home)

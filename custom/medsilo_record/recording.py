@@ -38,7 +38,12 @@ def record(
     data give the same bytes. Nothing is sent anywhere. docs/review.md says what each file contains.
     """
     if verify:
-        return _verify(screen, verify, key)
+        from medsilo_record import filing
+
+        count = filing.verify(verify, key)
+        screen.say(f"{count} files are as this hospital signed them")
+        screen.answer(files=count)
+        return 0
     if plan is None or not (out or compare):
         raise MedsiloError("give a plan, and -o FOLDER for its record or --compare OLD; or --verify FOLDER")
     screen.note("reading the plan")
@@ -67,15 +72,6 @@ def _on_page(kit: Path, plan: str) -> dict[str, bytes]:
     from medsilo_record.filing import on_page
 
     return on_page(kit, plan)
-
-
-def _verify(screen: Screen, folder: Path, key: str) -> int:
-    from medsilo_record.filing import verify
-
-    count = verify(folder, key)
-    screen.say(f"{count} files are as this hospital signed them")
-    screen.answer(files=count)
-    return 0
 
 
 ON_PAGE = PageAction(

@@ -18,7 +18,6 @@ from medsilo.extend import (
     DataSource,
     Folder,
     Listing,
-    MedsiloError,
     Sight,
     choices,
     columns,
@@ -31,7 +30,6 @@ from medsilo_series import waves
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import stretches
 
-MOST = 60  # recordings of a hospital that are opened
 LINES = 200  # of a recording, by which its columns are told apart
 TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec", "s", "ms", "time_ms", "time_s", "us"}
 LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
@@ -103,7 +101,11 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
         )
         source = source.model_copy(update={"patient": patient})
         listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}
-    read, wrong = _opened(listings, Reader([columns.Column(name=name) for name in signals], source))
+    reader = Reader([columns.Column(name=name) for name in signals], source)
+    opened = {
+        site: looks.opened({site: own}, lambda entry: reader.read(entry.images[0])) for site, own in listings.items()
+    }
+    read = {site: [one for one, _ in found] for site, (found, _) in opened.items()}
     every = [one for own in read.values() for one in own]
     labels = sum((one.labels.counts() for one in every if one.labels), Counter[str]())
     if not source.inside.label:
@@ -129,24 +131,9 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
         _round_rate(float(np.median(rates))) if rates else None,
         sum(bool(np.isnan(one.values).any() or (one.gaps is not None and one.gaps.any())) for one in every),
         len(every),
-        dict(wrong),
+        dict(sum((wrong for _, wrong in opened.values()), Counter[str]())),
         dealt,
     )
-
-
-def _opened(listings: Mapping[str, Listing], reader: Reader) -> tuple[dict[str, list[Recording]], Counter[str]]:
-    """Return recordings of each hospital, and why others can't be read."""
-    read: dict[str, list[Recording]] = {site: [] for site in listings}
-    wrong: Counter[str] = Counter()
-    for site, own in listings.items():
-        for entry in own.entries[:MOST]:
-            try:
-                read[site].append(reader.read(entry.images[0]))
-            except MedsiloError as error:
-                wrong[str(error)] += 1
-    if not any(read.values()):
-        raise DataError(f"no recording can be used: {'; '.join(f'{what} ({n})' for what, n in wrong.items())}")
-    return read, wrong
 
 
 def _patients(listing: Listing, read: Sequence[Recording]) -> set[str]:

@@ -41,7 +41,7 @@ from medsilo_statistics.course_of_question import (
 from medsilo_statistics.found import OwnPart, StatisticsFound, columns_of
 from medsilo_statistics.newton import FittedModel, own_fit
 from medsilo_statistics.patients import Floats, Patients, own_columns, read_patients
-from medsilo_statistics.sums import ModelStep, Sums, SumStep, heaviest, of, sensitivity, table, without_likelihood
+from medsilo_statistics.sums import ModelStep, Sums, SumStep, heaviest, of, sensitivity, table
 
 METHOD, FILE = "statistics", "answers.json"
 MOST_SUMS = 1 + MOST_STEPS
@@ -162,7 +162,7 @@ class StatisticsSite:
         self.own.count_answer()
         sums = of(self.patients, step)
         if self.question.privacy:
-            return self._noisy(without_likelihood(sums), step)
+            return self._noisy(sums, step)
         told = sums if self.summed or self.floor == 1 else self._without_few(sums)
         return {name: torch.from_numpy(np.ascontiguousarray(own)) for name, own in told.items()}
 

@@ -49,9 +49,13 @@ def statistics(
     asked = question_at(question)
     if (kit is not None) + bool(hospitals) + (local is not None) != 1:
         raise MedsiloError("whom to ask? Give hospitals' folders on this machine, or --kit for a consortium's")
+    if kit and not asked.sites:
+        raise MedsiloError("the question names no hospitals, and they agree on whose sums are added; set sites in it")
     with screen.busy("asking"):
         if kit:
-            found = submitted(asked, kit, out, screen)
+            from medsilo.extend import lead
+
+            found = _read(lead.inquire(asked.job, asked.in_yaml(), kit, out, screen.say))
         elif local:  # as 'medsilo init' writes settings
             settings = options.settings_of(None, None, local)
             found = asked_here(asked, {site: settings.of(site) for site in asked.sites}, out, engine)
@@ -96,15 +100,6 @@ def question_at(path: Path) -> "Question":
         "wanted": {"label": NARROW} if counted == "label" else {},
     }
     return Question.from_values(values, "the plan's question")
-
-
-def submitted(question: "Question", kit: Path, out: Path, screen: Screen) -> "StatisticsFound":
-    """Have the hospitals of a consortium asked by a job."""
-    from medsilo.extend import lead
-
-    if not question.sites:
-        raise MedsiloError("the question names no hospitals, and they agree on whose sums are added; set sites in it")
-    return _read(lead.inquire(question.job, question.in_yaml(), kit, out, screen.say))
 
 
 def _read(files: Sequence[Path]) -> "StatisticsFound":

@@ -22,7 +22,7 @@ from medsilo.extend import (
 )
 from medsilo_statistics.asked_question import Question
 from medsilo_statistics.combat import CommonFeatures
-from medsilo_statistics.describing import patients_for
+from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.found import MetaFound, OwnPart, StatisticsFound, TableColumn, apart, columns_of, curves_of
 from medsilo_statistics.newton import PRIVATE_STEPS, Climb, FittedModel, combined
 from medsilo_statistics.sums import ModelStep, Sums, SumStep, sensitivity, shapes
@@ -215,7 +215,7 @@ def _needed(question: Question, column: TableColumn, name: str, half: float) -> 
     cell = column.cells.get(name)
     if cell is None or not cell.known:
         return None
-    if not question.variables[name].levels:
-        return None if cell.deviation is None else patients_for(half, cell.deviation)
     shares = [own / cell.known for own in cell.levels if own is not None]
-    return patients_for(half, math.sqrt(max((share * (1 - share) for share in shares), default=0.25)))
+    uncertain = math.sqrt(max((share * (1 - share) for share in shares), default=0.25))
+    deviation = uncertain if question.variables[name].levels else cell.deviation
+    return None if deviation is None else float(np.ceil((NORMAL * deviation / half) ** 2))

@@ -29,11 +29,6 @@ def moments(variable: Variable, row: Floats, noise: float = 0.0) -> tuple[float,
     return count, own, variable.half * float(np.sqrt(spread)), float(own - half), float(own + half)
 
 
-def patients_for(half: float, deviation: float) -> float:
-    """Return how many patients a 95 % interval of a mean with this half width needs."""
-    return float(np.ceil((NORMAL * deviation / half) ** 2))
-
-
 def quantile(variable: Variable, counts: Floats, share: float) -> float | None:
     """Return a quantile of a histogram; values were counted at the nearest place, so it is off by half a step."""
     total = float(counts.sum())

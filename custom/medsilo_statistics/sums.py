@@ -120,8 +120,11 @@ def whole(part: Floats, width: int) -> Floats:
 
 
 def regression(patients: Patients, model: RegressionAsked, at: Floats) -> Floats:
-    """Return patients, log likelihood, gradient and information; of Cox the hospital's own partial likelihood."""
-    x, y = patients.matrix(model), outcome(patients, model)
+    """Return patients, log likelihood, gradient and information; of Cox the hospital's own partial likelihood.
+
+    With privacy the log likelihood, which nothing bounds, is 0.
+    """
+    x, y, private = patients.matrix(model), outcome(patients, model), patients.question.privacy is not None
     if model.kind == "cox":
         assert model.time
         times, happened = patients.places(model.time), y > 0
@@ -129,14 +132,15 @@ def regression(patients: Patients, model: RegressionAsked, at: Floats) -> Floats
         risk, tied = risk_sums(x, times, happened, at, shown)
         counts = np.array([(times[happened] == time).sum() for time in shown], np.float64)
         return partial_likelihood(risk, tied, counts, x[happened].sum(0), at, model.ties)
-    eta, weight = x @ at, weights(x, model, at, patients.question.privacy is not None)
+    eta, weight = x @ at, weights(x, model, at, private)
     if model.kind == "linear":
         fitted, likelihood = eta, -float(np.square(y - eta).sum()) / 2
     elif model.kind == "logistic":
         fitted, likelihood = 0.5 * (1 + np.tanh(eta / 2)), float((y * eta - np.logaddexp(0, eta)).sum())
     else:
         fitted, likelihood = weight, float((y * eta - weight).sum())
-    return np.concatenate([[len(y), likelihood], x.T @ (y - fitted), upper((x * weight[:, None]).T @ x)])
+    told = [len(y), 0.0 if private else likelihood]
+    return np.concatenate([told, x.T @ (y - fitted), upper((x * weight[:, None]).T @ x)])
 
 
 def weights(x: Floats, model: RegressionAsked, at: Floats, private: bool) -> Floats:
@@ -208,12 +212,3 @@ def sensitivity(question: Question, step: SumStep) -> float:
         else:  # the patient counts in one place; of a number its own and its square's, too
             square += 3 if kind == "row" and question.variables[number].range else 1
     return float(np.sqrt(square))
-
-
-def without_likelihood(sums: Mapping[str, Floats]) -> Sums:
-    """Return sums without log likelihoods, which nothing bounds."""
-    found = {name: own.copy() for name, own in sums.items()}
-    for name, own in found.items():
-        if name.startswith("model "):
-            own[1] = 0.0
-    return found

@@ -112,7 +112,7 @@ def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path, capsys: p
     for arguments, words in [
         (("submit", tmp_path / "job", "--kit", kit, "--set", absent), "hospital-z, and connected are hospital-a"),
         (("submit", tmp_path / "job", "--kit", member), "not authorized"),
-        (("submit", tmp_path / "job", "--kit", tmp_path), "no kit of a person"),
+        (("submit", tmp_path / "job", "--kit", tmp_path), "the folder is no kit"),
         (("submit", tmp_path / "job", "--kit", kit, "--set", "training.rounds=x"), "training.rounds"),
         (("status", "no-such-job", "--watch", "--kit", kit), "medsilo status"),
         (("abort", "no-such-job", "--kit", kit), "no-such-job"),

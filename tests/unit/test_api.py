@@ -371,10 +371,16 @@ def test_what_the_command_line_takes_python_takes(tmp_path: Path) -> None:
 
 def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
     for kit in (tmp_path, tmp_path / "nokit"):
-        with pytest.raises(MedsiloError, match="is no kit of a person"):
+        with pytest.raises(MedsiloError, match=r"is no kit|there is no such folder"):
             medsilo.Lead(kit)
     (tmp_path / "startup").mkdir()
-    (tmp_path / "startup/fed_admin.json").write_text('{"admin": {}}')
+    (tmp_path / "startup/fed_client.json").touch()
+    with pytest.raises(MedsiloError, match="this kit is a hospital's; give the person's"):
+        medsilo.Lead(tmp_path)
+    (tmp_path / "startup/fed_client.json").unlink()
+    files = {"client_cert": "client.crt", "client_key": "client.key", "ca_cert": "rootCA.pem"}
+    admin = {"username": "lead@clinic.org", "host": "localhost", "port": 1, **files}
+    (tmp_path / "startup/fed_admin.json").write_text(json.dumps({"admin": admin}))
     with pytest.raises(MedsiloError, match="did you mean jobs/fedavg"):
         medsilo.Lead(tmp_path).submit("jobs/fedvag")
 

@@ -70,7 +70,7 @@ class Home:
         self.approvals = approvals_of(Book(folder / "medsilo/_hospital" / site), self.kit, WANTED)
 
     def approve(self, **limits: Any) -> None:
-        self.approvals.decide(self.plan.hash, "approved", "engineer", ApprovalLimits(**limits))
+        self.approvals.decide(self.plan.hash, "approved", "engineer", ApprovalLimits.from_values(limits, "the limits"))
 
     def permission(self, plan: Plan | None = None, **given: Any) -> Permission:
         settings = WANTED.model_copy(update=given)
@@ -480,7 +480,7 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     told = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in told["decisions"]] == ["approved", "withdrawn", "declined", "approved"]
     for wrong, words in (
-        (["approve", "12345678"], "no plan that asked here begins with"),
+        (["approve", "12345678"], "0 plans that asked here begin with"),
         (["approve", home.plan.hash, "--decline", "--rounds", "3"], "has no limits"),
         (["approve", "--decline"], "which plan?"),
         (["approve", home.plan.hash, *job], "is not expected here"),

@@ -46,7 +46,7 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("record jobs/fedavg --local x", "--local; it is now --settings"),
         ("run jobs/fedavg --json=3", "--json takes no value"),
         ("run jobs/fedavg --threads 0", "--threads: give a number greater than or equal to 1"),
-        ("run jobs/fedavg --engine inproces", "did you mean inprocess?"),
+        ("run jobs/fedavg --engine inproces", "is not one of 'simulator', 'inprocess'"),
         ("compare --seeds a,b", "--seeds: 'a,b' is not a list of different numbers, like 0,1,2"),
         ("compare --seeds 1,1", "is not a list of different numbers"),
         ("demo --seeds x", "--seeds: 'x' is not a list of different numbers"),

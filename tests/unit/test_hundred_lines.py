@@ -76,7 +76,7 @@ run jobs/fedavg --set nothing.x=1 | nothing: unknown key
 run jobs/fedavg --set algorithm=fedbn | set algorithm.name=fedbn
 run jobs/fedavg --device gpu | use auto, cpu, cuda
 run jobs/fedavg --settings nothing | give the folder that holds medsilo.yaml [nothing]
-run jobs/fedavg --engine inproces | did you mean inprocess?
+run jobs/fedavg --engine inproces | is not one of 'simulator', 'inprocess'
 run jobs/central | --engine inprocess
 resume nothing | nothing is no run's folder; give one
 report nothing | give the folder that holds summary.json [nothing]
@@ -98,11 +98,11 @@ approve jobs/fedavg --kit nothing | there is no such folder; give the kit's [not
 approve x --kit jobs --expires soon | write hours, days or weeks
 approve --page --kit jobs --port x | --port: give a whole number
 ledger | --kit is missing: this site's kit
-ledger nonsense --kit jobs | choose one of show, accept
+ledger nonsense --kit jobs | is not one of 'show', 'accept'
 provision nothing -o kits | nothing cannot be read: there is no such file; give a consortium.yaml
 provision | CONSORTIUM is missing
-submit jobs/fedavg --kit nothing | nothing is no kit of a person: there is no such folder
-status --kit jobs | jobs is no kit of a person: it has no startup/fed_admin.json
+submit jobs/fedavg --kit nothing | there is no such folder; give the kit's [nothing]
+status --kit jobs | the folder is no kit: its startup/ has none of
 abort x | --kit is missing
 backup nothing -o x.zip | only a server has a backup: give its kit [nothing]
 restore nothing --kit x | nothing is not there; use the file that medsilo backup wrote
@@ -165,7 +165,7 @@ def test_a_folder_of_another_kind_is_refused_before_anything_is_written(
         "run jobs/fedavg --settings jobs": "has no medsilo.yaml; give the one that has it [jobs]",
         "compare --methods local -o run": "--out is the folder of a run; give another [run]",
         "monitor nothing": "there is no release.json; give the folder or file that was signed",
-        "approve jobs/fedavg --kit kit": "a server's or a person's; give the hospital's [kit]",
+        "approve jobs/fedavg --kit kit": "this kit is a server's; give the hospital's [kit]",
     }.items():
         assert cli.main(line.split()) == 1, line
         assert wanted in capsys.readouterr().err, line

@@ -14,7 +14,6 @@ import typer
 
 from medsilo import cli
 from medsilo.check.result import Finding, Report
-from medsilo.cli.options import one_of
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.flare.simulator import Needs, Starting
 from medsilo.plan import load_plan
@@ -153,11 +152,13 @@ def test_without_a_job_the_verdict_is_about_the_machine_alone() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- names
-def test_words_of_options_may_be_written_in_any_case() -> None:
-    check = one_of(("simulator", "inprocess"))
-    assert check("InProcess") == "inprocess"
-    with pytest.raises(ValueError, match=r"'INPROCES' is not known; did you mean inprocess\?"):
-        check("INPROCES")
+def test_words_of_options_may_be_written_in_any_case(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "nowhere", "--engine", "InProcess"]) == 1 and "no job at nowhere" in capsys.readouterr().err
+    assert cli.main(["run", "nowhere", "--engine", "INPROCES"]) == 2
+    assert "'INPROCES' is not one of 'simulator', 'inprocess'" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------- the start

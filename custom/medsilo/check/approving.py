@@ -10,7 +10,7 @@ from medsilo.check.result import Finding
 from medsilo.core.text import plain
 from medsilo.federation.sealed.identity import accepted_of
 from medsilo.plan import Plan, keys_of
-from medsilo.site.approvals import ApprovalLimits, Decision, check_there
+from medsilo.site.approvals import ApprovalLimits, check_there
 from medsilo.site.settings import SiteSettings
 
 LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
@@ -19,7 +19,7 @@ ABSENT = "–"  # stands for the value of a key that a plan does not have
 
 def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:
     """Yield whether the settings are those that the engineer accepted; they are from now on where that is said."""
-    if not (kit.folder / "fed_client.json").is_file():  # of a person or a relay, which train nothing
+    if kit.party != "hospital":  # of a person or a relay, which train nothing
         return
     check_there(kit.folder.parent / "local")
     accepted = accepted_of(files_of(kit))
@@ -32,20 +32,20 @@ def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
     """Yield whether a plan is approved, where this hospital wants that."""
     if home.settings.approval == "none":
         return
-    decision = home.approvals.last(plan.hash)
-    remedy = f"medsilo approve {plan.hash} --kit KIT"
+    told, runs = standing(home, plan)
+    remedy = "" if runs else f"medsilo approve {plan.hash} --kit KIT"
+    yield Finding("approval", "ok" if runs else "note", told, remedy)
+
+
+def standing(home: KitAtHome, plan: Plan, sites: Collection[str] = ()) -> tuple[str, bool]:
+    """Return what the last decision about a plan means now, and whether it may run here. sites: those that take part,
+    where they are known."""
+    decision, own = home.approvals.last(plan.hash), plan.participation.everyone
     if decision is None:
-        yield Finding("approval", "note", "nobody here has decided about this plan yet", remedy)
-    elif objection := objection_now(home, decision, plan):
-        yield Finding("approval", "note", f"this hospital {objection}", remedy)
-    else:
-        yield Finding("approval", "ok", ", ".join(["this plan is approved", *decision.limits.words()]))
-
-
-def objection_now(home: KitAtHome, decision: Decision, plan: Plan, sites: Collection[str] = ()) -> str:
-    """Return why a plan may not run here now, as the rest of "this hospital ..."; nothing where it may."""
-    own = plan.participation.everyone
-    return decision.objection("this plan", own, sites, 0, home.approvals.data, time.time())
+        return "nobody has decided about this plan yet", False
+    if objection := decision.objection("this plan", own, sites, 0, home.approvals.data, time.time()):
+        return f"this hospital {objection}", False
+    return ", ".join(["this plan is approved", *decision.limits.words()]), True
 
 
 def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Collection[str] = ()) -> str:

@@ -32,9 +32,7 @@ class KitAtHome:
     @classmethod
     def read(cls, folder: Path) -> "KitAtHome":
         """Read a kit; raises MedsiloError where it is none of a hospital's."""
-        kit, local = read_kit(folder), folder / "local"
-        if not (kit.folder / "fed_client.json").exists():
-            raise MedsiloError("this kit is a server's or a person's; give the hospital's", str(folder))
+        kit, local = read_kit(folder, "hospital"), folder / "local"
         files = files_of(kit)
         settings = read_settings(local)
         book = book_of_kit(settings, local, kit.name)

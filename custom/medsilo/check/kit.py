@@ -24,7 +24,7 @@ SEAL = "signature.json"
 SOON = timedelta(days=30)
 PATIENCE = 5.0  # seconds for the server to answer
 LOG = 1 << 20  # bytes of a log's end that are read
-STARTS = ("fed_client.json", "fed_server.json", "fed_admin.json", "fed_relay.json")
+PARTIES = {"fed_client": "hospital", "fed_server": "server", "fed_admin": "person", "fed_relay": "relay"}
 RELAY = Path("local/relay__resources.json")  # in the kit of a hospital that is behind a relay
 AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
 
@@ -34,7 +34,7 @@ class Kit:
     """The facts in a kit's startup folder."""
 
     folder: Path  # startup/
-    serves: bool  # the server's own kit
+    party: str  # hospital, server, person or relay
     name: str  # of the party: what its certificate says, too
     host: str
     port: int
@@ -44,52 +44,55 @@ class Kit:
     meets: str = "the server"  # at that address
 
 
-def read_kit(kit: Path) -> Kit:
-    """The kit as its own files describe it; a MedsiloError when it is none."""
+def read_kit(kit: Path, wanted: str = "") -> Kit:
+    """The kit as its own files describe it; a MedsiloError when it is none. wanted: whose it has to be."""
     if not kit.is_dir():
         raise MedsiloError("there is no such folder; give the kit's", str(kit))
     startup = kit / "startup"
-    path = next((startup / name for name in STARTS if (startup / name).is_file()), None)
+    path = next((path for path in (startup / f"{name}.json" for name in PARTIES) if path.is_file()), None)
     if path is None:
-        raise MedsiloError(f"the folder is no kit: its startup/ has none of {', '.join(STARTS)}", str(kit))
+        names = ", ".join(f"{name}.json" for name in PARTIES)
+        raise MedsiloError(f"the folder is no kit: its startup/ has none of {names}", str(kit))
+    if wanted not in ("", PARTIES[path.stem]):
+        raise MedsiloError(f"this kit is a {PARTIES[path.stem]}'s; give the {wanted}'s", str(kit))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return _described(startup, path.name, values)
+        return _described(startup, PARTIES[path.stem], values)
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise MedsiloError(f"the kit's {path.name} is damaged ({type(error).__name__}); {AGAIN}", str(path)) from error
 
 
-def _described(startup: Path, name: str, values: dict[str, Any]) -> Kit:
-    if name == "fed_admin.json":
+def _described(startup: Path, party: str, values: dict[str, Any]) -> Kit:
+    if party == "person":
         admin = values["admin"]
         own = (Path(admin[key]).name for key in ("client_cert", "client_key", "ca_cert"))
-        return Kit(startup, False, admin["username"], admin["host"], int(admin["port"]), *own)
-    if name == "fed_relay.json":
+        return Kit(startup, party, admin["username"], admin["host"], int(admin["port"]), *own)
+    if party == "relay":
         names = ("client.crt", "client.key", "rootCA.pem")  # NVFlare's, which stand in no file of this kit
-        return _connected(startup, values["identity"], names, values["connect_to"])
-    serves, server = name == "fed_server.json", values["servers"][0]
+        return _connected(startup, party, values["identity"], names, values["connect_to"])
+    server = values["servers"][0]
     host, _, port = server["service"]["target"].rpartition(":")
-    files = server if serves else values["client"]
-    party = host if serves else files["fqsn"].rpartition(".")[2]
+    files = server if party == "server" else values["client"]
+    name = host if party == "server" else files["fqsn"].rpartition(".")[2]
     names = (files["ssl_cert"], files["ssl_private_key"], files["ssl_root_cert"])
     if (startup.parent / RELAY).is_file():
         relay = json.loads((startup.parent / RELAY).read_text(encoding="utf-8"))["relay_config"]
-        return _connected(startup, party, names, relay)
-    return Kit(startup, serves, party, host, int(port), *names)
+        return _connected(startup, party, name, names, relay)
+    return Kit(startup, party, name, host, int(port), *names)
 
 
-def _connected(startup: Path, party: str, names: tuple[str, str, str], to: dict[str, str]) -> Kit:
+def _connected(startup: Path, party: str, name: str, names: tuple[str, str, str], to: dict[str, str]) -> Kit:
     """Return the kit of a party that connects to a relay, or is one. names: of its certificate, key and root."""
     host, _, port = to["address"].rpartition(":")
     meets = "the server" if to["fqcn"] == "server" else f"the relay {to['identity']}"
-    return Kit(startup, False, party, host, int(port), *names, meets)
+    return Kit(startup, party, name, host, int(port), *names, meets)
 
 
 def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Finding]:
     """The certificate, its root and its key: dates, and that they belong together."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509.oid import NameOID
 
     where, now = "certificates", now or datetime.now(UTC)
@@ -108,8 +111,7 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
         own.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature):
         yield Finding(where, "stops", "the certificate is not of the kit's root", AGAIN)
-    form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
-    if own.public_key().public_bytes(*form) != key.public_key().public_bytes(*form):
+    if own.public_key() != key.public_key():
         yield Finding(where, "stops", "the private key is not the certificate's", AGAIN)
     names = [attribute.value for attribute in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if names != [kit.name]:
@@ -122,7 +124,7 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
 def check_expelled(kit: Kit) -> Iterator[Finding]:
     """Say what the server answered when this site connected last, which its own log has."""
     log = kit.folder.parent / "log.txt"
-    if kit.serves or not log.is_file():
+    if kit.party == "server" or not log.is_file():
         return
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - LOG))
@@ -207,13 +209,14 @@ def trouble(kit: Kit) -> str | None:
     """Return why a party is not up; None where this account listens as the server, or has a connection to it."""
     import psutil
 
-    status, end = ("LISTEN", "laddr") if kit.serves else ("ESTABLISHED", "raddr")
+    status, end = ("LISTEN", "laddr") if kit.party == "server" else ("ESTABLISHED", "raddr")
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # of another account, or gone
             lines = process.net_connections("tcp")
             if any(line.status == status and getattr(line, end).port == kit.port for line in lines):
                 return None
-    return f"nothing listens on port {kit.port}" if kit.serves else f"no connection to {kit.meets} on port {kit.port}"
+    what = "nothing listens" if kit.party == "server" else f"no connection to {kit.meets}"
+    return f"{what} on port {kit.port}"
 
 
 if __name__ == "__main__":

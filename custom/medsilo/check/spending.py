@@ -1,7 +1,8 @@
 """The content of a hospital's ledger, for `medsilo ledger` and the hospital's page."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 from medsilo.privacy.accounting import epsilon_of
 from medsilo.privacy.mechanisms import Demands
@@ -10,59 +11,30 @@ from medsilo.site.ledger import Ledger, LedgerStanding
 DELTA = 1e-5  # where neither the hospital nor its ledger names one
 
 
-@dataclass(frozen=True)
-class StudyCost:
-    """The cost of one study."""
-
-    study: str
-    plan: str
-    method: str
-    lead: str
-    answers: int
-    epsilon: float | None  # by itself; None: no bound holds
-
-
-@dataclass(frozen=True)
-class LedgerCost:
-    """The content of one data set's ledger."""
-
-    data: str
-    lines: int
-    head: str
-    delta: float
-    epsilon: float | None  # of all studies together
-    allowed: float | None
-    studies: tuple[StudyCost, ...]
-
-    @property
-    def left(self) -> float | None:
-        """Return how far the total is from what is allowed."""
-        return None if self.epsilon is None or self.allowed is None else max(0.0, self.allowed - self.epsilon)
-
-
-def spent(ledger: Ledger, demands: Demands | None) -> LedgerCost:
-    """Return what a ledger says; raises MedsiloError where it was changed."""
+def spent(ledger: Ledger, demands: Demands | None) -> dict[str, Any]:
+    """Return what a ledger says, as programs read it; an ε is None where no bound holds. Raises MedsiloError where it
+    was changed."""
     standing = ledger.standing()
     named = [entry.delta for entry in standing.entries if entry.delta is not None]
     delta = demands.delta if demands else named[-1] if named else DELTA
-    return LedgerCost(
-        ledger.data,
-        len(standing.entries),
-        standing.head,
-        delta,
-        _known(standing.epsilon(delta)),
-        demands.epsilon if demands else None,
-        tuple(_of_study(standing, study, delta) for study in standing.studies()),
-    )
+    return {
+        "data": ledger.data,
+        "lines": len(standing.entries),
+        "head": standing.head,
+        "delta": delta,
+        "epsilon": _known(standing.epsilon(delta)),  # of all studies together
+        "allowed": demands.epsilon if demands else None,
+        "studies": [_of_study(standing, study, delta) for study in standing.studies()],
+    }
 
 
-def _of_study(standing: LedgerStanding, study: str, delta: float) -> StudyCost:
+def _of_study(standing: LedgerStanding, study: str, delta: float) -> dict[str, Any]:
+    """Return the cost of one study by itself."""
     entries = [entry for entry in standing.entries if entry.spending and entry.spending.study == study]
     spending = entries[-1].spending
     assert spending
-    answers = sum(entry.kind == "charged" for entry in entries)
-    cost = _known(epsilon_of(standing.of(study), delta))
-    return StudyCost(study, spending.plan, spending.method, spending.lead, answers, cost)
+    answers, cost = sum(entry.kind == "charged" for entry in entries), _known(epsilon_of(standing.of(study), delta))
+    return {**spending.model_dump(), "answers": answers, "epsilon": cost}
 
 
 def _known(epsilon: float) -> float | None:
@@ -74,16 +46,18 @@ def in_words(epsilon: float | None) -> str:
     return f"{epsilon:.3f}" if epsilon is not None and math.isfinite(epsilon) else "no bound"
 
 
-def spending_lines(found: LedgerCost) -> list[str]:
+def spending_lines(found: Mapping[str, Any]) -> list[str]:
     """Return what a ledger says, in lines."""
-    allowed = "" if found.allowed is None else f" of {found.allowed:g} allowed, about {in_words(found.left)} left"
+    spending, allowed = found["epsilon"], ""
+    if found["allowed"] is not None:
+        left = None if spending is None else max(0.0, found["allowed"] - spending)
+        allowed = f" of {found['allowed']:g} allowed, about {in_words(left)} left"
     lines = [
-        f"data set {found.data}: ε = {in_words(found.epsilon)} at δ = {found.delta:g}{allowed}",
-        f"  {found.lines} lines, the last one {found.head[:16]}",
+        f"data set {found['data']}: ε = {in_words(spending)} at δ = {found['delta']:g}{allowed}",
+        f"  {found['lines']} lines, the last one {found['head'][:16]}",
     ]
-    for one in found.studies:
-        lead = f", submitted by {one.lead}" if one.lead else ""
-        lines.append(
-            f"  {one.study}: {one.method}{lead}, answers: {one.answers}, ε = {in_words(one.epsilon)} by itself"
-        )
+    for one in found["studies"]:
+        lead = f", submitted by {one['lead']}" if one["lead"] else ""
+        cost = f"answers: {one['answers']}, ε = {in_words(one['epsilon'])} by itself"
+        lines.append(f"  {one['study']}: {one['method']}{lead}, {cost}")
     return lines

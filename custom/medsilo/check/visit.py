@@ -48,13 +48,12 @@ class Visit:
     required: Mapping[str, str] = field(default_factory=required_versions)
     free_disk: Callable[[Path], int] = lambda folder: disk_usage(folder).free
     free_memory: Callable[[Compute], int] = free_memory
-    now: datetime | None = None
     accept: bool = False  # whether the engineer says that the settings are as they should be
 
 
 def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Report:
     """Look at everything; what goes wrong in one place is a finding and hinders no other."""
-    now = visit.now or datetime.now(UTC)
+    now = datetime.now(UTC)
     own = package_facts()
     facts = {"site": visit.site, "medsilo": f"{own['version']} ({own['hash'][:12]})"}
     facts["time"] = f"{now:%Y-%m-%d %H:%M} UTC"
@@ -68,7 +67,7 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
 
     say("looking at the machine")
     settings = _settings(visit, report)
-    hospital = visit.kit if visit.kit and not visit.kit.serves else None
+    hospital = visit.kit if visit.kit and visit.kit.party != "server" else None
     is_read = report.go
     note("policy", _ways_around(visit, settings))
     if hospital and is_read:
@@ -81,7 +80,7 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
     if visit.kit:
         say("looking at the kit and the network")
         note("certificates", check_certificates(visit.kit, now), check_seal(visit.kit))
-        if not visit.kit.serves:
+        if visit.kit.party != "server":
             with _guarded("network", report):
                 report.findings.append(check_network(visit.kit))
         note("network", check_expelled(visit.kit))

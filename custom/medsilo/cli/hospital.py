@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from medsilo.check.visit import Visit
     from medsilo.deploy.predictor import Send
     from medsilo.site.ledger import Ledger
-
-LEDGER_ACTIONS = ("show", "accept")
 
 
 def predict(
@@ -154,7 +152,7 @@ def check(
 def ledger(
     screen: Screen,
     action: Annotated[
-        str, typer.Argument(metavar="ACTION", parser=options.one_of(LEDGER_ACTIONS), help=", ".join(LEDGER_ACTIONS))
+        Literal["show", "accept"], typer.Argument(metavar="ACTION", case_sensitive=False, help="show, accept")
     ] = "show",
     *,
     kit: Annotated[Path, option("KIT", options.SITES_KIT)],
@@ -169,8 +167,6 @@ def ledger(
     copy.
     """
     screen.note("reading the ledger")
-    from dataclasses import asdict
-
     from medsilo.check.at_home import KitAtHome
     from medsilo.check.spending import spending_lines, spent
     from medsilo.site.ledger import ledgers
@@ -188,7 +184,7 @@ def ledger(
     told = [spent(one, home.settings.privacy) for one in found]  # each line is checked
     for view in told:
         screen.say(*spending_lines(view))
-    screen.answer(ledgers=[asdict(view) for view in told])
+    screen.answer(ledgers=told)
 
 
 def _accept_ledgers(screen: Screen, found: "list[Ledger]", old_kit: Path | None) -> None:

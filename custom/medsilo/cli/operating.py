@@ -52,18 +52,13 @@ def report(
     screen.say(f"report: {written}")
     own: list[Path] = []
     if hospitals:
+        from medsilo.check.leaks import left_in_short
+        from medsilo.plan import load_plan
         from medsilo.report.gains import write_sheets
 
-        own = write_sheets(runs[0], _leaving)
+        own = write_sheets(runs[0], lambda run: left_in_short(load_plan(run / paths.PLAN)))
     screen.say(*(f"hospital's sheet: {page}" for page in own))
     screen.answer(report=written, runs=found, hospitals=own)
-
-
-def _leaving(run: Path) -> list[str]:
-    from medsilo.check.leaks import left_in_short
-    from medsilo.plan import load_plan
-
-    return left_in_short(load_plan(run / paths.PLAN))
 
 
 def clean(

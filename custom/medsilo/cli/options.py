@@ -6,9 +6,6 @@ Nothing heavy is imported here: --help answers at once.
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,41 +25,15 @@ def row(value: object) -> str:
     return str(value)
 
 
-@dataclass(frozen=True)
-class Seeds:
-    """Different numbers, written as 0,1,2."""
-
-    numbers: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self.numbers))
+USUAL_SEEDS, DEMO_SEEDS = "0,1,2", "0,1,2,3,4,5"
 
 
-USUAL_SEEDS = Seeds((0, 1, 2))
-DEMO_SEEDS = Seeds((0, 1, 2, 3, 4, 5))
-
-
-def seeds(value: object) -> Seeds:
-    """Return the numbers of a list like 0,1,2."""
+def seeds(value: object) -> tuple[int, ...]:
+    """Return the different numbers of a list like 0,1,2."""
     parts = str(value).split(",")
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         raise ValueError(f"{str(value)!r} is not a list of different numbers, like 0,1,2")
-    return Seeds(tuple(map(int, parts)))
-
-
-def one_of(choices: Iterable[str]) -> Callable[[object], str]:
-    """Return a check that takes these words only, in any letter case, and suggests the nearest for any other."""
-    known = list(choices)
-
-    def check(value: object) -> str:
-        text = str(value)
-        if text.lower() not in known:
-            near = get_close_matches(text.lower(), known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}"
-            raise ValueError(f"{text!r} is not known; {hint}")
-        return text.lower()
-
-    return check
+    return tuple(map(int, parts))
 
 
 def output_folder(value: object) -> Path:
@@ -101,7 +72,10 @@ def form(value: object) -> str:
     """Return a form in which models are exported; those of one task alone have a dot in their name."""
     from medsilo.registry import EXPORTERS
 
-    return one_of(name for name in EXPORTERS if "." not in name)(value)
+    known = [name for name in EXPORTERS if "." not in name]
+    if value not in known:
+        raise ValueError(f"{str(value)!r} is not known; choose one of {', '.join(known)}")
+    return str(value)
 
 
 # ---------------------------------------------------------------------------------------------------- options
@@ -146,7 +120,7 @@ Engine = Annotated[
     option(
         "ENGINE",
         "simulator, or inprocess: the same numbers in one process, without NVFlare",
-        parser=one_of(("simulator", "inprocess")),
+        case_sensitive=False,
     ),
 ]
 OWN_KIT = "your own kit, from the consortium's lead"

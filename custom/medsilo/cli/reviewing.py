@@ -9,6 +9,7 @@ from medsilo.cli import options
 from medsilo.cli.options import option
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
+from medsilo.core.text import plain
 
 if TYPE_CHECKING:
     from medsilo.check.at_home import KitAtHome
@@ -156,15 +157,21 @@ def _meant(home: "KitAtHome", given: str) -> "tuple[str, AskingPlan | None]":
     import time
 
     from medsilo.flare.jobs import find_job, plan_of
-    from medsilo.site.approvals import AskingPlan, named
+    from medsilo.site.approvals import AskingPlan
 
-    if not given.strip(HEXADECIMAL):
-        kept = {one.hash: one for one in home.approvals.asked()}
-        meant = named(given, kept)
-        return meant, kept.get(meant)
-    plan = plan_of(find_job(given), allowed=home.settings.packages)
-    asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
-    return asked.hash, asked
+    if given.strip(HEXADECIMAL):
+        plan = plan_of(find_job(given), allowed=home.settings.packages)
+        asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
+        return asked.hash, asked
+    meant, found = given.lower(), home.approvals.asked(given.lower())
+    if len(meant) == 64:  # which need not have asked
+        return meant, found[0] if found else None
+    if len(meant) < 8 or len(found) != 1:
+        raise MedsiloError(
+            f"{len(found)} plans that asked here begin with {plain(given, 70)}; give 8 digits of its hash at least, or "
+            "all 64, or the job itself"
+        )
+    return found[0].hash, found[0]
 
 
 def _line(decision: "Decision") -> str:

@@ -1,7 +1,7 @@
 """Commands for a person with all the data on one machine: demo, run, compare, resume."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,21 +24,19 @@ def demo(
     screen: Screen,
     *,
     rounds: Annotated[int, option("N", "of each study", min=1)] = 12,
-    seeds: Annotated[
-        options.Seeds, option("N,N,N", "of data, weights and order", parser=options.seeds)
-    ] = options.DEMO_SEEDS,
+    seeds: Annotated[Any, option("N,N,N", "of data, weights and order", parser=options.seeds)] = options.DEMO_SEEDS,
     out: options.OutFolder = Path("runs"),
 ) -> int:
     """Show on one page whether joining pays for three synthetic hospitals.
 
     Seven methods over several seeds, in this process. Takes minutes.
     """
-    screen.begin(f"demo with seeds {seeds}: loading PyTorch")
+    screen.begin(f"demo with seeds {','.join(map(str, seeds))}: loading PyTorch")
     from medsilo.report.study_page import write_demo
     from medsilo.study.demo import HARMONISED, demo_study
 
     with screen.busy("running the demo") as tell_more:
-        study = demo_study(out, rounds, seeds.numbers, screen.say)
+        study = demo_study(out, rounds, seeds, screen.say)
         tell_more(study.under_way)
         failures = study.run()
     screen.doing("writing the page")
@@ -138,7 +136,7 @@ def compare(
         ),
     ],
     seeds: Annotated[
-        options.Seeds | None, option("N,N,N", "every row runs with each (default: 0,1,2)", parser=options.seeds)
+        Any, option("N,N,N", f"every row runs with each (default: {options.USUAL_SEEDS})", parser=options.seeds)
     ] = None,
     minutes: Annotated[
         float | None,
@@ -176,10 +174,10 @@ def compare(
 
     if seeds and minutes:
         raise MedsiloError("--minutes plans the seeds by itself; leave out --seeds")
-    numbers = tuple(range(MOST)) if minutes else (seeds or options.USUAL_SEEDS).numbers
-    asked_for = (
-        f"as many seeds as have room in {minutes:g} minutes" if minutes else f"seeds {seeds or options.USUAL_SEEDS}"
-    )
+    numbers = tuple(range(MOST)) if minutes else seeds or options.seeds(options.USUAL_SEEDS)
+    asked_for = f"seeds {','.join(map(str, numbers))}"
+    if minutes:
+        asked_for = f"as many seeds as have room in {minutes:g} minutes"
     screen.begin(f"comparing {shown_rows or 'methods'} with {asked_for}: reading the rows' plans")
     import os
     from functools import partial

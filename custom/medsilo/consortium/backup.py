@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import make_folder, replacing, write_json
 from medsilo.runs import paths
 from medsilo.runs.clean import Old, find_old, is_finished, is_left
@@ -61,11 +61,9 @@ def storage_of(kit: Path) -> Path | None:
     path = kit / "local/resources.json"
     if not (kit / "startup/fed_server.json").is_file() or not path.is_file():
         return None
-    try:
+    with reading("local/resources.json"):
         components = json.loads(path.read_text(encoding="utf-8"))["components"]
         roots = [one["args"]["uri_root"] for one in components if one["id"] == "job_manager"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise MedsiloError("local/resources.json is damaged; put it back from a copy", f"{path}: {error}") from error
     return Path(roots[0]).parent if roots else None
 
 
@@ -167,14 +165,10 @@ def _files(part: str, folder: Path, archive: zipfile.ZipFile) -> Iterator[tuple[
 
 
 def _expelled(path: Path) -> list[str]:
-    try:
-        return sorted(map(str, json.loads(path.read_text(encoding="utf-8"))["disabled_clients"]))
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise MedsiloError(
-            f"{EXPELLED} is damaged; write the names of expelled hospitals into a new one", str(path)
-        ) from error
+    with reading(f"{EXPELLED}, which names the expelled hospitals,"):
+        return sorted(map(str, json.loads(path.read_text(encoding="utf-8"))["disabled_clients"]))
 
 
 def put_back(file: Path, kit: Path, expelled: Collection[str] = ()) -> Backup:

@@ -1,7 +1,6 @@
 """Do the lead's work from afar, over NVFlare's own client API: submit, status, watch, resume, fetch ..."""
 
 import io
-import json
 import logging
 import re
 import shutil
@@ -20,6 +19,7 @@ from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.hci.proto import MetaKey, MetaStatusValue
 
 from medsilo import __version__
+from medsilo.check.kit import read_kit
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.text import is_safe_name, plain
 from medsilo.flare.patches import connect
@@ -45,22 +45,12 @@ Say = Callable[[str], None]
 OnRound = Callable[[Round, Progress], None]  # a round, and the study that it is of
 
 
-def owner_of(kit: Path) -> dict[str, Any]:
-    """Return what a kit says of its owner and of the server."""
-    try:
-        admin: dict[str, Any] = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]
-    except (OSError, ValueError, KeyError) as error:
-        why = "it has no startup/fed_admin.json that can be read" if kit.is_dir() else "there is no such folder"
-        raise MedsiloError(f"{kit} is no kit of a person: {why}") from error
-    return admin
-
-
 @contextmanager
 def connected(kit: Path) -> Iterator[Session]:
     """A session with the server as the kit's owner; whatever NVFlare raises becomes an error of one line."""
-    admin = owner_of(kit)
+    own = read_kit(kit, "person")
     logging.root.addHandler(SILENT)
-    user, address = admin["username"], f"{admin['host']}:{admin['port']}"
+    user, address = own.name, f"{own.host}:{own.port}"
     try:
         with redirect_stdout(io.StringIO()):  # it says that it connects
             session = connect(user, kit, CONNECT)

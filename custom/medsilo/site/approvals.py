@@ -9,7 +9,7 @@ What is not noticed: whoever may read the key can sign, and the file can be put 
 import hashlib
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,11 +50,10 @@ class ApprovalLimits(Section):
 
     @classmethod
     def lasting(cls, hours: int | None, rounds: int | None, sites: str) -> Self:
-        """Return limits that begin now. sites: their names, with commas between them."""
+        """Return limits that begin now; raises MedsiloError. sites: their names, with commas between them."""
         expires = None if hours is None else int(time.time()) + 3600 * hours
         names = sorted({name.strip() for name in sites.split(",")} - {""})
-        limits = {"expires": expires, "rounds": rounds, "sites": names}
-        return cls.from_values(limits, "the limits of the approval")
+        return cls.from_values({"expires": expires, "rounds": rounds, "sites": names}, "the limits of the approval")
 
     def words(self) -> list[str]:
         """Return each limit in words."""
@@ -217,34 +216,19 @@ class Approvals:
             for old in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: -MOST_ASKED + 1 or None]:
                 old.unlink(missing_ok=True)
 
-    def asked(self) -> list[AskingPlan]:
-        """Return the plans that asked, the last one first; a file that this key did not sign so is left out."""
+    def asked(self, beginning: str = "") -> list[AskingPlan]:
+        """Return the plans that asked whose hash begins so, the last one first; a file that this key did not sign so is
+        left out."""
         found = []
         for path in (self.folder / ASKED).glob("*.json"):
             with suppress(MedsiloError):
                 found.append(read_own(path, AskingPlan, self._key))
-        return sorted(found, key=lambda one: (-one.at, one.hash))
+        return sorted((one for one in found if one.hash.startswith(beginning)), key=lambda one: (-one.at, one.hash))
 
 
 def installed_package() -> str:
     """Return the medsilo that runs here: its version, and the hash of its files."""
     return " ".join(package_facts()[key] for key in ("version", "hash"))
-
-
-def named(beginning: str, known: Iterable[str]) -> str:
-    """Return the hash that begins so; one that is whole need not be known."""
-    text = beginning.strip().lower()
-    if len(text) == 64 and not text.strip("0123456789abcdef"):
-        return text
-    found = sorted({one for one in known if len(text) >= 8 and one.startswith(text)})
-    if not found:
-        raise MedsiloError(
-            f"no plan that asked here begins with {plain(beginning, 70)}; give 8 digits of its hash at least, or all "
-            "64, or the job itself"
-        )
-    if len(found) > 1:
-        raise MedsiloError(f"{len(found)} plans begin with {text[:64]}; give all 64 digits of the hash")
-    return found[0]
 
 
 def moment(seconds: float) -> str:

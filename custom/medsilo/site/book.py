@@ -98,7 +98,9 @@ class Book:
             key = self.key()
             marks = {name: _mark(key, f"{data}\x1f{split}\x1fpart\x1f{name}") for name in patients}
             with self._locked.alone():
-                known = self._known_places()
+                # A line that was cut off was never used.
+                parts = [own for line in self._lines(PLACES) if isinstance(own := line.get("parts"), dict)]
+                known = {mark: part for own in parts for mark, part in own.items()}
                 found = draw({name: known[mark] for name, mark in marks.items() if mark in known})
                 new = {marks[name]: part for name, part in found.items() if marks[name] not in known}
                 if new and writes and for_good:
@@ -106,14 +108,6 @@ class Book:
             return found
 
         return remembered
-
-    def _known_places(self) -> dict[str, str]:
-        """Return the part behind each mark. A line that was cut off was never used."""
-        known: dict[str, str] = {}
-        for line in self._lines(PLACES):
-            parts = line.get("parts")
-            known |= parts if isinstance(parts, dict) else {}
-        return known
 
     def near(self, data: str, parts: Mapping[DataPart, Sequence[str]], least: int) -> set[DataPart]:
         """Remember who is in which part; return the parts whose scores must not leave.
@@ -129,7 +123,8 @@ class Book:
             for part, own in marks.items():
                 if not own:
                     continue
-                if any(0 < _differ(own, other) < least for other in known):
+                # Who makes the difference stands in one of two groups, or in both with other cases.
+                if any(0 < max(len(own - other), len(other - own)) < least for other in known):
                     found.add(part)
                 elif own not in known:
                     known.add(own)
@@ -332,11 +327,6 @@ def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
 def _mark(key: bytes, text: str) -> str:
     """Return what stands for a text that nobody without the key can guess."""
     return hmac.digest(key, text.encode(), "sha256").hex()[:MARK]
-
-
-def _differ(one: Marks, other: Marks) -> int:
-    """Return how many patients make the difference: who stand in one of two groups, or in both with other cases."""
-    return max(len(one - other), len(other - one))
 
 
 def data_set(data: DataSource | None, task: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from medsilo import __version__
-from medsilo.check.approving import difference, objection_now, plan_in_words
+from medsilo.check.approving import difference, plan_in_words, standing
 from medsilo.check.at_home import KitAtHome
 from medsilo.check.demands import price_list, privacy_findings
 from medsilo.check.leaks import describe
@@ -25,7 +25,7 @@ from medsilo.plan import Plan
 from medsilo.registry import PAGE_ACTIONS
 from medsilo.report import template
 from medsilo.report.charts import Series, line_chart
-from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, moment
+from medsilo.site.approvals import ApprovalLimits, AskingPlan, moment
 from medsilo.site.ledger import ledgers
 from medsilo.site.policy import Policy
 from medsilo.site_page.page_server import HTML, Query, Reply
@@ -111,6 +111,7 @@ class SitePages:
         plan = home.plan_of(asked)
         before = home.approved_before(hash)
         decisions = [one for one in home.approvals.decisions() if one.plan == hash]
+        told, runs = standing(home, plan, asked.sites)
         return self._page(
             "plan.html",
             query,
@@ -129,7 +130,7 @@ class SitePages:
             goes_on=next((name for (of, name), work in self._works.items() if of == hash and work.goes_on), ""),
             now=time.time_ns(),
             decisions=list(reversed(decisions)),
-            standing=_standing(home, decisions[-1] if decisions else None, plan, asked),
+            standing=f"{told[0].upper()}{told[1:]}: it {'may run' if runs else 'does not run'} here.",
             required=home.settings.approval == "required",
             by=getpass.getuser(),
         )
@@ -152,7 +153,7 @@ class SitePages:
             f"Study {name}",
             now=Markup(self._now(watched)),
             watched=watched,
-            rows=[_cells(row) for row in watched.rows[-SHOWN_ROWS:]],
+            rows=[[_shown(row.get(name) or "–") for name in COLUMNS] for row in watched.rows[-SHOWN_ROWS:]],
             stops=home.settings.approval == "required" and last is not None and last.verdict == "approved",
             required=home.settings.approval == "required",
             has_plan=watched.began is not None and self._asked(home, watched.began.plan) is not None,
@@ -226,7 +227,7 @@ class SitePages:
         return KitAtHome.read(self._kit)
 
     def _asked(self, home: KitAtHome, hash: str) -> AskingPlan | None:
-        return next((one for one in home.approvals.asked() if one.hash == hash), None)
+        return next((one for one in home.approvals.asked(hash) if one.hash == hash), None)
 
 
 def _actions(home: KitAtHome) -> list[str]:
@@ -255,15 +256,6 @@ def _quiet(watched: StudyMoment) -> float | None:
     return silence if not watched.ended and silence else None
 
 
-def _standing(home: KitAtHome, decision: Decision | None, plan: Plan, asked: AskingPlan) -> str:
-    """Return what the last decision means now."""
-    if decision is None:
-        return "Nobody has decided about this plan yet: it does not run here."
-    if objection := objection_now(home, decision, plan, asked.sites):
-        return f"This hospital {objection}: it does not run here."
-    return "This plan is approved: it may run here" + "".join(f", {words}" for words in decision.limits.words()) + "."
-
-
 def _limits(fields: Mapping[str, str]) -> ApprovalLimits:
     """Return the limits that a form names; raises MedsiloError."""
     hours, rounds = (fields.get(name, "").strip() for name in ("hours", "rounds"))
@@ -280,10 +272,6 @@ def _ledger_lines(home: KitAtHome) -> list[str]:
         for data in ledgers(home.book.folder)
         for line in spending_lines(spent(home.ledger(data), home.settings.privacy))
     ]
-
-
-def _cells(row: Row) -> list[str]:
-    return [_shown(row.get(name) or "–") for name in COLUMNS]
 
 
 def _shown(text: str) -> str:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,6 +22,7 @@ MOST_VALUES = 50  # of masks: more are instances, or no masks
 LEAST_PATIENTS = 6  # of a hospital, so that what is said of names is believed
 TELLING = (r"(.*?[^_/])(?:_\d+)+$", r"(.*[^_/])_\d+$", r"([^/]+)/[^/]+$")  # how names may tell the patient
 CLASS = r"[^/]+/"  # before them, where folders are classes: a patient may have images of several
+L = TypeVar("L")  # what is told of a case
 
 
 @dataclass(frozen=True)
@@ -171,9 +173,7 @@ def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str
 
 
 # ---------------------------------------------------------------------------------------------------- opening
-def opened(
-    listings: Mapping[str, Listing], look: Callable[[Entry], Look]
-) -> tuple[list[tuple[Look, str]], Counter[str]]:
+def opened(listings: Mapping[str, Listing], look: Callable[[Entry], L]) -> tuple[list[tuple[L, str]], Counter[str]]:
     """Return what some cases of each hospital look like, each with its name, and why others can't be read."""
     total = sum(len(own.entries) for own in listings.values())
     looked, wrong, names = [], Counter[str](), list[str]()
