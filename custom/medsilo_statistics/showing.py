@@ -200,12 +200,19 @@ def survival_chart(number: int, curves: Curves, label: str) -> Markup | None:
 
 def forest(key: str, title: str, rows: Sequence[tuple[str, float, float]], ratio: bool) -> Markup | None:
     """Draw estimates with intervals of 95 %: names, estimates, standard errors; ratios on a logarithmic axis."""
-    drawn = [
-        (name, own, own - NORMAL * error, own + NORMAL * error, "{} ({})".format(*_told(own, error, ratio)))
+    unit = math.log(10) if ratio else 1.0
+    dots = [
+        charts.Dot(name, own / unit, 0, ((own - NORMAL * error) / unit, (own + NORMAL * error) / unit), told)
         for name, own, error in rows
         if math.isfinite(own) and error > 0
+        for told in ["{} ({})".format(*_told(own, error, ratio))]
     ]
-    return charts.interval_chart(drawn, key=key, title=title, nothing="1" if ratio else "0") if drawn else None
+    marks, room = charts.dot_ticks(dots, [0.0]), (150, 234, 150)
+
+    def label(mark: float) -> str:
+        return f"{10 ** min(mark, 300.0) if ratio else mark:.3g}"
+
+    return charts.dot_chart(dots, marks, key=key, title=title, guide=(0, ""), label=label, room=room) if dots else None
 
 
 def _forests(question: Question, found: StatisticsFound) -> list[tuple[str, Markup]]:

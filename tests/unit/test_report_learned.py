@@ -12,7 +12,7 @@ import torch
 
 from medsilo.federation.exact import write_measures
 from medsilo.plan import parse_plan
-from medsilo.report import charts, pictures
+from medsilo.report import charts
 from medsilo.report.findings import is_still_rising
 from medsilo.report.page import render
 from medsilo.report.read import read_all
@@ -110,8 +110,9 @@ def test_slices_are_called_slices(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- the page's form
 def test_dots_lie_at_their_scores_with_whiskers_and_the_line_of_guessing() -> None:
-    dots = [pictures.Dot("Local", 0.6, 0, (0.5, 0.8)), pictures.Dot("AdaFed", 1.0, 1), pictures.Dot("None", None)]
-    svg = ElementTree.fromstring(pictures.dot_chart(dots, [0.4, 0.6, 0.8, 1.0], key="k", title="T", chance=0.5))
+    guide = (0.5, "Guessing reaches 0.500.")
+    dots = [charts.Dot("Local", 0.6, 0, (0.5, 0.8)), charts.Dot("AdaFed", 1.0, 1), charts.Dot("None", None)]
+    svg = ElementTree.fromstring(charts.dot_chart(dots, [0.4, 0.6, 0.8, 1.0], key="k", title="T", guide=guide))
     places = {
         kind: [one.get("d", "") for one in svg.iter("path") if one.get("class") == kind]
         for kind in ("mark", "whisker", "chance")

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG: no library, no script, readable without colour and by a screen reader.
+"""Line charts and dots on whiskers as inline SVG: no library, no script, readable without colour or by a screen reader.
 
 Colours come from the page (CSS classes `s0` to `s7`, and `r0`, `r1` for what federations are held against), so one
 drawing serves light, dark and print. Each series also has its own dash pattern and marker, because colour alone is lost
@@ -7,7 +7,7 @@ By hand for a reason: drawing libraries write neither classes for the page's col
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 from xml.etree import ElementTree
@@ -30,6 +30,8 @@ MARKERS = (
     "m-1.6 -5h3.2v10h-3.2z",  # bar
     "m-1.4 -4.4h2.8v3h3v2.8h-3v3h-2.8v-3h-3v-2.8h3z",  # cross
 )
+ROW, HEAD, FOOT, MARGIN = 18, 4, 26, 20  # of a chart of dots
+LETTER = 6  # its width
 MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a cloud
 
 
@@ -169,29 +171,6 @@ def line_chart(
     return svg.markup()
 
 
-def interval_chart(
-    rows: Sequence[tuple[str, float, float, float, str]], *, key: str, title: str, nothing: str
-) -> Markup:
-    """Draw estimates below each other. rows: name, value, its interval, and both in words; nothing: the word for 0."""
-    width, start, end, line = 640, 220, 490, 18
-    words = " ".join(f"{name} {told}." for name, _, _, _, told in rows)
-    svg = Drawing.start(width, line * len(rows) + 40, key, title, words)
-    low, high = min(0.0, *(row[2] for row in rows)), max(0.0, *(row[3] for row in rows))
-
-    def x(value: float) -> float:
-        return round(start + (value - low) / (high - low) * (end - start), 1)
-
-    svg.path("axis", f"M{x(0)} 6V{line * len(rows) + 14}", **{"stroke-dasharray": "3 3"})
-    svg.text(nothing, x(0), line * len(rows) + 30, "middle")
-    for place, (name, value, least, most, told) in enumerate(rows, 1):
-        svg.text(name[:34], 4, line * place + 4)
-        group = svg.group("s0")
-        group.path("line", f"M{x(least)} {line * place}H{x(most)}")
-        group.path("mark", marker(1, x(value), line * place))
-        svg.text(told, width - 4, line * place + 4, "end")
-    return svg.markup()
-
-
 def swatch(style: int, joined: bool = True) -> Markup:
     """A piece of a series' line with its marker, for a legend; the marker alone where no line joins the points."""
     svg = Drawing(ElementTree.Element("svg", {"class": "swatch", "viewBox": "0 0 34 12", "aria-hidden": "true"}))
@@ -271,3 +250,88 @@ def _draw_line(parent: Drawing, style: int, path: str) -> None:
 def marker(style: int, x: float, y: float) -> str:
     """The outline of a marker around (x, y); the shapes have about the same area."""
     return f"M{x} {y}{MARKERS[style % len(MARKERS)]}"
+
+
+# ---------------------------------------------------------------------------------------------------- dots
+@dataclass(frozen=True)
+class Dot:
+    """A number with its interval, as a dot on a whisker. told: both in words, where they are no scores."""
+
+    name: str
+    value: float | None
+    style: int = 0
+    interval: tuple[float, float] | None = None
+    told: str = ""
+
+    @property
+    def ends(self) -> list[float]:
+        """All that the axis has to reach."""
+        return [] if self.value is None else [self.value, *(self.interval or ())]
+
+    @property
+    def words(self) -> str:
+        """The name, the number and its interval."""
+        number = "no value" if self.value is None else f"{self.value:.3f}"
+        interval = f" ({self.interval[0]:.3f} to {self.interval[1]:.3f})" if self.interval else ""
+        return f"{self.name} {self.told or number + interval}".lstrip()
+
+
+def dot_chart(
+    dots: Sequence[Dot],
+    marks: Sequence[float] = (),
+    *,
+    key: str,
+    title: str,
+    guide: tuple[float, str] | None = None,
+    label: Callable[[float], str] = "{:g}".format,
+    room: tuple[float, float, float] = (132, 234, 14),
+    numbered: bool = True,
+) -> Markup:
+    """Draw one row per dot, with its name on the left.
+
+    marks: of an axis that several charts may share, by default as far as the dots go; it need not begin at 0, as dots
+    have no length. guide: where a broken line stands, and its words; label: a mark in words; room: for the names, the
+    dots, and what is told of each, which is drawn where there is more than a margin; numbered: whether marks are named.
+    """
+    names, wide, beside = room
+    floor = HEAD + ROW * len(dots)
+    words = " ".join(filter(None, [*(f"{dot.words}." for dot in dots), guide and guide[1]]))
+    height = floor + (FOOT if numbered else 0)
+    svg = Drawing.start(names + wide + beside, height, key, title, words, small=True)
+    marks = marks or dot_ticks(dots)
+
+    def place(value: float) -> float:
+        return round(names + (value - marks[0]) / (marks[-1] - marks[0]) * wide, 1)
+
+    for mark in marks:
+        svg.path("gridline", f"M{place(mark)} 0V{floor}")
+        if numbered:
+            svg.text(label(mark), place(mark), floor + 16, "middle")
+    if guide:
+        svg.path("chance", f"M{place(guide[0])} 0V{floor}")
+    for row, dot in enumerate(dots):
+        middle = HEAD + ROW * row + ROW / 2
+        svg.text(shortened(dot.name, most=int(names / LETTER)), names - 8, middle + 4, "end")
+        if dot.value is None:
+            continue
+        group = svg.group(colour(dot.style))
+        group.title(dot.words)
+        if dot.interval:
+            low, high = map(place, dot.interval)
+            group.path("whisker", f"M{low} {middle}H{high}")
+        group.path("mark", marker(dot.style, place(dot.value), middle))
+        if beside > MARGIN:
+            svg.text(dot.told, names + wide + beside, middle + 4, "end")
+    return svg.markup()
+
+
+def dot_ticks(dots: Iterable[Dot], also: Iterable[float | None] = ()) -> list[float]:
+    """Return the marks of an axis on which all these dots, and these values, have room."""
+    known = [end for dot in dots for end in dot.ends] + [value for value in also if value is not None]
+    return ticks(min(known), max(known))
+
+
+def shortened(name: str, most: int = 14) -> str:
+    """A name in the room that there is."""
+    half = most // 2
+    return name if len(name) <= most else f"{name[: half - 1]}…{name[-half:]}"

@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
-
-from markupsafe import Markup
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted, is_safe_name
-from medsilo.report.charts import Drawing, marker, ticks
+from medsilo.report.charts import Dot, dot_chart, dot_ticks
 from medsilo.report.findings import CHOSEN, SYNTHETIC, learned
 from medsilo.report.formats import between, bytes_text, number, seconds_text
 from medsilo.report.panels import Subject
@@ -28,7 +25,7 @@ from medsilo.study.words import in_patients, in_points, points, verdict_in_words
 LOOKS = {"worth it": 2, "promising": 3, "no gain": 1, "too few patients": 0, "too few seeds": 0}  # the marker
 LOOKS |= {"surely higher": 2, "surely lower": 4, "open": 0}
 LEAST = 3  # hospitals behind a number of all: of two, each could work out the other's
-WIDTH, ROW, EDGE = 320, 26, 16
+WIDTH, EDGE = 320, 16  # of a picture
 EVERYONE = "All together"
 
 
@@ -71,46 +68,32 @@ def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, An
 
 
 def _drawn(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict, note: str) -> dict[str, Any]:
-    ends = [end for one in lines for end in (one.found.low, one.found.high)]
-    marks = [100 * mark for mark in ticks(min([0.0, *ends]), max([0.0, *ends]))] if lines else []
+    dots = [
+        Dot("", 100 * found.mean, LOOKS.get(one.look, 5), (100 * found.low, 100 * found.high), in_points(found))
+        for one, found in ((one, one.found) for one in lines)
+    ]
+    marks = dot_ticks(dots, [0.0]) if dots else []
     rows = [
         {
             "name": one.name,
             "verdict": one.verdict,
             "look": one.look.replace(" ", "-") or "everyone",
-            "chart": _whisker(one, marks, f"gain-{place}"),
-            "points": in_points(one.found),
+            "chart": dot_chart(
+                [dot],
+                marks,
+                key=f"gain-{place}",
+                title=f"{one.name}: gain in points",
+                guide=(0.0, ""),
+                label=lambda mark: f"{mark:+g}".replace("-", "−") if mark else "0",
+                room=(EDGE, WIDTH - 2 * EDGE, EDGE),
+                numbered=dot is dots[-1],
+            ),
+            "points": dot.told,
             "patients": in_patients(verdict.metric, one.found.mean) if one.verdict else "",  # the sentence says it
         }
-        for place, one in enumerate(lines)
+        for place, (one, dot) in enumerate(zip(lines, dots, strict=True))
     ]
-    return {"question": question, "head": head, "rows": rows, "axis": _axis(marks), "note": note}
-
-
-def _place(mark: float, marks: Sequence[float]) -> float:
-    return round(EDGE + (mark - marks[0]) / (marks[-1] - marks[0]) * (WIDTH - 2 * EDGE), 1)
-
-
-def _whisker(one: GainLine, marks: Sequence[float], key: str) -> Markup:
-    svg = Drawing.start(WIDTH, ROW, key, f"{one.name}: gain in points", in_points(one.found), small=True)
-    low, mean, high = (_place(100 * value, marks) for value in (one.found.low, one.found.mean, one.found.high))
-    zero, middle = _place(0, marks), ROW / 2
-    for mark in marks:
-        svg.path("gridline", f"M{_place(mark, marks)} 0V{ROW}")
-    svg.path("axis", f"M{zero} 0V{ROW}")
-    svg.path("whisker", f"M{low} {middle}H{high}")
-    svg.path("mark", marker(LOOKS.get(one.look, 5), mean, middle))
-    return svg.markup()
-
-
-def _axis(marks: Sequence[float]) -> Markup:
-    """Return the numbers below the pictures, for the eye alone: each line says its own in words."""
-    look = {"class": "chart picture", "viewBox": f"0 0 {WIDTH} 16", "style": f"max-width:{WIDTH}px"}
-    svg = Drawing(ElementTree.Element("svg", look | {"aria-hidden": "true"}))
-    for mark in marks:
-        text = f"{mark:+g}".replace("-", "−") if mark else "0"
-        svg.text(text, _place(mark, marks), 12, "middle")
-    return svg.markup()
+    return {"question": question, "head": head, "rows": rows, "note": note}
 
 
 def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list[Path]:

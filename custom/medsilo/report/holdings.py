@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import MedsiloError, reading
+from medsilo.report.charts import Dot, dot_chart
 from medsilo.report.formats import cell
-from medsilo.report.pictures import Dot, dot_chart, dot_ticks
 from medsilo.report.read import RunResult
 from medsilo.runs.reading import read_text
 from medsilo.runs.schema import FilesFound, Pair
@@ -58,7 +58,7 @@ def shifts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
         if len(set(ranges.values())) < 2:
             continue
         dots = [Dot(site, (low + high) / 2, n, (low, high)) for n, (site, (low, high)) in enumerate(ranges.items())]
-        chart = dot_chart(dots, dot_ticks([dots], []), key=f"shift-{number}", title=f"{name} at every site")
+        chart = dot_chart(dots, key=f"shift-{number}", title=f"{name} at every site")
         charts.append({"title": name, "chart": chart})
     return charts
 

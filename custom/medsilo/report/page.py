@@ -11,11 +11,11 @@ from medsilo.core.errors import reading
 from medsilo.core.text import counted
 from medsilo.registry import LAYERS
 from medsilo.report import by_case, deciding, findings, holdings, panels
-from medsilo.report.charts import Series, line_chart, styles, swatch, ticks
+from medsilo.report.charts import Dot, Series, line_chart, styles, swatch, ticks
 from medsilo.report.findings import REFERENCES, guessing_at, learned, provenance
 from medsilo.report.formats import WITHHELD, between, cell, score_text
 from medsilo.report.panels import Subject
-from medsilo.report.pictures import Dot, apart, shares, timeline
+from medsilo.report.pictures import apart, shares, timeline
 from medsilo.report.read import RunResult, all_sites, last_round, read_all, same, spans
 from medsilo.report.template import fill, save
 from medsilo.runs.schema import SiteResult

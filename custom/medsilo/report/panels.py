@@ -8,12 +8,14 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from markupsafe import Markup
 
+from medsilo.report.charts import Dot, dot_chart, dot_ticks
 from medsilo.report.formats import MISSING, bytes_text, cell, number, seconds_text
-from medsilo.report.pictures import Dot, dot_chart, dot_ticks, matrix_strip, others
+from medsilo.report.pictures import matrix_strip, others
 from medsilo.report.read import OVERLAYS, RunResult, same
 
 MOST_MATRICES = 6  # of weights by round
@@ -201,8 +203,9 @@ def site_scores(
     if len(methods) == 1:
         titles, charts = [""], [tuple(replace(dot, name=site) for dot, site in zip(methods[0], sites, strict=True))]
         chances = [chances[0] if len(set(chances)) == 1 else None]
-    marks, drawn = dot_ticks(charts, chances), []
+    marks, drawn = dot_ticks(chain.from_iterable(charts), chances), []
     for n, (site, dots, chance) in enumerate(zip(titles, charts, chances, strict=True)):
         title = f"Test {metric} at {site or 'every site'}"
-        drawn.append({"title": site, "chart": dot_chart(dots, marks, key=f"dots-{n}", title=title, chance=chance)})
+        guide = None if chance is None else (chance, f"Guessing reaches {chance:.3f}.")
+        drawn.append({"title": site, "chart": dot_chart(dots, marks, key=f"dots-{n}", title=title, guide=guide)})
     return drawn

@@ -1,76 +1,15 @@
-"""Dots with whiskers, matrices, and rounds on the server's clock, as inline SVG like the line charts."""
+"""Matrices, and rounds on the server's clock, as inline SVG like the line charts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from markupsafe import Markup
 
-from medsilo.report.charts import Drawing, Series, colour, line_chart, marker, swatch, ticks, values_of
+from medsilo.report.charts import Drawing, Series, line_chart, shortened, swatch, ticks, values_of
 from medsilo.report.formats import bytes_text, seconds_text
 from medsilo.report.read import RunResult, spans
 from medsilo.runs.schema import SiteRound
-
-ROW, HEAD, FOOT = 18, 4, 26  # of a chart of dots
-DOTS_WIDTH, DOT_NAMES, DOTS_RIGHT = 380, 132, 14
-
-
-@dataclass(frozen=True)
-class Dot:
-    """A score with its interval, as a dot on a whisker."""
-
-    name: str
-    value: float | None
-    style: int = 0
-    interval: tuple[float, float] | None = None
-
-    @property
-    def words(self) -> str:
-        """The score and its interval."""
-        interval = f" ({self.interval[0]:.3f} to {self.interval[1]:.3f})" if self.interval else ""
-        return f"{self.name} {_number(self.value)}{interval}"
-
-
-def dot_ticks(charts: Sequence[Sequence[Dot]], chances: Sequence[float | None]) -> list[float]:
-    """Return the marks of an axis that all charts share; it need not begin at 0, as dots have no length."""
-    dots = [dot for chart in charts for dot in chart if dot.value is not None]
-    edges = [edge for dot in dots for edge in (dot.value, *(dot.interval or ()))]
-    known = [value for value in (*edges, *chances) if value is not None]
-    return ticks(min(known), max(known))
-
-
-def dot_chart(
-    dots: Sequence[Dot], marks: Sequence[float], *, key: str, title: str, chance: float | None = None
-) -> Markup:
-    """One row per score, with its name on the left. `chance` is a broken line: what guessing reaches."""
-    height = HEAD + ROW * len(dots) + FOOT
-    words = [f"{dot.words}." for dot in dots]
-    if chance is not None:
-        words.append(f"Guessing reaches {chance:.3f}.")
-    svg = Drawing.start(DOTS_WIDTH, height, key, title, " ".join(words), small=True)
-    scale = (DOTS_WIDTH - DOT_NAMES - DOTS_RIGHT) / (marks[-1] - marks[0])
-
-    def place(value: float) -> float:
-        return round(DOT_NAMES + (value - marks[0]) * scale, 1)
-
-    for mark in marks:
-        svg.path("gridline", f"M{place(mark)} 0V{height - FOOT}")
-        svg.text(f"{mark:g}", place(mark), height - FOOT + 16, "middle")
-    if chance is not None:
-        svg.path("chance", f"M{place(chance)} 0V{height - FOOT}")
-    for row, dot in enumerate(dots):
-        middle = HEAD + ROW * row + ROW / 2
-        svg.text(shortened(dot.name, most=22), DOT_NAMES - 8, middle + 4, "end")
-        if dot.value is None:
-            continue
-        group = svg.group(colour(dot.style))
-        group.title(dot.words)
-        if dot.interval:
-            low, high = map(place, dot.interval)
-            group.path("whisker", f"M{low} {middle}H{high}")
-        group.path("mark", marker(dot.style, place(dot.value), middle))
-    return svg.markup()
 
 
 def matrix_strip(told: Sequence[tuple[str, Sequence[Sequence[float]]]], sites: Sequence[str], key: str) -> Markup:
@@ -101,16 +40,6 @@ def others(rows: Sequence[Sequence[float]]) -> Iterator[tuple[float, int, int]]:
 def _strongest(rows: Sequence[Sequence[float]], sites: Sequence[str]) -> str:
     value, i, j = max(others(rows))
     return f"most, {value:.2f}, goes from {sites[j]} to {sites[i]}."
-
-
-def shortened(name: str, most: int = 14) -> str:
-    """A name in the room that there is."""
-    half = most // 2
-    return name if len(name) <= most else f"{name[: half - 1]}…{name[-half:]}"
-
-
-def _number(value: float | None) -> str:
-    return "no value" if value is None else f"{value:.3f}"
 
 
 LEFT, WIDTH, RIGHT, LANE, CLOCK = 96, 480, 104, 20, 22

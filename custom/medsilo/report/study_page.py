@@ -10,12 +10,11 @@ from markupsafe import Markup
 
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
-from medsilo.report.charts import Series, band_of, line_chart, styles, swatch, values_of
+from medsilo.report.charts import Dot, Series, band_of, line_chart, styles, swatch, values_of
 from medsilo.report.findings import REFERENCES, STANDS_OUT, Notice, guessing_at, learned, provenance
 from medsilo.report.formats import between, cell, number
 from medsilo.report.gains import first_screen
 from medsilo.report.panels import Subject
-from medsilo.report.pictures import Dot
 from medsilo.report.read import RunResult, read
 from medsilo.report.template import fill, save
 from medsilo.runs import paths
