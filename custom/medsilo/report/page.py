@@ -15,7 +15,7 @@ from medsilo.report.charts import Dot, Series, line_chart, styles, swatch, ticks
 from medsilo.report.findings import REFERENCES, guessing_at, learned, provenance
 from medsilo.report.formats import WITHHELD, between, cell, score_text
 from medsilo.report.panels import Subject
-from medsilo.report.pictures import apart, shares, timeline
+from medsilo.report.pictures import shares, timeline
 from medsilo.report.read import RunResult, all_sites, last_round, read_all, same, spans
 from medsilo.report.template import fill, save
 from medsilo.runs.schema import SiteResult
@@ -178,7 +178,6 @@ def _participation(run: RunResult, place: int) -> dict[str, Any]:
     return {
         "run": run,
         "chart": timeline(run, f"time-{place}") if run.rounds else None,
-        "apart": apart(run, f"apart-{place}") if run.rounds else None,
         "shares": shares(run, f"shares-{place}"),
         "everyone": everyone,
         "absences": [(f"Round{'s' * (len(own) > 1)} {spans(own)}", *whose) for whose, own in rounds.items()],

@@ -1,15 +1,14 @@
 """Matrices, and rounds on the server's clock, as inline SVG like the line charts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 from markupsafe import Markup
 
-from medsilo.report.charts import Drawing, Series, line_chart, shortened, swatch, ticks, values_of
+from medsilo.report.charts import Drawing, Series, line_chart, shortened, swatch, ticks
 from medsilo.report.formats import bytes_text, seconds_text
 from medsilo.report.read import RunResult, spans
-from medsilo.runs.schema import SiteRound
 
 
 def matrix_strip(told: Sequence[tuple[str, Sequence[Sequence[float]]]], sites: Sequence[str], key: str) -> Markup:
@@ -90,35 +89,14 @@ def timeline(run: RunResult, key: str) -> Markup:
     return svg.markup()
 
 
-def apart(run: RunResult, key: str) -> dict[str, Any] | None:
-    """Return each site's direction by round: the mean cosine of what it sent and the mean of the others."""
-
-    def cosine(told: SiteRound) -> float | None:
-        known = [one.cosine for one in told.updates.values() if one.cosine is not None]
-        return sum(known) / len(known) if known else None
-
-    return _by_round(run, key, "direction of what each site sent, against the others'", "cosine", cosine)
-
-
 def shares(run: RunResult, key: str) -> dict[str, Any] | None:
-    """Return how much each site counted in each round's mean; nothing where that stayed as it was."""
-    told = [[one.share for line in run.rounds if (one := line.sites.get(site))] for site in run.sites]
+    """Return a chart of how much each site counted in each round's mean; nothing where that stayed as it was."""
+    told = [[one.share if (one := line.sites.get(site)) else None for line in run.rounds] for site in run.sites]
     known = [[share for share in own if share is not None] for own in told]
     if not any(max(own) - min(own) > STEADY for own in known if own):
         return None
-    return _by_round(run, key, "how much each site counted in the mean", "share", lambda told: told.share)
-
-
-def _by_round(
-    run: RunResult, key: str, title: str, label: str, fact: Callable[[SiteRound], float | None]
-) -> dict[str, Any] | None:
-    """Return a chart with a line for each site, of what each round tells of it."""
     places = [float(line.round) for line in run.rounds]
-    series = [
-        Series(site, [fact(line.sites[site]) if site in line.sites else None for line in run.rounds], n, places=places)
-        for n, site in enumerate(run.sites)
-    ]
-    if not values_of(series):
-        return None
-    chart = line_chart(series, key=key, title=f"{run.label}: {title}", x_label="rounds", y_label=label)
+    series = [Series(site, own, n, places=places) for n, (site, own) in enumerate(zip(run.sites, told, strict=True))]
+    title = f"{run.label}: how much each site counted in the mean"
+    chart = line_chart(series, key=key, title=title, x_label="rounds", y_label="share")
     return {"chart": chart, "legend": [{"name": one.name, "swatch": swatch(one.style)} for one in series]}
