@@ -500,11 +500,11 @@ def test_absences_are_those_of_the_rounds(tmp_path: Path) -> None:
         round_line(1, names, answered=["b", "c"], lost={"a": "asleep"}),
         round_line(2, names, answered=["c"], refused={"b": "not finite"}, lost={"a": "left"}),
     ]
-    found = [(one.site, one.round, one.text) for one in read(save(tmp_path, summary, lines)).absences()]
-    assert found == [
-        ("a", 1, "lost: asleep"),
-        ("a", 2, "lost: left"),
-        ("b", 2, "refused: not finite"),
+    run = read(save(tmp_path, summary, lines))
+    assert [run.missed(site) for site in "abc"] == [
+        {1: "lost: asleep", 2: "lost: left"},
+        {2: "refused: not finite"},
+        {},
     ]
 
 

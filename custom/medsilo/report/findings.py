@@ -104,14 +104,13 @@ def limits_of_all(runs: Sequence[RunResult]) -> Iterator[str]:
 
 
 def _missing(run: RunResult) -> list[Notice]:
-    found, absences = [], run.absences()
-    for site in dict.fromkeys(absence.site for absence in absences):
-        own = [absence for absence in absences if absence.site == site]
-        rounds = {absence.round for absence in own}
-        reasons = "; ".join(dict.fromkeys(absence.text for absence in own))
-        which = f"round{'s' if len(rounds) > 1 else ''} {spans(rounds)} of {run.summary.rounds.planned}"
-        word = "Refused" if all(absence.kind == "refused" for absence in own) else "Missing"
-        found.append(Notice("missing", word, f"{run.label}: {site} in {which} – {reasons}"))
+    found = []
+    for site in run.sites:
+        if missed := run.missed(site):
+            reasons = dict.fromkeys(missed.values())
+            which = f"round{'s' if len(missed) > 1 else ''} {spans(missed)} of {run.summary.rounds.planned}"
+            word = "Refused" if all(why.startswith("refused: ") for why in reasons) else "Missing"
+            found.append(Notice("missing", word, f"{run.label}: {site} in {which} – {'; '.join(reasons)}"))
     return found
 
 

@@ -46,10 +46,8 @@ def _absence_lines(runs: Sequence[RunResult]) -> list[str]:
     """A score without its missing rounds would look like a full one, so the table never stands without them."""
     lines = []
     for run in runs:
-        absences = run.absences()
-        for site in dict.fromkeys(absence.site for absence in absences):
-            rounds = spans(absence.round for absence in absences if absence.site == site)
-            lines.append(f"{plain(run.label)}: {plain(site)} missing in round {rounds}")
+        missed = {site: rounds for site in run.sites if (rounds := run.missed(site))}
+        lines += [f"{plain(run.label)}: {plain(site)} missing in round {spans(own)}" for site, own in missed.items()]
     return ["", *lines] if lines else []
 
 

@@ -173,8 +173,9 @@ def _participation(run: RunResult, place: int) -> dict[str, Any]:
     """Each round on the server's clock, and a list of who is missing and why."""
     everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
     rounds: dict[tuple[str, str], list[int]] = {}  # by site and reason: one lost for fifty rounds takes one line
-    for absence in run.absences():
-        rounds.setdefault((absence.site, absence.text), []).append(absence.round)
+    for site in run.sites:
+        for number, why in run.missed(site).items():
+            rounds.setdefault((site, why), []).append(number)
     return {
         "run": run,
         "chart": timeline(run, f"time-{place}") if run.rounds else None,

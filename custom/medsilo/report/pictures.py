@@ -51,21 +51,21 @@ def timeline(run: RunResult, key: str) -> Markup:
     lengths = [line.seconds or 0.0 for line in run.rounds]
     starts = [0.0, *accumulate(lengths)]
     scale = WIDTH / (starts[-1] or 1)
-    absent = {(one.site, one.round): one for one in run.absences()}
     words, height = [], len(run.sites) * LANE + CLOCK
     svg = Drawing.start(
         LEFT + WIDTH + RIGHT, height, key, f"{run.label}: who worked, waited and was missing", "", small=True
     )
     for place, site in enumerate(run.sites):
-        top, worked, waited = place * LANE + 3, [], []
+        top, worked, waited, missed = place * LANE + 3, [], [], run.missed(site)
         svg.text(shortened(site), LEFT - 6, top + 11, "end")
         row = svg.group("row")
         for number, line in enumerate(run.rounds):
             start, end = LEFT + starts[number] * scale, LEFT + starts[number + 1] * scale
-            if one := absent.get((site, line.round)):
-                mark = row.group(one.kind)
-                mark.title(f"{site}, round {line.round}: {one.text}")
-                mark.text(MARKS[one.kind], round((start + end) / 2, 1), top + 11, "middle")
+            if why := missed.get(line.round):
+                kind = why.partition(":")[0]
+                mark = row.group(kind)
+                mark.title(f"{site}, round {line.round}: {why}")
+                mark.text(MARKS[kind], round((start + end) / 2, 1), top + 11, "middle")
             elif site in line.answered:
                 told = line.sites.get(site)
                 share = min(told.seconds / lengths[number], 1) if told and lengths[number] else 0.0
@@ -76,10 +76,9 @@ def timeline(run: RunResult, key: str) -> Markup:
         row.path("worked", "".join(worked))
         own = run.site(site)
         svg.text(f"{bytes_text(own.bytes_up)} sent", LEFT + WIDTH + 6, top + 11)
-        missing = spans(number for of, number in absent if of == site)
         words.append(
             f"{site} worked {seconds_text(own.seconds)} and sent {bytes_text(own.bytes_up)}"
-            f"{f', missing in round {missing}' if missing else ''}."
+            f"{f', missing in round {spans(missed)}' if missed else ''}."
         )
     for second in ticks(0, starts[-1], most=9):
         if second <= starts[-1]:

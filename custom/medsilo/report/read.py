@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from PIL import Image
 
@@ -22,21 +22,6 @@ LARGEST_PICTURE = 2_000_000  # bytes
 Interval = tuple[float, float]
 DRAWN = ("concordance", "dice")  # metrics of which single cases are drawn
 OVERLAYS = ("best", "median", "worst")
-Kind = Literal["refused", "lost"]
-
-
-@dataclass(frozen=True)
-class Absence:
-    """A site without a part in one round's result."""
-
-    site: str
-    round: int
-    kind: Kind
-    reason: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.kind}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -107,12 +92,9 @@ class RunResult:
         by_round = zip_longest(*(self.site(site).validation for site in self.sites))
         return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in by_round]
 
-    def absences(self) -> list[Absence]:
-        """Every site and round without a part in the result, in order of the rounds."""
-        lines = self.rounds
-        refused = [Absence(site, one.round, "refused", why) for one in lines for site, why in one.refused.items()]
-        lost = [Absence(site, one.round, "lost", why) for one in lines for site, why in one.lost.items()]
-        return sorted([*refused, *lost], key=lambda one: (one.round, one.site))
+    def missed(self, site: str) -> dict[int, str]:
+        """Return the rounds that a site has no part in, and why."""
+        return {line.round: why for line in self.rounds if (why := line.absence(site))}
 
 
 def read(folder: Path) -> RunResult:
