@@ -403,31 +403,28 @@ def test_write_is_atomic_repeatable_and_says_where(tmp_path: Path, folders: list
 
 
 def test_text_table_is_exactly_this(folders: list[Path]) -> None:
-    assert text_table(read_all(folders)).split("\n") == [
-        "test accuracy                       hospital-a  hospital-b  hospital-c   mean  pooled",
-        "-------------------------------------------------------------------------------------",
-        "Local                                    0.800       0.860       0.700  0.787   0.777",
-        "FedAvg                                   0.875       0.861       0.733  0.823   0.777",
-        "FedBN                                    0.900       0.850       0.800  0.850   0.777",
-        "AdaFed                              FAILED: hospital-b went away",
-        "Central (pooled data, upper bound)       0.950       0.930       0.900  0.927   0.777",
+    found = {run.label: text_table(run).split("\n") for run in read_all(folders)}
+    assert found["FedBN"] == [
+        "test accuracy  FedBN",
+        "hospital-a     0.900",
+        "hospital-b     0.850",
+        "hospital-c     0.800",
+        "mean           0.850",
+        "pooled         0.777",
         "",
-        "FedBN: hospital-c missing in round 2",
+        "hospital-c missing in round 2",
     ]
+    assert found["AdaFed"][0] == "AdaFed  FAILED: hospital-b went away"
 
 
-def test_text_table_shows_missing_values_and_sites(tmp_path: Path) -> None:
-    first = save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": None}))
-    second = save(tmp_path, summary_of("local", "Local", {"b": 0.25, "c": 1.0}))
-    assert text_table(read_all([first, second])).split("\n")[2:] == [
-        "FedAvg         0.500      –      –  0.500   0.777",
-        "Local              –  0.250  1.000  0.625   0.777",
-    ]
+def test_text_table_shows_missing_values(tmp_path: Path) -> None:
+    run = read(save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": None})))
+    assert text_table(run).split("\n")[1:3] == ["a              0.500", "b              –"]
 
 
 def test_text_table_keeps_control_characters_from_the_terminal(tmp_path: Path) -> None:
     summary = summary_of("fedavg", "FedAvg", {"a": None}, status="failed", reason="red \u001b[31m\nalert\u202e")
-    assert text_table([read(save(tmp_path, summary))]).split("\n")[2] == "FedAvg         FAILED: red alert"
+    assert text_table(read(save(tmp_path, summary))) == "FedAvg  FAILED: red alert"
 
 
 # Reading

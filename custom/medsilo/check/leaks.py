@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from medsilo.check.demands import price_list
-from medsilo.check.result import aligned
 from medsilo.core.coarse import Resolution
 from medsilo.core.tensors import Modules
-from medsilo.core.text import size_text
+from medsilo.core.text import aligned, size_text
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.phase import views
 from medsilo.federation.disclosure import MOST, PAIR

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from medsilo.core.files import write_text
-from medsilo.core.text import counted
+from medsilo.core.text import aligned, counted
 
 Severity = Literal["ok", "note", "stops"]
 Cell = str | int | float
@@ -116,14 +116,3 @@ class Report:
             write_text(path, "\n".join(["Only for this hospital: it names files and may name patients.", *lines, ""]))
             path.chmod(0o600)
         return bool(lines)
-
-
-def aligned(rows: Sequence[Sequence[Cell]]) -> list[str]:
-    """Rows below a heading, with their cells below each other: text to the left, numbers to the right."""
-    columns = []
-    for column in zip(*rows, strict=True):
-        texts = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in column]
-        numeric = len(rows) > 1 and all(isinstance(cell, int | float) for cell in column[1:])
-        width = max(map(len, texts))
-        columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
-    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]

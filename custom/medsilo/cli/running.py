@@ -266,11 +266,11 @@ def conclude(screen: Screen, folder: Path) -> None:
     """Show the table of a run's scores, write its page, and say where it is."""
     from medsilo.report.formats import text_table
     from medsilo.report.page import write
-    from medsilo.report.read import read_all
+    from medsilo.report.read import read
     from medsilo.runs.reading import read_summary
 
     screen.doing("writing the report")
-    screen.say("\n" + text_table(read_all([folder])))
+    screen.say("\n" + text_table(read(folder)))
     summary = read_summary(folder)
     screen.say(*(f"stands out: {line}" for lines in summary.stands_out.values() for line in lines))
     page = write([folder], folder / paths.REPORT, folder.name)

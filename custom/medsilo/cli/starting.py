@@ -136,11 +136,11 @@ def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path
     from medsilo.federation import inprocess
     from medsilo.report.formats import text_table
     from medsilo.report.page import write
-    from medsilo.report.read import read_all
+    from medsilo.report.read import read
     from medsilo.runs import paths
 
     sites = trial.participation.sites
     with screen.rounds(StudyProgress(sites, trial.rounds, trial.task.goal.metric)) as on_round:
         inprocess.run(trial, folder=folder, settings=settings, on_round=on_round)
     write([folder], folder / paths.REPORT, "Every hospital alone")
-    screen.say("\n" + text_table(read_all([folder])))
+    screen.say("\n" + text_table(read(folder)))

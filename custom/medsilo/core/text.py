@@ -1,6 +1,7 @@
 """Texts from elsewhere, made fit to be shown: one line, no control characters, no longer than a reader needs."""
 
 import re
+from collections.abc import Sequence
 
 LONGEST = 2000  # bytes of one text
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # name of a folder
@@ -56,3 +57,14 @@ def counted(number: int, what: str) -> str:
 def is_safe_name(name: str) -> bool:
     """Return whether a name of a site or a study may become the name of a folder."""
     return SAFE.fullmatch(name) is not None and ".." not in name
+
+
+def aligned(rows: Sequence[Sequence[str | int | float]]) -> list[str]:
+    """Rows below a heading, with their cells below each other: text to the left, numbers to the right."""
+    columns = []
+    for column in zip(*rows, strict=True):
+        texts = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in column]
+        numeric = len(rows) > 1 and all(isinstance(cell, int | float) for cell in column[1:])
+        width = max(map(len, texts))
+        columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]

@@ -1,10 +1,9 @@
 """Numbers, bytes, moments and table cells as the pages show them; the result as plain text for the terminal."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from medsilo.core.text import duration, plain, size_text
-from medsilo.report.read import RunResult, all_sites, same, spans
+from medsilo.core.text import aligned, duration, plain, size_text
+from medsilo.report.read import RunResult, spans
 
 MISSING, WITHHELD = "–", "withheld"
 
@@ -19,36 +18,16 @@ def score_text(run: RunResult, site: str) -> str:
     return WITHHELD if run.withholds(site) else number(run.score(site))
 
 
-def text_table(runs: Sequence[RunResult]) -> str:
-    """Test scores, method x site, with mean over sites and pooled over cases, and below it whatever went missing."""
-    sites, metric = all_sites(runs), same(runs, lambda run: run.summary.metric)
-    head, titles = f"test {plain(metric or 'score (different metrics)')}", [*map(plain, sites), "mean", "pooled"]
-    first = max(len(name) for name in [head, *(plain(run.label) for run in runs)])
-    shortest = len(WITHHELD) if any(run.withholds(site) for run in runs for site in sites) else 5
-    widths = [max(len(title), shortest) for title in titles]
-
-    def line(name: str, cells: Sequence[str]) -> str:
-        numbers = (f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        return f"{name:<{first}}{''.join(numbers)}"
-
-    lines = [line(head, titles), "-" * (first + sum(width + 2 for width in widths))]
-    for run in runs:
-        means = map(number, (run.summary.mean_test, run.summary.pooled_test))
-        told = line(plain(run.label), [*(score_text(run, site) for site in sites), *means])
-        failed = f"{plain(run.label):<{first}}  FAILED: {plain(run.summary.reason or 'no reason given')}"
-        lines.append(failed if run.failed else told)
-    if shortest > 5:
+def text_table(run: RunResult) -> str:
+    """A run's test scores: at every site, their mean and pooled over cases; below them whatever went missing."""
+    named, missed = plain(run.label), {site: rounds for site in run.sites if (rounds := run.missed(site))}
+    rows = [(f"test {plain(run.summary.metric)}", named), *((plain(site), score_text(run, site)) for site in run.sites)]
+    rows += [("mean", number(run.summary.mean_test)), ("pooled", number(run.summary.pooled_test))]
+    lines = [f"{named}  FAILED: {plain(run.summary.reason or 'no reason given')}"] if run.failed else aligned(rows)
+    if any(map(run.withholds, run.sites)):
         lines += ["", f"{WITHHELD}: fewer test cases than a site tells the score of (smallest_metric in medsilo.yaml)"]
-    return "\n".join(lines + _absence_lines(runs))
-
-
-def _absence_lines(runs: Sequence[RunResult]) -> list[str]:
-    """A score without its missing rounds would look like a full one, so the table never stands without them."""
-    lines = []
-    for run in runs:
-        missed = {site: rounds for site in run.sites if (rounds := run.missed(site))}
-        lines += [f"{plain(run.label)}: {plain(site)} missing in round {spans(own)}" for site, own in missed.items()]
-    return ["", *lines] if lines else []
+    lines += [""] * bool(missed)  # a score without its missing rounds would look like a full one
+    return "\n".join(lines + [f"{plain(site)} missing in round {spans(own)}" for site, own in missed.items()])
 
 
 def cell(value: float | None, text: str | None = None, aside: str = "", look: str = "") -> dict[str, Any]:
