@@ -56,7 +56,7 @@ class Prostate(Task):
 
     @property
     def use(self) -> ImageUse:
-        return ImageUse(lambda scan: self.inputs_of(scan.values), volumes.labels_of_slices)
+        return ImageUse(lambda scan: self.inputs_of(scan.values))
 
     @property
     def mixes_patients(self) -> bool:

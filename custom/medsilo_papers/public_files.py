@@ -43,7 +43,7 @@ class PictureTask(Task):
 
     @property
     def use(self) -> ImageUse:
-        return ImageUse(lambda scan: self.inputs_of(scan.values), labels_of)
+        return ImageUse(lambda scan: self.inputs_of(scan.values))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return what the network reads of a picture, one case."""
@@ -52,11 +52,6 @@ class PictureTask(Task):
     def case_of(self, item: tuple[Path, int]) -> Case:
         """Read a picture, of which the class is known."""
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
-
-
-def labels_of(output: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """The label of each place of a picture [H, W], from a network's output for it."""
-    return volumes.resized(output, grid).argmax(1)[0]
 
 
 @cache

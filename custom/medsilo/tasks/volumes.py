@@ -67,11 +67,6 @@ def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
     return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
 
-def labels_of_slices(output: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """The label of each place of a volume [D, H, W], from a network's output for its slices."""
-    return resized(output, grid[1:]).argmax(1)
-
-
 def mask_of(path: Path) -> Scan:
     """Read a mask: whole numbers [1, (D,) H, W]."""
     try:
