@@ -89,9 +89,9 @@ class Prostate(Task):
             raise DataError(message, private=without)
         images, masks, cases, patients = [], [], [], []
         for image_path, mask_path in pairs:
-            image, mask = volumes.read_pair(image_path, mask_path)
-            organ = (mask > 0).astype(np.float32)
-            images.append(self._single(image[None]))
+            scan = volumes.read_scan(image_path)
+            organ = (volumes.CaseReader().mask(scan, mask_path) > 0).astype(np.float32)
+            images.append(self._single(scan.values))
             masks.append((volumes.resized(torch.from_numpy(organ)[:, None], (self.size, self.size))[:, 0] > 0.5).byte())
             reach = self.slices // 2
             shown = np.flatnonzero(organ.any((1, 2)))

@@ -11,9 +11,9 @@ import numpy as np
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.start.folder_layout import FolderLayout
 from medsilo.tasks.listing import Entry, Listing
-from medsilo.tasks.scans import Scan
+from medsilo.tasks.scans import Scan, read_scan
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.volumes import CaseReader, read_file
+from medsilo.tasks.volumes import CaseReader
 
 MOST = 60  # cases that are opened, from all hospitals in turn
 TAIL = (0.5, 99.5)  # percentiles of intensities that are told
@@ -194,7 +194,7 @@ def opened(
 
 
 def _look(entry: Entry) -> Look:
-    scan = read_file(entry.images[0])
+    scan = read_scan(entry.images[0])
     mask = CaseReader().mask(scan, entry.label) if isinstance(entry.label, Path) else None
     return look_of(scan, mask, len(scan.values) if len(entry.images) == 1 else len(entry.images))
 

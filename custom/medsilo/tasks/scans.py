@@ -94,7 +94,7 @@ def read_scan(path: Path) -> Scan:
 
 
 def _read(path: Path) -> Scan:
-
+    _refuse_palette(path)
     _refuse_broken_nifti(path)
     image = _read_series(path) if path.is_dir() else open_reader(path).Execute()
     if image.GetDimension() == 4:
@@ -131,7 +131,7 @@ def _read_series(folder: Path) -> Any:
     return reader.Execute()
 
 
-def refuse_palette(path: Path) -> None:
+def _refuse_palette(path: Path) -> None:
     """SimpleITK turns a palette's numbers into colours without a word; labels would be lost and greys become RGB."""
     from PIL.PngImagePlugin import PngImageFile
 
