@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
+from medsilo.core.errors import DataError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -32,6 +34,15 @@ class Problem:
         """Return what is wrong, and at how many."""
         what, semicolon, remedy = self.what.partition("; ")
         return f"{what} ({self.count}){semicolon}{remedy}" if self.count else self.what
+
+
+def refuse_what_stops(problems: Sequence[Problem]) -> None:
+    """Raise a DataError where something stands against all cases."""
+    if wrong := [problem for problem in problems if problem.severity == "stops"]:
+        if any("no cases" in problem.what for problem in wrong):  # then those that were left out may be why
+            wrong += [problem for problem in problems if problem.severity == "left out"]
+        private = "; ".join(name for problem in wrong for name in problem.private)
+        raise DataError("; ".join(problem.counted for problem in wrong), private)
 
 
 @dataclass(frozen=True)
