@@ -24,7 +24,8 @@ def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable
 
 
 class PictureTask(Task):
-    """Pictures that become squares of `size` pixels; a task with a key `split` may mix patients as a paper did."""
+    """Pictures, or slices, that become squares of `size` pixels; a task with a key `split` may mix patients as a paper
+    did."""
 
     needs_data: ClassVar[bool] = True
     channels: ClassVar[int] = 3
