@@ -1,6 +1,5 @@
 """Find the site's folder of a public data set, deal sets without hospitals to sites; read pictures and tables."""
 
-import csv
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import Case, Cases, DataError, ImageUse, SiteData, Task, headers, splits, volumes
+from medsilo.extend import Case, Cases, DataError, ImageUse, SiteData, Task, headers, sheet, splits, volumes
 
 LARGEST_VALUE = 8  # bytes, as int64
 
@@ -154,20 +153,14 @@ def files_in(place: Path, pattern: str = "*") -> list[Path]:
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """The rows of a CSV file that has these columns."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            missing = [column for column in columns if column not in (reader.fieldnames or [])]
-            rows = [] if missing else list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path.name} can't be read ({type(error).__name__})", private=str(path)) from error
-    if missing:
+    found = sheet.read_sheet(path, {}, columns)
+    if missing := [column for column in columns if column not in found.columns]:
         raise DataError(
             f"{path.name} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}", private=str(path)
         )
-    if not rows or any(row[column] is None for row in rows for column in columns):
-        raise DataError(f"{path.name} has no rows, or rows that are too short", private=str(path))
-    return rows
+    if found.uneven or found.long or not found.lines:
+        raise DataError(f"{path.name} has no rows, or rows that are too short or too long", private=str(path))
+    return [dict(zip(found.columns, cells, strict=True)) for _, cells in found.lines]
 
 
 def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
