@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.headers import check_dicom, check_size, is_dicom, open_reader
+from medsilo.tasks.headers import DAMAGED, check_dicom, check_size, is_dicom, open_reader
 
 MOST_VOLUMES = 32  # along a fourth axis, which are channels
 ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
@@ -88,9 +88,7 @@ def read_scan(path: Path) -> Scan:
     except DataError:
         raise
     except Exception as error:  # readers of images raise anything over damaged files
-        raise DataError(
-            "an image can't be read: it is damaged or no image; copy or export it again", str(error).strip()
-        ) from error
+        raise DataError(DAMAGED, str(error).strip()) from error
 
 
 def _read(path: Path) -> Scan:

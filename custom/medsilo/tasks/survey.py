@@ -111,8 +111,3 @@ def in_two_parts(patients: Mapping[str, Iterable[str]]) -> set[str]:
     """The patients that more than one part has."""
     places = Counter(patient for part in patients.values() for patient in set(part))
     return {patient for patient, count in places.items() if count > 1}
-
-
-def labels_in(target: "Tensor") -> list[int]:
-    """The labels of one case: its class, or those that its mask shows."""
-    return [int(label) for label in target.unique()]

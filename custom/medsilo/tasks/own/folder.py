@@ -358,11 +358,7 @@ class FolderTask(OwnFolder):
 
     def _grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
         """Return how many places the network's grid has along each axis."""
-        return self.size[::-1] if self.alike else self._own_grid(grid, spacing)
-
-    def _own_grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
-        """The same, of images that keep a size of their own."""
-        return grid
+        return self.size[::-1] if self.alike else grid
 
     # ------------------------------------------------------------------------------------------ what is found
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
