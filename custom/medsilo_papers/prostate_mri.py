@@ -54,12 +54,12 @@ class Prostate(PictureTask):
         return Segmentation(2, loss, {"prostate": (1,)}, cross_entropy=share)
 
     @property
-    def channels(self) -> int:  # type: ignore[override]
+    def channels(self) -> int:
         """The slices that the network sees."""
         return self.slices
 
     @property
-    def largest_input(self) -> float:  # type: ignore[override]
+    def largest_input(self) -> float:
         """Return what the brightest voxel becomes."""
         return self.brightest
 

@@ -27,11 +27,17 @@ class PictureTask(Task):
     did."""
 
     needs_data: ClassVar[bool] = True
-    channels: ClassVar[int] = 3
-    largest_input: ClassVar[float] = 1.0
 
     if TYPE_CHECKING:
         size: int
+
+    @property
+    def channels(self) -> int:
+        return 3
+
+    @property
+    def largest_input(self) -> float:
+        return 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
