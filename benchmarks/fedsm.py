@@ -51,8 +51,9 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.tasks.scans import read_scan
 from medsilo.tasks.task import Cases, SiteData
-from medsilo.tasks.volumes import read_pair, resized_to_majority, write_volume
+from medsilo.tasks.volumes import CaseReader, resized_to_majority, write_volume
 from medsilo_papers.public_files import read_labels, read_picture
 
 SITES = ("hospital-a", "hospital-b")
@@ -118,7 +119,8 @@ class Slices(Dataset):
 
     def __getitem__(self, case: int) -> tuple[Tensor, Tensor]:
         volume, place = self.cases[case]
-        image, mask = read_pair(self.folder / f"{volume}.nii.gz", self.folder / f"{volume}-mask.nii.gz")
+        scan = read_scan(self.folder / f"{volume}.nii.gz")
+        image, mask = scan.values[0], CaseReader().mask(scan, self.folder / f"{volume}-mask.nii.gz")
         inputs = self.plan.task.inputs_of(image[None, place : place + 1])[0] / 400
         labels = torch.from_numpy(mask[None, None, place].astype(np.float32))
         return inputs, (functional.interpolate(labels, inputs.shape[1:], mode="area")[0, 0] > 0.5).long()

@@ -287,7 +287,7 @@ LOOKERS = PluginTable(
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 
 PAGE_ACTIONS = PluginTable("medsilo.page_actions", "medsilo.site_page.page_server:PageAction", {})
-WATCHERS = PluginTable("medsilo.watchers", "medsilo.deploy.watch:Watcher", {})
+WATCHERS = PluginTable("medsilo.watchers", "types:FunctionType", {})
 
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
 

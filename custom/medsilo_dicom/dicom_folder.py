@@ -70,7 +70,7 @@ class DicomFolder(VolumeFolder):
 
     @property
     def use(self) -> ImageUse:
-        return ImageUse(self.inputs_of, self.labels_of, self.in_monai(), predictor="dicom")
+        return ImageUse(self.inputs_of, self.in_monai(), predictor="dicom")
 
     def _of_header(self, entry: Entry) -> Mapping[str, str]:
         return words_of(entry.images[0], SCANNER)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast, get_args
 
-from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, needing, undrawn
+from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, needing, survey
 from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
@@ -34,7 +34,6 @@ class RawData:
         if (folder / SETTINGS).is_file() and not (source.images or source.labels or source.table):
             settings = _settings(folder, question)
             source = source.model_copy(update=_in_layout(settings, len(question.channels)))
-        absent_from(question, source)
         if source.label_map:
             raise DataError("data.label_map: nnU-Net reads masks as they are; write them with the question's labels")
         listing = Listing.of_cases(source, folder, masks=True)
@@ -46,33 +45,13 @@ class RawData:
     @property
     def cases(self) -> Sequence[Entry]:
         """The cases; raises DataError where what is wrong stands against all of them."""
-        wrong = [problem for problem in self.listing.problems if problem.severity == "stops"]
-        if wrong:
-            names = "; ".join(name for problem in wrong for name in problem.private)
-            raise DataError("; ".join(problem.what for problem in wrong), names)
+        survey.refuse_what_stops(self.listing.problems)
         return self.listing.entries
 
     @property
     def most_of_a_patient(self) -> int:
         """Return how many cases the patient with most of them has."""
         return max(Counter(entry.patient for entry in self.cases).values())
-
-
-def may_be_absent(question: SegmentationQuestion) -> tuple[str, ...]:
-    """Return the structures that a hospital need not have drawn: labels or regions with a bit in a mark."""
-    several = 1 < len(question.regions) <= undrawn.MOST
-    return tuple(question.regions) if several else ()
-
-
-def absent_from(question: SegmentationQuestion, source: DataSource) -> tuple[str, ...]:
-    """Return the structures that nobody drew at a site; raises DataError where they can't be told from others."""
-    known = may_be_absent(question)
-    if any(name not in known for name in source.absent) or (known and set(known) <= set(source.absent)):
-        raise DataError(
-            "data.absent: task nnunet can lack some of 2 to 15 labels or regions, but no channel, of which nnU-Net's "
-            "plans fix how many there are; take task nifti-folder"
-        )
-    return tuple(name for name in known if name in source.absent)
 
 
 def _settings(folder: Path, question: SegmentationQuestion) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ from medsilo.extend import (
     survey,
     undrawn,
 )
-from medsilo_nnunet.nnunet_files import RawData, absent_from, may_be_absent
+from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUNet, NnUNetPlans
 from medsilo_nnunet.nnunet_parts import FOREGROUND, NnUNetParts, TrainerName, places_in
 from medsilo_nnunet.question import SegmentationQuestion
@@ -147,10 +147,14 @@ class NnUNetFolder(own_data.OwnFolder):
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        return may_be_absent(self.question)
+        structures = tuple(self.question.regions)
+        return structures if 1 < len(structures) <= undrawn.MOST else ()
 
     def absent(self, source: DataSource) -> tuple[str, ...]:
-        return absent_from(self.question, source)
+        names = super().absent(source)
+        if names and names == self.may_be_absent:
+            raise DataError("data.absent names all structures of the question, so that nothing is learned here")
+        return names
 
     def _undrawn(self, source: DataSource) -> list[int]:
         """Return what nobody drew at a site: values of labels; numbers of regions, which are 1, 2, ... in turn."""

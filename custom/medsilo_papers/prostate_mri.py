@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import Case, DataError, DrawnCases, ImageUse, Network, Segmentation, SiteData, Task, splits, volumes
+from medsilo.extend import Case, DataError, DrawnCases, Network, Segmentation, SiteData, splits, volumes
 from medsilo_papers.networks import BasicUNet
-from medsilo_papers.public_files import files_in, in_parts, monai_loss, parts_of, site_folder
+from medsilo_papers.public_files import PictureTask, files_in, in_parts, monai_loss, parts_of, site_folder
 
 ENDINGS = (".nii.gz", ".nii", ".mha", ".mhd")
 LAYOUT = (
@@ -22,7 +22,7 @@ LAYOUT = (
 BRIGHTEST = 2048  # FedSM's range of intensities
 
 
-class Prostate(Task):
+class Prostate(PictureTask):
     """Slices [slices, size, size] and where in the middle one the prostate is. Slices without it are no cases.
 
     A site takes the folder of its name. slices 3: neighbours are channels, and a volume's two end slices are no cases
@@ -30,7 +30,6 @@ class Prostate(Task):
     brought to 0 to `brightest`; "fixed": clipped to 0 to 2048, in 256 steps, to 0 to `brightest`.
     """
 
-    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Prostate in MRI of six hospitals, slice by slice"
     sliced: ClassVar[bool] = True
 
@@ -55,14 +54,6 @@ class Prostate(Task):
         return Segmentation(2, loss, {"prostate": (1,)}, cross_entropy=share)
 
     @property
-    def use(self) -> ImageUse:
-        return ImageUse(lambda scan: self.inputs_of(scan.values), volumes.labels_of_slices)
-
-    @property
-    def mixes_patients(self) -> bool:
-        return self.split == "paper"
-
-    @property
     def channels(self) -> int:
         """The slices that the network sees."""
         return self.slices
@@ -71,10 +62,6 @@ class Prostate(Task):
     def largest_input(self) -> float:
         """Return what the brightest voxel becomes."""
         return self.brightest
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.slices, self.size, self.size)
 
     def default_network(self) -> Network:
         return BasicUNet()
@@ -89,9 +76,9 @@ class Prostate(Task):
             raise DataError(message, private=without)
         images, masks, cases, patients = [], [], [], []
         for image_path, mask_path in pairs:
-            image, mask = volumes.read_pair(image_path, mask_path)
-            organ = (mask > 0).astype(np.float32)
-            images.append(self._single(image[None]))
+            scan = volumes.read_scan(image_path)
+            organ = (volumes.CaseReader().mask(scan, mask_path) > 0).astype(np.float32)
+            images.append(self._single(scan.values))
             masks.append((volumes.resized(torch.from_numpy(organ)[:, None], (self.size, self.size))[:, 0] > 0.5).byte())
             reach = self.slices // 2
             shown = np.flatnonzero(organ.any((1, 2)))

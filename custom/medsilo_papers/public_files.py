@@ -1,6 +1,5 @@
 """Find the site's folder of a public data set, deal sets without hospitals to sites; read pictures and tables."""
 
-import csv
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import Case, Cases, DataError, ImageUse, SiteData, Task, headers, splits, volumes
+from medsilo.extend import Case, Cases, DataError, ImageUse, SiteData, Task, headers, sheet, splits, volumes
 
 LARGEST_VALUE = 8  # bytes, as int64
 
@@ -24,14 +23,21 @@ def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable
 
 
 class PictureTask(Task):
-    """Pictures that become squares of `size` pixels; a task with a key `split` may mix patients as a paper did."""
+    """Pictures, or slices, that become squares of `size` pixels; a task with a key `split` may mix patients as a paper
+    did."""
 
     needs_data: ClassVar[bool] = True
-    channels: ClassVar[int] = 3
-    largest_input: ClassVar[float] = 1.0
 
     if TYPE_CHECKING:
         size: int
+
+    @property
+    def channels(self) -> int:
+        return 3
+
+    @property
+    def largest_input(self) -> float:
+        return 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,7 +49,7 @@ class PictureTask(Task):
 
     @property
     def use(self) -> ImageUse:
-        return ImageUse(lambda scan: self.inputs_of(scan.values), labels_of)
+        return ImageUse(lambda scan: self.inputs_of(scan.values))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return what the network reads of a picture, one case."""
@@ -52,11 +58,6 @@ class PictureTask(Task):
     def case_of(self, item: tuple[Path, int]) -> Case:
         """Read a picture, of which the class is known."""
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
-
-
-def labels_of(output: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """The label of each place of a picture [H, W], from a network's output for it."""
-    return volumes.resized(output, grid).argmax(1)[0]
 
 
 @cache
@@ -158,20 +159,14 @@ def files_in(place: Path, pattern: str = "*") -> list[Path]:
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """The rows of a CSV file that has these columns."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            missing = [column for column in columns if column not in (reader.fieldnames or [])]
-            rows = [] if missing else list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path.name} can't be read ({type(error).__name__})", private=str(path)) from error
-    if missing:
+    found = sheet.read_sheet(path, {}, columns)
+    if missing := [column for column in columns if column not in found.columns]:
         raise DataError(
             f"{path.name} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}", private=str(path)
         )
-    if not rows or any(row[column] is None for row in rows for column in columns):
-        raise DataError(f"{path.name} has no rows, or rows that are too short", private=str(path))
-    return rows
+    if found.uneven or found.long or not found.lines:
+        raise DataError(f"{path.name} has no rows, or rows that are too short or too long", private=str(path))
+    return [dict(zip(found.columns, cells, strict=True)) for _, cells in found.lines]
 
 
 def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:

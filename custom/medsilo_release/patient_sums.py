@@ -338,4 +338,4 @@ def watching(asked: PredictionRequest) -> watch.Watch | None:
     return None
 
 
-WATCHER = watch.Watcher(watching)
+WATCHER = watching

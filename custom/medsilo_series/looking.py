@@ -28,6 +28,7 @@ from medsilo.extend import (
 )
 from medsilo_series import waves
 from medsilo_series.recordings import Reader, Recording
+from medsilo_series.series_folder import by_patient
 from medsilo_series.windows import stretches
 
 LINES = 200  # of a recording, by which its columns are told apart
@@ -102,14 +103,13 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
         source = source.model_copy(update={"patient": patient})
         listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}
     reader = Reader([columns.Column(name=name) for name in signals], source)
-    opened = {
-        site: looks.opened({site: own}, lambda entry: reader.read(entry.images[0])) for site, own in listings.items()
-    }
-    read = {site: [one for one, _ in found] for site, (found, _) in opened.items()}
-    every = [one for own in read.values() for one in own]
-    labels = sum((one.labels.counts() for one in every if one.labels), Counter[str]())
-    if not source.inside.label:
-        labels = Counter(str(entry.label) for own in listings.values() for entry in own.entries)
+    looked, wrong = looks.opened(listings, lambda entry: reader.read(entry.images[0]))
+    every, recordings = [one for one, _ in looked], {site: len(own.entries) for site, own in listings.items()}
+    labels = Counter(str(entry.label) for own in listings.values() for entry in own.entries)
+    inside = [by_patient(own, reader) for own in listings.values()] if reader.texts else []
+    looks.refuse_unusable(listings)
+    if source.inside.label:
+        labels = sum((rows for own in inside for rows in own.values()), Counter())
     if len(labels) > folder_layout.MOST_CLASSES:
         raise DataError(f"column {source.inside.label!r} has {len(labels)} different values, too many for classes")
     if len(labels) < 2:
@@ -124,21 +124,16 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
         signals,
         dict(sorted(labels.items())),
         "are names of folders" if by_folder else f"are in column {source.inside.label or source.columns.label!r}",
-        {site: len(_patients(own, read[site])) for site, own in listings.items()},
-        {site: len(own.entries) for site, own in listings.items()},
+        {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
+        recordings,
         int(np.median([len(one.values) for one in every])),
         int(np.median([last - first for one in every for first, last in _pieces(one)])),
         _round_rate(float(np.median(rates))) if rates else None,
         sum(bool(np.isnan(one.values).any() or (one.gaps is not None and one.gaps.any())) for one in every),
         len(every),
-        dict(sum((wrong for _, wrong in opened.values()), Counter[str]())),
+        dict(wrong),
         dealt,
     )
-
-
-def _patients(listing: Listing, read: Sequence[Recording]) -> set[str]:
-    named = [one.patients.names for one in read if one.patients]
-    return {name for names in named for name in names} if named else {entry.patient for entry in listing.entries}
 
 
 def _pieces(one: Recording) -> list[tuple[int, int]]:

@@ -171,7 +171,7 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
             )
         listing = Listing.of_recordings(source, folder)
         reader, known = Reader(self.signals, source), known_labels(self, source)
-        shown = _opened(listing, reader) if reader.label or reader.patients else {}
+        shown = by_patient(listing, reader) if reader.texts else {}
         strangers = [
             f"{entry.name}: {label}"
             for entry in listing.entries
@@ -251,7 +251,7 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
         return {"seconds": survey.range_of(one.facts.seconds for one in every)}
 
 
-def _opened(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
+def by_patient(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
     """Put an entry for each patient into a listing; return the rows of each label that each entry has, by its name."""
     entries, shown, wrong = [], {}, defaultdict(list)
     for entry in listing.entries:

@@ -595,6 +595,13 @@ def test_a_bad_photograph_is_left_out_and_the_rest_goes_on(kind: str, spoil, wor
     assert_left_out(photos(), source(folder, **PHOTOS), words)
 
 
+def test_what_training_refuses_of_a_palette_is_refused_in_prediction_too(tmp_path: Path) -> None:
+    """Its numbers would become colours without a word."""
+    palette(tmp_path / "new.png")
+    with pytest.raises(DataError, match="have a palette"):
+        photos().use.scan_of((tmp_path / "new.png",))
+
+
 def test_opaque_alpha_is_no_reason_to_leave_an_image_out(tmp_path: Path) -> None:
     """As screenshots and many viewers save PNG; the same numbers as without."""
     folder = write_photos(tmp_path / "rgb", images=1)

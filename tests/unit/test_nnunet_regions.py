@@ -20,7 +20,6 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import EachSites, SiteSettings
 from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
-from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.question import SegmentationQuestion
 from tests.brains import QUESTION, narrow, plans_of, write_hospitals
 
@@ -193,8 +192,12 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
         run(plan_of(plans, SEVERAL, "condistfl"), settings=EachSites(**known, sites=sites))
     sizes = {tuple(one.shape[2:]) for call in distilled.call_args_list for one in call.args[:2]}
     assert sizes == {tuple(outputs[0].shape[2:])} and outputs[0].shape > outputs[1].shape  # the largest, of both models
-    with pytest.raises(DataError, match="task nnunet can lack some of 2 to 15 labels or regions, but no channel"):
-        RawData.of(tmp_path / "brno", SegmentationQuestion(**SEVERAL), DataSource(folder=tmp_path, absent=("FLAIR",)))
+    for absent, words in (
+        (("FLAIR",), "'FLAIR' can't be absent; .*core.* can"),
+        (tuple(task.may_be_absent), "names all"),
+    ):
+        with pytest.raises(DataError, match=words):
+            task.absent(DataSource(folder=tmp_path, absent=absent))
     with pytest.raises(DataError, match="masks show a structure that data.absent names"):
         read(("core",), "graz")
 

@@ -507,6 +507,12 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
     assert (data["inside"], data["time_unit"], data["decimal"]) == ({"time": "Timestamp"}, "datetime", ",")
     task, data = drafted("several")
     assert data["inside"] == {"time": "time_ms", "label": "Activity"} and data["time_unit"] == "ms"
+    for site in ("clinic-a", "clinic-b"):  # each file has the rows of several patients
+        for ward in range(3):
+            whole = [[f"{site}{ward}{who}", *own] for who in range(8) for own in rows(who)]
+            write(tmp_path / f"wards/{site}/{ward}.csv", whole, ("who", "time_ms", "x", "y", "Activity"))
+    seen = first_sight(Folder(tmp_path / "wards", "a", lambda: Machine(1 << 30, False), None))
+    assert "6 recordings of 48 patients" in seen.found[0] and "6 recordings were opened" in seen.found[2]
     (tmp_path / "odd").mkdir()
     write(tmp_path / "odd/a.csv", [["?", "?"]], ("t", "label"))
     with pytest.raises(DataError, match=r"'label' of a\.csv has one value at most"):

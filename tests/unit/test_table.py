@@ -270,6 +270,18 @@ def test_a_patients_share_of_the_pairs_decides_how_finely_it_is_told() -> None:
     assert task.goal.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == 1
     target[:, 1] = 1
     assert task.goal.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == pytest.approx(3 / 6)
+    drawn, names = np.random.default_rng(0), "aabbcdefgh"  # two patients have two lines; many times are equal
+    for _ in range(20):
+        times, events = drawn.integers(1, 6, 10), drawn.integers(0, 2, 10)
+        pairs = [
+            {names[i], names[j]} if names[i] != names[j] else {names[i], names[i] * 2}
+            for i in range(10)
+            for j in range(10)
+            if events[i] and (times[j] > times[i] or (times[j] == times[i] and not events[j]))
+        ]
+        most = max((sum((name in pair) + (name * 2 in pair) for pair in pairs) for name in set(names)), default=0)
+        cases = Cases(torch.zeros(10, 1), torch.tensor(np.stack([times, events], 1)).float(), names)
+        assert task.goal.sway(cases, names) == pytest.approx(min(1, most / len(pairs)) if pairs else 1)
 
 
 def test_one_output_is_the_second_classes_score() -> None:

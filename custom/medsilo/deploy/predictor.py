@@ -123,7 +123,7 @@ def asked_to_predict(
             f"task {task} reads no image files or others that could be predicted; give a model of a task that does "
             "(docs/your-data.md), or of synthetic-prostate to try it"
         )
-    watch = next((watch for own in WATCHERS if (watch := WATCHERS[own].watch(request))), None)
+    watch = next((watch for own in WATCHERS if (watch := WATCHERS[own](request))), None)
     return PREDICTORS[name], replace(request, source=replace(source, watch=watch))
 
 

@@ -11,7 +11,7 @@ from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, write_text
 from medsilo.core.text import is_safe_name
-from medsilo.deploy.supermodel import MANIFEST, SuperModel
+from medsilo.deploy.supermodel import MANIFEST, SuperModel, filled
 from medsilo.deploy.watch import Watch
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
@@ -127,10 +127,7 @@ def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bo
     """Return the plan's network as it is when training is over. plain: its tensors are those of such a one."""
     made = plan.model_copy(update={"network": plan.network.plain}) if plain else plan
     networks = made.build_networks()
-    try:
-        plan.algorithm.whole(networks).load_state_dict(tensors)
-    except RuntimeError as error:
-        raise MedsiloError(f"{name} does not fit the plan's network", private=str(error)) from error
+    filled(plan.algorithm.whole(networks), name, tensors)
     if not plain:
         networks["model"] = plan.network.finished(networks["model"], plan.task.channels, plan.task.goal.outputs)
     return plan.algorithm.whole(networks)

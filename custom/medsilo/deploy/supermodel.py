@@ -1,7 +1,6 @@
 """FedSM's super model: a selector decides for each image whose model answers. Its folder holds safetensors, the plan
 and a manifest; all hashed."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -215,7 +214,7 @@ class SuperModel(nn.Module):
             absent=dict(origin.absent),
             plan_hash=origin.plan.hash,
             package=package_facts(),
-            files={name: _sha256(folder / name) for name in _files(self.agreed)},
+            files={name: shelf.hash_of_file(folder / name) for name in _files(self.agreed)},
         )
         write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
 
@@ -253,13 +252,13 @@ def assemble(
     outputs = len(sites) + (rule != "threshold")
 
     def expert(name: str, tensors: Tensors) -> nn.Module:
-        return _filled(plan.network.build(plan.task.channels, plan.task.goal.outputs), name, tensors)
+        return filled(plan.network.build(plan.task.channels, plan.task.goal.outputs), name, tensors)
 
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, only to be replaced
         model = SuperModel(
             expert("the global model", global_model),
             {site: expert(f"the personal model of {site}", tensors) for site, tensors in personal.items()},
-            _filled(origin.selector.build(plan.task.channels, outputs), "the selector", selector),
+            filled(origin.selector.build(plan.task.channels, outputs), "the selector", selector),
             threshold,
             sites=sites,
             rule=rule,
@@ -268,7 +267,8 @@ def assemble(
     return model.eval()
 
 
-def _filled(network: nn.Module, name: str, tensors: Tensors) -> nn.Module:
+def filled(network: nn.Module, name: str, tensors: Tensors) -> nn.Module:
+    """Return a network with these tensors. name: of what it is."""
     try:
         network.load_state_dict(dict(tensors))
     except RuntimeError as error:
@@ -295,15 +295,10 @@ def _personal_file(site: str) -> str:
     return f"{PERSONAL}/{site}.safetensors"
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _check(path: Path, name: str, expected: str | None) -> None:
     if expected is None or not path.is_file():
         raise MedsiloError(f"{name} is missing from the super model; fetch it again", private=str(path))
-    if _sha256(path) != expected:
+    if shelf.hash_of_file(path) != expected:
         message = f"{name} is not the file that {MANIFEST} was written for (its SHA-256 differs); fetch it again"
         raise MedsiloError(message, private=str(path))
 

@@ -1,7 +1,6 @@
 """Watching predictions: what a package keeps, at the hospital, of the cases that a model answers."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -12,20 +11,15 @@ MACHINE = "scanner "  # before a scanner's maker and model: 1 for a case of it
 
 
 class Watch(Protocol):
-    """Keeps numbers of cases."""
+    """Keeps numbers of cases. An entry point `medsilo.watchers` is a function from a PredictionRequest to one or None;
+    the first that returns one does.
+    """
 
     def measure(self, inputs: Tensor, output: Tensor, said: Sequence[Mapping[str, Any]]) -> list[Seen]:
         """Return the numbers of each case. said: its row of predictions.csv, as far as it is known."""
 
     def keep(self, cases: Sequence[Seen]) -> None:
         """Keep what was measured of patients, in order."""
-
-
-@dataclass(frozen=True)
-class Watcher:
-    """Watches predictions. It is an entry point `medsilo.watchers`; the first that returns a Watch does."""
-
-    watch: Callable[[Any], Watch | None]  # of a PredictionRequest
 
 
 def mean_of(cases: Sequence[Seen]) -> Seen:

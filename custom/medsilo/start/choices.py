@@ -68,7 +68,7 @@ def choose(looks: Looks, sites: Sequence[str], machine: Machine, device: str | N
     axes = dimensions.value if dimensions else 2
     spacing = spacing_of(looks, axes)
     task = [
-        Choice("task.name", "image-folder" if looks.flat else "nifti-folder", _kind(looks)),
+        Choice("task.name", "image-folder" if looks.flat else "nifti-folder", looks.found[0]),
         Choice("task.kind", "segmentation" if looks.segments else "classification", looks.layout.kind),
         labels,
         _channels(looks),
@@ -120,13 +120,6 @@ def asked_for(device: str | None) -> list[Choice]:
 
 
 # ---------------------------------------------------------------------------------------------------- the task
-def _kind(looks: Looks) -> str:
-    count, patients = sum(looks.cases.values()), sum(looks.patients.values())
-    sizes = ranges([look.size for look in looks.looked])
-    what = "flat images" if looks.flat else "volumes"
-    return f"{count} {what} of {patients} patients, {sizes} {'pixels' if looks.flat else 'voxels'}"
-
-
 def labels_of(looks: Looks) -> tuple[Choice, Mapping[Any, str]]:
     """Return the plan's labels, and what the hospital's own are called there."""
     if looks.segments:

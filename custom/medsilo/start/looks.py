@@ -12,9 +12,10 @@ import numpy as np
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.start.folder_layout import FolderLayout
 from medsilo.tasks.listing import Entry, Listing
-from medsilo.tasks.scans import Scan
+from medsilo.tasks.scans import Scan, read_scan
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.volumes import CaseReader, read_file
+from medsilo.tasks.survey import Problem, refuse_what_stops
+from medsilo.tasks.volumes import CaseReader
 
 MOST = 60  # cases that are opened, from all hospitals in turn
 TAIL = (0.5, 99.5)  # percentiles of intensities that are told
@@ -22,7 +23,6 @@ MOST_VALUES = 50  # of masks: more are instances, or no masks
 LEAST_PATIENTS = 6  # of a hospital, so that what is said of names is believed
 TELLING = (r"(.*?[^_/])(?:_\d+)+$", r"(.*[^_/])_\d+$", r"([^/]+)/[^/]+$")  # how names may tell the patient
 CLASS = r"[^/]+/"  # before them, where folders are classes: a patient may have images of several
-L = TypeVar("L")  # what is told of a case
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class Look:
     high: float
     tail: tuple[float, float]  # percentiles of the values, within the structures where there are any
     values: tuple[int, ...] = ()  # of the mask
+
+
+Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def look_at(folder: Path, layout: FolderLayout) -> Looks:
     segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
     places = {site: folder / site for site in layout.hospitals} or {"": folder}
     listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
-    _refuse_what_stops(listings)
+    refuse_unusable(listings)
     names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
     if layout.images and (patient := layout.patient or patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
@@ -131,8 +134,7 @@ def looks_of(
     wrong: Mapping[str, int],
     segments: bool,
 ) -> Looks:
-    """Return the facts of the hospitals' cases. wrong: why some of those that were opened can't be read."""
-    left_out = Counter({p.what: p.count for own in listings.values() for p in own.problems if p.severity == "left out"})
+    """Return the facts of the hospitals' cases. wrong: why others can't be used."""
     labels = Counter(entry.label for own in listings.values() for entry in own.entries if isinstance(entry.label, str))
     return Looks(
         layout,
@@ -141,7 +143,7 @@ def looks_of(
         {site: len(own.entries) for site, own in listings.items()},
         dict(sorted(labels.items())),
         tuple(looked),
-        dict(left_out + Counter(wrong)),
+        dict(wrong),
         segments,
     )
 
@@ -173,11 +175,14 @@ def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str
 
 
 # ---------------------------------------------------------------------------------------------------- opening
-def opened(listings: Mapping[str, Listing], look: Callable[[Entry], L]) -> tuple[list[tuple[L, str]], Counter[str]]:
-    """Return what some cases of each hospital look like, each with its name, and why others can't be read."""
+def opened(
+    listings: Mapping[str, Listing], look: Callable[[Entry], Seen]
+) -> tuple[list[tuple[Seen, str]], Counter[str]]:
+    """Return what some cases of each hospital look like, each with its name, and why others can't be used."""
     total = sum(len(own.entries) for own in listings.values())
     looked, wrong, names = [], Counter[str](), list[str]()
     for site, own in listings.items():
+        wrong.update({problem.what: problem.count for problem in own.problems if problem.severity == "left out"})
         share = max(1, MOST * len(own.entries) // total) if total else 0
         places = np.unique(np.linspace(0, len(own.entries) - 1, min(share, len(own.entries))).astype(int))
         for entry in (own.entries[place] for place in places):
@@ -187,14 +192,13 @@ def opened(listings: Mapping[str, Listing], look: Callable[[Entry], L]) -> tuple
                 wrong[str(error)] += 1
                 names.append(f"{site}/{entry.name}".lstrip("/"))
     if not looked:
-        why = "; ".join(f"{what} ({count})" for what, count in wrong.items())
-        told = why or "; ".join(problem.what for own in listings.values() for problem in own.problems)
-        raise DataError(f"no case can be used: {told or 'there is none'}", private=", ".join(names[:6]))
+        why = "; ".join(f"{what} ({count})" for what, count in wrong.items()) or "there is none"
+        raise DataError(f"no case can be used: {why}", private=", ".join(names[:6]))
     return looked, wrong
 
 
 def _look(entry: Entry) -> Look:
-    scan = read_file(entry.images[0])
+    scan = read_scan(entry.images[0])
     mask = CaseReader().mask(scan, entry.label) if isinstance(entry.label, Path) else None
     return look_of(scan, mask, len(scan.values) if len(entry.images) == 1 else len(entry.images))
 
@@ -220,13 +224,12 @@ def look_of(scan: Scan, mask: np.ndarray | None, channels: int) -> Look:
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
-def _refuse_what_stops(listings: Mapping[str, Listing]) -> None:
+def refuse_unusable(listings: Mapping[str, Listing]) -> None:
+    """Raise a DataError where something stands against all cases of a hospital, or none is left."""
     for own in listings.values():
-        stops = [problem for problem in own.problems if problem.severity == "stops"]
-        if stops:
-            raise DataError("; ".join(problem.counted for problem in stops), private=", ".join(stops[0].private[:6]))
+        refuse_what_stops(own.problems)
         if not own.entries:
-            left = own.problems[0]
+            left = next(iter(own.problems), Problem("stops", "there is none"))
             told = "no image has a label of its name; give each image and its label the same name"
             raise DataError(
                 told if "no label" in left.what else f"no case can be used: {left.what}", ", ".join(left.private[:6])

@@ -18,6 +18,7 @@ SYNTAX, PIXEL_DATA, ITEM = (0x0002, 0x0010), (0x7FE0, 0x0010), 0xFFFE
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # a few megabytes may become any number when a library opens them
 UNKNOWN = 0xFFFFFFFF  # a length that delimiters tell
 MOST = 1_000_000  # elements
+DAMAGED = "an image can't be read: it is damaged or no image; copy or export it again"
 
 
 def is_dicom(path: Path) -> bool:
@@ -31,9 +32,7 @@ def check_dicom(path: Path) -> None:
     try:
         tags_in(path.read_bytes())
     except ValueError as error:
-        raise DataError(
-            "an image can't be read: it is damaged or no image; copy or export it again", f"{path}: {error}"
-        ) from error
+        raise DataError(DAMAGED, f"{path}: {error}") from error
 
 
 def tags_in(data: bytes) -> set[tuple[int, int]]:
@@ -113,7 +112,7 @@ def open_reader(path: Path) -> Any:
     _check_tiff(path)
     kind = SimpleITK.ImageFileReader.GetImageIOFromFileName(str(path))
     if kind.removesuffix("ImageIO") not in READERS or (kind == "GDCMImageIO" and not dicom):
-        raise DataError("an image can't be read: it is damaged or no image; copy or export it again", str(path))
+        raise DataError(DAMAGED, str(path))
     values = path
     if kind == "MetaImageIO":
         values = _file_of_meta(path)

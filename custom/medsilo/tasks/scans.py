@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.headers import check_dicom, check_size, is_dicom, open_reader
+from medsilo.tasks.headers import DAMAGED, check_dicom, check_size, is_dicom, open_reader
 
 MOST_VOLUMES = 32  # along a fourth axis, which are channels
 ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
@@ -88,13 +88,11 @@ def read_scan(path: Path) -> Scan:
     except DataError:
         raise
     except Exception as error:  # readers of images raise anything over damaged files
-        raise DataError(
-            "an image can't be read: it is damaged or no image; copy or export it again", str(error).strip()
-        ) from error
+        raise DataError(DAMAGED, str(error).strip()) from error
 
 
 def _read(path: Path) -> Scan:
-
+    _refuse_palette(path)
     _refuse_broken_nifti(path)
     image = _read_series(path) if path.is_dir() else open_reader(path).Execute()
     if image.GetDimension() == 4:
@@ -131,7 +129,7 @@ def _read_series(folder: Path) -> Any:
     return reader.Execute()
 
 
-def refuse_palette(path: Path) -> None:
+def _refuse_palette(path: Path) -> None:
     """SimpleITK turns a palette's numbers into colours without a word; labels would be lost and greys become RGB."""
     from PIL.PngImagePlugin import PngImageFile
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
+from medsilo.core.errors import DataError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -32,6 +34,15 @@ class Problem:
         """Return what is wrong, and at how many."""
         what, semicolon, remedy = self.what.partition("; ")
         return f"{what} ({self.count}){semicolon}{remedy}" if self.count else self.what
+
+
+def refuse_what_stops(problems: Sequence[Problem]) -> None:
+    """Raise a DataError where something stands against all cases."""
+    if wrong := [problem for problem in problems if problem.severity == "stops"]:
+        if any("no cases" in problem.what for problem in wrong):  # then those that were left out may be why
+            wrong += [problem for problem in problems if problem.severity == "left out"]
+        private = "; ".join(name for problem in wrong for name in problem.private)
+        raise DataError("; ".join(problem.counted for problem in wrong), private)
 
 
 @dataclass(frozen=True)
@@ -100,8 +111,3 @@ def in_two_parts(patients: Mapping[str, Iterable[str]]) -> set[str]:
     """The patients that more than one part has."""
     places = Counter(patient for part in patients.values() for patient in set(part))
     return {patient for patient, count in places.items() if count > 1}
-
-
-def labels_in(target: "Tensor") -> list[int]:
-    """The labels of one case: its class, or those that its mask shows."""
-    return [int(label) for label in target.unique()]

@@ -80,8 +80,13 @@ class Survival(Goal):
             return None
         number = {patient: place for place, patient in enumerate(dict.fromkeys(patients))}
         places = torch.tensor([number[patient] for patient in patients])
-        own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, _pairs_with(target))
-        whole = float(concordant_pairs(torch.zeros(len(target)), target)[1].sum())
+        first = concordant_pairs(torch.zeros(len(target)), target)[1]
+        times, censored = target[:, 0].contiguous(), target[:, 1] == 0
+        events = times[~censored].sort().values
+        # A case is the second of a pair with each event before it; a censored one also with those at its own time.
+        second = torch.searchsorted(events, times, right=True).where(censored, torch.searchsorted(events, times))
+        own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, first + second)
+        whole = float(first.sum())
         return min(1.0, float(own.max()) / whole) if whole else 1.0
 
 
@@ -93,8 +98,10 @@ def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """
     right = torch.zeros(len(risks), dtype=torch.float64, device=risks.device)
     compared = torch.zeros_like(right)
-    for first in _in_steps(target):
-        later = _later(target, first)
+    times, censored = target[:, 0], target[:, 1] == 0
+    for first in (~censored).nonzero()[:, 0].split(max(1, AT_ONCE // max(1, len(target)))):
+        own = times[first, None]
+        later = (times > own) | ((times == own) & censored)
         better = (risks[first, None] > risks).double() + (risks[first, None] == risks).double() / 2
         right[first], compared[first] = (better * later).sum(1), later.double().sum(1)
     return right, compared
@@ -106,25 +113,3 @@ def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
         if len(target) and not concordant_pairs(torch.zeros(len(target)), target)[1].sum():
             what = f"the {part} part has no two cases to compare, an event and a longer time; bring more cases"
             yield Problem("stops", what)
-
-
-def _pairs_with(target: Tensor) -> Tensor:
-    """Return the number of pairs that each case is in, as the first or the second."""
-    found = torch.zeros(len(target), dtype=torch.float64)
-    for first in _in_steps(target):
-        later = _later(target, first)
-        found[first] += later.double().sum(1)
-        found += later.double().sum(0)
-    return found
-
-
-def _in_steps(target: Tensor) -> Sequence[Tensor]:
-    """Return the places of the events, some at a time."""
-    return (target[:, 1] > 0).nonzero()[:, 0].split(max(1, AT_ONCE // max(1, len(target))))
-
-
-def _later(target: Tensor, first: Tensor) -> Tensor:
-    """Return which cases make a pair with each of these events, [events, cases]."""
-    times, censored = target[:, 0], target[:, 1] == 0
-    own = times[first, None]
-    return (times > own) | ((times == own) & censored)

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 from medsilo.learning.seeds import seed_for
-from medsilo.learning.undrawn import labels_in as labels_without_marks
+from medsilo.learning.undrawn import labels_in
 from medsilo.models.network import Network
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import links_out
@@ -29,7 +29,6 @@ from medsilo.tasks.survey import (
     Survey,
     digest,
     in_two_parts,
-    labels_in,
     ranges_of,
     repeated,
 )
@@ -336,7 +335,7 @@ def labels_of(data: Dataset) -> Tensor | None:
     if isinstance(data, ConcatDataset):
         several = [labels_of(part) for part in data.datasets]
         return None if any(one is None for one in several) else torch.cat(several)  # type: ignore[arg-type]
-    return labels_without_marks(data.targets) if isinstance(data, Cases) else getattr(data, "labels", None)
+    return labels_in(data.targets) if isinstance(data, Cases) else getattr(data, "labels", None)
 
 
 def label_counts(data: Dataset, classes: int) -> list[int]:
@@ -345,7 +344,7 @@ def label_counts(data: Dataset, classes: int) -> list[int]:
     every = (data[case][1] for case in range(len(data))) if labels is None else [labels]  # type: ignore[arg-type]
     counts = torch.zeros(classes, dtype=torch.int64)
     for one in every:
-        counts += torch.bincount(labels_without_marks(torch.as_tensor(one).flatten().long()), minlength=classes)
+        counts += torch.bincount(labels_in(torch.as_tensor(one).flatten().long()), minlength=classes)
     return counts.tolist()
 
 
@@ -368,7 +367,7 @@ def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:
             broken += not (low.isfinite() and high.isfinite())
             lows.append(float(low))
             highs.append(float(high))
-            classes.update(labels_in(target))
+            classes.update(target.long().unique().tolist())
         values += classes
         told = {str(label): classes[label] for label in sorted(classes)}
         found[name] = PartFacts(len(data), len(set(patients_of(data))), told)  # type: ignore[arg-type]

@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from medsilo.tasks.scans import Scan, read_scan
+from medsilo.tasks.segmentation import likeliest
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.volumes import resized
 
 IN_MONAI = "scripts.in_monai"  # where a bundle holds what MONAI has not got
 Words = dict[str, Any]  # a class under "_target_", and its arguments
@@ -64,19 +66,17 @@ class ImageUse(Use):
     def __init__(
         self,
         inputs: Callable[[Scan], Tensor],
-        labels: Callable[[Tensor, tuple[int, ...]], Tensor] | None = None,
         in_monai: InMonai | None = None,
         own_values: Callable[[DataSource], dict[int, int]] = lambda source: {},
         predictor: str = "images",
         lacking_of: Callable[[DataSource], tuple[int, ...]] = lambda source: (),
     ) -> None:
-        """inputs: what the network reads of an image, [cases, *shape], in training, too; labels: the label of each
-        place of an image's grid, from the network's output for its cases, where masks are found; own_values: the
-        values that labels have in a hospital's own masks, where they may differ from the plan's; lacking_of: the
-        places of channels that a hospital's images have not.
+        """inputs: what the network reads of an image, [cases, *shape], in training, too; own_values: the values that
+        labels have in a hospital's own masks, where they may differ from the plan's; lacking_of: the places of channels
+        that a hospital's images have not.
         """
         super().__init__(predictor)
-        self.inputs_of, self.in_monai, self._labels = inputs, in_monai, labels
+        self.inputs_of, self.in_monai = inputs, in_monai
         self.own_values, self.lacking_of = own_values, lacking_of
 
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
@@ -88,6 +88,8 @@ class ImageUse(Use):
         return read_scan(image[0])
 
     def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
-        """Return the label of each place of an image, from the network's output for its cases."""
-        assert self._labels is not None
-        return self._labels(output, scan.values.shape[1:])
+        """Return the label of each place of an image, from the network's output for its cases: an image's, or that of
+        its slices; by default the likeliest one."""
+        grid = scan.values.shape[1:]
+        labels = likeliest(resized(output, grid[len(grid) - output.ndim + 2 :]))
+        return labels if labels.ndim == len(grid) else labels[0]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from medsilo.core.errors import DataError
 from medsilo.tasks.listing import Entry
-from medsilo.tasks.scans import Scan, read_scan, refuse_palette
+from medsilo.tasks.scans import Scan, read_scan
 
 
 def resized(images: Tensor, size: Sequence[int]) -> Tensor:
@@ -67,15 +67,10 @@ def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
     return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
 
-def labels_of_slices(output: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """The label of each place of a volume [D, H, W], from a network's output for its slices."""
-    return resized(output, grid[1:]).argmax(1)
-
-
 def mask_of(path: Path) -> Scan:
     """Read a mask: whole numbers [1, (D,) H, W]."""
     try:
-        mask = read_file(path)
+        mask = read_scan(path)
     except DataError as error:
         raise DataError(str(error).replace("an image", "a mask"), error.private) from error
     if len(mask.values) != 1:
@@ -89,25 +84,12 @@ def mask_of(path: Path) -> Scan:
     return replace(mask, values=whole.astype(np.int64))
 
 
-def refuse_another_place(one: Scan, other: Scan, what: str) -> None:
-    """Raise a DataError unless two scans lie on one grid."""
+def refuse_another_place(one: Scan, other: Scan, what: str, path: Path) -> None:
+    """Raise a DataError unless two scans lie on one grid. path: of the second."""
     if one.values.shape[1:] != other.values.shape[1:]:
-        raise DataError(f"{what} have different sizes; export both on one grid")
+        raise DataError(f"{what} have different sizes; export both on one grid", str(path))
     if one.values.ndim == 4 and not np.allclose(one.affine, other.affine, atol=SAME_PLACE):
-        raise DataError(f"{what} lie in different places; export both on one grid")
-
-
-def read_pair(image_path: Path, mask_path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read an image, float32, and its mask, int64, [D, H, W] on one grid; their axes come nearest to LPS."""
-    image, mask = read_scan(image_path), mask_of(mask_path)
-    if image.values.ndim != 4 or len(image.values) > 1:
-        what = "an image is no volume with one value per voxel; see this site's log for its name"
-        raise DataError(what, str(image_path))
-    try:
-        refuse_another_place(image, mask, "an image and its mask")
-    except DataError as error:
-        raise DataError(str(error), str(image_path)) from error
-    return image.values[0], mask.values[0]
+        raise DataError(f"{what} lie in different places; export both on one grid", str(path))
 
 
 class CaseReader:
@@ -115,19 +97,13 @@ class CaseReader:
 
     def scan(self, entry: Entry) -> Scan:
         """Return a case's image."""
-        first, *others = [read_file(path) for path in entry.images]
-        for scan in others:
-            refuse_another_place(first, scan, "channels of a case")
+        first, *others = [read_scan(path) for path in entry.images]
+        for scan, path in zip(others, entry.images[1:], strict=True):
+            refuse_another_place(first, scan, "channels of a case", path)
         return replace(first, values=np.concatenate([one.values for one in (first, *others)])) if others else first
 
     def mask(self, scan: Scan, path: Path) -> np.ndarray:
         """Return its mask's values on the image's grid, whole numbers [(D,) H, W]."""
         mask = mask_of(path)
-        refuse_another_place(scan, mask, "an image and its mask")
+        refuse_another_place(scan, mask, "an image and its mask", path)
         return mask.values[0]
-
-
-def read_file(path: Path) -> Scan:
-    """Return an image file as it is; one with a palette is refused."""
-    refuse_palette(path)
-    return read_scan(path)

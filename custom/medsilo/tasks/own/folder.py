@@ -29,7 +29,7 @@ from medsilo.tasks.own.image_patches import Augmentation, augmented, from_window
 from medsilo.tasks.own.own_data import FEWEST, Found, OwnFolder
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
 from medsilo.tasks.scans import Scan
-from medsilo.tasks.segmentation import Segmentation, dice_and_entropy, likeliest
+from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem, digest
 from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai, whole_images
@@ -141,7 +141,7 @@ class FolderTask(OwnFolder):
     @property
     def use(self) -> ImageUse:
         words = self.in_monai() if self._read_channels == self.channels else None  # MONAI has none for lacking channels
-        return ImageUse(self.inputs_of, self.labels_of, words, self.own_values, lacking_of=self.lacking_of)
+        return ImageUse(self.inputs_of, words, self.own_values, lacking_of=self.lacking_of)
 
     def default_network(self) -> Network:
         return UNet(dimensions=self.axes) if self.segments else DenseNet121(dimensions=self.axes)
@@ -164,11 +164,6 @@ class FolderTask(OwnFolder):
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return from_windows(network, inputs, self.size[::-1], self.overlap) if self.crops else network(inputs)
-
-    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
-        """Return the label of each place of an image's grid, from the network's output for its cases."""
-        labels = likeliest(resized(output, grid[len(grid) - self.axes :]))
-        return labels if labels.ndim == len(grid) else labels[0]
 
     def in_monai(self) -> InMonai:
         """Return reading and use of the network in a MONAI bundle's words."""
@@ -363,11 +358,7 @@ class FolderTask(OwnFolder):
 
     def _grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
         """Return how many places the network's grid has along each axis."""
-        return self.size[::-1] if self.alike else self._own_grid(grid, spacing)
-
-    def _own_grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
-        """The same, of images that keep a size of their own."""
-        return grid
+        return self.size[::-1] if self.alike else grid
 
     # ------------------------------------------------------------------------------------------ what is found
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:

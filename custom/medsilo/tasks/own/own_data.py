@@ -24,7 +24,7 @@ from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCas
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import Partition, Shares, part_alone, parts_by_rank
-from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, range_of, ranges_of
+from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, range_of, ranges_of, refuse_what_stops
 from medsilo.tasks.survival import Survival
 from medsilo.tasks.task import SiteData, Task, folded
 
@@ -79,12 +79,7 @@ class OwnData(Task):
 
     def _checked(self, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
         survey, parts = self._examined(site, sites, source)
-        wrong = [problem for problem in survey.problems if problem.severity == "stops"]
-        if wrong:
-            if any("no cases" in problem.what for problem in wrong):  # then those that were left out may be why
-                wrong += [problem for problem in survey.problems if problem.severity == "left out"]
-            private = "; ".join(name for problem in wrong for name in problem.private)
-            raise DataError("; ".join(problem.counted for problem in wrong), private)
+        refuse_what_stops(survey.problems)
         return SiteData(*(parts[part] for part in PARTS), survey=survey)
 
     def absent(self, source: DataSource) -> tuple[str, ...]:

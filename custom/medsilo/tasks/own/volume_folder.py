@@ -137,8 +137,9 @@ class VolumeFolder(FolderTask):
     def alike(self) -> bool:
         return self.target_spacing is None
 
-    def _own_grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
-        assert self.voxel is not None
+    def _grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
+        if self.voxel is None:
+            return super()._grid(grid, spacing)
         return grid_at(grid, tuple(spacing)[: self.axes][::-1], self.voxel)
 
     @property

@@ -24,7 +24,7 @@ from medsilo.tasks.synthetic.hospitals import (
 )
 from medsilo.tasks.task import SiteData, Task
 from medsilo.tasks.use import ImageUse, InMonai, whole_images
-from medsilo.tasks.volumes import labels_of_slices, slices_of, write_volume
+from medsilo.tasks.volumes import slices_of, write_volume
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
 
@@ -119,7 +119,7 @@ class SyntheticProstate(Task):
             {"_target_": "Resized", "keys": "image", "spatial_size": [*square, -1], "mode": "trilinear"},
         ]
         words = InMonai(transforms, whole_images(square, sliced=True))
-        return ImageUse(lambda scan: self.inputs_of(scan.values), labels_of_slices, words)
+        return ImageUse(lambda scan: self.inputs_of(scan.values), words)
 
     def draw(
         self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator
