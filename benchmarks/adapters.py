@@ -27,11 +27,11 @@ from scipy import stats
 from torch import Tensor, nn
 
 from medsilo.core import shelf
-from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.paths import GLOBAL, LAST
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from medsilo_adapters.frozen import values_of
+from tests import inprocess
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "results" / "adapters.md"

@@ -46,7 +46,6 @@ from torch.utils.data import Dataset
 from medsilo.core.lifeline import most_held
 from medsilo.course.phase import views
 from medsilo.deploy.supermodel import THRESHOLDS
-from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
@@ -55,6 +54,7 @@ from medsilo.tasks.scans import read_scan
 from medsilo.tasks.task import Cases, SiteData
 from medsilo.tasks.volumes import CaseReader, resized_to_majority, write_volume
 from medsilo_papers.public_files import read_labels, read_picture
+from tests import inprocess
 
 SITES = ("hospital-a", "hospital-b")
 PAPER = {"name": "unet", "features": [16, 32, 64, 128, 256], "residual_units": 2, "norm": "instance"}

@@ -24,7 +24,7 @@ from scipy import stats
 from sklearn.model_selection import train_test_split
 
 from benchmarks.flamby import HEART, POOLED, TABLES, Benchmark, Lines, Work, published, shown, write_tables
-from medsilo.federation import inprocess
+from tests import inprocess
 from tests.patients import write_hearts
 
 SEEDS = (42, 43, 44, 45, 46)

@@ -22,9 +22,9 @@ import nibabel
 import numpy as np
 from scipy.stats import t as student
 
-from medsilo.federation.inprocess import run
 from medsilo.plan import parse_plan
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
+from tests.inprocess import run
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "results" / "labels.md"

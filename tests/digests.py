@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import tests.conftest as shared
-from medsilo.federation import inprocess
 from medsilo.site.settings import SiteSettings
+from tests import inprocess
 
 FILE = Path(__file__).with_name("digests.json")
 SMALL = {

@@ -22,7 +22,6 @@ import torch
 from scipy.stats import binom
 
 from medsilo.core.files import load_tensors
-from medsilo.federation import inprocess
 from medsilo.federation.around import training_site
 from medsilo.federation.private_site import units_of
 from medsilo.federation.seams import Place
@@ -32,6 +31,7 @@ from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import GLOBAL, LAST, site_folder
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.splits import part_alone
+from tests import inprocess
 from tests.hospital import write_pixels
 
 CONFIDENCE, DELTA, EPSILON = 0.95, 1e-4, 2.0

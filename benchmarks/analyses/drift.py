@@ -18,13 +18,13 @@ from benchmarks.analyses.finished import FinishedRun
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
 from medsilo.course.phase import Phase, Workbench, places_of, views
-from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
+from tests import inprocess
 
 
 class WatchedTrainer(Trainer):

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.errors import MedsiloError
-from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings, make_settings
+from tests import inprocess
 
 ERRORS = 2.0  # standard errors of the difference, within which a cell agrees
 POOLED, PERSONAL = "pooled", "personal"

@@ -32,27 +32,16 @@ if TYPE_CHECKING:
     from medsilo.learning.perturbation import PerturbedOptimizer
     from medsilo.plan import Plan, load_plan
 else:
-    _PLACES = {
-        "AmplitudeNorm": "medsilo.learning.amplitude",
-        "Comparison": "medsilo.api",
-        "Lead": "medsilo.api",
-        "MedsiloError": "medsilo.core.errors",
-        "PerturbedOptimizer": "medsilo.learning.perturbation",
-        "Plan": "medsilo.plan",
-        "Run": "medsilo.api",
-        "SuperModel": "medsilo.deploy.supermodel",
-        "compare": "medsilo.api",
-        "load_plan": "medsilo.plan",
-        "predict": "medsilo.api",
-        "run": "medsilo.api",
-    }
 
     def __getattr__(name: str) -> object:
         """Import a public name when it is first used."""
         from importlib import import_module
 
-        if name in _PLACES:
-            found = globals()[name] = getattr(import_module(_PLACES[name]), name)
+        from medsilo.extend import places_in
+
+        (places,) = places_in(__file__)
+        if name in places:
+            found = globals()[name] = getattr(import_module(places[name]), name)
             return found
         from importlib.metadata import entry_points
 

@@ -4,6 +4,7 @@ Each is here once, and is loaded when it is first used, so that importing this m
 """
 
 import ast
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,14 +91,15 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.task import Cases
 
 
-def _places() -> list[dict[str, str]]:
-    """Return the modules of the names above, block by block."""
-    blocks = [node for node in ast.parse(Path(__file__).read_text("utf-8")).body if isinstance(node, ast.If)]
+@cache
+def places_in(file: str) -> list[dict[str, str]]:
+    """Return the modules of the names that a file imports for type checkers, block by block."""
+    blocks = [node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If)]
     imports = [[node for node in block.body if isinstance(node, ast.ImportFrom)] for block in blocks]
     return [{alias.name: str(node.module) for node in own for alias in node.names} for own in imports]
 
 
-NAMES, INNER = _places()
+NAMES, INNER = places_in(__file__)
 __all__ = ["__version__", *NAMES]
 
 

@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.federation import inprocess
 from medsilo.federation.account import LedgerWatch, ledger_of
 from medsilo.federation.around import training_site
 from medsilo.federation.sealed.identity import KitFiles
@@ -23,6 +22,7 @@ from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import LEDGER_HEADS, site_folder
 from medsilo.site.book import Book
 from medsilo.site.ledger import KEPT, OWN_KEY, CountedStudy, Ledger, ledgers
+from tests import inprocess
 from tests.unit.test_account import PRIVATE, ask, settings_of, weights
 from tests.unit.test_approvals import make_kit
 from tests.unit.test_hostile_answers import odd

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import save_tensors
-from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.noise import NoiseSource
 from medsilo.registry import METHODS, TASKS
 from medsilo.runs.paths import NOISY_COUNTS, site_folder
 from medsilo.site.settings import make_settings
 from medsilo.tasks.splits import part_alone
+from tests import inprocess
 from tests.conftest import slow_but
 from tests.dicoms import write_segmentation, write_series
 from tests.hospital import Volume, affine_of, write_pixels, write_volume

@@ -8,10 +8,10 @@ import pytest
 import SimpleITK
 
 from medsilo.cli import main
-from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings, make_settings
+from tests import inprocess
 from tests.federation.test_simulator import assert_same_outcome
 from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume
 

@@ -328,7 +328,7 @@ def test_pieces_make_the_tensors_that_they_came_from() -> None:
     pieces = in_pieces(tensors, 32)
     assert len(pieces) > 15 and max(piece.nbytes for piece in pieces.values()) <= 32
     pieces = dict(unpacked(over_the_wire(packed(name, piece))) for name, piece in pieces.items())
-    for whole in (in_one(dict(reversed(pieces.items()))), arrived(pieces), arrived(dict(reversed(pieces.items())))):
+    for whole in (arrived(pieces, to_files=False), arrived(pieces), arrived(dict(reversed(pieces.items())))):
         assert whole.keys() == tensors.keys()
         assert all(torch.equal(whole[name], tensor) for name, tensor in tensors.items())
         assert all(whole[name].dtype == tensor.dtype for name, tensor in tensors.items())
@@ -377,7 +377,7 @@ def test_what_is_no_piece_is_refused(false: Any) -> None:
 
 def test_what_arrived_in_pieces_is_not_copied() -> None:
     tensors = {"one": torch.randn(40, 30), "odd": torch.randn(7).bfloat16(), "two": torch.arange(999)}
-    arriving = ArrivingTensors()
+    arriving = ArrivingTensors(to_files=True)
     arriving.take(in_pieces(tensors, 100))
     whole = arriving.whole()
     places = {whole[name].untyped_storage().data_ptr() for name in ("one", "two")}
@@ -387,9 +387,9 @@ def test_what_arrived_in_pieces_is_not_copied() -> None:
     assert torch.equal(whole["one"], tensors["one"] + 1) and torch.equal(whole["two"], tensors["two"])
 
 
-def arrived(pieces: dict) -> dict:
+def arrived(pieces: dict, to_files: bool = True) -> dict:
     """Return the tensors after these pieces have come, one after the other."""
-    arriving = ArrivingTensors()
+    arriving = ArrivingTensors(to_files)
     for key, piece in pieces.items():
         arriving.take({key: piece})
     return arriving.whole()

@@ -9,11 +9,11 @@ import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
-from medsilo.federation.inprocess import run
 from medsilo.learning.loop import Compute
 from medsilo.runs.paths import GLOBAL, LAST
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
+from tests.inprocess import run
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine shows none")
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]

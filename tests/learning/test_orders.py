@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
+from tests import inprocess
 
 pytestmark = [pytest.mark.slow, pytest.mark.first, pytest.mark.xdist_group("orders")]  # each run is made once
 SEEDS = [0, 1, 2]

@@ -17,7 +17,6 @@ from medsilo.check.spending import spending_lines, spent
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Groups
-from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite, training_site
 from medsilo.federation.sealed.identity import ledger_of
 from medsilo.federation.seams import Place
@@ -32,6 +31,7 @@ from medsilo.site.book import Book, data_set
 from medsilo.site.ledger import CountedStudy, Ledger, LedgerStanding, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.sources import DataSource
+from tests import inprocess
 from tests.histories import dying, ended
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 

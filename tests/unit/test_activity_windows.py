@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from medsilo.core.errors import DataError
-from medsilo.federation import inprocess
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo_papers.activity_windows import ActivityWindows
+from tests import inprocess
 from tests.conftest import make_plan
 
 TASK = ActivityWindows(sensors=3, activities=4)

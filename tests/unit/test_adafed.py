@@ -16,7 +16,6 @@ from medsilo.check.leaks import told_besides
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.phase import ServerSide
-from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.seams import Missing, Outgoing, Receive
@@ -29,6 +28,7 @@ from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
+from tests import inprocess
 from tests.conftest import SITES, make_plan, slow_but
 from tests.sites import site_of
 from tests.unit.test_algorithms import initial, load_data, merge_by_hand, plan_sgd, train_by_hand, with_state

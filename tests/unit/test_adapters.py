@@ -24,7 +24,6 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.phase import views
 from medsilo.deploy.source import open_source
-from medsilo.federation import inprocess
 from medsilo.federation.around import FileSupply, SuppliedSite
 from medsilo.federation.seams import Missing, Place
 from medsilo.federation.site_state import SiteState
@@ -38,6 +37,7 @@ from medsilo.tasks.synthetic.histology import SyntheticHistology
 from medsilo_adapters.checkpoint import match, read_checkpoint
 from medsilo_adapters.frozen import freeze, values_of
 from medsilo_adapters.low_rank import ADAPTABLE, Adapters, adapt, adapters_of, merged_weight
+from tests import inprocess
 from tests.conftest import over_all
 from tests.unit.test_account import PRIVATE, standing
 from tests.unit.test_account import run as run_with_ledger

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.seams import Missing, Outgoing, Receive
@@ -19,6 +18,7 @@ from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
+from tests import inprocess
 from tests.conftest import FEDSM, METHODS, SITES, make_plan
 from tests.sites import site_of
 

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.course.phase import Blueprint, ServerSide, Workbench
-from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.learning.layers import head_layers, with_features
 from medsilo.learning.loop import Compute, train_epoch
@@ -26,6 +25,7 @@ from medsilo.methods.moon import contrast
 from medsilo.plan import Plan
 from medsilo.registry import METHODS, NETWORKS
 from medsilo.runs.messages import Parcel
+from tests import inprocess
 from tests.conftest import SITES, STEPPING, make_plan, slow_but
 from tests.sites import site_of
 from tests.unit.test_algorithms import CPU, SMALL, State, assert_close, initial, listen, load_data, with_state

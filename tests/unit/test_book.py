@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
 from medsilo.runs.schema import Summary
 from medsilo.site.book import ANSWERS, KEY, Asker, Book, data_set
 from medsilo.site.settings import Limits, make_settings
 from medsilo.tasks.sources import DataSource
+from tests import inprocess
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 
 FIRST, SECOND = Asker("lead@a", "data", "one"), Asker("lead@a", "data", "two")

@@ -21,7 +21,6 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.package import package_facts
-from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.asking import RETRY_PAUSE
 from medsilo.federation.coordinator import Coordinator
@@ -34,6 +33,7 @@ from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.study.progress import round_lines
 from medsilo.tasks.task import SiteData
+from tests import inprocess
 from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, WEIGHED, make_plan, slow_but
 from tests.sites import site_of
 

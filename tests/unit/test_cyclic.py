@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from medsilo.core.errors import PlanError
-from medsilo.federation import inprocess
 from medsilo.methods.cyclic import Cyclic
 from medsilo.runs.messages import Parcel
 from medsilo.runs.reading import read_rounds
+from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.unit.test_algorithms import SMALL, assert_close, initial, load_data, plan_sgd, train_by_hand, with_state
 from tests.unit.test_coordinator import GO_ON, LOST, A, Answers, B, C, Study, assert_equal, task_and_round

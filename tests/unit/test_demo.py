@@ -10,11 +10,11 @@ from PIL import Image
 
 from docs.screenshots import NUMBERS
 from medsilo.cli.options import DEMO_SEEDS, seeds
-from medsilo.federation import inprocess
 from medsilo.report.study_page import write_demo
 from medsilo.report.template import HERE
 from medsilo.study.cells import Row, plan_of
 from medsilo.study.demo import ALONE, HARMONISED, ROWS, RUNNING, SMALL, TOGETHER, demo_plan, demo_study
+from tests import inprocess
 from tests.unit.test_report import Page
 
 

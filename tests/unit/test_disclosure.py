@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from medsilo.federation import inprocess
 from medsilo.federation.disclosure import Disclosure
 from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.trainer import Trainer
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import ANSWERS, LETTERED, Parcel
 from medsilo.site.settings import SiteSettings, make_settings
+from tests import inprocess
 from tests.unit.test_leaks import Listening
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 
@@ -51,7 +51,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Parcel]:
     monkeypatch.setattr(Evaluation, "evaluate", exact)
     monkeypatch.setattr(Trainer, "work", lambda self, number, phase, stop: LOSS)
     monkeypatch.setattr(Listening, "heard", heard, raising=False)
-    monkeypatch.setattr(inprocess, "Loop", Listening)
+    monkeypatch.setattr("medsilo.federation.inprocess.Loop", Listening)
     return heard
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import PlanError, Refused
-from medsilo.federation import inprocess
 from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedrdn import FLATTEST, ChannelNorm, of_one_hospital, table_ranges
 from medsilo.site.settings import SiteSettings
+from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.unit import test_baselines as baselines
 from tests.unit.test_algorithms import SMALL, assert_close, initial, load_data

@@ -19,7 +19,6 @@ from medsilo.core.files import load_tensors
 from medsilo.deploy.model_card import card_facts
 from medsilo.deploy.source import open_source
 from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
-from medsilo.federation import inprocess
 from medsilo.federation.seams import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
 from medsilo.learning.layers import head_names
@@ -33,6 +32,7 @@ from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
+from tests import inprocess
 from tests.conftest import INSIDE_FEDSM, SITES, make_plan, slow_but
 from tests.sites import site_of, with_settings
 from tests.unit.test_algorithms import CPU, listen

@@ -16,7 +16,6 @@ from medsilo.check.leaks import describe
 from medsilo.core.errors import DataError, MedsiloError, PlanError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.course.phase import views
-from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.learning.seeds import generator_for
@@ -27,6 +26,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
+from tests import inprocess
 from tests.conftest import FEDSM, METHODS, SITES, make_plan, slow_but
 from tests.sites import site_of
 from tests.unit.test_algorithms import (

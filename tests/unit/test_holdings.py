@@ -6,13 +6,13 @@ import pytest
 
 import medsilo
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.federation import inprocess
 from medsilo.federation.accepting import Acceptance
 from medsilo.federation.around import TrainingSite
 from medsilo.report import holdings, page
 from medsilo.report.read import read, read_all
 from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings
+from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
 from tests.unit.test_report import Page, save, summary_of

@@ -25,8 +25,6 @@ from medsilo.deploy.predict import predict_images
 from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import open_source
 from medsilo.deploy.supermodel import SuperModel
-from medsilo.federation.inprocess import StudyResult, run
-from medsilo.federation.summary import says_of
 from medsilo.learning.class_weights import weighted
 from medsilo.learning.undrawn import (
     ALIKE,
@@ -50,8 +48,9 @@ from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.own.image_patches import augmented, patch
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.volume_folder import NiftiFolder
-from medsilo.tasks.segmentation import Segmentation, judged_by
+from medsilo.tasks.segmentation import Segmentation, judged_by, says_of
 from medsilo.tasks.sources import DataSource
+from tests.inprocess import StudyResult, run
 from tests.mixed import result_of
 
 GRID = (16, 16, 4)

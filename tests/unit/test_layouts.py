@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from medsilo.core.errors import DataError
-from medsilo.federation import inprocess
 from medsilo.learning.loop import Compute, batches
 from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
@@ -20,7 +19,7 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_draw
 from medsilo.tasks.task import SiteData, patients_of
 from medsilo_papers.nuclei import images_in, nuclei_in
-from tests import layouts
+from tests import inprocess, layouts
 from tests.layouts import LAYOUTS, Layout
 
 PARTS = ("train", "validation", "test")

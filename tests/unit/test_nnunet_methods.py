@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from medsilo.core.errors import PlanError
-from medsilo.federation import inprocess
 from medsilo.registry import METHODS
 from medsilo.site.settings import make_settings
+from tests import inprocess
 from tests.brains import narrow, plans_of, study, write_hospitals
 
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 import medsilo
 from medsilo.core.errors import DataError, PlanError
-from medsilo.federation.inprocess import run
 from medsilo.learning import undrawn
 from medsilo.methods import condistfl
 from medsilo.plan import Plan, parse_plan
@@ -22,6 +21,7 @@ from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
 from medsilo_nnunet.question import SegmentationQuestion
 from tests.brains import QUESTION, narrow, plans_of, write_hospitals
+from tests.inprocess import run
 
 LABELS = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "enhancing": 3}
 TUMOUR = {"name": QUESTION.name, "channels": ["FLAIR"], "labels": LABELS, "regions_class_order": [1, 2, 3]}

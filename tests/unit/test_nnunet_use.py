@@ -17,7 +17,6 @@ from medsilo.core.errors import DataError, Died, PlanError
 from medsilo.core.tensors import Tensors
 from medsilo.course.phase import Phase
 from medsilo.deploy.source import open_source
-from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.exact import read_measures
@@ -31,6 +30,7 @@ from medsilo.site.settings import Limits, SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
+from tests import inprocess
 from tests.brains import HOSPITALS, QUESTION, narrow, plans_of, study, write_brain, write_hospitals
 from tests.sites import site_of
 

@@ -9,10 +9,10 @@ import SimpleITK
 import torch
 
 from medsilo.core.errors import DataError
-from medsilo.federation import inprocess
 from medsilo.plan import load_plan
 from medsilo.site.settings import SiteSettings
 from medsilo_papers.nuclei import Nuclei, part_of, patient_of
+from tests import inprocess
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = Path(os.environ.get("MEDSILO_DATA", ROOT.parent / "shared" / "data")) / "nuclei_he"

@@ -10,10 +10,10 @@ import torch
 
 from medsilo.check.leaks import describe
 from medsilo.core.errors import PlanError
-from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
+from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.outside import installed_as
 from tests.unit.test_account import PRIVATE, settings_of, standing

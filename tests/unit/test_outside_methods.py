@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 from medsilo.core.errors import Refused
-from medsilo.federation import inprocess
 from medsilo.plan import Plan
+from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.outside import installed_as
 from tests.unit.test_algorithms import (

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.files import load_yaml
-from medsilo.federation import inprocess
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
-from tests import layouts
+from tests import inprocess, layouts
 from tests.conftest import slow_but
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
-from medsilo.federation import inprocess
 from medsilo.learning.class_weights import balanced_softmax
 from medsilo.learning.layers import head_names, learning_only, names_of_last_layers
 from medsilo.registry import METHODS
 from medsilo.site.settings import make_settings
+from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.unit import test_table as table
 from tests.unit.test_algorithms import listen

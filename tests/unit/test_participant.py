@@ -18,7 +18,6 @@ from medsilo import cli
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.course.phase import views
-from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.site_state import COLUMNS
 from medsilo.plan import Plan
@@ -27,6 +26,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
+from tests import inprocess
 from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan, mounted, slow_but
 from tests.sites import site_of
 

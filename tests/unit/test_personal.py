@@ -15,7 +15,6 @@ from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.phase import Blueprint, ServerSide, Workbench, views
-from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.loop import Compute, Lesson, OutputLoss, lesson, passed_through, train_epoch
 from medsilo.learning.training import Training
@@ -23,6 +22,7 @@ from medsilo.methods.per_fedavg import MetaGradient, adapt
 from medsilo.methods.pfedme import moreau
 from medsilo.registry import METHODS
 from medsilo.site.settings import SiteSettings
+from tests import inprocess
 from tests.conftest import PERSONAL, SITES, all_but_newer, make_plan
 
 CPU = Compute()

@@ -11,7 +11,6 @@ import torch
 
 from medsilo import cli
 from medsilo.check.leaks import describe, leaks
-from medsilo.federation import inprocess
 from medsilo.federation.exact import read_measures
 from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm
@@ -19,6 +18,7 @@ from medsilo.plan import load_plan
 from medsilo.report.page import write
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.overlays import FOUND, THERE, draw_found, draw_images
+from tests import inprocess
 from tests.conftest import make_plan
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from medsilo.core.files import load_tensors
-from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.learning.statistics import batch_norm_input_statistics, moments_of_cases, statistics_from
@@ -17,6 +16,7 @@ from medsilo.privacy.accounting import epsilon, noise_for
 from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.site.settings import SiteSettings
+from tests import inprocess
 from tests.conftest import make_plan
 from tests.unit.test_private_training import at, promised
 

@@ -19,7 +19,7 @@ from medsilo.core.coarse import Resolution
 from medsilo.core.errors import PlanError, Refused
 from medsilo.deploy.model_card import write_card
 from medsilo.deploy.source import open_source
-from medsilo.federation import inprocess
+from medsilo.federation.around import training_site
 from medsilo.federation.protection import planned_answers
 from medsilo.plan import parse_plan
 from medsilo.site.settings import read_settings_of_all
@@ -43,6 +43,7 @@ from medsilo_promise.risks import (
     risk_of,
 )
 from medsilo_promise.shrinking import bound, needed, others, smallest
+from tests import inprocess
 from tests.hospital import write_pixels, write_table
 
 NOTHING = np.zeros(CUTS)
@@ -421,7 +422,7 @@ def test_curves_that_none_can_have_are_refused(tmp_path: Path) -> None:
 def test_a_liar_loses_its_say_and_the_others_keep_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way, from the answer that a hospital sends: a refused curve costs its sender, and nobody else."""
     plan, settings = plan_of(tmp_path, "participation.minimum=3", "participation.when_missing=continue")
-    honest = inprocess.training_site
+    honest = training_site
 
     def lying(place: Any, *more: Any) -> Any:
         made = honest(place, *more)
@@ -436,7 +437,7 @@ def test_a_liar_loses_its_say_and_the_others_keep_theirs(tmp_path: Path, monkeyp
         made.answer = lies
         return made
 
-    monkeypatch.setattr(inprocess, "training_site", lying)
+    monkeypatch.setattr("medsilo.federation.inprocess.training_site", lying)
     run = inprocess.run(plan, folder=tmp_path / "runs/one", settings=settings)
     assert "d" not in run.summary.details.model_extra["promise"]["temperatures"]
     assert "finite" in run.summary.sites["d"].missed_ends["try"]

@@ -12,7 +12,6 @@ import torch
 from medsilo.check.demands import source_of
 from medsilo.core.coarse import Resolution, step_of_at_least
 from medsilo.core.errors import DataError, Refused
-from medsilo.federation import inprocess
 from medsilo.federation.disclosure import MOST
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
@@ -20,6 +19,7 @@ from medsilo.runs.schema import Summary
 from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.splits import parts_by_rank
+from tests import inprocess
 from tests.hospital import photograph, write_pixels, write_table
 from tests.sites import site_of
 

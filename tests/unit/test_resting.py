@@ -8,12 +8,12 @@ from weakref import ref
 import pytest
 import torch
 
-from medsilo.federation import inprocess
 from medsilo.federation.exact import ExactResult
 from medsilo.federation.participant import Participant
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.loop import Compute
 from medsilo.runs.messages import Request
+from tests import inprocess
 from tests.conftest import make_plan
 
 
@@ -34,7 +34,7 @@ def test_only_the_site_that_works_has_networks_and_every_bit_is_the_same(
         return found
 
     monkeypatch.setattr(Participant, "find", counted)
-    monkeypatch.setattr(inprocess, "AWAKE", 0)
+    monkeypatch.setattr("medsilo.federation.inprocess.AWAKE", 0)
     rested = inprocess.run(plan, folder=tmp_path / "rested")
     assert len(sites) == len(plan.participation.sites) == len(rested.models)
     assert rested.summary.mean_test == awake.summary.mean_test

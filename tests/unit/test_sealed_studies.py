@@ -9,14 +9,14 @@ from medsilo.check.leaks import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.course.secure_aggregation import OPEN, SEALING
 from medsilo.deploy.source import open_source
-from medsilo.federation import inprocess
-from medsilo.federation.inprocess import StudyResult
 from medsilo.federation.sealed.what import WORDS, Blocks, terms_of
 from medsilo.plan import Plan
 from medsilo.report.page import render
 from medsilo.report.read import read_all
 from medsilo.site.settings import SiteSettings
+from tests import inprocess
 from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, make_plan
+from tests.inprocess import StudyResult
 
 SETTINGS = SiteSettings(device="cpu", smallest_average=1)
 # Training turns a difference in the last digit into one in the third, in clear as well (a rectifier that just opens);

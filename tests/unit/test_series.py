@@ -19,7 +19,6 @@ from benchmarks.results.har import in_order
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
 from medsilo.core.files import load_yaml
-from medsilo.federation import inprocess
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
@@ -32,6 +31,7 @@ from medsilo_series import recordings
 from medsilo_series.recordings import Coded, Recording
 from medsilo_series.series_folder import SeriesFolder
 from medsilo_series.windows import Cutting, cut
+from tests import inprocess
 
 SITES = ("a", "b")
 SIGNALS = ("x", "y")

@@ -10,12 +10,12 @@ from torch.utils.data import Subset
 
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
-from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.learning.statistics import adapt_batch_norm
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
+from tests import inprocess
 from tests.conftest import make_plan
 from tests.sites import site_of
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError, PlanError
-from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks import sheet
@@ -22,6 +21,7 @@ from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survival import Survival, concordant_pairs
 from medsilo.tasks.task import Cases
+from tests import inprocess
 
 SITES = ("a", "b", "c")
 COLUMNS = ["age", {"name": "sex", "levels": ["m", "f"]}]

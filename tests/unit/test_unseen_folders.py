@@ -7,13 +7,13 @@ import pytest
 
 from medsilo.check.visit import Visit, check
 from medsilo.core.errors import DataError, Refused
-from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.sources import DataSource
+from tests import inprocess
 from tests.hospital import photograph, write_pixels, write_table
 from tests.sites import site_of
 

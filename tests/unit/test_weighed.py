@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from medsilo.core.errors import PlanError
 from medsilo.course.phase import ServerSide
-from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.learning.loop import Compute
 from medsilo.learning.training import Training
@@ -25,6 +24,7 @@ from medsilo.methods.fedlws import FedLWS
 from medsilo.mixing.late import LateMean, at_most
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
+from tests import inprocess
 from tests.conftest import SITES, WEIGHED, make_plan, slow_but
 from tests.mixed import result_of
 from tests.sites import site_of

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.exact import read_measures
 from medsilo.federation.inprocess import Loop
@@ -18,6 +17,7 @@ from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.tasks.task import Cases, SiteData
+from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
 

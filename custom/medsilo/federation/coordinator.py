@@ -118,7 +118,8 @@ class Coordinator:
         finally:
             self.state.writer.shutdown()
             self.asker.turns.end()
-            summary = summarise(self._account(), reason, started, time.monotonic() - clock)
+            led = Account(self.asker.acceptance, self.state, self.engine, self.rounds, self.ends)
+            summary = summarise(led, reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
 
@@ -291,20 +292,6 @@ class Coordinator:
             if isinstance(answer, Trained | Delivered) and "validation" not in answer.withheld
         }
         self.state.consider_best(told, rounds)
-
-    def _account(self) -> Account:
-        return Account(
-            self.plan,
-            self.study,
-            self.engine,
-            self.sites,
-            self.everyone,
-            sum(parameter.numel() for parameter in self.state.layout["model"].parameters()),
-            self.state.done,
-            self.rounds,
-            self.ends,
-            self.state.found(),
-        )
 
 
 def _line(exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: float | None) -> SiteRound:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import Dataset
 
 from medsilo.federation.disclosure import Told
 from medsilo.federation.evaluation import Evaluation, Measuring
@@ -15,9 +15,10 @@ from medsilo.federation.summary import means, tested_as
 from medsilo.learning.loop import Compute, Stop
 from medsilo.plan import Plan
 from medsilo.runs.schema import Selection, SiteResult, Summary
+from medsilo.site.book import PARTS
 from medsilo.tasks.decisions import with_derived
 from medsilo.tasks.metrics import Measures, added
-from medsilo.tasks.task import Cases, SiteData
+from medsilo.tasks.task import SiteData, dealt
 
 POOL = "pooled"
 
@@ -28,8 +29,8 @@ class Pool(Participant):
     evaluation: AtHospitals
 
     def __init__(self, place: Place, hospitals: dict[str, Participant]) -> None:
-        parts = ("train", "validation", "test")
-        pooled = SiteData(*(_together([getattr(h.data, part) for h in hospitals.values()]) for part in parts))
+        parts = [[getattr(hospital.data, part) for hospital in hospitals.values()] for part in PARTS]
+        pooled = SiteData(*(dealt(own, [range(sum(map(len, own)))])[0] for own in parts))
         self.hospitals = hospitals
         self.thresholds: dict[str, float | None] = {}
         super().__init__(place, pooled)
@@ -65,14 +66,6 @@ class AtHospitals(Evaluation):
         losses, scores, measures = zip(*(scores[-1] for scores in self.scores.values()), strict=True)
         together = {name: torch.cat([measured[name] for measured in measures]) for name in measures[0]}
         return sum(losses) / len(losses), sum(scores) / len(scores), together
-
-
-def _together(parts: list[Dataset]) -> Dataset:
-    if all(isinstance(part, Cases) for part in parts):
-        cases: list[Cases] = parts  # type: ignore[assignment]
-        inputs, targets = torch.cat([c.inputs for c in cases]), torch.cat([c.targets for c in cases])
-        return Cases(inputs, targets, [patient for c in cases for patient in c.patients])
-    return ConcatDataset(parts)
 
 
 def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:

@@ -16,12 +16,12 @@ from medsilo.federation.accepting import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.federation.sealed.what import SealedStore
 from medsilo.federation.seams import Missing
-from medsilo.federation.summary import says_of
 from medsilo.learning.seeds import seed_for
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs.messages import Joined
 from medsilo.runs.record import Record
+from medsilo.tasks.segmentation import says_of
 
 
 class ServerState:

@@ -1,13 +1,14 @@
 """The outcome of a study as summary.json has it."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from medsilo.core.lifeline import most_held
 from medsilo.core.package import package_facts
+from medsilo.federation.accepting import Acceptance
 from medsilo.federation.asking import Exchange
-from medsilo.plan import Plan
+from medsilo.federation.server_state import ServerState
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.record import now
 from medsilo.runs.schema import (
@@ -23,7 +24,6 @@ from medsilo.runs.schema import (
 )
 from medsilo.runs.standing import standing_out
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, with_derived
-from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import BROAD, CONFUSION, Counts, added
 from medsilo.tasks.segmentation import judged_by
 from medsilo.tasks.task import Task
@@ -33,16 +33,11 @@ from medsilo.tasks.task import Task
 class Account:
     """All that a summary is made of."""
 
-    plan: Plan
-    study: str
+    acceptance: Acceptance  # the plan, and the sites that train and that don't
+    state: ServerState
     engine: str
-    sites: Sequence[str]  # that train
-    everyone: Sequence[str]  # those too that only see the outcome
-    parameters: int
-    done: int
     rounds: Sequence[Round]
     ends: Mapping[str, Exchange]  # what came of `join`, `deliver` and `test`, as far as they were asked
-    details: Mapping[str, Any]
 
     def reply(self, end: str, site: str) -> SiteAnswer | None:
         """Return a site's answer before the first or after the last round."""
@@ -56,9 +51,10 @@ class Account:
 
 def summarise(led: Account, reason: str | None, started: str, seconds: float) -> Summary:
     """Say who did what, with which outcome; a study that failed has a summary, too."""
-    plan, rules = led.plan, led.plan.participation
-    sites = {site: _site_result(led, site) for site in led.sites}
-    tests = [tested for site in led.sites if (tested := led.tested(site))]
+    asked, state = led.acceptance, led.state
+    plan, rules = asked.plan, asked.plan.participation
+    sites = {site: _site_result(led, site) for site in asked.sites}
+    tests = [tested for site in asked.sites if (tested := led.tested(site))]
     told = [with_derived(tested.counts, plan.task.goal.classes, tested.threshold) for tested in tests]
     return Summary(
         status="finished" if reason is None else "failed",
@@ -75,21 +71,21 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
         protocol=plan.protocol,
         plan_hash=plan.hash,
         package=Package(**package_facts()),
-        study=led.study,
+        study=asked.study,
         network=plan.network.name,
-        parameters=led.parameters,
-        rounds=RoundCount(planned=plan.rounds, done=led.done),
-        agreed=Agreement(sites=list(led.sites), minimum=rules.required, when_missing=rules.when_missing),
+        parameters=sum(parameter.numel() for parameter in state.layout["model"].parameters()),
+        rounds=RoundCount(planned=plan.rounds, done=state.done),
+        agreed=Agreement(sites=list(asked.sites), minimum=rules.required, when_missing=rules.when_missing),
         selected=Selection(
             by="site" if plan.algorithm.outcome.personal else "mean",
-            rounds={site: tested.selected for site in led.everyone if (tested := led.tested(site))},
+            rounds={site: tested.selected for site in asked.everyone if (tested := led.tested(site))},
         ),
         sites=sites,
-        unseen={site: _site_result(led, site) for site in led.everyone if site not in led.sites},
+        unseen={site: _site_result(led, site) for site in asked.everyone if site not in asked.sites},
         **means(plan.task, sites),
         pooled=plan.task.goal.figures(added(told)),
         stands_out=standing_out(led.rounds),
-        details=Details(**led.details),
+        details=Details(**state.found()),
         seconds=round(seconds, 3),
         memory=most_held(),
         started=started,
@@ -124,19 +120,9 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def says_of(goal: Goal, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
-    """Return what each site's score counts in the mean that chooses a round, so that all structures count alike.
-
-    Sites tell one score of all that they drew, and none of a structure.
-    """
-    judged = judged_by(goal, absent)
-    each = {site: sum(1 / len(own) for own in judged.values() if site in own) for site in absent}
-    return each if judged else dict.fromkeys(absent, 1.0)
-
-
 def _site_result(led: Account, site: str) -> SiteResult:
     lines = [line.sites.get(site) for line in led.rounds]
-    known = [line for line in lines[: led.done] if line]
+    known = [line for line in lines[: led.state.done] if line]
     joined, delivered, tested = led.reply("join", site), led.reply("deliver", site), led.tested(site)
     validation = [line.validation if line else None for line in lines]
     if "deliver" in led.ends:
@@ -152,7 +138,7 @@ def _site_result(led: Account, site: str) -> SiteResult:
         missed_ends={end: own.missing[site].text for end, own in led.ends.items() if site in own.missing},
         warnings=_warnings(led, site),
         validation=validation,
-        **(tested_as(led.plan.task, dict(tested), tested.cases.test, tested.threshold) if tested else {}),
+        **(tested_as(led.acceptance.plan.task, dict(tested), tested.cases.test, tested.threshold) if tested else {}),
         bytes_up=sum(line.bytes_up for line in known),
         bytes_down=sum(line.bytes_down for line in known),
         seconds=round(sum(line.seconds for line in known), 3),

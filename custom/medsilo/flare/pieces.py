@@ -127,36 +127,35 @@ def side_by_side(pieces: list[Tensor]) -> Tensor:
     return first.as_strided((size,), (1,))
 
 
-class HeldTensors:
-    """Tensors that arrive piece by piece in memory."""
+class ArrivingTensors(ItemConsumer):
+    """Tensors that arrive piece by piece, in memory or large ones in a nameless file.
 
-    def __init__(self) -> None:
-        self._pieces: Tensors = {}
+    Of a file memory holds what is looked at, and may drop it again. So the answers of many sites may be on their way at
+    once.
+    """
 
-    def take(self, pieces: Tensors) -> None:
-        """Take what has arrived."""
-        self._pieces |= pieces
-
-    def whole(self) -> Tensors:
-        """Return all of them; raises Refused for pieces that make none."""
-        return in_one(self._pieces)
-
-
-class ArrivingTensors:
-    """Tensors that arrive piece by piece, large ones in a nameless file: memory holds what is looked at, and may drop
-    it again. So the answers of many sites may be on their way at once."""
-
-    def __init__(self) -> None:
+    def __init__(self, to_files: bool) -> None:
+        super().__init__()
+        self._to_files = to_files
+        self.problem: MedsiloError | None = None  # for which a reply was not taken
         self._spill: Spill | None = None
         self._places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}  # begin, bytes, type and shape
-        self._small: Tensors = {}
+        self._held: Tensors = {}
+
+    def consume_items(self, items: list, result: Any) -> Any:
+        try:
+            self.take(dict(map(unpacked, items)))
+        except MedsiloError as error:
+            self.problem = error
+            raise
+        return {}
 
     def take(self, pieces: Tensors) -> None:
         """Take what has arrived."""
         for key, piece in pieces.items():
             _, *mark = key.split(MARK)
-            if not mark and piece.nbytes < LEAST:
-                self._small[key] = piece
+            if not self._to_files or (not mark and piece.nbytes < LEAST):
+                self._held[key] = piece
                 continue
             self._spill = self._spill or Spill()
             if not mark or mark[0] == "0":
@@ -170,7 +169,7 @@ class ArrivingTensors:
             key: content[begin : begin + size].view(dtype).reshape(shape)
             for key, (begin, size, dtype, shape) in self._places.items()
         }
-        return in_one(self._small | filed, side_by_side)
+        return in_one(self._held | filed, side_by_side if self._to_files else torch.cat)
 
 
 class Fetching:
@@ -280,32 +279,14 @@ class PiecedTensors(TensorDecomposer):
     def download(self, *, ref_id: str, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
         own = ON_THEIR_WAY[ref_id] = _OnTheirWay()
         try:
-            arriving = ArrivingTensors() if self.to_files else HeldTensors()
-            taking = _Taking(arriving)
-            download_object(ref_id=ref_id, consumer=taking, **kwargs)
-            if (problem := taking.problem) is not None:
+            arriving = ArrivingTensors(self.to_files)
+            download_object(ref_id=ref_id, consumer=arriving, **kwargs)
+            if (problem := arriving.problem) is not None:
                 raise Refused(f"its answer was not taken: {problem}", private=problem.private)
-            return (taking.error, {}) if taking.error else ("", arriving.whole())
+            return (arriving.error, {}) if arriving.error else ("", arriving.whole())
         finally:
             own.ended = True
             ON_THEIR_WAY.pop(ref_id, None)
-
-
-class _Taking(ItemConsumer):
-    """Gives the pieces in replies to where they are put together."""
-
-    def __init__(self, arriving: "ArrivingTensors | HeldTensors") -> None:
-        super().__init__()
-        self.arriving = arriving
-        self.problem: MedsiloError | None = None
-
-    def consume_items(self, items: list, result: Any) -> Any:
-        try:
-            self.arriving.take(dict(map(unpacked, items)))
-        except MedsiloError as error:
-            self.problem = error
-            raise
-        return {}
 
 
 PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)  # a line that is back heals them

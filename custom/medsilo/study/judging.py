@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import ConcatDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.source import Source
@@ -25,7 +24,7 @@ from medsilo.site.book import PARTS
 from medsilo.site.settings import SiteSettings, read_settings_of_all
 from medsilo.study.evidence import Difference, Scores, compare
 from medsilo.study.scores import SiteTest
-from medsilo.tasks.task import Cases, Dealt, SiteData, labels_of, patients_of, together
+from medsilo.tasks.task import SiteData, dealt, patients_of
 
 
 def finished_run(run_folder: Path) -> Summary:
@@ -111,13 +110,6 @@ def _mean(disclosure: Disclosure, may_leave: bool, value: float) -> float | None
 
 def _all_tested(data: SiteData) -> SiteData:
     """Return the same cases, all of them for the test: none of them has trained the model."""
-    parts = [getattr(data, part) for part in PARTS]
-    whole: ConcatDataset = ConcatDataset([part for part in parts if len(part)])
-    patients = patients_of(whole)
-    if all(isinstance(part, Cases) for part in parts):
-        inputs, targets = together(parts)
-        test = Cases(inputs, targets, patients)
-    else:
-        test = Dealt(whole, range(len(whole)), patients, labels_of(whole))  # type: ignore[assignment]
-    nobody = Dealt(whole, [], patients, labels_of(whole))
+    parts = [part for part in (getattr(data, part) for part in PARTS) if len(part)]
+    nobody, test = dealt(parts, [[], range(sum(map(len, parts)))])
     return replace(data, train=nobody, validation=nobody, test=test)

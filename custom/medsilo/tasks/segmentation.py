@@ -172,3 +172,13 @@ def judged_by(goal: Goal, absent: Mapping[str, Collection[str]]) -> dict[str, li
         part = {name} if goal.overlaps else {goal.label_names[label] for label in labels}
         found[goal.name_of(goal.metric, name)] = [site for site, lacks in absent.items() if part.isdisjoint(lacks)]
     return found if any(len(sites) < len(absent) for sites in found.values()) else {}
+
+
+def says_of(goal: Goal, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
+    """Return what each site's score counts in the mean that chooses a round, so that all structures count alike.
+
+    Sites tell one score of all that they drew, and none of a structure.
+    """
+    judged = judged_by(goal, absent)
+    each = {site: sum(1 / len(own) for own in judged.values() if site in own) for site in absent}
+    return each if judged else dict.fromkeys(absent, 1.0)

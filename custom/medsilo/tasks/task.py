@@ -73,11 +73,6 @@ class Dealt(Subset):
         self.labels = None if labels is None else labels[torch.tensor(places, dtype=torch.long)]
 
 
-def together(parts: Sequence[TensorDataset]) -> tuple[Tensor, ...]:
-    """Return the tensors of data sets in memory as those of one."""
-    return tuple(torch.cat(columns) for columns in zip(*(part.tensors for part in parts), strict=True))
-
-
 class Cases(TensorDataset):
     """Cases that lie in memory: inputs, targets and the patient each case belongs to."""
 
@@ -299,17 +294,19 @@ class Task(Section):
 def folded(data: SiteData, fold: Fold, split: int) -> SiteData:
     """Return a site's data with its patients dealt; split: the site's own number."""
     parts = [getattr(data, part) for part in PARTS]
+    train, validation, test = dealt(parts, fold.parts(patients_of(ConcatDataset(parts)), split))
+    return replace(data, train=train, validation=validation, test=test)
+
+
+def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Dataset]:
+    """Return cases of several data sets by their places in all of these; in memory where all of them are."""
     whole: Dataset = ConcatDataset(parts)
     patients = patients_of(whole)
-    dealt = fold.parts(patients, split)
     if all(isinstance(part, Cases) for part in parts):
-        inputs, targets = together(parts)
-        sets: list[Dataset] = [Cases(inputs[p], targets[p], [patients[place] for place in p]) for p in dealt]
-    else:
-        labels = labels_of(whole)
-        sets = [Dealt(whole, places, patients, labels) for places in dealt]
-    train, validation, test = sets
-    return replace(data, train=train, validation=validation, test=test)
+        inputs, targets = (torch.cat([getattr(part, of) for part in parts]) for of in ("inputs", "targets"))
+        return [Cases(inputs[places], targets[places], [patients[place] for place in places]) for places in deals]
+    labels = labels_of(whole)
+    return [Dealt(whole, places, patients, labels) for places in deals]
 
 
 def patients_of(data: Dataset) -> Sequence[str]:
