@@ -16,15 +16,13 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
     from medsilo.course.layer import Layer
-    from medsilo.course.outcome import OneModel, OwnModels
+    from medsilo.course.outcome import OwnModels
     from medsilo.course.phase import Group, Phase, Workbench
     from medsilo.deploy.exporter import Exporter
     from medsilo.deploy.predictor import PredictionRequest, Predictor
     from medsilo.deploy.source import Source
     from medsilo.federation.inquiry import Inquiry, SiteOfInquiry
     from medsilo.federation.seams import Channel, Place, Site
-    from medsilo.learning.layers import names_of_last_layers
-    from medsilo.learning.training import Training
     from medsilo.models.network import Network
     from medsilo.plan import Plan
     from medsilo.privacy.mechanisms import Charge, Gaussian

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
-from medsilo.extend import Algorithm, Group, OwnModels, Phase, Training
+from medsilo.extend import Algorithm, Group, OwnModels, Phase
 from medsilo.given import source_hash
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from tests.conftest import SITES, make_plan
@@ -282,8 +282,8 @@ class HeadStays(Algorithm):
     def outcome(self) -> OwnModels:
         return OwnModels()
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        return [Phase("train", training.rounds, (Group("body", body, title="body"),))]
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        return [Phase("train", rounds, (Group("body", body, title="body"),))]
 
 
 def body(modules: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:

@@ -656,7 +656,7 @@ def test_the_ensemble_mixes_probabilities() -> None:
 @pytest.mark.parametrize("method", ["fedsm-extra", "fedsm-ensemble"])
 def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> None:
     plan = planned("training.rounds=3", "algorithm.selector_rounds=2", method=method)
-    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training)] == [
+    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training.rounds)] == [
         ("train", 1),
         ("select", 2),
     ]
@@ -681,7 +681,7 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
 def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, tmp_path: Path) -> None:
     """The selector learns beside it from the same batches and changes nothing of it."""
     plan = planned(f"algorithm.personal_method.name={method}")
-    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training)] == [
+    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training.rounds)] == [
         ("train", 2),
         ("collect", 1),
     ]
