@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.segmentation import Segmentation
     from medsilo.tasks.sources import DataSource
-    from medsilo.tasks.synthetic.hospitals import split_by_patient
     from medsilo.tasks.task import SiteData, Task
     from medsilo.tasks.use import ImageUse, Use
 

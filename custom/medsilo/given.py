@@ -28,8 +28,8 @@ from medsilo.registry import METHODS, NETWORKS, TASKS, Registry, network
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.goal import Goal, Regression
 from medsilo.tasks.own.folder import goal_of
+from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.survey import PARTS
-from medsilo.tasks.synthetic.hospitals import parts_in_turn
 from medsilo.tasks.task import Cases, Dealt, SiteData, Task
 
 LABEL, PATIENT = "label", "patient"  # columns of a frame; all others are inputs

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import Classification, DataError, Network, SiteData, network, split_by_patient
+from medsilo.extend import Classification, DataError, Network, SiteData, network
 from medsilo_papers.public_files import PooledTask, files_in, site_folder
 
 COLUMNS = 54  # time, activity, heart rate, and 17 numbers each of the sensors at hand, chest and ankle
@@ -48,7 +48,7 @@ class Pamap2(PooledTask):
         if not len(labels):
             raise DataError(f"the recordings hold no {self.steps} steps in a row of one of the ten activities")
         parts = self.dealt(labels, subjects, site, sites, seed)
-        return split_by_patient(windows, labels, np.arange(len(labels)), subjects, parts)
+        return SiteData.by_patient(windows, labels, np.arange(len(labels)), subjects, parts)
 
 
 def _recordings(place: Path) -> list[Path]:

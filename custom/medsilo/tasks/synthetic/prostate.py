@@ -20,7 +20,6 @@ from medsilo.tasks.synthetic.hospitals import (
     per_case,
     position_of,
     smooth_noise,
-    split_by_patient,
 )
 from medsilo.tasks.task import SiteData, Task
 from medsilo.tasks.use import ImageUse, InMonai, whole_images
@@ -101,7 +100,7 @@ class SyntheticProstate(Task):
         patients, slices = np.nonzero(masks.any((2, 3)))
         inputs = np.stack([self.inputs_of(image[None]).numpy() for image in images])[patients, slices]
         targets = masks[patients, slices].astype(np.int64)
-        return split_by_patient(inputs, targets, patients, patient_names(position, count))
+        return SiteData.by_patient(inputs, targets, patients, patient_names(position, count))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return the slices of a volume, [slices, 1, size, size]."""
