@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.segmentation import Segmentation
     from medsilo.tasks.sources import DataSource
     from medsilo.tasks.task import SiteData, Task
-    from medsilo.tasks.use import ImageUse, Use
+    from medsilo.tasks.use import Use
 
 if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.check import demands, leaks

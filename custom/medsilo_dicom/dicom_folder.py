@@ -13,9 +13,9 @@ from medsilo.extend import (
     DataError,
     DataSource,
     Entry,
-    ImageUse,
     Listing,
     Scan,
+    Use,
     VolumeFolder,
     compiled,
     files_below,
@@ -69,8 +69,8 @@ class DicomFolder(VolumeFolder):
         library()
 
     @property
-    def use(self) -> ImageUse:
-        return ImageUse(self.inputs_of, self.labels_of, self.in_monai(), predictor="dicom")
+    def use(self) -> Use:
+        return Use("dicom", self.inputs_of, self.labels_of, self.in_monai())
 
     def _of_header(self, entry: Entry) -> Mapping[str, str]:
         return words_of(entry.images[0], SCANNER)

@@ -18,13 +18,13 @@ from medsilo.extend import (
     DataSource,
     DrawnCases,
     Entry,
-    ImageUse,
     Listing,
     Measures,
     Network,
     Scan,
     Segmentation,
     Task,
+    Use,
     headers,
     own_data,
     ready,
@@ -238,11 +238,11 @@ class NnUNetGoal(Segmentation):
         return self.task.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
 
 
-class NnUNetUse(ImageUse):
+class NnUNetUse(Use):
     """New images as nnU-Net reads them, and what it finds on their own grids."""
 
     def __init__(self, task: NnUNetFolder) -> None:
-        super().__init__(self._inputs)
+        super().__init__("images", self._inputs)
         self.task = task
 
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import Case, DataError, DrawnCases, ImageUse, Network, Segmentation, SiteData, Task, splits, volumes
+from medsilo.extend import Case, DataError, DrawnCases, Network, Segmentation, SiteData, Task, Use, splits, volumes
 from medsilo_papers.networks import BasicUNet
 from medsilo_papers.public_files import files_in, in_parts, monai_loss, parts_of, site_folder
 
@@ -55,8 +55,8 @@ class Prostate(Task):
         return Segmentation(2, loss, {"prostate": (1,)}, cross_entropy=share)
 
     @property
-    def use(self) -> ImageUse:
-        return ImageUse(lambda scan: self.inputs_of(scan.values), volumes.labels_of_slices)
+    def use(self) -> Use:
+        return Use("images", lambda scan: self.inputs_of(scan.values), volumes.labels_of_slices)
 
     @property
     def mixes_patients(self) -> bool:

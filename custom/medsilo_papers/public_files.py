@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import Case, Cases, DataError, ImageUse, SiteData, Task, headers, splits, volumes
+from medsilo.extend import Case, Cases, DataError, SiteData, Task, Use, headers, splits, volumes
 
 LARGEST_VALUE = 8  # bytes, as int64
 
@@ -42,8 +42,8 @@ class PictureTask(Task):
         return getattr(self, "split", None) == "paper"
 
     @property
-    def use(self) -> ImageUse:
-        return ImageUse(lambda scan: self.inputs_of(scan.values), labels_of)
+    def use(self) -> Use:
+        return Use("images", lambda scan: self.inputs_of(scan.values), labels_of)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return what the network reads of a picture, one case."""

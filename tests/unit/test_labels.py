@@ -266,7 +266,7 @@ def test_predicting_gives_all_structures_where_one_was_drawn_and_a_channel_is_la
     )
     assert predict_images(asked) == 0
     mask = np.asarray(nibabel.load(next((tmp_path / "out").glob("*mask.nii.gz"))).dataobj)
-    values = source.plan.task.use.own_values(data)  # type: ignore[union-attr]
+    values = source.plan.task.use.own_values(data)
     assert values[2] == 1 and values[1] not in (0, 1)  # its own word for post; ant has a value that means nothing else
     assert set(np.unique(mask)) == {0, values[1], values[2]}
     assert card_facts(source)["absent"] == {"a": ["post"], "b": ["ant", "t1"]}

@@ -22,7 +22,7 @@ from medsilo.tasks.synthetic.hospitals import (
     smooth_noise,
 )
 from medsilo.tasks.task import SiteData, Task
-from medsilo.tasks.use import ImageUse, InMonai, whole_images
+from medsilo.tasks.use import InMonai, Use, whole_images
 from medsilo.tasks.volumes import labels_of_slices, slices_of, write_volume
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
@@ -111,14 +111,14 @@ class SyntheticProstate(Task):
         return Segmentation(2, dice_and_entropy, cross_entropy=1.0)
 
     @property
-    def use(self) -> ImageUse:
+    def use(self) -> Use:
         square = [self.size, self.size]
         transforms: list[dict[str, Any]] = [
             {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},  # rows run to the back
             {"_target_": "Resized", "keys": "image", "spatial_size": [*square, -1], "mode": "trilinear"},
         ]
         words = InMonai(transforms, whole_images(square, sliced=True))
-        return ImageUse(lambda scan: self.inputs_of(scan.values), labels_of_slices, words)
+        return Use("images", lambda scan: self.inputs_of(scan.values), labels_of_slices, words)
 
     def draw(
         self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator
