@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.privacy.noise import NoiseSource
     from medsilo.registry import network
     from medsilo.runs.messages import Parcel
-    from medsilo.site_page.page_server import PageAction
     from medsilo.start.looker import Folder, Sight
     from medsilo.tasks.classification import Classification
     from medsilo.tasks.goal import Goal

@@ -286,7 +286,7 @@ LOOKERS = PluginTable(
 
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 
-PAGE_ACTIONS = PluginTable("medsilo.page_actions", "medsilo.site_page.page_server:PageAction", {})
+PAGE_ACTIONS = PluginTable("medsilo.page_actions", "types:FunctionType", {})
 WATCHERS = PluginTable("medsilo.watchers", "medsilo.deploy.watch:Watcher", {})
 
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
