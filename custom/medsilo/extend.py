@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.plan import Plan
     from medsilo.privacy.mechanisms import Charge, Gaussian
     from medsilo.privacy.noise import NoiseSource
-    from medsilo.registry import network
     from medsilo.runs.messages import Parcel
     from medsilo.start.looker import Folder, Sight
     from medsilo.tasks.classification import Classification

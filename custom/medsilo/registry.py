@@ -341,12 +341,3 @@ def _check_same(package: str, own: Mapping[str, str], said: Any) -> None:
 
 def _version(facts: Any) -> str:
     return f"{facts.get('version')} ({str(facts.get('hash'))[:12]})" if isinstance(facts, dict) else "it"
-
-
-def network(name: str, **numbers: Any) -> Any:
-    """Return a network by its name in a plan, with numbers of its own: for the default of a task.
-
-    >>> network("unet", dimensions=3).name
-    'unet'
-    """
-    return NETWORKS[name](**numbers)

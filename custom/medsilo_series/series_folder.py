@@ -21,11 +21,9 @@ from medsilo.extend import (
     DataSource,
     Entry,
     Listing,
-    Network,
     SiteData,
     Use,
     columns,
-    network,
     own_data,
     ready,
     survey,
@@ -110,8 +108,8 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
         """By how numbers are standardised."""
         return columns.largest(self.signals, self.standardise)
 
-    def default_network(self) -> Network:
-        return network("activity-cnn")
+    def default_network(self) -> str:
+        return "activity-cnn"
 
     # ------------------------------------------------------------------------------------------ in words
     def together(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float | str]:

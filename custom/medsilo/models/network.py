@@ -82,9 +82,10 @@ class Network(Feature):
             return
         needed = task.goal.output_of(shape)
         if needed != found:
+            other = task.default_network()
             yield (
                 f"network.name: {self.name} gives {_in_words(found)}, and task {task.name} needs {_in_words(needed)}; "
-                f"choose another network, for example {task.default_network().name}"
+                f"choose another network, for example {getattr(other, 'name', other)}"
             )
 
 

@@ -183,8 +183,8 @@ class Task(Section):
         return Use()
 
     @abstractmethod
-    def default_network(self) -> Network:
-        """The network that this task uses when the plan names none."""
+    def default_network(self) -> Network | str:
+        """The network that this task uses when the plan names none; its name alone stands for its usual numbers."""
 
     # ------------------------------------------------------------------ what a case is
     @property
