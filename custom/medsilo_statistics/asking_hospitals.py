@@ -20,7 +20,6 @@ from medsilo.extend import (
     FILE_NAME,
     Channel,
     Charge,
-    Gaussian,
     Inquiry,
     MedsiloError,
     NoiseSource,
@@ -100,7 +99,7 @@ class StatisticsSite:
             raise Refused(
                 f"this hospital answers only with noise (privacy in its {FILE_NAME}); add privacy to the question"
             )
-        planned = Charge(what="all sums", of=Gaussian(noise=noise_of(self.question), count=sums_of(self.question)))
+        planned = Charge.normal("all sums", noise_of(self.question), sums_of(self.question))
         self.own.charge(self.question.hash, METHOD, "", [planned], planned=True)
 
     def _check_groups(self) -> None:
@@ -193,9 +192,7 @@ class StatisticsSite:
         found = {name: source.with_normal(torch.from_numpy(own), noise * moved) for name, own in sums.items()}
         if self.settings.protects(synthetic=False):
             what = f"sum {self.given} of {sums_of(self.question)}"
-            self.own.charge(
-                self.question.hash, METHOD, secrets.token_hex(16), [Charge(what=what, of=Gaussian(noise=noise))]
-            )
+            self.own.charge(self.question.hash, METHOD, secrets.token_hex(16), [Charge.normal(what, noise)])
         return found
 
     def _without_few(self, sums: Sums) -> Sums:

@@ -29,7 +29,6 @@ from medsilo.privacy.mechanisms import (
     MOST_NOISE,
     Charge,
     Demands,
-    Gaussian,
     Geometric,
     Promise,
     Public,
@@ -313,7 +312,7 @@ class PrivateSite:
         return noise_for(share * self.numbers.promise.epsilon, self.numbers.promise.delta, 1.0, self._released)
 
     def _releases(self, count: int) -> list[Charge]:
-        return [Charge(what="mean over cases", of=Gaussian(noise=self.releasing, count=count))] if count else []
+        return [Charge.normal("mean over cases", self.releasing, count)] if count else []
 
     def training(self, number: int) -> PrivateSteps:
         """Return how the networks of this site learn in one attempt at a round."""
