@@ -46,7 +46,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.consortium.description import read_consortium
     from medsilo.core import shelf
     from medsilo.core.coarse import Resolution
-    from medsilo.core.errors import Full
     from medsilo.core.files import read_bounded, read_yaml, write_bytes, write_json
     from medsilo.core.package import needing, package_facts
     from medsilo.core.section import Section, checked
@@ -58,7 +57,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, scope_of, write_job
     from medsilo.learning import layers, seeds, undrawn
-    from medsilo.learning.loop import Case, DrawnCases
+    from medsilo.learning.loop import DrawnCases
     from medsilo.models import architectures
     from medsilo.models.network import MOST_PARAMETERS, Dimensions
     from medsilo.plan import load_plan
@@ -79,7 +78,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.study.leaving import Departure
     from medsilo.tasks import headers, ready, sheet, splits, survey, survival, volumes
     from medsilo.tasks.listing import RECORDINGS, TABLE, Entry, Listing, compiled, files_below
-    from medsilo.tasks.metrics import Measures
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.task import Cases

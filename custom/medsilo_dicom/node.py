@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
-from medsilo.extend import DataError, Full, MedsiloError, headers, write_bytes
+from medsilo.extend import DataError, MedsiloError, headers, write_bytes
 from medsilo_dicom.header import PACKED, PLAIN, SEGMENTATIONS, SLICES, STRUCTURES, library, network
 
 FOLDER = "MEDSILO_DICOM_TLS"  # the environment variable with the folder of the three files
@@ -98,6 +98,10 @@ KINDS = (*SLICES, *SEGMENTATIONS, STRUCTURES)
 def is_uid(text: str) -> bool:
     """Return whether a text is a unique identifier as the standard writes it."""
     return len(text) <= LONGEST and UID.fullmatch(text) is not None
+
+
+class Full(DataError):
+    """No place is left for what should be kept."""
 
 
 @dataclass

@@ -19,7 +19,6 @@ from medsilo.extend import (
     DrawnCases,
     Entry,
     Listing,
-    Measures,
     Network,
     Scan,
     Segmentation,
@@ -216,11 +215,11 @@ class NnUNetGoal(Segmentation):
     def found(self, output: Tensor, target: Tensor) -> Tensor:
         return self.task.parts.found(output)
 
-    def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
+    def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
         """Return what measures cases in order on the images' own grids, as nnU-Net does; surfaces in millimetres."""
         numbers = count()
 
-        def measured(output: Tensor, target: Tensor) -> Measures:
+        def measured(output: Tensor, target: Tensor) -> dict[str, Tensor]:
             each = []
             for one, mark in zip(output, undrawn.marks_in(target), strict=True):
                 found, right, spacing = self._on_own_grid(ready.held_case(cases, next(numbers))[0].entry, one)

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Case, DataError, Segmentation, SiteData, splits, volumes
+from medsilo.extend import DataError, Segmentation, SiteData, splits, volumes
 from medsilo_papers.public_files import (
     PictureTask,
     bare_name,
@@ -69,7 +69,7 @@ class Fundus(PictureTask):
         patients = [image.relative_to(place).with_suffix("").as_posix() for image, _, _ in items]
         return divided(items, patients, parts_of(self, patients, site, seed), self._read)
 
-    def _read(self, item: Item) -> Case:
+    def _read(self, item: Item) -> tuple[Tensor, Tensor]:
         path, masks, greys = item
         picture = read_picture(path)
         labels = _labels([read_labels(mask) for mask in masks], greys)

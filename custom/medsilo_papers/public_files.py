@@ -12,12 +12,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import Case, Cases, DataError, SiteData, Task, Use, headers, splits, volumes
+from medsilo.extend import Cases, DataError, SiteData, Task, Use, headers, splits, volumes
 
 LARGEST_VALUE = 8  # bytes, as int64
 
 
-def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable[..., Case]) -> Cases:
+def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable[..., tuple[Tensor, Tensor]]) -> Cases:
     """Read all items at once, into memory."""
     pairs = [read(item) for item in items]
     return Cases(torch.stack([inputs for inputs, _ in pairs]), torch.stack([target for _, target in pairs]), patients)
@@ -49,7 +49,7 @@ class PictureTask(Task):
         """Return what the network reads of a picture, one case."""
         return volumes.resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
-    def case_of(self, item: tuple[Path, int]) -> Case:
+    def case_of(self, item: tuple[Path, int]) -> tuple[Tensor, Tensor]:
         """Read a picture, of which the class is known."""
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
 
@@ -242,7 +242,7 @@ def divided(
     items: Sequence[Hashable],
     patients: Sequence[str],
     parts: np.ndarray,
-    read: Callable[..., Case],
+    read: Callable[..., tuple[Tensor, Tensor]],
     held: Callable[..., Dataset] = in_memory,
 ) -> SiteData:
     """The cases of each part; `held` says whether in memory or not."""

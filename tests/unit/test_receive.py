@@ -10,9 +10,9 @@ from pydicom.uid import generate_uid
 from pynetdicom import AE
 
 from medsilo.cli import main
-from medsilo.core.errors import DataError, Full, MedsiloError
+from medsilo.core.errors import DataError, MedsiloError
 from medsilo_dicom.header import CT, read_tree
-from medsilo_dicom.node import DISCARDED, FULL, TAKEN, WRONG, Inbox, Node, is_uid, send
+from medsilo_dicom.node import DISCARDED, FULL, TAKEN, WRONG, Full, Inbox, Node, is_uid, send
 from medsilo_dicom.series import make_series
 from tests.dicoms import write_study
 
