@@ -76,8 +76,8 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.start.choices import Choice
     from medsilo.study import judging
     from medsilo.study.leaving import Departure
-    from medsilo.tasks import headers, ready, sheet, splits, survey, survival, volumes
-    from medsilo.tasks.listing import RECORDINGS, TABLE, Entry, Listing, compiled, files_below
+    from medsilo.tasks import headers, ready, sheet, splits, survey, volumes
+    from medsilo.tasks.listing import RECORDINGS, Entry, Listing, compiled, files_below
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.task import Cases

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.extend import Classification, Goal, Segmentation, survival
+from medsilo.extend import Classification, Goal, Segmentation
 
 CUTS = 96
 SHARES = torch.cat([torch.logspace(0, -4, CUTS - 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)])
@@ -163,7 +163,7 @@ def risk_of(goal: Goal, kind: str | None) -> Risk | None:
         return Structure(goal) if not goal.overlaps and goal.outputs == goal.classes else None
     if hasattr(goal, "shares_of"):  # a regression
         return Interval(goal)
-    return Time(goal) if isinstance(goal, survival.Survival) else None
+    return None if goal.by_case else Time(goal)  # of survival
 
 
 def calibration(goal: Goal, output: Tensor, target: Tensor) -> dict[str, Tensor]:

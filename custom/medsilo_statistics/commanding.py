@@ -75,7 +75,7 @@ def statistics(
 
 def question_at(path: Path) -> "Question":
     """Return the question of a file; or of a job's folder, who has how many cases of what its plan learns."""
-    from medsilo.extend import find_job, plan_of, survival
+    from medsilo.extend import find_job, plan_of
     from medsilo_statistics.asked_question import Question, read_question
 
     if path.is_file() or path.suffix in (".yaml", ".yml"):
@@ -84,13 +84,13 @@ def question_at(path: Path) -> "Question":
     task = plan.task
     if task.deals:
         raise MedsiloError("the plan deals one table to hospitals, which is for trying out; ask each hospital's own")
-    labels = survival.EVENTS if getattr(task, "kind", "") == "survival" else task.goal.label_names
-    counted = "label" if task.goal.classifies or labels is survival.EVENTS else "size_x"
+    levels = list(getattr(task, "counted", task.goal.label_names))
+    counted = "label" if task.goal.classifies or not task.goal.by_case else "size_x"  # those of survival are events
     values = {
         "title": f"Cases for {plan.algorithm.title}, task {task.name}",
         "sites": list(plan.participation.sites),
         "task": task.model_dump(mode="json"),
-        "variables": {counted: {"levels": list(labels)} if counted == "label" else SIZE},
+        "variables": {counted: {"levels": levels} if counted == "label" else SIZE},
         "table": [counted],
         "by_hospital": True,
         "wanted": {"label": NARROW} if counted == "label" else {},

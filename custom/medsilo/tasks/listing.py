@@ -13,8 +13,8 @@ from medsilo.tasks.sheet import OLD_LETTERS, WINDOWS, Sheet, plain, read_sheet
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS, Problem, in_two_parts
 
-TABLE = "cases.csv"  # is read where the settings name neither a table nor patterns
-IMAGES, LABELS = "images/*", "labels/*"  # and these where there is no such table,
+TABLE = DataSource.TABLE
+IMAGES, LABELS = "images/*", "labels/*"  # are read where there is no such table,
 ANYWHERE = "**/*"  # recordings
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
 RECORDINGS = (".csv", ".tsv", ".parquet", ".pq", ".hea", ".edf", ".bdf")
