@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.coarse import Resolution
     from medsilo.core.files import read_bounded, read_yaml, write_bytes, write_json
     from medsilo.core.package import needing, package_facts
-    from medsilo.core.section import Section, checked
+    from medsilo.core.section import Section
     from medsilo.deploy import model_card, predict, predicted_rows, watch
     from medsilo.deploy.predictor import answering_together
     from medsilo.deploy.source import open_source
@@ -65,8 +65,8 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.privacy.mechanisms import stricter
     from medsilo.registry import TABLES
     from medsilo.report import charts
-    from medsilo.report.formats import between, cell, shown
-    from medsilo.report.template import fill, save
+    from medsilo.report.formats import cell
+    from medsilo.report.template import fill
     from medsilo.runs import paths
     from medsilo.runs.messages import Message
     from medsilo.sealing import signed, signing
