@@ -22,7 +22,7 @@ from medsilo.consortium import lead
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.predictor import asked_to_predict
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.federation import inprocess
 from medsilo.federation.pool import POOL
 from medsilo.flare import simulator
@@ -169,7 +169,7 @@ class Run:
         if not hasattr(images, "shape"):
             raise MedsiloError("images: give an array of cases; for files also out, the folder for their results")
         compute = _settings("Run.predict", None, device).compute()
-        source = _as_python(open_source)(self.folder, site)
+        source = _as_python(Source.open)(self.folder, site)
         network = source.network.to(compute.device)
         values, shape = torch.as_tensor(images, dtype=torch.float32), source.plan.task.shape
         if shape and (values.ndim != len(shape) + 1 or values.shape[1] != shape[0]):
@@ -223,7 +223,7 @@ class _Models(Mapping[str, nn.Module]):
             raise KeyError(site)
         plan, folder = self.run.plan, self.run.folder
         if not plan.algorithm.pooled:
-            return open_source(folder, site).network
+            return Source.open(folder, site).network
         network = plan.algorithm.whole(plan.build_networks())
         network.load_state_dict(load_tensors(paths.site_folder(folder, POOL) / paths.BEST)[0])
         return network.eval()

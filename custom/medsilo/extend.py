@@ -50,8 +50,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.package import needing, package_facts
     from medsilo.core.section import Section
     from medsilo.deploy import model_card, predict, predicted_rows, watch
-    from medsilo.deploy.predictor import answering_together
-    from medsilo.deploy.source import open_source
     from medsilo.federation.inquiry import SealedSums, SumRequest
     from medsilo.federation.protection import Protection
     from medsilo.flare.inquiry_job import ask_in_simulator

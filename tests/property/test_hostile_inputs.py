@@ -29,7 +29,7 @@ from medsilo.core.files import load_tensors, load_yaml, save_tensors
 from medsilo.core.lifeline import most_held
 from medsilo.core.text import LONGEST
 from medsilo.course.phase import views
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.federation import inprocess
 from medsilo.federation.accepting import Acceptance
 from medsilo.plan import load_plan, parse_plan
@@ -370,7 +370,7 @@ def spoiled(folder: Path, place: Path, data: st.DataObject, only: str = "") -> I
 @given(st.data())
 def test_super_models(place: Path, model: Path, data: st.DataObject) -> None:
     with spoiled(model, place, data) as folder, one_line_at_most():
-        open_source(folder)
+        Source.open(folder)
 
 
 @hostile(0.02)

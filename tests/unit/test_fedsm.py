@@ -17,7 +17,7 @@ from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.deploy.model_card import card_facts
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
 from medsilo.federation import inprocess
 from medsilo.federation.seams import Missing
@@ -538,7 +538,7 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
         with_settings(participant, smallest_metric=999)
     found = study.run().details.super_model
     assert (found.threshold, found.curve) == (0, [])
-    assert "gamma = 0" in card_facts(open_source(study.folder / "sites" / A / "supermodel"))["super_model"][0]
+    assert "gamma = 0" in card_facts(Source.open(study.folder / "sites" / A / "supermodel"))["super_model"][0]
 
 
 def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: Path) -> None:

@@ -103,10 +103,10 @@ def export(
     """
     screen.note("reading the model")
     from medsilo.deploy.exporter import export as write
-    from medsilo.deploy.source import open_source
+    from medsilo.deploy.source import Source
 
     with screen.busy("writing"):
-        what = write(open_source(model, site), out, to)
+        what = write(Source.open(model, site), out, to)
     screen.say(f"{what}: {out}")
     screen.answer(folder=out)
 
