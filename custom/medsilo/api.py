@@ -37,7 +37,7 @@ from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import About, Progress, Round, Summary, Verdict
 from medsilo.site.owner import ALL_MINE
-from medsilo.site.settings import SiteSettings, make_settings, read_settings
+from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.study.cells import Row, base_plan, cells_of
 from medsilo.study.compare import Study
 
@@ -430,7 +430,7 @@ def predict(
     40
     """
     compute = _settings("medsilo.predict", None, device).compute()
-    data = None if site_config is None else read_settings(Path(site_config)).data
+    data = None if site_config is None else SiteSettings.read(Path(site_config)).data
     predictor, asked = asked_to_predict(
         _several(model), _several(images), Path(out), site, data, compute, lambda line: None
     )

@@ -45,7 +45,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.consortium import lead
     from medsilo.consortium.description import read_consortium
     from medsilo.core import shelf
-    from medsilo.core.coarse import Resolution
     from medsilo.core.files import read_bounded, read_yaml, write_bytes, write_json
     from medsilo.core.package import needing, package_facts
     from medsilo.core.section import Section
@@ -60,7 +59,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models.network import MOST_PARAMETERS, Dimensions
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import noise_for
-    from medsilo.privacy.mechanisms import stricter
     from medsilo.registry import TABLES
     from medsilo.report import charts
     from medsilo.report.formats import cell
@@ -69,7 +67,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.runs.messages import Message
     from medsilo.sealing import signed, signing
     from medsilo.site.policy import Policy
-    from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
+    from medsilo.site.settings import SiteSettings
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
     from medsilo.study import judging

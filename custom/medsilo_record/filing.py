@@ -22,7 +22,6 @@ from medsilo.extend import (
     load_plan,
     options,
     plan_of,
-    read_settings,
     scope_of,
     signed,
     signing,
@@ -77,7 +76,7 @@ def case_of(
     else:
         folder = options.folder_of_settings(local.parent if local and local.is_file() else local)
         assert folder
-        settings = read_settings(folder)
+        settings = SiteSettings.read(folder)
         study, scope = _plan(plan, changes, settings)
         key = signing.own_key(folder / OWN_KEY, "this hospital's records")
         case = Case(study, settings, Policy.read(folder, scope), site)

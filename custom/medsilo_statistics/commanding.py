@@ -116,13 +116,13 @@ def _read(files: Sequence[Path]) -> "StatisticsFound":
 
 def _in_folders(folders: Sequence[Path]) -> dict[str, "SiteSettings"]:
     """Return the settings of hospitals whose folders these are: its medsilo.yaml, or its table alone."""
-    from medsilo.extend import FILE_NAME, DataSource, SiteSettings, read_settings
+    from medsilo.extend import DataSource, SiteSettings
 
     if len({folder.resolve().name for folder in folders}) < len(folders):
         raise MedsiloError("two folders have the same name, which is the hospital's; rename one")
     settings = {}
     for folder in folders:
-        own = read_settings(folder) if (folder / FILE_NAME).is_file() else SiteSettings(public_data=True)
+        own = SiteSettings.read(folder) if (folder / "medsilo.yaml").is_file() else SiteSettings(public_data=True)
         data = own.data or DataSource(folder=Path())
         local = data.model_copy(update={"folder": (folder / data.folder).resolve()})
         settings[folder.resolve().name] = own.model_copy(update={"data": local, "approval": "none"})

@@ -35,7 +35,7 @@ from medsilo.federation.accepting import Acceptance
 from medsilo.plan import load_plan, parse_plan
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
-from medsilo.site.settings import SiteSettings, read_settings
+from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import mask_of
 from medsilo_papers.public_files import read_labels
@@ -223,7 +223,7 @@ def test_changes_to_a_plan(data: st.DataObject) -> None:
 def test_settings(place: Path, data: st.DataObject) -> None:
     put(place / "medsilo.yaml", data.draw(yaml_text(SETTINGS)))
     with one_line_at_most():
-        read_settings(place)
+        SiteSettings.read(place)
 
 
 @hostile(0.1)

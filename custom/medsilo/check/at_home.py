@@ -13,7 +13,7 @@ from medsilo.site.approvals import Approvals, AskingPlan, Decision
 from medsilo.site.book import Book
 from medsilo.site.ledger import Ledger
 from medsilo.site.policy import ways_around
-from medsilo.site.settings import SiteSettings, read_settings
+from medsilo.site.settings import SiteSettings
 
 if TYPE_CHECKING:
     from medsilo.plan import Plan
@@ -36,7 +36,7 @@ class KitAtHome:
         if not (kit.folder / "fed_client.json").exists():
             raise MedsiloError("this kit is a server's or a person's; give the hospital's", str(folder))
         files = files_of(kit)
-        settings = read_settings(local)
+        settings = SiteSettings.read(local)
         book = book_of_kit(settings, local, kit.name)
         assert book
         return cls(kit, local, settings, book, approvals_of(book, files, settings))

@@ -35,7 +35,6 @@ from medsilo.privacy.mechanisms import (
     SampledGaussian,
     Told,
     Unit,
-    stricter,
 )
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import NOISY_COUNTS
@@ -74,7 +73,7 @@ NOBODY_NAMED = (
 def agreed(plan: Plan, demands: Demands | None) -> Promise | None:
     """Return what is promised to a hospital that demands this; raises Refused where the plan promises nothing then."""
     if plan.privacy:
-        return stricter(plan.privacy, demands)
+        return plan.privacy.under(demands)
     if demands is None:
         return None
     raise Refused(

@@ -83,6 +83,14 @@ class Promise(Section):
     delta: Delta
     unit: Unit = "record"
 
+    def under(self, demands: "Demands | None") -> "Promise":
+        """Return what holds where a study promises this and a hospital demands that: of each the stricter."""
+        if demands is None:
+            return self
+        most = demands.epsilon if demands.study_epsilon is None else min(demands.epsilon, demands.study_epsilon)
+        unit: Unit = "patient" if "patient" in (self.unit, demands.unit) else "record"
+        return Promise(epsilon=min(self.epsilon, most), delta=min(self.delta, demands.delta), unit=unit)
+
 
 class Demands(Section):
     """`privacy` in a hospital's medsilo.yaml: what it demands of every study, and of all together."""
@@ -96,12 +104,3 @@ class Demands(Section):
         description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: "
         "numbers of cases and of patients; `train`, `validation`, `test`: scores and losses over these cases",
     )
-
-
-def stricter(offer: Promise, demands: Demands | None) -> Promise:
-    """Return what holds where a study offers this and a hospital demands that: of each the stricter."""
-    if demands is None:
-        return offer
-    most = demands.epsilon if demands.study_epsilon is None else min(demands.epsilon, demands.study_epsilon)
-    unit: Unit = "patient" if "patient" in (offer.unit, demands.unit) else "record"
-    return Promise(epsilon=min(offer.epsilon, most), delta=min(offer.delta, demands.delta), unit=unit)
