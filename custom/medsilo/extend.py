@@ -72,7 +72,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.start.choices import Choice
     from medsilo.study import judging
     from medsilo.study.leaving import Departure
-    from medsilo.tasks import headers, ready, sheet, splits, survey, volumes
+    from medsilo.tasks import headers, ready, sheet, splits, volumes
     from medsilo.tasks.listing import RECORDINGS, Entry, Listing, compiled, files_below
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder

@@ -20,7 +20,6 @@ from medsilo.extend import (
     compiled,
     files_below,
     sheet,
-    survey,
     volumes,
 )
 from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
@@ -101,7 +100,7 @@ class DicomFolder(VolumeFolder):
             self._add(listing, names, headers, tree.annotations.get(series, []), source)
         absent = [series for series in tree.annotations if series not in tree.images]
         listing.add("note", ABSENT, [names[one.path] for series in absent for one in tree.annotations[series]])
-        _tell_identifiers(listing, tree)
+        _tell_identifiers(listing, tree, names)
         if source.patient is not None:
             listing.tell_patients(source)
         return listing.ordered(source, links)
@@ -149,15 +148,14 @@ def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
         raise DataError("no DICOM series fits data.images; correct it", private=str(source.images))
 
 
-def _tell_identifiers(listing: Listing, tree: Tree) -> None:
+def _tell_identifiers(listing: Listing, tree: Tree, names: Mapping[Path, str]) -> None:
     """Note which elements of the headers tell who a patient is."""
     counted: Counter[str] = Counter()
     for headers in tree.images.values():
         counted.update(set().union(*(header.identifiers for header in headers)))
     listing.identifiers = dict(sorted(counted.items()))
-    several = sum(any(header.identifiers for header in headers) for headers in tree.images.values())
-    if several:
-        listing.problems.append(survey.Problem("note", IDENTIFIED, several))
+    several = [own for own in tree.images.values() if any(header.identifiers for header in own)]
+    listing.add("note", IDENTIFIED, [names[headers[0].path] for headers in several])
 
 
 def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:

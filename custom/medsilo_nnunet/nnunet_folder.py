@@ -28,7 +28,6 @@ from medsilo.extend import (
     own_data,
     ready,
     seeds,
-    survey,
     undrawn,
 )
 from medsilo_nnunet.nnunet_files import RawData, absent_from, may_be_absent
@@ -310,8 +309,5 @@ def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> r
     last = len(question.names) - 1
     if shown and shown[-1] > last:
         raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
-    low, high = image.aminmax()
-    facts = ready.Facts(
-        1, survey.digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,)
-    )
+    facts = ready.Facts.of(image, [shown], size=tuple(image.shape[:0:-1]), values=shown)
     return ready.PreparedEntry(image[None], labels[None], facts, places_in(notes["class_locations"]))
