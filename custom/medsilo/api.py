@@ -489,7 +489,7 @@ def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
         return parse_plan(dict(plan), changes)
     if isinstance(plan, str) and re.fullmatch(r"[\w-]+", plan) and not Path(plan).exists():
         raise MedsiloError(f"{plan!r} is no method, no job's folder and no plan.yaml; {METHODS.remedy(plan)}")
-    return plan_of(find_job(plan), changes) if Path(plan).is_dir() else load_plan(plan, changes)
+    return plan_of(plan, changes)
 
 
 def _with_own(

@@ -45,19 +45,18 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.consortium import lead
     from medsilo.consortium.description import read_consortium
     from medsilo.core import shelf
-    from medsilo.core.files import read_bounded, read_yaml, write_bytes, write_json
+    from medsilo.core.files import read_bounded, write_bytes, write_json
     from medsilo.core.package import needing, package_facts
     from medsilo.core.section import Section
     from medsilo.deploy import model_card, predict, predicted_rows, watch
     from medsilo.federation.inquiry import SealedSums, SumRequest
     from medsilo.federation.protection import Protection
     from medsilo.flare.inquiry_job import ask_in_simulator
-    from medsilo.flare.jobs import find_job, plan_of, scope_of, write_job
+    from medsilo.flare.jobs import plan_of, scope_of, write_job
     from medsilo.learning import layers, seeds, undrawn
     from medsilo.learning.loop import DrawnCases
     from medsilo.models import architectures
-    from medsilo.models.network import MOST_PARAMETERS, Dimensions
-    from medsilo.plan import load_plan
+    from medsilo.models.network import Dimensions
     from medsilo.privacy.accounting import noise_for
     from medsilo.registry import TABLES
     from medsilo.report import charts
@@ -73,7 +72,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.study import judging
     from medsilo.study.leaving import Departure
     from medsilo.tasks import headers, ready, sheet, splits, volumes
-    from medsilo.tasks.listing import RECORDINGS, Entry, Listing, compiled, files_below
+    from medsilo.tasks.listing import Entry, Listing, files_below
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.task import Cases

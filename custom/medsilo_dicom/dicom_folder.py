@@ -17,7 +17,6 @@ from medsilo.extend import (
     Scan,
     Use,
     VolumeFolder,
-    compiled,
     files_below,
     sheet,
     volumes,
@@ -138,7 +137,7 @@ def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
     """Keep the images and annotations whose paths fit the site's patterns, where it gives any."""
 
     def kept(pattern: str | None, found: Mapping[str, list[Header]]) -> dict[str, list[Header]]:
-        fits = compiled(pattern).fullmatch if pattern else lambda name: True
+        fits = source.expression(pattern).fullmatch if pattern else lambda name: True
         several = {series: [one for one in own if fits(names[one.path])] for series, own in found.items()}
         return {series: own for series, own in several.items() if own}
 

@@ -18,8 +18,8 @@ from medsilo.extend import (
     SiteSettings,
     cell,
     charts,
-    load_plan,
     paths,
+    plan_of,
     read_bounded,
     signing,
     watch,
@@ -138,7 +138,7 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
         raise MedsiloError("this hospital answers only with noise (privacy in its medsilo.yaml), which a month has not")
     own, known = watched.kept.cases.of(month), watched.kept.outcomes.of(month)
     site, release = reference.hospital, watched.release
-    plan = load_plan(release.folder / release.manifest.models[0] / paths.PLAN, allowed=settings.packages)
+    plan = plan_of(release.folder / release.manifest.models[0] / paths.PLAN, allowed=settings.packages)
     place = paths.site_folder(folder / f"month {month}", site)  # which stands for the study
     protection = Protection(Place(plan, site, [site], settings, place, f"release {release.hash[:12]}"))
     least = settings.least(plan.task.synthetic)

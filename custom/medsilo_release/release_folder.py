@@ -14,10 +14,10 @@ from medsilo.extend import (
     MedsiloError,
     Section,
     Source,
-    load_plan,
     model_card,
     package_facts,
     paths,
+    plan_of,
     signed,
     signing,
 )
@@ -116,7 +116,7 @@ class Release:
         """Return the model that answers, or several that answer together. packages: whose code its plan may name."""
         folders = [self.folder / name for name in self.manifest.models]
         for folder in folders:
-            load_plan(folder / paths.PLAN, allowed=packages)  # before anything of a package is imported
+            plan_of(folder / paths.PLAN, allowed=packages)  # before anything of a package is imported
         sources = [Source.open(folder) for folder in folders]
         plan, told = sources[0].plan, self.manifest
         if (plan.hash, plan.task.name, plan.task.goal.metric) != (told.plan_hash, told.task, told.metric):

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from medsilo.extend import (
-    RECORDINGS,
     Choice,
     DataError,
     DataSource,
@@ -81,7 +80,8 @@ def recordings_in(folder: Path) -> list[str]:
     names, table = files_below(folder)[0], DataSource.TABLE
     if any(PurePosixPath(item).name != table for item in folder_layout.items_of(names)):
         return []
-    return [name for name in names if name.lower().endswith(RECORDINGS) and PurePosixPath(name).name != table]
+    recordings = [name for name in names if name.lower().endswith(Listing.RECORDINGS)]
+    return [name for name in recordings if PurePosixPath(name).name != table]
 
 
 def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:

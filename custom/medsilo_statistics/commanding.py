@@ -75,12 +75,12 @@ def statistics(
 
 def question_at(path: Path) -> "Question":
     """Return the question of a file; or of a job's folder, who has how many cases of what its plan learns."""
-    from medsilo.extend import find_job, plan_of
+    from medsilo.extend import plan_of
     from medsilo_statistics.asked_question import Question, read_question
 
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         return read_question(path)
-    plan = plan_of(find_job(path))
+    plan = plan_of(path)
     task = plan.task
     if task.deals:
         raise MedsiloError("the plan deals one table to hospitals, which is for trying out; ask each hospital's own")

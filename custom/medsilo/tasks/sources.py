@@ -1,5 +1,6 @@
 """A site's word on its own data: where they lie, and how its files and labels are to be read."""
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -9,6 +10,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from medsilo.core.errors import DataError
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
+from medsilo.tasks.sheet import plain
 from medsilo.tasks.splits import Shares
 
 
@@ -97,6 +99,13 @@ class DataSource(Section):
     def first_map(self) -> dict[str | int, str | int]:
         """`label_map` with the first class of several."""
         return {own: plans[0] if isinstance(plans, tuple) else plans for own, plans in self.label_map.items()}
+
+    @staticmethod
+    def expression(pattern: str) -> re.Pattern[str]:
+        """Return a pattern as a regular expression: * and ? stay within a folder, ** goes through several."""
+        parts = {"**/": "((?:.*/)?)", "*": "([^/]*)", "?": "([^/])"}
+        pieces = re.split(r"(\*\*/|\*|\?)", plain(pattern))
+        return re.compile("".join(parts.get(piece) or re.escape(piece) for piece in pieces))
 
     def table_file(self, folder: Path | None = None) -> Path:
         """Return the table of cases, which has to lie in the data folder. folder: where it is sought first."""

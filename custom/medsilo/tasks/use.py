@@ -40,7 +40,7 @@ def whole_images(
 
 
 class Use:
-    """What becomes of new cases: who predicts them, among the entry points `medsilo.predictors`; of images also how.
+    """The use of models on new cases: who predicts them, of the entry points `medsilo.predictors`; of images also how.
 
     Nobody predicts them where no predictor is named.
 

@@ -359,7 +359,7 @@ class ByKind(OwnData):
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """What cases are counted by: their classes, or whether the event came."""
+        """Names of what is counted of cases: their classes, or that the event came or did not."""
         return EVENTS if self.kind == "survival" else self.labels
 
 
