@@ -109,7 +109,7 @@ class Walk:
             place.mkdir(parents=True)
         own |= {key: str(place.resolve()) for key, place in folders.items()}
         own |= {"approval": "required"} if hospital == self.hospitals[0] else {}
-        write_json(local / "medsilo.yaml", own)
+        write_json(local / SiteSettings.FILE, own)
         resources = local / "resources.json"
         write_bytes(resources, re.sub(rb'("num_of_gpus":\s*)\d+', rb"\g<1>0", resources.read_bytes()))
 

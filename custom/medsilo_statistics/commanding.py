@@ -122,7 +122,7 @@ def _in_folders(folders: Sequence[Path]) -> dict[str, "SiteSettings"]:
         raise MedsiloError("two folders have the same name, which is the hospital's; rename one")
     settings = {}
     for folder in folders:
-        own = SiteSettings.read(folder) if (folder / "medsilo.yaml").is_file() else SiteSettings(public_data=True)
+        own = SiteSettings.read(folder) if (folder / SiteSettings.FILE).is_file() else SiteSettings(public_data=True)
         data = own.data or DataSource(folder=Path())
         local = data.model_copy(update={"folder": (folder / data.folder).resolve()})
         settings[folder.resolve().name] = own.model_copy(update={"data": local, "approval": "none"})

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import psutil
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -63,6 +63,8 @@ class Limits(Section):
 
 class SiteSettings(Section):
     """`medsilo.yaml` in the `local/` folder of a hospital's kit (and of the server's, for its `output`)."""
+
+    FILE: ClassVar[str] = FILE_NAME
 
     data: DataSource | None = None  # this hospital's data: their folder, or a section that describes them
     output: Path | None = None  # where results are kept; by default `medsilo/` in the kit
