@@ -15,8 +15,7 @@ from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Tensors
-from medsilo.deploy.predictor import answering_together
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.federation.disclosure import finite
 from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Place
@@ -106,8 +105,8 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
     together: Scores = {}
     alone: dict[str, Scores] = {run.name: {} for run in runs}
     for site in sites:  # one site's data at a time
-        sources = [open_source(paths.site_folder(run, site)) for run in runs]  # as the hospital has them
-        committee = answering_together(sources)
+        sources = [Source.open(paths.site_folder(run, site)) for run in runs]  # as the hospital has them
+        committee = Source.together(sources)
         at = Judge(Place(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
         for run, source in zip(runs, sources, strict=True):
             alone[run.name][site] = at.score(source.network)

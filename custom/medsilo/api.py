@@ -23,7 +23,7 @@ from medsilo.consortium import lead
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.predictor import asked_to_predict
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.federation import inprocess
 from medsilo.federation.pool import POOL
 from medsilo.flare import simulator
@@ -38,7 +38,7 @@ from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import About, Progress, Round, Summary, Verdict
 from medsilo.site.owner import ALL_MINE
-from medsilo.site.settings import SiteSettings, make_settings, read_settings
+from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.study.cells import Row, base_plan, cells_of
 from medsilo.study.compare import Study
 
@@ -170,7 +170,7 @@ class Run:
         if not hasattr(images, "shape"):
             raise MedsiloError("images: give an array of cases; for files also out, the folder for their results")
         compute = _settings("Run.predict", None, device).compute()
-        source = _as_python(open_source)(self.folder, site)
+        source = _as_python(Source.open)(self.folder, site)
         network = source.network.to(compute.device)
         values, shape = torch.as_tensor(images, dtype=torch.float32), source.plan.task.shape
         if shape and (values.ndim != len(shape) + 1 or values.shape[1] != shape[0]):
@@ -224,7 +224,7 @@ class _Models(Mapping[str, nn.Module]):
             raise KeyError(site)
         plan, folder = self.run.plan, self.run.folder
         if not plan.algorithm.pooled:
-            return open_source(folder, site).network
+            return Source.open(folder, site).network
         network = plan.algorithm.whole(plan.build_networks())
         network.load_state_dict(load_tensors(paths.site_folder(folder, POOL) / paths.BEST)[0])
         return network.eval()
@@ -431,7 +431,7 @@ def predict(
     40
     """
     compute = _settings("medsilo.predict", None, device).compute()
-    data = None if site_config is None else read_settings(Path(site_config)).data
+    data = None if site_config is None else SiteSettings.read(Path(site_config)).data
     predictor, asked = asked_to_predict(
         _several(model), _several(images), Path(out), site, data, compute, lambda line: None
     )
@@ -490,7 +490,7 @@ def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
         return parse_plan(dict(plan), changes)
     if isinstance(plan, str) and re.fullmatch(r"[\w-]+", plan) and not Path(plan).exists():
         raise MedsiloError(f"{plan!r} is no method, no job's folder and no plan.yaml; {METHODS.remedy(plan)}")
-    return plan_of(find_job(plan), changes) if Path(plan).is_dir() else load_plan(plan, changes)
+    return plan_of(plan, changes)
 
 
 def _with_own(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
     from medsilo.course.layer import Layer
-    from medsilo.course.outcome import OneModel, OwnModels
+    from medsilo.course.outcome import OwnModels
     from medsilo.course.phase import Group, Phase, Workbench
     from medsilo.deploy.exporter import Exporter
     from medsilo.deploy.predictor import PredictionRequest, Predictor
@@ -25,23 +25,19 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.federation.inquiry import Inquiry, SiteOfInquiry
     from medsilo.federation.seams import Channel, Place, Site
     from medsilo.learning.layers import names_of_last_layers
-    from medsilo.learning.training import Training
     from medsilo.models.network import Network
     from medsilo.plan import Plan
-    from medsilo.privacy.mechanisms import Charge, Gaussian
+    from medsilo.privacy.mechanisms import Charge
     from medsilo.privacy.noise import NoiseSource
-    from medsilo.registry import network
     from medsilo.runs.messages import Parcel
-    from medsilo.site_page.page_server import PageAction
     from medsilo.start.looker import Folder, Sight
     from medsilo.tasks.classification import Classification
     from medsilo.tasks.goal import Goal
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.segmentation import Segmentation
     from medsilo.tasks.sources import DataSource
-    from medsilo.tasks.synthetic.hospitals import split_by_patient
     from medsilo.tasks.task import SiteData, Task
-    from medsilo.tasks.use import ImageUse, Use
+    from medsilo.tasks.use import Use
 
 if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.check import demands, leaks
@@ -51,41 +47,34 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.consortium import lead
     from medsilo.consortium.description import read_consortium
     from medsilo.core import shelf
-    from medsilo.core.coarse import Resolution
-    from medsilo.core.errors import Full
-    from medsilo.core.files import read_bounded, read_yaml, write_bytes, write_json
+    from medsilo.core.files import read_bounded, write_bytes, write_json
     from medsilo.core.package import needing, package_facts
-    from medsilo.core.section import Section, checked
+    from medsilo.core.section import Section
     from medsilo.deploy import model_card, predict, predicted_rows, watch
-    from medsilo.deploy.predictor import answering_together
-    from medsilo.deploy.source import open_source
     from medsilo.federation.inquiry import SealedSums, SumRequest
     from medsilo.federation.protection import Protection
     from medsilo.flare.inquiry_job import ask_in_simulator
-    from medsilo.flare.jobs import find_job, plan_of, scope_of, write_job
+    from medsilo.flare.jobs import plan_of, scope_of, write_job
     from medsilo.learning import layers, seeds, undrawn
-    from medsilo.learning.loop import Case, DrawnCases
+    from medsilo.learning.loop import DrawnCases
     from medsilo.models import architectures
-    from medsilo.models.network import MOST_PARAMETERS, Dimensions
-    from medsilo.plan import load_plan
+    from medsilo.models.network import Dimensions
     from medsilo.privacy.accounting import noise_for
-    from medsilo.privacy.mechanisms import stricter
     from medsilo.registry import TABLES
     from medsilo.report import charts
-    from medsilo.report.formats import between, cell, shown
-    from medsilo.report.template import fill, save
+    from medsilo.report.formats import cell
+    from medsilo.report.template import fill
     from medsilo.runs import paths
     from medsilo.runs.messages import Message
     from medsilo.sealing import signed, signing
     from medsilo.site.policy import Policy
-    from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
+    from medsilo.site.settings import SiteSettings
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
     from medsilo.study import judging
     from medsilo.study.leaving import Departure
-    from medsilo.tasks import headers, ready, sheet, splits, survey, survival, volumes
-    from medsilo.tasks.listing import RECORDINGS, TABLE, Entry, Listing, compiled, files_below
-    from medsilo.tasks.metrics import Measures
+    from medsilo.tasks import headers, ready, sheet, splits, volumes
+    from medsilo.tasks.listing import Entry, Listing, files_below
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.task import Cases

@@ -24,12 +24,12 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.package import ROOT
 from medsilo.course.algorithm import Algorithm
 from medsilo.models.network import Network
-from medsilo.registry import METHODS, NETWORKS, TASKS, Registry, network
+from medsilo.registry import METHODS, NETWORKS, TASKS, Registry
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.goal import Goal, Regression
 from medsilo.tasks.own.folder import goal_of
+from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.survey import PARTS
-from medsilo.tasks.synthetic.hospitals import parts_in_turn
 from medsilo.tasks.task import Cases, Dealt, SiteData, Task
 
 LABEL, PATIENT = "label", "patient"  # columns of a frame; all others are inputs
@@ -147,10 +147,10 @@ class GivenTask(Task):
     def shape(self) -> tuple[int, ...]:
         return self._shape  # type: ignore[attr-defined]
 
-    def default_network(self) -> Network:
+    def default_network(self) -> Network | str:
         if self.goal.output_of(self.shape) != (self.goal.outputs,):
-            return network("unet", dimensions=len(self.shape) - 1)
-        return network({1: "linear", 2: "activity-cnn"}.get(len(self.shape), "small-cnn"))
+            return NETWORKS["unet"](dimensions=len(self.shape) - 1)
+        return {1: "linear", 2: "activity-cnn"}.get(len(self.shape), "small-cnn")
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         return self._sites[site]  # type: ignore[attr-defined]

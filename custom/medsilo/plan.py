@@ -115,7 +115,7 @@ class Plan(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.network is None:
-            object.__setattr__(self, "network", self.task.default_network())
+            object.__setattr__(self, "network", _default_network(self.task))
         _ = self.course  # raises where these rounds are too few
         with torch.device("meta"):
             networks = self.algorithm.modules(self._blueprint())
@@ -344,13 +344,18 @@ def _names_in(values: dict[str, Any]) -> dict[str, str]:
     return names
 
 
+def _default_network(task: Task) -> Network:
+    own = task.default_network()
+    return NETWORKS[own]() if isinstance(own, str) else own
+
+
 def _complete_network(values: dict[str, Any], task: str) -> None:
     """Take keys of a network without its name for changes of the task's own network."""
     network = values.get("network")
     if not isinstance(network, dict) or "name" in network or task not in TASKS:
         return
     try:
-        own = checked(TASKS[task], {**values["task"], "name": task}, "the task").default_network()
+        own = _default_network(checked(TASKS[task], {**values["task"], "name": task}, "the task"))
     except ValidationError:
         return  # what is wrong with the task is said when the plan is checked
     values["network"] = {**own.model_dump(mode="json"), **network}

@@ -286,7 +286,7 @@ LOOKERS = PluginTable(
 
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 
-PAGE_ACTIONS = PluginTable("medsilo.page_actions", "medsilo.site_page.page_server:PageAction", {})
+PAGE_ACTIONS = PluginTable("medsilo.page_actions", "types:FunctionType", {})
 WATCHERS = PluginTable("medsilo.watchers", "types:FunctionType", {})
 
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
@@ -341,12 +341,3 @@ def _check_same(package: str, own: Mapping[str, str], said: Any) -> None:
 
 def _version(facts: Any) -> str:
     return f"{facts.get('version')} ({str(facts.get('hash'))[:12]})" if isinstance(facts, dict) else "it"
-
-
-def network(name: str, **numbers: Any) -> Any:
-    """Return a network by its name in a plan, with numbers of its own: for the default of a task.
-
-    >>> network("unet", dimensions=3).name
-    'unet'
-    """
-    return NETWORKS[name](**numbers)

@@ -24,9 +24,9 @@ def pretrain(
     Run it by `medsilo run` or `medsilo submit`. It ends with a file for `network.from` of the plan with labels.
     """
     screen.begin(f"reading the plan of {job}")
-    from medsilo.extend import find_job, plan_of, write_job
+    from medsilo.extend import plan_of, write_job
 
-    study = plan_of(find_job(job), changes, plan)
+    study = plan_of(job, changes, plan)
     network = getattr(study.network, "of", study.network)
     of = f"network={network.model_dump_json()}"
     made = study.with_changes(["algorithm.name=masked-images", of, f"training.rounds={rounds}", "tracking.select=last"])

@@ -9,7 +9,7 @@ import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model
 from torch import Tensor, nn
 
-from medsilo.extend import MOST_PARAMETERS, TABLES, MedsiloError, Network, Section, layers, shelf
+from medsilo.extend import TABLES, MedsiloError, Network, Section, layers, shelf
 from medsilo_adapters.checkpoint import Match, match, read_checkpoint
 from medsilo_adapters.frozen import Frozen, freeze, keep_rounded, values_of
 from medsilo_adapters.low_rank import Adapters, adapt, merged_weight
@@ -85,8 +85,8 @@ class Tuned(_Begun):
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
         """The whole network is one that a site can hold, and it suits the plan."""
-        if (numbers := sum(own.numel() for _, own in values_of(networks["model"]))) > MOST_PARAMETERS:
-            yield f"network.of: has {numbers} numbers, frozen or not; {MOST_PARAMETERS} may be"
+        if (numbers := sum(own.numel() for _, own in values_of(networks["model"]))) > self.MOST_PARAMETERS:
+            yield f"network.of: has {numbers} numbers, frozen or not; {self.MOST_PARAMETERS} may be"
         if isinstance(self.of, Tuned):
             yield "network.of: a tuned network in a tuned one; write one of them"
         yield from self.of.conflicts(plan, networks)

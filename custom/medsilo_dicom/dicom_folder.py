@@ -13,14 +13,12 @@ from medsilo.extend import (
     DataError,
     DataSource,
     Entry,
-    ImageUse,
     Listing,
     Scan,
+    Use,
     VolumeFolder,
-    compiled,
     files_below,
     sheet,
-    survey,
     volumes,
 )
 from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
@@ -69,8 +67,8 @@ class DicomFolder(VolumeFolder):
         library()
 
     @property
-    def use(self) -> ImageUse:
-        return ImageUse(self.inputs_of, self.in_monai(), predictor="dicom")
+    def use(self) -> Use:
+        return Use("dicom", self.inputs_of, self.in_monai())
 
     def _of_header(self, entry: Entry) -> Mapping[str, str]:
         return words_of(entry.images[0], SCANNER)
@@ -101,7 +99,7 @@ class DicomFolder(VolumeFolder):
             self._add(listing, names, headers, tree.annotations.get(series, []), source)
         absent = [series for series in tree.annotations if series not in tree.images]
         listing.add("note", ABSENT, [names[one.path] for series in absent for one in tree.annotations[series]])
-        _tell_identifiers(listing, tree)
+        _tell_identifiers(listing, tree, names)
         if source.patient is not None:
             listing.tell_patients(source)
         return listing.ordered(source, links)
@@ -139,7 +137,7 @@ def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
     """Keep the images and annotations whose paths fit the site's patterns, where it gives any."""
 
     def kept(pattern: str | None, found: Mapping[str, list[Header]]) -> dict[str, list[Header]]:
-        fits = compiled(pattern).fullmatch if pattern else lambda name: True
+        fits = source.expression(pattern).fullmatch if pattern else lambda name: True
         several = {series: [one for one in own if fits(names[one.path])] for series, own in found.items()}
         return {series: own for series, own in several.items() if own}
 
@@ -149,15 +147,14 @@ def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
         raise DataError("no DICOM series fits data.images; correct it", private=str(source.images))
 
 
-def _tell_identifiers(listing: Listing, tree: Tree) -> None:
+def _tell_identifiers(listing: Listing, tree: Tree, names: Mapping[Path, str]) -> None:
     """Note which elements of the headers tell who a patient is."""
     counted: Counter[str] = Counter()
     for headers in tree.images.values():
         counted.update(set().union(*(header.identifiers for header in headers)))
     listing.identifiers = dict(sorted(counted.items()))
-    several = sum(any(header.identifiers for header in headers) for headers in tree.images.values())
-    if several:
-        listing.problems.append(survey.Problem("note", IDENTIFIED, several))
+    several = [own for own in tree.images.values() if any(header.identifiers for header in own)]
+    listing.add("note", IDENTIFIED, [names[headers[0].path] for headers in several])
 
 
 def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
-from medsilo.extend import DataError, Full, MedsiloError, headers, write_bytes
+from medsilo.extend import DataError, MedsiloError, headers, write_bytes
 from medsilo_dicom.header import PACKED, PLAIN, SEGMENTATIONS, SLICES, STRUCTURES, library, network
 
 FOLDER = "MEDSILO_DICOM_TLS"  # the environment variable with the folder of the three files
@@ -92,6 +92,7 @@ def _stored(association: Any, one: Any) -> bool:
 
 UID = re.compile(r"[0-2](\.(0|[1-9][0-9]*))+")
 LONGEST = 64
+TOO_LARGE, NO_ROOM = "an object is larger than --largest allows", "the folder has taken what --quota allows"
 KINDS = (*SLICES, *SEGMENTATIONS, STRUCTURES)
 
 
@@ -124,7 +125,7 @@ class Inbox:
         """Check an object and write it whole, or raise a DataError; return where it is."""
         try:
             if len(content) > self.largest:
-                raise Full("an object is larger than --largest allows")
+                raise DataError(TOO_LARGE)
             place = self.folder / _name(content, self.only)
             with self._lock:
                 self._write(place, content)
@@ -140,7 +141,7 @@ class Inbox:
                 raise DataError("another object of the same UID is there already; the first one stays")
             return
         if self._taken + len(content) > self.quota:
-            raise Full("the folder has taken what --quota allows")
+            raise DataError(NO_ROOM)
         write_bytes(place, content)
         self._taken += len(content)
 
@@ -254,12 +255,9 @@ class Node:
                 self.passed_over += 1
                 return DISCARDED
             self.inbox.keep(event.encoded_dataset())
-        except Full as error:
-            self._say_once(f"refused: {error}")
-            return FULL
         except DataError as error:
             self._say_once(f"refused: {error}")
-            return WRONG
+            return FULL if str(error) in (TOO_LARGE, NO_ROOM) else WRONG
         except Exception as error:  # a disk that fails ends no association
             self._say_once(f"refused: it could not be kept ({type(error).__name__})")
             return FULL

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast, get_args
 
-from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, needing, survey
+from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, needing
 from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
@@ -45,8 +45,7 @@ class RawData:
     @property
     def cases(self) -> Sequence[Entry]:
         """The cases; raises DataError where what is wrong stands against all of them."""
-        survey.refuse_what_stops(self.listing.problems)
-        return self.listing.entries
+        return self.listing.usable
 
     @property
     def most_of_a_patient(self) -> int:

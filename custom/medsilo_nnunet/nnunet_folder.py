@@ -18,18 +18,16 @@ from medsilo.extend import (
     DataSource,
     DrawnCases,
     Entry,
-    ImageUse,
     Listing,
-    Measures,
     Network,
     Scan,
     Segmentation,
     Task,
+    Use,
     headers,
     own_data,
     ready,
     seeds,
-    survey,
     undrawn,
 )
 from medsilo_nnunet.nnunet_files import RawData
@@ -220,11 +218,11 @@ class NnUNetGoal(Segmentation):
     def found(self, output: Tensor, target: Tensor) -> Tensor:
         return self.task.parts.found(output)
 
-    def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
+    def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
         """Return what measures cases in order on the images' own grids, as nnU-Net does; surfaces in millimetres."""
         numbers = count()
 
-        def measured(output: Tensor, target: Tensor) -> Measures:
+        def measured(output: Tensor, target: Tensor) -> dict[str, Tensor]:
             each = []
             for one, mark in zip(output, undrawn.marks_in(target), strict=True):
                 found, right, spacing = self._on_own_grid(ready.held_case(cases, next(numbers))[0].entry, one)
@@ -242,11 +240,11 @@ class NnUNetGoal(Segmentation):
         return self.task.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
 
 
-class NnUNetUse(ImageUse):
+class NnUNetUse(Use):
     """New images as nnU-Net reads them, and what it finds on their own grids."""
 
     def __init__(self, task: NnUNetFolder) -> None:
-        super().__init__(self._inputs)
+        super().__init__("images", self._inputs)
         self.task = task
 
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
@@ -315,8 +313,5 @@ def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> r
     last = len(question.names) - 1
     if shown and shown[-1] > last:
         raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
-    low, high = image.aminmax()
-    facts = ready.Facts(
-        1, survey.digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,)
-    )
+    facts = ready.Facts.of(image, [shown], size=tuple(image.shape[:0:-1]), values=shown)
     return ready.PreparedEntry(image[None], labels[None], facts, places_in(notes["class_locations"]))

@@ -36,13 +36,13 @@ def measure(
     The file holds counts, and no case: docs/nnunet.md says what each of its numbers is.
     """
     screen.note("reading nnU-Net")
-    from medsilo.extend import DataSource, SiteSettings, read_settings, write_json
+    from medsilo.extend import DataSource, SiteSettings, write_json
     from medsilo_nnunet.fingerprint import measured, memory_of
     from medsilo_nnunet.nnunet_files import RawData
     from medsilo_nnunet.question import read_question
 
     asked, folder = read_question(question), options.folder_of_settings(local)
-    settings = read_settings(folder) if folder else SiteSettings()
+    settings = SiteSettings.read(folder) if folder else SiteSettings()
     source = DataSource(folder=data) if data else settings.data
     if source is None:
         raise MedsiloError("where are the data? Give --data, or set 'data' in medsilo.yaml and give --settings")

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Cases, Classification, DataError, Network, SiteData, Task, network, seeds
+from medsilo.extend import Cases, Classification, DataError, SiteData, Task, seeds
 from medsilo_papers.public_files import arrays_of, site_folder
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -44,8 +44,8 @@ class ActivityWindows(Task):
     def goal(self) -> Classification:
         return Classification(self.activities)
 
-    def default_network(self) -> Network:
-        return network("activity-cnn")
+    def default_network(self) -> str:
+        return "activity-cnn"
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         file = f"{site}.npz"

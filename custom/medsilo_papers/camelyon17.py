@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medsilo.extend import Classification, DataError, Network, SiteData, network, ready, splits
+from medsilo.extend import Classification, DataError, SiteData, ready, splits
 from medsilo_papers.public_files import PictureTask, bare_name, divided, parts_of, rows_of, site_folder
 
 TABLE = "metadata.csv"
@@ -30,8 +30,8 @@ class Camelyon17(PictureTask):
     split: splits.Split = Field(default="patient", description="paper: patches at random, as HarmoFL's paper")
     shares: splits.Shares = Field(default=(0.64, 0.16, 0.2), description="of train, validation and test")
 
-    def default_network(self) -> Network:
-        return network("densenet121")
+    def default_network(self) -> str:
+        return "densenet121"
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         place = site_folder(self.name, site, sites, folder, lambda path: (path / TABLE).is_file(), LAYOUT)

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Case, DataError, Network, Segmentation, SiteData, network, splits, volumes
+from medsilo.extend import DataError, Segmentation, SiteData, splits, volumes
 from medsilo_papers.public_files import (
     PictureTask,
     bare_name,
@@ -60,8 +60,8 @@ class Fundus(PictureTask):
     size: int = Field(default=256, ge=16, le=1024, multiple_of=16, description="pictures are resized to this")
     shares: splits.Shares = Field(default=(0.5, 0.25, 0.25), description="of train, validation and test, as the paper")
 
-    def default_network(self) -> Network:
-        return network("unet")
+    def default_network(self) -> str:
+        return "unet"
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         place = site_folder(self.name, site, sites, folder, lambda path: bool(pictures_in(path, site)), LAYOUT)
@@ -69,7 +69,7 @@ class Fundus(PictureTask):
         patients = [image.relative_to(place).with_suffix("").as_posix() for image, _, _ in items]
         return divided(items, patients, parts_of(self, patients, site, seed), self._read)
 
-    def _read(self, item: Item) -> Case:
+    def _read(self, item: Item) -> tuple[Tensor, Tensor]:
         path, masks, greys = item
         picture = read_picture(path)
         labels = _labels([read_labels(mask) for mask in masks], greys)

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Case, DataError, Network, Segmentation, SiteData, network, seeds, splits, volumes
+from medsilo.extend import DataError, Segmentation, SiteData, seeds, splits, volumes
 from medsilo_papers.public_files import (
     PictureTask,
     divided,
@@ -61,8 +61,8 @@ class Nuclei(PictureTask):
         "published test set has two patients of its training set. Where there is no test folder: images at random",
     )
 
-    def default_network(self) -> Network:
-        return network("unet")
+    def default_network(self) -> str:
+        return "unet"
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         chosen, organ = _set_and_organ(site)
@@ -79,7 +79,7 @@ class Nuclei(PictureTask):
             raise DataError(f"the site's {len(images)} images leave a part empty; expected whole sets: {LAYOUT}")
         return divided(images, list(map(patient_of, images)), np.array(parts), self._read)
 
-    def _read(self, image: Path) -> Case:
+    def _read(self, image: Path) -> tuple[Tensor, Tensor]:
         colours = read_picture(image)
         mask = nuclei_in(image, colours.shape[1:])
         return self.inputs_of(colours)[0], volumes.resized_to_majority(mask, (self.size, self.size))

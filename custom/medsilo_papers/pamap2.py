@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import Classification, DataError, Network, SiteData, network, split_by_patient
+from medsilo.extend import Classification, DataError, SiteData
 from medsilo_papers.public_files import PooledTask, files_in, site_folder
 
 COLUMNS = 54  # time, activity, heart rate, and 17 numbers each of the sensors at hand, chest and ankle
@@ -38,8 +38,8 @@ class Pamap2(PooledTask):
     def shape(self) -> tuple[int, ...]:
         return (self.channels, self.steps)
 
-    def default_network(self) -> Network:
-        return network("activity-cnn")
+    def default_network(self) -> str:
+        return "activity-cnn"
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         place = site_folder(self.name, site, sites, folder, lambda path: bool(_recordings(path)), LAYOUT)
@@ -48,7 +48,7 @@ class Pamap2(PooledTask):
         if not len(labels):
             raise DataError(f"the recordings hold no {self.steps} steps in a row of one of the ten activities")
         parts = self.dealt(labels, subjects, site, sites, seed)
-        return split_by_patient(windows, labels, np.arange(len(labels)), subjects, parts)
+        return SiteData.by_patient(windows, labels, np.arange(len(labels)), subjects, parts)
 
 
 def _recordings(place: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import Case, DataError, DrawnCases, Network, Segmentation, SiteData, splits, volumes
+from medsilo.extend import DataError, DrawnCases, Network, Segmentation, SiteData, splits, volumes
 from medsilo_papers.networks import BasicUNet
 from medsilo_papers.public_files import PictureTask, files_in, in_parts, monai_loss, parts_of, site_folder
 
@@ -103,7 +103,7 @@ class Prostate(PictureTask):
     def varied(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
         return DrawnCases(cases, self.augmented, seed, names) if self.augment else cases
 
-    def augmented(self, case: Case, seed: int) -> Case:
+    def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
         """Each of four turns and of two flips equally likely, drawn from the seed alone."""
         random = torch.Generator().manual_seed(seed)
         turns = int(torch.randint(4, (), generator=random))
@@ -137,7 +137,7 @@ class Slices(Dataset):
     def __len__(self) -> int:
         return len(self.cases)
 
-    def __getitem__(self, index: int) -> Case:
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         volume, middle = self.cases[index]
         near = self.volumes[volume][middle - self.reach : middle + self.reach + 1]
         return near, self.masks[volume][middle].long()

@@ -11,12 +11,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import Case, Cases, DataError, ImageUse, SiteData, Task, headers, sheet, splits, volumes
+from medsilo.extend import Cases, DataError, SiteData, Task, Use, headers, sheet, splits, volumes
 
 LARGEST_VALUE = 8  # bytes, as int64
 
 
-def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable[..., Case]) -> Cases:
+def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable[..., tuple[Tensor, Tensor]]) -> Cases:
     """Read all items at once, into memory."""
     pairs = [read(item) for item in items]
     return Cases(torch.stack([inputs for inputs, _ in pairs]), torch.stack([target for _, target in pairs]), patients)
@@ -48,14 +48,14 @@ class PictureTask(Task):
         return getattr(self, "split", None) == "paper"
 
     @property
-    def use(self) -> ImageUse:
-        return ImageUse(lambda scan: self.inputs_of(scan.values))
+    def use(self) -> Use:
+        return Use("images", lambda scan: self.inputs_of(scan.values))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return what the network reads of a picture, one case."""
         return volumes.resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
-    def case_of(self, item: tuple[Path, int]) -> Case:
+    def case_of(self, item: tuple[Path, int]) -> tuple[Tensor, Tensor]:
         """Read a picture, of which the class is known."""
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
 
@@ -237,7 +237,7 @@ def divided(
     items: Sequence[Hashable],
     patients: Sequence[str],
     parts: np.ndarray,
-    read: Callable[..., Case],
+    read: Callable[..., tuple[Tensor, Tensor]],
     held: Callable[..., Dataset] = in_memory,
 ) -> SiteData:
     """The cases of each part; `held` says whether in memory or not."""

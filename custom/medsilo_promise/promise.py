@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Layer, Measures, Plan, Refused, read_bounded, undrawn, write_json
+from medsilo.extend import Layer, Plan, Refused, read_bounded, undrawn, write_json
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
 from medsilo_promise.shrinking import Values, bound, needed, others, smallest
 from medsilo_promise.told import RULES, Kept, KeptCuts, Rule, Told, ToldCurve, ToldOfOthers, ToldTest, panel_of
@@ -157,7 +157,7 @@ class PromiseLayer(Layer):
         own = getattr(cases, "groups", [""] * len(cases))
         return torch.tensor([self.levels.index(level) if level in self.levels else -1 for level in own])
 
-    def _tables(self, finished: Any, measures: Measures) -> dict[str, tuple[int, Tensor, Tensor]]:
+    def _tables(self, finished: Any, measures: dict[str, Tensor]) -> dict[str, tuple[int, Tensor, Tensor]]:
         """Return, by group, the patients, what they lose together, and their mean size: every patient counts alike."""
         patients: Sequence[Any] = finished.patients
         if finished.task.mixes_patients:  # the site is a person, and promises something of this person's cases
@@ -178,7 +178,7 @@ class PromiseLayer(Layer):
         return found
 
     def _kept(
-        self, finished: Any, measures: Measures, tables: dict[str, tuple[int, Tensor, Tensor]], chosen: Any
+        self, finished: Any, measures: dict[str, Tensor], tables: dict[str, tuple[int, Tensor, Tensor]], chosen: Any
     ) -> dict[str, Any]:
         """Choose this hospital's cuts, keep them, and return what they do to the test cases."""
         own = _read(finished.folder / CURVES)
@@ -350,7 +350,7 @@ class PromiseLayer(Layer):
         ]
 
 
-def _measured(risk: Risk, output: Tensor, target: Tensor) -> Measures:
+def _measured(risk: Risk, output: Tensor, target: Tensor) -> dict[str, Tensor]:
     beside = calibration(risk.goal, output, target) if risk.goal.classifies else {}
     return {**risk.measure(output, target), **beside}
 
@@ -372,7 +372,7 @@ def _as_kept(found: tuple[int, float, float] | None, resolution: Any) -> Kept:
     return Kept(promised=True, lost=resolution.mean(lost / patients, 0, 1), size=resolution.mean(size, 0, LARGEST))
 
 
-def _error(measures: Measures, place: int) -> float:
+def _error(measures: dict[str, Tensor], place: int) -> float:
     """Return the expected calibration error of what is most probable, in ten places of its probability."""
     sure, right = measures["sure"][:, place], measures["right"]
     places = (sure * 10).long().clamp(max=9)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.extend import Classification, Goal, Measures, Segmentation, survival
+from medsilo.extend import Classification, Goal, Segmentation
 
 CUTS = 96
 SHARES = torch.cat([torch.logspace(0, -4, CUTS - 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)])
@@ -32,7 +32,7 @@ class Risk(ABC):
         self.goal = goal
 
     @abstractmethod
-    def measure(self, output: Tensor, target: Tensor) -> Measures:
+    def measure(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return lost and size, [cases, cuts], and of, [cases]."""
 
     def columns(self, output: Tensor, cuts: Sequence[int]) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ class Label(Risk):
         first = torch.nn.functional.one_hot(shares.argmax(1), shares.shape[1]).bool()
         return first[..., None] | (shares[..., None] >= SHARES.to(shares.device))
 
-    def measure(self, output: Tensor, target: Tensor) -> Measures:
+    def measure(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         sets = self._sets(output)
         missed = ~sets[torch.arange(len(target)), target]
         return {LOST: missed, OF: torch.ones(len(target)), SIZE: sets.sum(1)}
@@ -71,7 +71,7 @@ class Sensitivity(Risk):
         shares = self.goal.scores(output.double()).softmax(1)[:, 1, None]
         return shares >= SHARES.clamp(max=0.5).to(shares.device)
 
-    def measure(self, output: Tensor, target: Tensor) -> Measures:
+    def measure(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         found, having = self._found(output), (target == 1)
         return {LOST: ~found & having[:, None], OF: having, SIZE: found}
 
@@ -88,7 +88,7 @@ class Structure(Risk):
         super().__init__(goal)
         self.labels = list(next(iter(goal.structures.values())))
 
-    def measure(self, output: Tensor, target: Tensor) -> Measures:
+    def measure(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         share = output.softmax(1)[:, self.labels].sum(1).flatten(1)
         labels = torch.tensor(self.labels, dtype=target.dtype, device=target.device)
         share = torch.where(torch.isin(output.argmax(1).flatten(1), labels), 1.0, share)
@@ -120,7 +120,7 @@ class Interval(Risk):
 
     says, sized = "the interval holds the true number", "width of the interval, as a share of the whole range"
 
-    def measure(self, output: Tensor, target: Tensor) -> Measures:
+    def measure(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         apart = (output[:, 0].double().clamp(0, 1) - self.goal.shares_of(target.double())).abs()
         widths = WIDTHS.to(apart.device)
         size = (2 * widths).clamp(max=1).expand(len(apart), -1)
@@ -143,7 +143,7 @@ class Time(Risk):
 
     says, sized = "the case is without the event until the time given", "the time given, against the time seen"
 
-    def measure(self, output: Tensor, target: Tensor) -> Measures:
+    def measure(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         given = (TIMES.to(output.device) - output[:, :1].double()).exp()
         seen = target[:, :1].double()
         return {LOST: given > seen, OF: torch.ones(len(given)), SIZE: (given / seen.clamp(min=1e-9)).clamp(max=1)}
@@ -163,10 +163,10 @@ def risk_of(goal: Goal, kind: str | None) -> Risk | None:
         return Structure(goal) if not goal.overlaps and goal.outputs == goal.classes else None
     if hasattr(goal, "shares_of"):  # a regression
         return Interval(goal)
-    return Time(goal) if isinstance(goal, survival.Survival) else None
+    return None if goal.by_case else Time(goal)  # of survival
 
 
-def calibration(goal: Goal, output: Tensor, target: Tensor) -> Measures:
+def calibration(goal: Goal, output: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Return, of a classification, each case's loss at every temperature, its confidence there, and if it is right."""
     scores = goal.scores(output.double())[..., None] / TEMPERATURES.to(output.device)  # type: ignore[attr-defined]
     chances = scores.log_softmax(1)

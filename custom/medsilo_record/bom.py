@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from medsilo.extend import MedsiloError, load_plan, package_facts, paths, shelf
+from medsilo.extend import MedsiloError, package_facts, paths, plan_of, shelf
 from medsilo_record.facts import Case
 
 OWN = "medsilo"
@@ -105,7 +105,7 @@ def _hashes(own: metadata.Distribution, name: str) -> list[Fact]:
 
 def _of_run(run: Path, case: Case) -> tuple[list[Fact], list[dict[str, Any]]]:
     """Return the hashes of a run's rounds, and its models with theirs."""
-    if load_plan(run / paths.PLAN, allowed=case.settings.packages).hash != case.plan.hash:
+    if plan_of(run / paths.PLAN, allowed=case.settings.packages).hash != case.plan.hash:
         raise MedsiloError("--run: that run is of another plan; give the plan that lies in the run's folder, plan.yaml")
     lines = (run / paths.ROUNDS).read_bytes().splitlines()
     hashes = (hashlib.sha256(line).hexdigest() for line in lines)

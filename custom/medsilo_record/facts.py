@@ -12,14 +12,12 @@ from medsilo.extend import (
     KitAtHome,
     Plan,
     Policy,
-    Resolution,
     SiteSettings,
     demands,
     leaks,
     package_facts,
     paths,
     plan_in_words,
-    stricter,
 )
 from medsilo_record.outcomes import promises, table
 
@@ -87,7 +85,7 @@ class Case:
         hidden = self.plan.privacy and not (settings.privacy and "counts" in settings.privacy.public)
         if hidden or self.synthetic or total < settings.least(False):
             return None
-        return Resolution(unit=settings.count_unit(False)).count(total)
+        return settings.resolution([], False).count(total)
 
 
 def record_of(case: Case) -> list[RecordEntry]:
@@ -218,7 +216,7 @@ def _measures(case: Case) -> Iterator[str]:
 def _bounds(case: Case) -> Iterator[str]:
     plan, allowed = case.plan, case.settings.privacy
     if plan.privacy:
-        bound = stricter(plan.privacy, allowed)
+        bound = plan.privacy.under(allowed)
         yield (
             f"Differential privacy: all that leaves in this study together costs at most ε = {bound.epsilon:g} at "
             f"δ = {bound.delta:g} for each {bound.unit}, against everybody outside this hospital."

@@ -18,11 +18,8 @@ from medsilo.extend import (
     Section,
     SiteSettings,
     demands,
-    find_job,
-    load_plan,
     options,
     plan_of,
-    read_settings,
     scope_of,
     signed,
     signing,
@@ -77,7 +74,7 @@ def case_of(
     else:
         folder = options.folder_of_settings(local.parent if local and local.is_file() else local)
         assert folder
-        settings = read_settings(folder)
+        settings = SiteSettings.read(folder)
         study, scope = _plan(plan, changes, settings)
         key = signing.own_key(folder / OWN_KEY, "this hospital's records")
         case = Case(study, settings, Policy.read(folder, scope), site)
@@ -89,10 +86,8 @@ def case_of(
 
 def _plan(given: str, changes: list[str], settings: SiteSettings) -> tuple[Plan, str | None]:
     """Return a plan, and the privacy scope that its job asks for."""
-    if Path(given).is_file():
-        return load_plan(given, changes, settings.packages), None
-    job = find_job(given)
-    return plan_of(job, changes, None, settings.packages), scope_of(job)
+    plan = plan_of(given, changes, allowed=settings.packages)
+    return plan, None if Path(given).is_file() else scope_of(given)
 
 
 def _counts(case: Case) -> dict[str, int]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from medsilo.extend import Command, MedsiloError, PageAction, Screen, options
+from medsilo.extend import Command, MedsiloError, Screen, options
 
 
 def record(
@@ -67,17 +67,15 @@ def record(
     return 0
 
 
-def _on_page(kit: Path, plan: str) -> dict[str, bytes]:
-    """Return all files of the record of a plan that asked, and one that has them all."""
+def write_on_page(kit: Path, plan: str) -> dict[str, bytes]:
+    """Write the record for your data protection officer.
+
+    What is processed, what leaves, bounded how and tested by what, with blanks for what only you know, signed by this
+    kit. It reads your data for two numbers, and sends nothing.
+    """
     from medsilo_record.filing import on_page
 
     return on_page(kit, plan)
 
 
-ON_PAGE = PageAction(
-    "Write the record for your data protection officer",
-    "What is processed, what leaves, bounded how and tested by what, with blanks for what only you know, signed by "
-    "this kit. It reads your data for two numbers, and sends nothing.",
-    _on_page,
-)
 RECORD = Command(record, "jobs/fedavg --settings local -o record", "For a hospital's engineer")

@@ -1,6 +1,5 @@
 """The walk through a consortium: its parts, each a command in a process of its own."""
 
-import json
 import os
 import re
 import socket
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 import psutil
 
-from medsilo.extend import FILE_NAME, MedsiloError, Screen, read_consortium, read_yaml, write_bytes, write_json
+from medsilo.extend import MedsiloError, Screen, SiteSettings, read_consortium, write_bytes, write_json
 
 HERE = "localhost"  # so that the server listens on the loopback address only
 STARTS = 120  # seconds until all are connected
@@ -104,14 +103,13 @@ class Walk:
     def _settle(self, hospital: str) -> None:
         """Change a kit's local/ as its engineer would: own folders, and what this machine has."""
         local = self.kits / hospital / "local"
-        settings = local / FILE_NAME
-        own = read_yaml(settings, FILE_NAME, "that of the kit") if settings.is_file() else {}
+        own = SiteSettings.read(local).model_dump(mode="json", exclude_unset=True)
         folders = {"data": self.folder / "data" / hospital, "output": self.folder / "results" / hospital}
         for place in folders.values():
             place.mkdir(parents=True)
         own |= {key: str(place.resolve()) for key, place in folders.items()}
         own |= {"approval": "required"} if hospital == self.hospitals[0] else {}
-        write_bytes(settings, json.dumps(own, indent=1).encode())
+        write_json(local / SiteSettings.FILE, own)
         resources = local / "resources.json"
         write_bytes(resources, re.sub(rb'("num_of_gpus":\s*)\d+', rb"\g<1>0", resources.read_bytes()))
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from medsilo.extend import Departure, MedsiloError, Section, judging, load_plan, paths, shelf, signed, signing
+from medsilo.extend import Departure, MedsiloError, Section, judging, paths, plan_of, shelf, signed, signing
 from medsilo_release.release_folder import Hash, Word
 
 CERTIFICATE = "leaving.json"
@@ -29,7 +29,7 @@ class LeavingCertificate(Section):
 def certify(gone: Departure, out: Path, key: signing.PrivateKey) -> LeavingCertificate:
     """Write and return what was made instead of what; raises MedsiloError where a run is not of this study."""
     judging.finished_run(out)
-    if load_plan(out / paths.PLAN).hash != gone.plan.hash:
+    if plan_of(out / paths.PLAN).hash != gone.plan.hash:
         raise MedsiloError("the run is not of this study without who left; run 'medsilo leave' into a new folder")
     if (rounds := shelf.hash_of_file(out / paths.ROUNDS)) == shelf.hash_of_file(gone.study / paths.ROUNDS):
         raise MedsiloError("that run is the study itself; name another one with -o")

@@ -18,11 +18,9 @@ from medsilo.extend import (
     SiteSettings,
     cell,
     charts,
-    load_plan,
     paths,
+    plan_of,
     read_bounded,
-    save,
-    shown,
     signing,
     watch,
 )
@@ -30,7 +28,7 @@ from medsilo_release.control_charts import A_YEAR, Alarm, Charts
 from medsilo_release.patient_sums import BLOCK, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder, charted, known_of
 from medsilo_release.receipts import receipt_path, write_receipt
 from medsilo_release.release_folder import Release, today
-from medsilo_release.release_pages import page_of
+from medsilo_release.release_pages import write_page
 
 KNOWN = 30  # days after which the patients of a year are measured
 FEWEST, MOST = 200, 20_000  # patients of a year that charts are made for
@@ -140,7 +138,7 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
         raise MedsiloError("this hospital answers only with noise (privacy in its medsilo.yaml), which a month has not")
     own, known = watched.kept.cases.of(month), watched.kept.outcomes.of(month)
     site, release = reference.hospital, watched.release
-    plan = load_plan(release.folder / release.manifest.models[0] / paths.PLAN, allowed=settings.packages)
+    plan = plan_of(release.folder / release.manifest.models[0] / paths.PLAN, allowed=settings.packages)
     place = paths.site_folder(folder / f"month {month}", site)  # which stands for the study
     protection = Protection(Place(plan, site, [site], settings, place, f"release {release.hash[:12]}"))
     least = settings.least(plan.task.synthetic)
@@ -186,7 +184,8 @@ def write_monitor(watched: Watched, page: Path) -> Path:
         lines, key="control", title="Control charts", x_label=f"{BLOCK} patients each", y_label="share of the limit",
         y_ticks=[0, 0.5, 1, round(top, 1)], last_x=max(1, longest - 1), unit="sums",
     )  # fmt: skip
-    filled = page_of(
+    return write_page(
+        page,
         "monitor.html",
         f"A released model at work at {reference.hospital}",
         headline,
@@ -200,7 +199,6 @@ def write_monitor(watched: Watched, page: Path) -> Path:
         beside=list(_beside(watched)),
         cases=len(reference.cases),
     )
-    return save(filled, page)
 
 
 def _rows(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -222,5 +220,5 @@ def _beside(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         cells = []
         for month in watched.months:
             own = [block.beside.get(name, 0.0) / BLOCK for block in watched.kept.cases.of(month)]
-            cells.append(cell(None, f"{np.mean(own):.4g}" if own else shown(None)))
+            cells.append(cell(None, f"{np.mean(own):.4g}" if own else None))
         yield name, cells

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.extend import (
@@ -19,7 +19,6 @@ from medsilo.extend import (
     PredictionRequest,
     Section,
     Source,
-    checked,
     read_bounded,
     watch,
     write_json,
@@ -162,8 +161,8 @@ def this_month() -> str:
 
 def _read(path: Path, kind: type[Any]) -> Any:
     try:
-        return checked(kind, json.loads(read_bounded(path, LARGEST)), path.name)
-    except (OSError, ValueError, ValidationError, RecursionError) as error:
+        return kind.from_values(json.loads(read_bounded(path, LARGEST)), path.name)
+    except (OSError, ValueError, MedsiloError, RecursionError) as error:
         raise MedsiloError(
             f"what is kept of this release can't be read ({path.name}); begin again with 'medsilo validate --watch'",
             str(path),
@@ -336,6 +335,3 @@ def watching(asked: PredictionRequest) -> watch.Watch | None:
             kept = WatchFolder(Release.open(folder.parent).hash)  # what was changed after it was signed isn't watched
             return Measuring(asked.source, kept) if kept.there else None
     return None
-
-
-WATCHER = watching

@@ -14,12 +14,10 @@ from medsilo.extend import (
     MedsiloError,
     Section,
     Source,
-    answering_together,
-    load_plan,
     model_card,
-    open_source,
     package_facts,
     paths,
+    plan_of,
     signed,
     signing,
 )
@@ -118,12 +116,12 @@ class Release:
         """Return the model that answers, or several that answer together. packages: whose code its plan may name."""
         folders = [self.folder / name for name in self.manifest.models]
         for folder in folders:
-            load_plan(folder / paths.PLAN, allowed=packages)  # before anything of a package is imported
-        sources = [open_source(folder) for folder in folders]
+            plan_of(folder / paths.PLAN, allowed=packages)  # before anything of a package is imported
+        sources = [Source.open(folder) for folder in folders]
         plan, told = sources[0].plan, self.manifest
         if (plan.hash, plan.task.name, plan.task.goal.metric) != (told.plan_hash, told.task, told.metric):
             raise MedsiloError(f"{MANIFEST} tells of another model than the folder holds; ask the lead for the release")
-        return answering_together(sources)
+        return Source.together(sources)
 
 
 def write_release(
@@ -142,8 +140,8 @@ def write_release(
         raise MedsiloError(f"{out.name} is there already; name another folder with -o", str(out))
     if after and after.lead != signing.public_text(key):
         raise MedsiloError("--after: that release was signed with another key; give its key with --key")
-    sources = [open_source(run, site) for run in runs]
-    committee = answering_together(sources)
+    sources = [Source.open(run, site) for run in runs]
+    committee = Source.together(sources)
     facts = [model_card.card_facts(source) for source in sources]
     task, names = committee.plan.task, [f"model-{number}" for number in range(1, len(runs) + 1)]
     labels = [f"labels, in order: {', '.join(task.goal.label_names)}"] if task.goal.label_names else []

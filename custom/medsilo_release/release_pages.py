@@ -4,16 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medsilo.extend import (
-    between,
-    cell,
-    fill,
-    judging,
-    model_card,
-    save,
-    shown,
-    signed,
-)
+from medsilo.extend import cell, fill, judging, model_card, signed, write_bytes
 from medsilo_release.receipts import Merged, Receipt
 from medsilo_release.release_folder import Release
 
@@ -24,9 +15,13 @@ LIMITS = (
 )
 
 
-def page_of(template: str, title: str, headline: str, limits: Sequence[str] = LIMITS, **content: Any) -> str:
-    """Return a page of this folder's template."""
-    return fill(template, title, Path(__file__).parent, answer=headline, notices=[], limits=limits, **content)
+def write_page(
+    path: Path, template: str, title: str, headline: str, limits: Sequence[str] = LIMITS, **content: Any
+) -> Path:
+    """Write a page of this folder's template, and return where it is."""
+    page = fill(template, title, Path(__file__).parent, answer=headline, notices=[], limits=limits, **content)
+    write_bytes(path, page.encode("utf-8", "replace"))
+    return path
 
 
 def write_validation(
@@ -38,11 +33,11 @@ def write_validation(
         scores = judged.test.scores
         cells = [
             cell(float(scores.values.mean())),
-            cell(None, between(judged.test.interval) or "too few patients"),
-            cell(scores.cases, shown(scores.cases)),
-            cell(scores.people, shown(scores.people)),
-            cell(promised, None if promised is not None else "nothing promised"),
-            cell(judged.told["test"], None if judged.told["test"] is not None else "not told"),
+            cell(judged.test.interval, missing="too few patients"),
+            cell(scores.cases),
+            cell(scores.people),
+            cell(promised, missing="nothing promised"),
+            cell(judged.told["test"], missing="not told"),
         ]
         rows.append(((release.folder.name, f"release {release.hash[:12]}"), cells))
     first = rows[0][1][0]["text"]
@@ -53,7 +48,8 @@ def write_validation(
             f"On the same patients {releases[1].folder.name} is {100 * told.mean:+.1f} points from "
             f"{releases[0].folder.name} ({100 * told.low:+.1f} to {100 * told.high:+.1f})."
         )
-    page = page_of(
+    return write_page(
+        folder / "validation.html",
         "validation.html",
         f"A released model at {site}",
         headline,
@@ -63,7 +59,6 @@ def write_validation(
         pictures=sorted(folder.glob("**/test-*.png")),
         metric=metric,
     )
-    return save(page, folder / "validation.html")
 
 
 def write_merged(release: Release, merged: Merged, page: Path) -> Path:
@@ -80,7 +75,8 @@ def write_merged(release: Release, merged: Merged, page: Path) -> Path:
         )
     rows = [(one.hospital, _told(metric, one.score, one.cases)) for _, one in sorted(merged.receipts.items())]
     months = sorted({month for own in merged.months.values() for month in own})
-    filled = page_of(
+    return write_page(
+        page,
         "receipts.html",
         f"Receipts of {release.folder.name}",
         headline,
@@ -93,7 +89,6 @@ def write_merged(release: Release, merged: Merged, page: Path) -> Path:
         refused=sorted(merged.refused.items()),
         metric=metric,
     )
-    return save(filled, page)
 
 
 def _worked(receipt: Receipt | None) -> dict[str, Any]:
@@ -102,13 +97,12 @@ def _worked(receipt: Receipt | None) -> dict[str, Any]:
         return cell(None)
     alarms = f"alarm: {', '.join(receipt.alarms)}" if receipt.alarms else ""
     score = "" if receipt.score is None else f"{receipt.score:.3f} of "
-    return cell(None, f"{score}{shown(receipt.cases)} cases", alarms)
+    return cell(None, f"{score}{cell(receipt.cases)['text']} cases", alarms)
 
 
 def _told(metric: str, score: float | None, cases: int | None) -> list[dict[str, Any]]:
     low_high = model_card.interval_of(metric, score, cases or 0) if score is not None else None
-    text = None if score is not None else "not told"
-    return [cell(score, text), cell(None, between(low_high) or "–"), cell(cases, shown(cases))]
+    return [cell(score, missing="not told"), cell(low_high), cell(cases)]
 
 
 def _study(release: Release) -> list[tuple[str, list[dict[str, Any]]]]:

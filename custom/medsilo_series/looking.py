@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 
 from medsilo.extend import (
-    RECORDINGS,
-    TABLE,
     Choice,
     DataError,
     DataSource,
@@ -78,16 +76,17 @@ class SeriesLooks:
 
 def recordings_in(folder: Path) -> list[str]:
     """Return the recordings below a folder by their names from there; none where images lie there, too."""
-    names, _ = files_below(folder)
-    if any(PurePosixPath(item).name != TABLE for item in folder_layout.items_of(names)):
+    names, table = files_below(folder)[0], DataSource.TABLE
+    if any(PurePosixPath(item).name != table for item in folder_layout.items_of(names)):
         return []
-    return [name for name in names if name.lower().endswith(RECORDINGS) and PurePosixPath(name).name != TABLE]
+    recordings = [name for name in names if name.lower().endswith(Listing.RECORDINGS)]
+    return [name for name in recordings if PurePosixPath(name).name != table]
 
 
 def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
     """Open recordings of a folder; a DataError says what makes them unusable."""
     hospitals = _hospitals(names)
-    described, signals = _described(folder, names, folder / (hospitals[0] if hospitals else "") / TABLE)
+    described, signals = _described(folder, names, folder / (hospitals[0] if hospitals else "") / DataSource.TABLE)
     source = DataSource.model_validate({"folder": folder, **described})
     places = {site: folder / site for site in hospitals} or {"": folder}
     listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}

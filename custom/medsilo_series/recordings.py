@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medsilo.extend import TABLE, DataError, DataSource, columns, sheet
+from medsilo.extend import DataError, DataSource, columns, sheet
 from medsilo_series import waves
 
 KINDS = (".csv", ".tsv", ".txt", *sheet.PARQUET, *waves.ENDINGS)
@@ -127,7 +127,7 @@ class Reader:
 
     def _from_wave(self, path: Path, signals: bool) -> Recording:
         if self.texts or self.source.inside.time:
-            raise DataError(f"WFDB and EDF hold no labels and patients that are read; write them to {TABLE}")
+            raise DataError(f"WFDB and EDF hold no labels and patients that are read; write them to {DataSource.TABLE}")
         wave, values = waves.rows_of(path, [self.names[one.name] for one in self.signals] if signals else [])
         return Recording(self._bounded(values), np.arange(wave.rows) == 0, rate=wave.rate)
 

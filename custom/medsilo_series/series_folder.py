@@ -21,14 +21,11 @@ from medsilo.extend import (
     DataSource,
     Entry,
     Listing,
-    Network,
     SiteData,
     Use,
     columns,
-    network,
     own_data,
     ready,
-    survey,
 )
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
@@ -110,8 +107,8 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
         """By how numbers are standardised."""
         return columns.largest(self.signals, self.standardise)
 
-    def default_network(self) -> Network:
-        return network("activity-cnn")
+    def default_network(self) -> str:
+        return "activity-cnn"
 
     # ------------------------------------------------------------------------------------------ in words
     def together(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float | str]:
@@ -203,18 +200,9 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
         places = found.labels.tolist()
         targets = np.array([values[place] for place in places], np.uint8)
         rate = recording.rate or reader.source.rate or self.rate
-        facts = ready.Facts(
-            len(found.inputs),
-            survey.digest(torch.from_numpy(found.inputs)),
-            (),
-            (),
-            (float(found.inputs.min()), float(found.inputs.max())),
-            (),
-            tuple((values[place] or 0,) for place in places),
-            seconds=float(own.sum() / rate),
-            gaps=found.gaps,
-        )
-        return ready.PreparedEntry(torch.from_numpy(found.inputs), torch.from_numpy(targets), facts)
+        inputs, shown = torch.from_numpy(found.inputs), [(values[place] or 0,) for place in places]
+        facts = ready.Facts.of(inputs, shown, seconds=float(own.sum() / rate), gaps=found.gaps)
+        return ready.PreparedEntry(inputs, torch.from_numpy(targets), facts)
 
     def windows(self, path: Path, reader: Reader) -> Iterator[tuple[str, Recording, Windows]]:
         """Yield each patient of a file, its rows, and the patient's windows, whatever they show."""
@@ -248,7 +236,8 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
         listing.add("note", LOST, [one.entry.name for one in every if one.facts.gaps])
 
     def _ranges(self, every: Sequence[ready.HeldEntry]) -> dict[str, Any]:
-        return {"seconds": survey.range_of(one.facts.seconds for one in every)}
+        seconds = [one.facts.seconds for one in every]
+        return {"seconds": (min(seconds), max(seconds)) if seconds else None}
 
 
 def by_patient(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:

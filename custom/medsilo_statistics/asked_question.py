@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from medsilo.extend import Section, read_yaml
+from medsilo.extend import Section
 from medsilo_statistics.grammar import LONGEST, Filter
 
 LARGEST, MOST_TIMES, MOST_VALUES, LONGEST_TASK = 1e9, 20_000, 2_000_000, 10_000
@@ -347,4 +347,4 @@ class Question(Section):
 
 def read_question(path: Path) -> Question:
     """Read a question's file."""
-    return Question.from_values(read_yaml(path, path.name, "a question"), path.name)
+    return Question.in_file(path, path.name, "give a question, as docs/statistics.md has one")

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from medsilo.extend import (
-    FILE_NAME,
     Channel,
     Charge,
-    Gaussian,
     Inquiry,
     MedsiloError,
     NoiseSource,
@@ -98,14 +96,14 @@ class StatisticsSite:
         """Enter into the ledger what all answers may cost; raises Refused when that is not left."""
         if self.question.privacy is None:
             raise Refused(
-                f"this hospital answers only with noise (privacy in its {FILE_NAME}); add privacy to the question"
+                "this hospital answers only with noise (privacy in its medsilo.yaml); add privacy to the question"
             )
-        planned = Charge(what="all sums", of=Gaussian(noise=noise_of(self.question), count=sums_of(self.question)))
+        planned = Charge.normal("all sums", noise_of(self.question), sums_of(self.question))
         self.own.charge(self.question.hash, METHOD, "", [planned], planned=True)
 
     def _check_groups(self) -> None:
         """Raise Refused where the question tells of too few patients, by itself or with earlier ones."""
-        question, where = self.question, f"(smallest_metric in its {FILE_NAME})"
+        question, where = self.question, "(smallest_metric in its medsilo.yaml)"
         if 0 < len(self.patients) < self.floor:
             raise Refused(f"this hospital has fewer than {self.floor} patients of the question {where}; ask without it")
         if question.curves and not question.sealed:
@@ -143,7 +141,7 @@ class StatisticsSite:
     def patients(self) -> Patients:
         """The patients whom the question is about."""
         if self.settings.data is None:
-            raise Refused(f"this hospital's {FILE_NAME} does not say where its data are; set 'data'")
+            raise Refused("this hospital's medsilo.yaml does not say where its data are; set 'data'")
         return read_patients(self.question, self.settings.data, self.own.name).asked
 
     # ------------------------------------------------------------------ what leaves
@@ -193,9 +191,7 @@ class StatisticsSite:
         found = {name: source.with_normal(torch.from_numpy(own), noise * moved) for name, own in sums.items()}
         if self.settings.protects(synthetic=False):
             what = f"sum {self.given} of {sums_of(self.question)}"
-            self.own.charge(
-                self.question.hash, METHOD, secrets.token_hex(16), [Charge(what=what, of=Gaussian(noise=noise))]
-            )
+            self.own.charge(self.question.hash, METHOD, secrets.token_hex(16), [Charge.normal(what, noise)])
         return found
 
     def _without_few(self, sums: Sums) -> Sums:

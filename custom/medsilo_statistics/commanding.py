@@ -79,22 +79,22 @@ def statistics(
 
 def question_at(path: Path) -> "Question":
     """Return the question of a file; or of a job's folder, who has how many cases of what its plan learns."""
-    from medsilo.extend import find_job, plan_of, survival
+    from medsilo.extend import plan_of
     from medsilo_statistics.asked_question import Question, read_question
 
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         return read_question(path)
-    plan = plan_of(find_job(path))
+    plan = plan_of(path)
     task = plan.task
     if task.deals:
         raise MedsiloError("the plan deals one table to hospitals, which is for trying out; ask each hospital's own")
-    labels = survival.EVENTS if getattr(task, "kind", "") == "survival" else task.goal.label_names
-    counted = "label" if task.goal.classifies or labels is survival.EVENTS else "size_x"
+    levels = list(getattr(task, "counted", task.goal.label_names))
+    counted = "label" if task.goal.classifies or not task.goal.by_case else "size_x"  # those of survival are events
     values = {
         "title": f"Cases for {plan.algorithm.title}, task {task.name}",
         "sites": list(plan.participation.sites),
         "task": task.model_dump(mode="json"),
-        "variables": {counted: {"levels": list(labels)} if counted == "label" else SIZE},
+        "variables": {counted: {"levels": levels} if counted == "label" else SIZE},
         "table": [counted],
         "by_hospital": True,
         "wanted": {"label": NARROW} if counted == "label" else {},
@@ -111,13 +111,13 @@ def _read(files: Sequence[Path]) -> "StatisticsFound":
 
 def _in_folders(folders: Sequence[Path]) -> dict[str, "SiteSettings"]:
     """Return the settings of hospitals whose folders these are: its medsilo.yaml, or its table alone."""
-    from medsilo.extend import FILE_NAME, DataSource, SiteSettings, read_settings
+    from medsilo.extend import DataSource, SiteSettings
 
     if len({folder.resolve().name for folder in folders}) < len(folders):
         raise MedsiloError("two folders have the same name, which is the hospital's; rename one")
     settings = {}
     for folder in folders:
-        own = read_settings(folder) if (folder / FILE_NAME).is_file() else SiteSettings(public_data=True)
+        own = SiteSettings.read(folder) if (folder / SiteSettings.FILE).is_file() else SiteSettings(public_data=True)
         data = own.data or DataSource(folder=Path())
         local = data.model_copy(update={"folder": (folder / data.folder).resolve()})
         settings[folder.resolve().name] = own.model_copy(update={"data": local, "approval": "none"})

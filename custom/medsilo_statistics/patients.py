@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from medsilo.extend import TABLE, TABLES, DataError, DataSource, columns, sheet
+from medsilo.extend import TABLES, DataError, DataSource, columns, sheet
 from medsilo_statistics.asked_question import Question, RegressionAsked, Variable
 
 Floats = NDArray[np.float64]
@@ -97,10 +97,8 @@ def own_columns(question: Question, source: DataSource, site: str) -> dict[str, 
 
 
 def _of_table(source: DataSource, own: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, list[str]]]:
-    path = source.folder / (source.table or TABLE)
-    if not path.resolve().is_relative_to(source.folder.resolve()):
-        raise DataError("the table is not in the data folder but leads out of it; copy it there", str(path))
-    read = sheet.read_sheet(path, {called: name for name, called in own.items()}, [source.columns.patient])
+    needed = {called: name for name, called in own.items()}
+    read = sheet.read_sheet(source.table_file(), needed, [source.columns.patient])
     if read.uneven or read.long:
         raise DataError(
             f"the table has {len(read.uneven) + len(read.long)} lines that can't be read; export it again",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from medsilo.extend import charts, fill, save
+from medsilo.extend import charts, fill, write_bytes
 from medsilo_statistics.asked_question import Question
 from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.found import Curves, StatisticsFound, TableCell
@@ -283,5 +283,5 @@ def write_all(found: StatisticsFound, folder: Path) -> list[Path]:
         points = [(title, *map(repr, at)) for title, line in lines for at in line]
         texts[f"curve-{number}.csv"] = ShownTable("", ("group", "time", "share", "low", "high"), points).as_csv()
     for name, text in texts.items():
-        save(text, folder / name)
+        write_bytes(folder / name, text.encode("utf-8", "replace"))
     return [folder / name for name in texts]

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medsilo.extend import Charge, Gaussian, Layer, NoiseSource, Parcel, Place, Plan, Site
+from medsilo.extend import Charge, Layer, NoiseSource, Parcel, Place, Plan, Site
 
 
 class GroupNoise(Layer):
@@ -28,7 +28,7 @@ class GroupNoise(Layer):
 
     def charges(self, task: str, number: int) -> Sequence[Charge]:
         # Two results of a group are at most 2 C apart, whatever data they rest on.
-        return [Charge(what=f"noise on {self.group}", of=Gaussian(noise=self.noise / 2))] if task == "round" else []
+        return [Charge.normal(f"noise on {self.group}", self.noise / 2)] if task == "round" else []
 
     def site(self, inner: Site, place: Place) -> Site:
         return NoisySite(self, inner)

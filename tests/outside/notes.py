@@ -22,7 +22,6 @@ from medsilo.extend import (
     SiteData,
     Task,
     Use,
-    split_by_patient,
 )
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -60,7 +59,7 @@ class Notes(Task):
         counted, labels, patients = (np.array(column) for column in zip(*read, strict=True))
         counts = np.stack([letters(sentence) for sentence in counted])
         names = [f"{site}-{path.stem}" for path, _ in files]
-        return split_by_patient(counts, labels, patients, names)
+        return SiteData.by_patient(counts, labels, patients, names)
 
 
 def sentences(path: Path) -> list[str]:

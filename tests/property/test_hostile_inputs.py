@@ -29,13 +29,13 @@ from medsilo.core.files import load_tensors, load_yaml, save_tensors
 from medsilo.core.lifeline import most_held
 from medsilo.core.text import LONGEST
 from medsilo.course.phase import views
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.federation import inprocess
 from medsilo.federation.accepting import Acceptance
 from medsilo.plan import load_plan, parse_plan
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
-from medsilo.site.settings import SiteSettings, read_settings
+from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import mask_of
 from medsilo_papers.public_files import read_labels
@@ -223,7 +223,7 @@ def test_changes_to_a_plan(data: st.DataObject) -> None:
 def test_settings(place: Path, data: st.DataObject) -> None:
     put(place / "medsilo.yaml", data.draw(yaml_text(SETTINGS)))
     with one_line_at_most():
-        read_settings(place)
+        SiteSettings.read(place)
 
 
 @hostile(0.1)
@@ -370,7 +370,7 @@ def spoiled(folder: Path, place: Path, data: st.DataObject, only: str = "") -> I
 @given(st.data())
 def test_super_models(place: Path, model: Path, data: st.DataObject) -> None:
     with spoiled(model, place, data) as folder, one_line_at_most():
-        open_source(folder)
+        Source.open(folder)
 
 
 @hostile(0.02)

@@ -22,7 +22,6 @@ from medsilo.privacy.mechanisms import (
     Promise,
     Public,
     SampledGaussian,
-    stricter,
 )
 from medsilo.privacy.noise import CELLS, NoiseSource
 
@@ -135,11 +134,11 @@ def test_mechanisms_are_bounded() -> None:
 
 def test_of_what_is_offered_and_demanded_the_stricter_holds() -> None:
     offer = Promise(epsilon=2, delta=1e-5)
-    assert stricter(offer, None) == offer
+    assert offer.under(None) == offer
     demands = Demands(epsilon=10, delta=1e-6, study_epsilon=1, unit="patient")
-    assert stricter(offer, demands) == Promise(epsilon=1, delta=1e-6, unit="patient")
+    assert offer.under(demands) == Promise(epsilon=1, delta=1e-6, unit="patient")
     loose = Demands(epsilon=10, delta=1e-3, unit="record")
-    assert stricter(offer, loose) == offer
+    assert offer.under(loose) == offer
 
 
 # ---------------------------------------------------------------------------------------------------- noise

@@ -23,7 +23,7 @@ from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.phase import views
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.federation.around import FileSupply, SuppliedSite
 from medsilo.federation.seams import Missing, Place
 from medsilo.federation.site_state import SiteState
@@ -396,7 +396,7 @@ def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "plans")
     shutil.rmtree(tmp_path / "weights")
     trained = result.models["a"].eval()
-    source = open_source(tmp_path / "run")
+    source = Source.open(tmp_path / "run")
     assert source.network.state_dict().keys() == drawn.state_dict().keys()
     inputs = torch.randn(2, 1, 32, 32)
     with torch.no_grad():
@@ -427,7 +427,7 @@ def test_both_adapters_act_and_one_travels(backbone: dict[str, Any], tmp_path: P
         alike = torch.equal(one[name], other[name])
         assert alike == (name in travels), name
     with torch.no_grad():
-        merged = open_source(tmp_path / "run", "a").network.double()
+        merged = Source.open(tmp_path / "run", "a").network.double()
         images = torch.randn(2, 3, 32, 32).double()
         best = plan.build_networks()["model"].eval()
         best.load_state_dict(load_tensors(tmp_path / "run" / "sites" / "a" / "best.safetensors")[0])

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
-from medsilo.extend import Algorithm, Group, OwnModels, Phase, Training, places_in
+from medsilo.extend import Algorithm, Group, OwnModels, Phase, places_in
 from medsilo.given import source_hash
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from tests.conftest import SITES, make_plan
@@ -277,8 +277,8 @@ class HeadStays(Algorithm):
     def outcome(self) -> OwnModels:
         return OwnModels()
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        return [Phase("train", training.rounds, (Group("body", body, title="body"),))]
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        return [Phase("train", rounds, (Group("body", body, title="body"),))]
 
 
 def body(modules: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:

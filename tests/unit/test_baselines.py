@@ -507,7 +507,7 @@ def excess_after(method: str, rounds: int) -> float:
     blueprint = Blueprint(lambda: nn.Linear(4, 1, bias=False, dtype=torch.float64), (4,), 1, tuple(data))
     torch.manual_seed(0)
     first = algorithm.modules(blueprint)
-    (phase,) = algorithm.phases(training)
+    (phase,) = algorithm.phases(rounds)
     server = ServerSide(list(data), {}, {}, set, make_plan().task, training, 0, Compute(), None, lambda: None)
     group = phase.groups[0]
     mixer = group.mix(server)

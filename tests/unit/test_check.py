@@ -35,7 +35,7 @@ from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
 from medsilo.site.policy import EXECUTOR, HARMLESS
-from medsilo.site.settings import SiteSettings, read_settings
+from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo.tasks.survey import PartFacts, Survey
@@ -679,7 +679,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     assert before.go and not (kit / "medsilo").exists()  # looking leaves nothing
     tables = {table.title: table for table in before.tables}
     assert ["parameters", str(plan.parameters), "500000000", "parameters"] in tables["This site's limits"].rows
-    settings = read_settings(kit / "local")
+    settings = SiteSettings.read(kit / "local")
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()
     (note,) = found(after, "limits", "note")

@@ -14,8 +14,7 @@ from medsilo import cli
 from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
-from medsilo.deploy.predictor import Committee, answering_together
-from medsilo.deploy.source import Source
+from medsilo.deploy.source import Committee, Source
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
@@ -125,7 +124,7 @@ def test_what_does_not_fit_together_is_one_line(runs: list[Path], tmp_path: Path
             committee_scores(given)
         assert "\n" not in str(caught.value)
     with pytest.raises(MedsiloError, match="17 models are to answer together; give 16 at most"):
-        answering_together([Source(Says([0.0]), make_plan("fedavg", *SMALL), {})] * 17)
+        Source.together([Source(Says([0.0]), make_plan("fedavg", *SMALL), {})] * 17)
 
 
 def test_runs_over_ones_own_tables_are_tested_on_the_same_patients(tmp_path: Path) -> None:

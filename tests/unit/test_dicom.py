@@ -24,7 +24,7 @@ from medsilo.deploy.model_card import CARD, CARD_DATA, interval_of
 from medsilo.deploy.predict import Prediction
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
-from medsilo.site.settings import read_settings
+from medsilo.site.settings import SiteSettings
 from medsilo.start.choices import nested
 from medsilo.start.fitting import Machine
 from medsilo.start.looker import Folder, first_sight
@@ -597,7 +597,7 @@ def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: p
     plan = load_plan(out / "job/app/config/plan.yaml")
     assert plan.task.name == "dicom-folder" and plan.task.goal.label_names == ("background", "Tumour-left")
     assert plan.participation.sites == ("north", "south") and plan.task.model_dump()["modalities"] == ("image",)
-    written = read_settings(out).data
+    written = SiteSettings.read(out).data
     assert written and dict(written.label_map or {}) == {"Tumour, left": "Tumour-left", "*": "background"}
     shown = json.dumps([told["found"], told["choices"]])
     assert "22 volumes of 22 patients" in shown

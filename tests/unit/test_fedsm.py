@@ -17,7 +17,7 @@ from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.deploy.model_card import card_facts
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
 from medsilo.federation.seams import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
@@ -538,7 +538,7 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
         with_settings(participant, smallest_metric=999)
     found = study.run().details.super_model
     assert (found.threshold, found.curve) == (0, [])
-    assert "gamma = 0" in card_facts(open_source(study.folder / "sites" / A / "supermodel"))["super_model"][0]
+    assert "gamma = 0" in card_facts(Source.open(study.folder / "sites" / A / "supermodel"))["super_model"][0]
 
 
 def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: Path) -> None:
@@ -656,7 +656,7 @@ def test_the_ensemble_mixes_probabilities() -> None:
 @pytest.mark.parametrize("method", ["fedsm-extra", "fedsm-ensemble"])
 def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> None:
     plan = planned("training.rounds=3", "algorithm.selector_rounds=2", method=method)
-    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training)] == [
+    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training.rounds)] == [
         ("train", 1),
         ("select", 2),
     ]
@@ -681,7 +681,7 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
 def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, tmp_path: Path) -> None:
     """The selector learns beside it from the same batches and changes nothing of it."""
     plan = planned(f"algorithm.personal_method.name={method}")
-    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training)] == [
+    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training.rounds)] == [
         ("train", 2),
         ("collect", 1),
     ]

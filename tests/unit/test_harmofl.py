@@ -190,7 +190,7 @@ def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
     """Harmonised in the first round that trains; each half makes a difference."""
     plan = make_plan(method, *SMALL, "training.rounds=3")
     allowed = HALVES[: 1 if plan.algorithm.own_step else 2]
-    first = next(place for place, phase in enumerate(plan.algorithm.phases(plan.training)) if phase.trains)
+    first = next(place for place, phase in enumerate(plan.algorithm.phases(plan.training.rounds)) if phase.trains)
     transport, _ = listen(plan.with_changes(allowed), tmp_path / "both")
     for site in SITES:
         groups = {p.facts["round"]: p.groups.keys() for who, p in transport.received if who == site and p.groups}

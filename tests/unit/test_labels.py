@@ -23,7 +23,7 @@ from medsilo.course.structures import mix_by_structure, outputs_of
 from medsilo.deploy.model_card import card_facts, write_card
 from medsilo.deploy.predict import predict_images
 from medsilo.deploy.predictor import PredictionRequest
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
 from medsilo.learning.undrawn import (
@@ -258,14 +258,14 @@ def test_predicting_gives_all_structures_where_one_was_drawn_and_a_channel_is_la
 ) -> None:
     _, folder = study
     data = each(hospitals, OWN).of("b").data
-    source = open_source(folder, "")
+    source = Source.open(folder, "")
     image = hospitals / "b" / "flair" / "c0.nii.gz"
     asked = PredictionRequest(
         source, [image], tmp_path / "out", torch.device("cpu"), lambda line: None, data=data, own=folder
     )
     assert predict_images(asked) == 0
     mask = np.asarray(nibabel.load(next((tmp_path / "out").glob("*mask.nii.gz"))).dataobj)
-    values = source.plan.task.use.own_values(data)  # type: ignore[union-attr]
+    values = source.plan.task.use.own_values(data)
     assert values[2] == 1 and values[1] not in (0, 1)  # its own word for post; ant has a value that means nothing else
     assert set(np.unique(mask)) == {0, values[1], values[2]}
     assert card_facts(source)["absent"] == {"a": ["post"], "b": ["ant", "t1"]}
@@ -340,7 +340,7 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
     def card(folder: Path, site: str) -> str:
         out = tmp_path / f"{folder.parent.name}-{folder.name}-{site}"
         out.mkdir()
-        write_card(open_source(folder, site), out)
+        write_card(Source.open(folder, site), out)
         return (out / "MODEL_CARD.md").read_text()
 
     assert never not in card(study[1], "")  # the hospitals' common model is nobody's own
@@ -372,7 +372,7 @@ def test_methods_with_personal_models_find_structures_that_their_hospital_did_no
     cases = task.read("c", ["c"], 0, each(hospitals, OWN).of("c").data).test
     inputs, targets = map(torch.stack, zip(*(cases[place] for place in range(len(cases))), strict=True))
     for site, own in (("a", "post"), ("b", "ant")):
-        model = open_source(tmp_path / method, site if method == "fedbn" else "").network.eval()
+        model = Source.open(tmp_path / method, site if method == "fedbn" else "").network.eval()
         with torch.no_grad():
             measures = task.goal.measures(model(inputs), targets)
         assert float(measures[f"dice_{own}"].mean()) > 0.4, site

@@ -16,7 +16,7 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, Died, PlanError
 from medsilo.core.tensors import Tensors
 from medsilo.course.phase import Phase
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.exact import read_measures
@@ -119,7 +119,7 @@ def test_the_test_scores_what_nnunet_would_score(trained: Path, hospitals: tuple
     from nnunetv2.evaluation.evaluate_predictions import compute_metrics
     from nnunetv2.imageio.simpleitk_reader_writer import SimpleITKIO
 
-    folder, run = hospitals[0], open_source(trained)
+    folder, run = hospitals[0], Source.open(trained)
     data = run.plan.task.site_data("graz", SITES, 0, DataSource(folder=folder))
     names = list(data.test.patients)
     (tmp_path / "images").mkdir()
@@ -310,7 +310,7 @@ def test_folds_are_exported_into_one_model_whose_networks_answer_together(
     predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
     predictor.initialize_from_trained_model_folder(str(model), (0, 1))
     predictor.predict_from_files_sequential(str(images), str(theirs))
-    sources = [open_source(tmp_path / str(number)) for number in range(2)]
+    sources = [Source.open(tmp_path / str(number)) for number in range(2)]
     task = sources[0].plan.task
     image = next(iter(task.use.images_among(sorted(images.iterdir()))))
     scan = task.use.scan_of(image)

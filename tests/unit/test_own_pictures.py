@@ -11,7 +11,7 @@ import SimpleITK
 from PIL import Image
 
 from medsilo.cli import main
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.federation import inprocess
 from medsilo.federation.exact import read_measures
 from medsilo.plan import Plan, parse_plan
@@ -102,7 +102,7 @@ def test_masks_have_the_hospitals_own_values(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local/medsilo.yaml").write_text("data: {folder: /x, label_map: {7: ball, 300: tumour, 301: tumour}}\n")
     out, rows = predicted("volumes", tmp_path, "--settings", str(tmp_path / "local"))
-    task, values = open_source(tmp_path / "run").plan.task, set()
+    task, values = Source.open(tmp_path / "run").plan.task, set()
     for row in rows:
         mask = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(out / row["mask"])))
         values |= set(np.unique(mask).tolist())

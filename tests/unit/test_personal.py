@@ -217,7 +217,7 @@ class Site:
         self.modules = algorithm.networks(Blueprint(build, (4, 4), 4, tuple(SIZES)))
         for module in self.modules.values():
             module.double()
-        self.phase, *self.others = algorithm.phases(TRAINING)
+        self.phase, *self.others = algorithm.phases(TRAINING.rounds)
         optimizers = {
             name: algorithm.make_optimizer(name, module, TRAINING)
             for name, module in self.modules.items()
@@ -319,7 +319,7 @@ def test_two_rounds_at_three_sites_are_those_of_the_equations(case: Case, start:
 def test_table_6_the_methods_inside_fedsm_are_those_of_the_equations(case: Case, sync: str, start: Array) -> None:
     """The selector learns from the same batches; models leave in a last round as they were evaluated."""
     inside = METHODS["fedsm"](personal_method={"name": case.name, **case.numbers}, selector_sync=sync)
-    assert [group.name for group in inside.phases(TRAINING)[-1].sent] == ["personal"]
+    assert [group.name for group in inside.phases(TRAINING.rounds)[-1].sent] == ["personal"]
     mine, expected = study(case, start, inside), study_by_hand(case, start)
     for number in range(ROUNDS + 1):
         assert mine[number].keys() == expected[number].keys()

@@ -499,7 +499,7 @@ def test_the_table_of_methods_is_keyed_by_name() -> None:
         assert method().name == name
         assert method.title
         assert method.paper
-        assert method().phases(Training())
+        assert method().phases(Training().rounds)
 
 
 def test_a_plan_error_is_an_error_of_ours() -> None:

@@ -20,7 +20,7 @@ from medsilo.plan import load_plan
 from medsilo.registry import TASKS
 from medsilo.runs import paths
 from medsilo.runs.record import Record
-from medsilo.site.settings import read_settings
+from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from tests.commands import parsed
 from tests.conftest import make_plan
@@ -109,7 +109,7 @@ def test_a_plan_that_cannot_be_read_says_why(tmp_path: Path, content: Any, why: 
 def test_settings_in_another_encoding_say_so(tmp_path: Path) -> None:
     (tmp_path / "medsilo.yaml").write_bytes("device: cpu\n# für uns\n".encode("latin-1"))
     with pytest.raises(MedsiloError, match=r"cannot be read: it is not UTF-8 \(byte 0xFC in line 2\)"):
-        read_settings(tmp_path)
+        SiteSettings.read(tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------------- the data

@@ -15,7 +15,7 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import save_tensors, write_text
 from medsilo.deploy.predict import masks_for, predict, write_mask
-from medsilo.deploy.source import Source, open_source
+from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
 from medsilo.models.architectures import SmallCnn
 from medsilo.tasks.scans import read_scan
@@ -292,7 +292,7 @@ def test_a_model_of_another_plan_is_refused(tmp_path) -> None:
     write_run(tmp_path, small_plan(), "global/best.safetensors")
     write_text(tmp_path / "plan.yaml", small_plan("fedavg", "task.size=64").to_yaml())
     with pytest.raises(MedsiloError, match="not made by the plan.yaml beside it"):
-        open_source(tmp_path)
+        Source.open(tmp_path)
 
 
 def test_a_task_without_images_is_refused_before_anything_is_read(tmp_path, capsys) -> None:

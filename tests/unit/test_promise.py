@@ -18,7 +18,7 @@ from medsilo.cli import main
 from medsilo.core.coarse import Resolution
 from medsilo.core.errors import PlanError, Refused
 from medsilo.deploy.model_card import write_card
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.federation.around import training_site
 from medsilo.federation.protection import planned_answers
 from medsilo.plan import parse_plan
@@ -321,8 +321,8 @@ def test_what_is_handed_on_holds_to_it(tmp_path: Path) -> None:
     plan, settings = plan_of(tmp_path, confidence=None, group="sex")
     inprocess.run(plan, folder=tmp_path / "runs/one", settings=settings)
     run, out = tmp_path / "runs/one", tmp_path / "copied"
-    open_source(run).copy(out)  # as a release does
-    write_card(open_source(out), out)
+    Source.open(run).copy(out)  # as a release does
+    write_card(Source.open(out), out)
     assert predicted(tmp_path, [], out) == predicted(tmp_path, [])
     card = (out / "MODEL_CARD.md").read_text()
     assert "At level 0.9, on average over calibrations: the set of labels holds the true one." in card
@@ -357,7 +357,7 @@ def test_own_models_and_super_models_have_promises_of_their_own(tmp_path: Path) 
         said = predicted(folder, ["--site", "a"] if has_own else [])
         assert {*said["promised"]} == {"0.9"} and {*said["promised_set"]} <= {"n", "y", "n|y"}
         out, made = folder / "copied", folder / "runs/one"
-        open_source(made, "a" if has_own else "").copy(out)
+        Source.open(made, "a" if has_own else "").copy(out)
         whose = cuts["a"] if has_own else (folder / "runs/one/promise.json").read_text()
         assert (out / "promise.json").read_text() == whose, method
         least = float(SHARES[json.loads(whose)["cuts"]["all"]["shrunk"]])

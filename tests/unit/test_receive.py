@@ -10,7 +10,7 @@ from pydicom.uid import generate_uid
 from pynetdicom import AE
 
 from medsilo.cli import main
-from medsilo.core.errors import DataError, Full, MedsiloError
+from medsilo.core.errors import DataError, MedsiloError
 from medsilo_dicom.header import CT, read_tree
 from medsilo_dicom.node import DISCARDED, FULL, TAKEN, WRONG, Inbox, Node, is_uid, send
 from medsilo_dicom.series import make_series
@@ -138,7 +138,7 @@ def test_names_are_made_of_hashes_of_uids(study: list[Path], tmp_path: Path) -> 
     for wrong in (b"", b"no DICOM", content[:-50], content[:300]):
         with pytest.raises(DataError):
             inbox.keep(wrong)
-    with pytest.raises(Full, match="--largest"):
+    with pytest.raises(DataError, match="--largest"):
         inbox.keep(content + bytes(1 << 16))
     other = pydicom.dcmread(study[0])
     other.SOPClassUID = CAPTURE
@@ -146,7 +146,7 @@ def test_names_are_made_of_hashes_of_uids(study: list[Path], tmp_path: Path) -> 
         inbox.keep(in_bytes(other))
     other.SOPClassUID, other.SOPInstanceUID = CT, generate_uid()
     again = Inbox(tmp_path, len(content) + 100, 1 << 16)  # knows what is there
-    with pytest.raises(Full, match="--quota"):
+    with pytest.raises(DataError, match="--quota"):
         again.keep(in_bytes(other))
 
 

@@ -8,7 +8,7 @@ import pytest
 from medsilo.check.leaks import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.course.secure_aggregation import OPEN, SEALING
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.federation.sealed.what import WORDS, Blocks, terms_of
 from medsilo.plan import Plan
 from medsilo.report.page import render
@@ -167,7 +167,7 @@ def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> Non
     study = run("fedavg", "pairwise", folder=tmp_path / "study")
     sealing = study.summary.details.as_json()["sealing"]
     assert sealing["mode"] == "pairwise" and "learns sums" in sealing["protects"][0]
-    assert open_source(tmp_path / "study").facts["file"] == "global/best.safetensors"
+    assert Source.open(tmp_path / "study").facts["file"] == "global/best.safetensors"
     for site in SITES:
         own = tmp_path / "study" / "sites" / site
         assert (own / "best.safetensors").exists()

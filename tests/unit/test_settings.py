@@ -8,7 +8,7 @@ import pytest
 from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.simulator import prepare_workspace
-from medsilo.site.settings import SiteSettings, make_settings, read_settings, read_settings_of_all
+from medsilo.site.settings import SiteSettings, make_settings, read_settings_of_all
 from medsilo.tasks.sources import DataSource
 from tests.commands import parsed
 
@@ -46,15 +46,15 @@ def test_wrong_settings_are_one_line_without_paths(values: object, words: str) -
 
 
 def test_settings_are_read_from_the_kit(tmp_path: Path) -> None:
-    assert read_settings(tmp_path) == SiteSettings()
+    assert SiteSettings.read(tmp_path) == SiteSettings()
     (tmp_path / "medsilo.yaml").write_text("device: cpu\nthreads: 2\n")
-    assert read_settings(tmp_path) == SiteSettings(device="cpu", threads=2)
+    assert SiteSettings.read(tmp_path) == SiteSettings(device="cpu", threads=2)
     (tmp_path / "medsilo.yaml").write_text("")
-    assert read_settings(tmp_path) == SiteSettings()
+    assert SiteSettings.read(tmp_path) == SiteSettings()
     for text in ("device: [", "\0"):
         (tmp_path / "medsilo.yaml").write_text(text)
         with pytest.raises(MedsiloError, match=r"medsilo\.yaml cannot be read"):
-            read_settings(tmp_path)
+            SiteSettings.read(tmp_path)
 
 
 def test_the_command_line_stands_above_a_sites_settings_and_these_above_those_of_a_run(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_command_line_stands_above_a_sites_settings_and_these_above_those_of
         "threads": 2,
     }
     own = told("--settings", str(tmp_path))
-    assert own.threads == 3 and own.data == read_settings(tmp_path).data and own.data.is_described
+    assert own.threads == 3 and own.data == SiteSettings.read(tmp_path).data and own.data.is_described
     with pytest.raises(MedsiloError, match="no such folder of settings"):
         told("--settings", str(tmp_path / "nowhere"))
 
@@ -96,4 +96,4 @@ def test_sites_of_one_machine_may_have_settings_of_their_own(tmp_path: Path) -> 
 def test_a_setting_given_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "medsilo.yaml").write_text("device: cpu\ndevice: auto\n")
     with pytest.raises(MedsiloError, match="twice"):
-        read_settings(tmp_path)
+        SiteSettings.read(tmp_path)

@@ -26,7 +26,7 @@ from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
 from medsilo.site.policy import CONTROLLERS, EXECUTORS, HARMLESS, ways_around
-from medsilo.site.settings import SiteSettings, read_settings
+from medsilo.site.settings import SiteSettings
 from tests.conftest import over_all
 
 EXAMPLES = ["strict-hospital", "teaching-hospital"]
@@ -37,7 +37,7 @@ WIDGET = "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_file_is_read_and_explained(example: str, root: Path) -> None:
     folder = root / "site_configs" / example
-    read_settings(folder)
+    SiteSettings.read(folder)
     explained = (folder / "README.md").read_text()
     files = sorted(path.name for path in folder.iterdir() if path.suffix == ".json")
     assert "resources.json" in files and "authorization.json" in files
@@ -54,7 +54,7 @@ def test_every_file_is_read_and_explained(example: str, root: Path) -> None:
 
 def test_the_commented_example_is_read_and_has_every_key(root: Path) -> None:
     folder = root / "site_configs/example"
-    read_settings(folder)
+    SiteSettings.read(folder)
     text = (folder / "medsilo.yaml").read_text()
     assert [name for name in SiteSettings.model_fields if not re.search(rf"^#? ?{name}:", text, re.MULTILINE)] == []
 

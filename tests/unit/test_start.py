@@ -18,7 +18,7 @@ from medsilo.core.files import load_yaml
 from medsilo.plan import load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.runs.reading import read_verdict
-from medsilo.site.settings import read_settings
+from medsilo.site.settings import SiteSettings
 from medsilo.start.choices import Draft, choose, nested
 from medsilo.start.fitting import Machine, bytes_in_training
 from medsilo.start.folder_layout import layout_of, layout_of_folder
@@ -407,7 +407,7 @@ def test_init_writes_checks_and_overwrites_nothing(
     assert told["check"]["hospital-a"]["go"] and told["trial"] is None and all(row["why"] for row in told["choices"])
     plan = load_plan(out / "job/app/config/plan.yaml")
     assert plan.task.goal.label_names == ("naevus", "skin cancer") and plan.participation.sites == ("hospital-a",)
-    settings = read_settings(out)
+    settings = SiteSettings.read(out)
     assert settings.data and settings.data.folder == classes.resolve()
     assert told["report"] is None and any(row["key"] == "data.patient" for row in told["choices"])
     written = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}

@@ -462,7 +462,7 @@ def test_combat_is_that_of_all_patients_and_a_table_task_reads_it(tmp_path: Path
         (folder / "combat.json").write_text((tmp_path / "out/combat.json").read_text())
         (folder / "cases.combat.yaml").write_text("table: cases.csv\n")
         source = DataSource(folder=folder, table="cases.combat.yaml")
-        found.append(task.rows(task.file(source, folder), source).as_read.numpy())
+        found.append(task.rows(source.table_file(folder), source).as_read.numpy())
         with pytest.raises(DataError, match="one patient changes all others"):
             task.read("h", ["h"], 0, source.for_study(each_alone=True))
     np.testing.assert_allclose(np.concatenate(found), wanted, rtol=1e-6)
@@ -470,7 +470,7 @@ def test_combat_is_that_of_all_patients_and_a_table_task_reads_it(tmp_path: Path
     (folders[0] / "cases.combat.yaml").write_text("table: ../h1/cases.csv\n")
     source = DataSource(folder=folders[0], table="cases.combat.yaml")
     with pytest.raises(DataError, match="not beside it"):
-        task.rows(task.file(source, folders[0]), source)
+        task.rows(source.table_file(folders[0]), source)
 
 
 # ------------------------------------------------------------------------------------------------------ images

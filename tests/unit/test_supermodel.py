@@ -10,7 +10,7 @@ from torch import nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.model_card import write_card
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble, tune
 from medsilo.models.architectures import SmallCnn
 from tests.conftest import make_plan
@@ -235,7 +235,7 @@ def test_the_folder_says_what_it_is(saved: tuple[SuperModel, Path]) -> None:
     assert manifest["agreed"] == ["a.b", "d"]
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert set(manifest["files"]) | {"supermodel.json"} == files
-    write_card(open_source(folder), folder.parent)
+    write_card(Source.open(folder), folder.parent)
     card = (folder.parent / "MODEL_CARD.md").read_text()
     for words in (
         "personal model: a.b, d; represented by the global model: c.",

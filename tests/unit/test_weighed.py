@@ -248,7 +248,7 @@ def fedce_server() -> Mapping[str, Any]:
     """Return FedCE's mixers, which see each other."""
     mixers: dict[str, Any] = {}
     server = replace(SERVER, mixers=mixers)
-    model, _, contribution = FedCE(largest_share=1.0).phases(Training())[0].groups
+    model, _, contribution = FedCE(largest_share=1.0).phases(2)[0].groups
     mixers |= {"model": model.mix(server), "contribution": contribution.mix(server)}
     return mixers
 

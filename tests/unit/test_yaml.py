@@ -9,7 +9,7 @@ from medsilo.consortium.description import read_consortium
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml
 from medsilo.plan import load_plan
-from medsilo.site.settings import read_settings
+from medsilo.site.settings import SiteSettings
 from tests.conftest import make_plan, over_all
 
 PLAN = make_plan()
@@ -52,7 +52,7 @@ def test_bad_yaml_is_one_line_at_once(name: str, reader: str, tmp_path: Path) ->
     path.write_text(text)
     read = {
         "plan": lambda: load_plan(path),
-        "settings": lambda: read_settings(tmp_path),
+        "settings": lambda: SiteSettings.read(tmp_path),
         "consortium": lambda: read_consortium(path),
         "--set": lambda: PLAN.with_changes([f"task={text}"]),
     }[reader]

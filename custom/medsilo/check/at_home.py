@@ -13,7 +13,7 @@ from medsilo.site.approvals import Approvals, AskingPlan, Decision
 from medsilo.site.book import Book
 from medsilo.site.ledger import Ledger
 from medsilo.site.policy import ways_around
-from medsilo.site.settings import SiteSettings, read_settings
+from medsilo.site.settings import SiteSettings
 
 if TYPE_CHECKING:
     from medsilo.plan import Plan
@@ -34,7 +34,7 @@ class KitAtHome:
         """Read a kit; raises MedsiloError where it is none of a hospital's."""
         kit, local = read_kit(folder, "hospital"), folder / "local"
         files = files_of(kit)
-        settings = read_settings(local)
+        settings = SiteSettings.read(local)
         book = book_of_kit(settings, local, kit.name)
         assert book
         return cls(kit, local, settings, book, approvals_of(book, files, settings))

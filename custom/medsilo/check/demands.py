@@ -12,7 +12,7 @@ from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_t
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
 from medsilo.federation.sealed.identity import KitFiles, ledger_of
 from medsilo.plan import Plan
-from medsilo.privacy.mechanisms import Demands, Told, stricter
+from medsilo.privacy.mechanisms import Demands, Told
 from medsilo.site.book import Book, data_set
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
@@ -95,7 +95,7 @@ def privacy_findings(
             told = "this hospital demands differential privacy, and the plan promises none"
             yield Finding(where, "stops", told, "ask the lead for a plan with a section privacy")
         return
-    promise = stricter(plan.privacy, demands)
+    promise = plan.privacy.under(demands)
     told = f"the study may cost ε = {promise.epsilon:g} at δ = {promise.delta:g} for each {promise.unit}"
     if how_told(plan, demands, "counts", settings.protects(plan.task.synthetic)) == "silent":
         what, _, todo = COUNTS_REFUSED.partition(": ")
@@ -136,7 +136,7 @@ def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
 def _price_of_tensors(plan: Plan, demands: Demands | None) -> str:
     if plan.privacy is None:
         return "not protected"
-    promise = stricter(plan.privacy, demands)
+    promise = plan.privacy.under(demands)
     networks = ", ".join(plan.private.networks)
     return (
         f"sampled Gaussian noise on each step's gradient of {networks}; all tensors of all rounds together at most "
@@ -147,7 +147,7 @@ def _price_of_tensors(plan: Plan, demands: Demands | None) -> str:
 def _price_of_means(plan: Plan, demands: Demands | None) -> str:
     if plan.privacy is None or plan.privacy.statistics is None:
         return "not protected"
-    promise, offer = stricter(plan.privacy, demands), plan.privacy.statistics
+    promise, offer = plan.privacy.under(demands), plan.privacy.statistics
     share = offer.epsilon * promise.epsilon / plan.privacy.epsilon
     return (
         f"each {promise.unit}'s part is cut to {offer.clip:g}, and the sum has Gaussian noise; ε = {share:.3g} for all "
@@ -164,7 +164,7 @@ def _price_of_numbers(plan: Plan, told: Told, settings: SiteSettings) -> str:
     if how == "noisy":
         offer = plan.privacy.counts if told == "counts" else plan.privacy.scores
         assert offer
-        share = offer.epsilon * stricter(plan.privacy, demands).epsilon / plan.privacy.epsilon
+        share = offer.epsilon * plan.privacy.under(demands).epsilon / plan.privacy.epsilon
         what = "drawn once" if told == "counts" else "on the score; nothing else of it leaves"
         return f"geometric noise {what}; ε = {share:.3g} for all of the study, part of the study's"
     if how == "silent":

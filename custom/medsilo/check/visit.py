@@ -27,7 +27,7 @@ from medsilo.core.package import package_facts
 from medsilo.learning.loop import Compute
 from medsilo.plan import Plan
 from medsilo.site.policy import EXECUTOR, Policy, ways_around
-from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
+from medsilo.site.settings import FILE_NAME, SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS
 
@@ -109,7 +109,7 @@ def _settings(visit: Visit, report: Report) -> SiteSettings:
         found = Finding("settings", "note", told, "copy that of site_configs/example there")
     else:
         try:
-            settings = read_settings(visit.local)
+            settings = SiteSettings.read(visit.local)
         except MedsiloError as error:
             private = (error.private,) if error.private else ()
             found = Finding("settings", "stops", str(error), "see site_configs/example", private)

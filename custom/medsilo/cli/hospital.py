@@ -48,11 +48,11 @@ def predict(
         raise MedsiloError("the folder has predictions already, which stay as they are; choose another -o", str(out))
     screen.note("reading the model")
     from medsilo.deploy.predictor import asked_to_predict, sender_to
-    from medsilo.site.settings import make_settings, read_settings
+    from medsilo.site.settings import SiteSettings, make_settings
 
     settings = make_settings({"device": device}, "the command line")
     folder = options.folder_of_settings(site_config)
-    data = read_settings(folder).data if folder else None
+    data = SiteSettings.read(folder).data if folder else None
     compute = settings.compute()
     predictor, asked = asked_to_predict([model, *others], images, out, site, data, compute, screen.say)
     sender = sender_to(predictor, send) if send else None
@@ -101,10 +101,10 @@ def export(
     """
     screen.note("reading the model")
     from medsilo.deploy.exporter import export as write
-    from medsilo.deploy.source import open_source
+    from medsilo.deploy.source import Source
 
     with screen.busy("writing"):
-        what = write(open_source(model, site), out, to)
+        what = write(Source.open(model, site), out, to)
     screen.say(f"{what}: {out}")
     screen.answer(folder=out)
 
@@ -215,7 +215,7 @@ def _visit(
     from medsilo.core.text import is_safe_name
     from medsilo.flare.jobs import CUSTOM, find_job, plan_of, scope_of
     from medsilo.plan import load_plan
-    from medsilo.site.settings import read_settings
+    from medsilo.site.settings import SiteSettings
     from medsilo.tasks.sources import DataSource
 
     if accept and not kit_folder:
@@ -225,7 +225,7 @@ def _visit(
     local = options.folder_of_settings(site_config, kit_folder)
     plan, allowed = None, tuple[str, ...]()
     with suppress(MedsiloError):  # what is wrong with the settings, the check says
-        allowed = read_settings(local).packages if local else ()
+        allowed = SiteSettings.read(local).packages if local else ()
     if job:
         plan = plan_of(job, changes, plan_file, allowed)
     elif plan_file:

@@ -206,10 +206,10 @@ def leak_report(
     from medsilo.flare.jobs import find_job, plan_of, scope_of
     from medsilo.registry import ANY
     from medsilo.site.policy import Policy
-    from medsilo.site.settings import SiteSettings, read_settings
+    from medsilo.site.settings import SiteSettings
 
     found = find_job(job)
-    settings = read_settings(folder) if folder else SiteSettings(packages=ANY)
+    settings = SiteSettings.read(folder) if folder else SiteSettings(packages=ANY)
     study = plan_of(found, changes, plan, settings.packages)
     policy = Policy.read(folder, scope_of(found)) if folder else Policy()
     lines = describe(study, settings, policy)

@@ -23,7 +23,7 @@ from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import make_folder, replacing, write_json
 from medsilo.runs import paths
 from medsilo.runs.clean import Old, find_old, is_finished, is_left
-from medsilo.site.settings import FILE_NAME, read_settings
+from medsilo.site.settings import FILE_NAME, SiteSettings
 
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # as NVFlare names jobs and their folders
 ENDED = "FINISHED:"  # so begins the status of a job that runs no more
@@ -52,7 +52,7 @@ def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Ol
 def studies_of(kit: Path) -> Path:
     """Return where a kit's party keeps its studies."""
     local = kit / "local"
-    output = read_settings(local).output if (local / FILE_NAME).is_file() else None
+    output = SiteSettings.read(local).output if (local / FILE_NAME).is_file() else None
     return output or kit / "medsilo"
 
 

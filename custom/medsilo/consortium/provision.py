@@ -22,7 +22,7 @@ from medsilo.consortium.description import PRIVATE, Consortium
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, make_folder, write_json, write_text
 from medsilo.site.policy import CONTROLLERS
-from medsilo.site.settings import read_settings
+from medsilo.site.settings import SiteSettings
 
 HERE = Path(__file__).parent
 RUN, SERVICE, GUARD = "keep-running.sh", "medsilo.service", "site_guard.py"  # files beside this one
@@ -180,7 +180,7 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     sender and tells leads of their own; our classes."""
     for hospital in consortium.hospitals:
         shutil.copytree(policies / hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
-        read_settings(fresh / hospital.name / "local")
+        SiteSettings.read(fresh / hospital.name / "local")
         guard(fresh / hospital.name)
         supervise(fresh / hospital.name, "hospital")
     for relay in consortium.relays:

@@ -45,10 +45,6 @@ class DataError(MedsiloError):
     """
 
 
-class Full(DataError):
-    """No place is left for what should be kept."""
-
-
 class Refused(MedsiloError):
     """A parcel that must not enter a sum, with the reason.
 

@@ -39,7 +39,8 @@ class Section(BaseModel):
         except ValidationError as error:
             raise DataError(f"{what}: {in_words(error, cls)}", str(path)) from error
         except (OSError, ValueError, YamlError) as error:
-            raise DataError(f"{what} can't be read ({type(error).__name__}); {remedy}", str(path)) from error
+            why = str(error) if isinstance(error, YamlError) else type(error).__name__
+            raise DataError(f"{what} can't be read ({why}); {remedy}", str(path)) from error
 
 
 class Feature(Section):

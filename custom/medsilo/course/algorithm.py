@@ -65,9 +65,9 @@ class Algorithm(Section):
         return self
 
     # What makes a method
-    def phases(self, training: Training) -> Sequence[Phase]:
+    def phases(self, rounds: int) -> Sequence[Phase]:
         """Return the phases in order: what travels, how it is mixed, what a site does."""
-        return [Phase("train", training.rounds, self.groups(), self.work)]
+        return [Phase("train", rounds, self.groups(), self.work)]
 
     def groups(self) -> tuple[Group, ...]:
         """Return what travels in every round."""
@@ -142,7 +142,7 @@ class Algorithm(Section):
     # What the engine asks
     def course(self, training: Training) -> Course:
         """Return the study's phases, with those groups that the plan's input layer adds."""
-        phases = self.phases(training)
+        phases = self.phases(training.rounds)
         if self.amplitude:
             if training.local_steps:
                 raise PlanError(

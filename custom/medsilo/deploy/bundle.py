@@ -20,7 +20,7 @@ from medsilo.core.files import save_tensors, write_json, write_text
 from medsilo.deploy.exporter import Exporter
 from medsilo.deploy.model_card import INTENDED_USE, template
 from medsilo.deploy.predict import BATCH
-from medsilo.deploy.source import Source, open_source
+from medsilo.deploy.source import Source
 from medsilo.tasks.use import IN_MONAI, InMonai
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -31,7 +31,7 @@ VOLUMES, FLAT = (".nii.gz", ".nii"), (".png", ".tif", ".tiff", ".jpg", ".jpeg", 
 
 def network(folder: str) -> nn.Module:
     """The network in a bundle's models/ folder, for the bundle's configuration."""
-    return open_source(Path(folder)).network
+    return Source.open(Path(folder)).network
 
 
 def write_bundle(source: Source, out: Path) -> None:

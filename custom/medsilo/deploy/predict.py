@@ -23,7 +23,7 @@ from medsilo.tasks import listing
 from medsilo.tasks.headers import is_dicom
 from medsilo.tasks.overlays import tile, write_montage
 from medsilo.tasks.scans import Scan
-from medsilo.tasks.use import ImageUse
+from medsilo.tasks.use import Use
 
 BATCH = 16  # cases (slices of a volume) that go through the network together
 VOLUME, PIXELS = "volume_ml_", "pixels_"  # before a structure's name
@@ -63,7 +63,6 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     """One image through the task's own preprocessing, the network, and back to the image's grid."""
     task = source.plan.task
     use, called = task.use, task.goal.label_names
-    assert isinstance(use, ImageUse)
     if not np.isfinite(scan.values).all():
         raise DataError("an image has values that are NaN or infinite")
     answers: list[tuple[list[str], Tensor | None]] = []
@@ -209,7 +208,6 @@ COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
 def predict_images(asked: PredictionRequest) -> int:
     """Predict image files, whose masks have the values of the hospital's own masks; returns how many failed."""
     use = asked.source.plan.task.use
-    assert isinstance(use, ImageUse)
     channels = {image[0]: image for image in use.images_among(find_images(asked.given, asked.say))}
     named = masks_for(list(channels))
     if any(path.resolve().parent == asked.out.resolve() for path, _ in named):
@@ -231,7 +229,7 @@ class ImageFile:
     files: tuple[Path, ...]
     mask: str
     own_values: Mapping[int, int]
-    use: ImageUse = field(repr=False)
+    use: Use = field(repr=False)
     lacks: tuple[int, ...] = ()  # places of channels that are not in the files
 
     def read(self) -> Scan:

@@ -1,10 +1,13 @@
 """The model that answers: a super model, or a single model that a run left."""
 
+import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from medsilo.core import shelf
@@ -15,10 +18,41 @@ from medsilo.deploy.supermodel import MANIFEST, SuperModel, filled
 from medsilo.deploy.watch import Watch
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
+from medsilo.tasks.task import Task
 
 PLAIN = "plain"  # among the facts of a file: its tensors are those of a network whose training is over
 SINGLE = "model"  # the expert's name where there is only one
 GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"  # of a run whose hospitals share one model
+MOST_MEMBERS = 16  # of models that answer together
+
+
+class Committee(nn.Module):
+    """The mean of its members' probabilities as scores, so that a softmax or a logistic function gives it back.
+
+    Of numbers that are no probabilities, as a regression has them, it is their mean. No mean of several models has a
+    larger squared error than these have on average (Krogh and Vedelsby, NeurIPS 1994).
+    """
+
+    def __init__(self, task: Task, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if not task.goal.by_case:
+            raise MedsiloError("risks of two models can't be compared, so that they don't answer together; choose one")
+        self.members = nn.ModuleList(members)
+        self.chooses = task.goal.outputs > 1 and not task.goal.overlaps
+        self.decides = not self.chooses and task.goal.classes > 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = torch.stack([member(inputs) for member in self.members])
+        if self.chooses:
+            return _log_mean(outputs.log_softmax(2))
+        if self.decides:
+            sigmoid = nn.functional.logsigmoid
+            return _log_mean(sigmoid(outputs)) - _log_mean(sigmoid(-outputs))
+        return outputs.mean(0)
+
+
+def _log_mean(logarithms: Tensor) -> Tensor:
+    return torch.logsumexp(logarithms, 0) - math.log(len(logarithms))
 
 
 @dataclass(frozen=True)
@@ -37,6 +71,54 @@ class Source:
     run: Path | None = None  # the folder of the run that made it, where the model lies in one
     own: Path | None = None  # the hospital's part of that run, where it is on this machine; else the model's folder
     watch: Watch | None = None  # what keeps numbers of the cases that it answers
+
+    @classmethod
+    def open(cls, folder: Path, site: str = "") -> Self:
+        """Return the super model in a folder or in a run's; with a site, or where none is, the run's single model."""
+        if not site:
+            for place, run in ((folder, folder.resolve().parent), (folder / paths.SUPER_MODEL, folder)):
+                if (place / MANIFEST).is_file():
+                    return cls._super(SuperModel.load(place), run, place)
+        if not folder.is_dir():
+            raise MedsiloError("there is no such folder; give a run's or a super model's", str(folder))
+        runs = sorted(path.parent.name for path in folder.glob("*/plan.yaml"))
+        if runs and (folder / paths.VERDICT).exists():
+            raise MedsiloError(f"the folder is a comparison; give one of its runs, like {runs[0]}", str(folder))
+        if not (folder / paths.PLAN).is_file():
+            why = "no super model and no run is there; give a folder with supermodel.json or plan.yaml"
+            raise MedsiloError(why, str(folder))
+        plan = load_plan(folder / paths.PLAN)
+        name = _single(folder, site)
+        tensors, facts = load_tensors(folder / name)
+        if facts.get("plan_hash") != plan.hash:
+            raise MedsiloError(f"{name} was not made by the plan.yaml beside it (or by another version of medsilo)")
+        network = _filled_network(plan, tensors, name, bool(facts.get(PLAIN)))
+        told = {"kind": "model", "file": name, "plan_hash": plan.hash}
+        return cls(network.eval(), plan, told, folder, (folder / name).parent)
+
+    @classmethod
+    def _super(cls, model: SuperModel, run: Path, place: Path) -> Self:
+        assert model.origin is not None
+        plan = model.origin.plan
+        facts = {"kind": "super model", "rule": model.rule, "threshold": model.threshold, "plan_hash": plan.hash}
+        return cls(model, plan, facts, run, place)
+
+    @classmethod
+    def together(cls, sources: Sequence[Self]) -> Self:
+        """Return one source of several, whose models have learned the same task; one alone is returned as it is."""
+        first, *others = sources
+        if not others:
+            return first
+        if len(sources) > MOST_MEMBERS:
+            raise MedsiloError(f"{len(sources)} models are to answer together; give {MOST_MEMBERS} at most")
+        task, *tasks = (source.plan.task for source in sources)
+        if any(other != task for other in tasks):
+            why = "these models were trained for different tasks; give models of one task, with equal keys"
+            raise MedsiloError(why)
+        committee = Committee(task, [source.network for source in sources]).eval()
+        facts = {"kind": "committee", "members": [source.facts for source in sources]}
+        plan = first.plan.model_copy(update={"layers": ()})  # what layers say was found of one model
+        return cls(committee, plan, facts, first.run)
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
         """Output, the expert of each case, and the selector's confidence where there is one."""
@@ -63,7 +145,7 @@ class Source:
                 shutil.copyfile(found, folder / name)
 
     def save(self, folder: Path) -> None:
-        """Write the model into a folder where `open_source` finds it."""
+        """Write the model into a folder where `open` finds it."""
         if isinstance(self.network, SuperModel):
             self.network.save(folder)
         else:
@@ -100,29 +182,6 @@ class Source:
         return [folder for folder in (self.own, self.run) if folder]
 
 
-def open_source(folder: Path, site: str = "") -> Source:
-    """The super model in a folder or in a run's folder; with a site, or where there is none, the run's single model."""
-    if not site:
-        for place, run in ((folder, folder.resolve().parent), (folder / paths.SUPER_MODEL, folder)):
-            if (place / MANIFEST).is_file():
-                return _super(SuperModel.load(place), run, place)
-    if not folder.is_dir():
-        raise MedsiloError("there is no such folder; give a run's or a super model's", str(folder))
-    if (folder / paths.VERDICT).exists() and (runs := sorted(path.parent.name for path in folder.glob("*/plan.yaml"))):
-        raise MedsiloError(f"the folder is a comparison; give one of its runs, like {runs[0]}", str(folder))
-    if not (folder / paths.PLAN).is_file():
-        why = "no super model and no run is there; give a folder with supermodel.json or plan.yaml"
-        raise MedsiloError(why, str(folder))
-    plan = load_plan(folder / paths.PLAN)
-    name = _single(folder, site)
-    tensors, facts = load_tensors(folder / name)
-    if facts.get("plan_hash") != plan.hash:
-        raise MedsiloError(f"{name} was not made by the plan.yaml beside it (or by another version of medsilo)")
-    network = _filled_network(plan, tensors, name, bool(facts.get(PLAIN)))
-    told = {"kind": "model", "file": name, "plan_hash": plan.hash}
-    return Source(network.eval(), plan, told, folder, (folder / name).parent)
-
-
 def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:
     """Return the plan's network as it is when training is over. plain: its tensors are those of such a one."""
     made = plan.model_copy(update={"network": plan.network.plain}) if plain else plan
@@ -131,13 +190,6 @@ def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bo
     if not plain:
         networks["model"] = plan.network.finished(networks["model"], plan.task.channels, plan.task.goal.outputs)
     return plan.algorithm.whole(networks)
-
-
-def _super(model: SuperModel, run: Path, place: Path) -> Source:
-    assert model.origin is not None
-    plan = model.origin.plan
-    facts = {"kind": "super model", "rule": model.rule, "threshold": model.threshold, "plan_hash": plan.hash}
-    return Source(model, plan, facts, run, place)
 
 
 def _single(folder: Path, site: str) -> str:

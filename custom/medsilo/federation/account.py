@@ -26,7 +26,7 @@ from medsilo.federation.sealed.identity import ledger_of
 from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site
 from medsilo.learning.loop import Stop
 from medsilo.privacy.accounting import counted, epsilon_of, noise_for
-from medsilo.privacy.mechanisms import Charge, Gaussian
+from medsilo.privacy.mechanisms import Charge
 from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, Parcel, Request
 from medsilo.runs.paths import ANSWER_FILES, SPENT
 from medsilo.runs.schema import Spent
@@ -72,8 +72,8 @@ class PrivacyAccount:
         ledger = ledger_of(protection.book, asker.data, place.kit)
         spending = Spending(study=asker.study, plan=plan.hash, method=plan.algorithm.title, lead=asker.lead)
         account = cls(ledger, CountedStudy(spending, demands, protection.book.runs), folder)
-        about = Gaussian(noise=noise_for(promise.epsilon, promise.delta, 1.0, 1))
-        ledger.expect(account.study, [Charge(what=WHOLE, of=about)])
+        about = Charge.normal(WHOLE, noise_for(promise.epsilon, promise.delta, 1.0, 1))
+        ledger.expect(account.study, [about])
         return account
 
     def begin(self) -> str:

@@ -29,14 +29,12 @@ from medsilo.privacy.mechanisms import (
     MOST_NOISE,
     Charge,
     Demands,
-    Gaussian,
     Geometric,
     Promise,
     Public,
     SampledGaussian,
     Told,
     Unit,
-    stricter,
 )
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import NOISY_COUNTS
@@ -75,7 +73,7 @@ NOBODY_NAMED = (
 def agreed(plan: Plan, demands: Demands | None) -> Promise | None:
     """Return what is promised to a hospital that demands this; raises Refused where the plan promises nothing then."""
     if plan.privacy:
-        return stricter(plan.privacy, demands)
+        return plan.privacy.under(demands)
     if demands is None:
         return None
     raise Refused(
@@ -313,7 +311,7 @@ class PrivateSite:
         return noise_for(share * self.numbers.promise.epsilon, self.numbers.promise.delta, 1.0, self._released)
 
     def _releases(self, count: int) -> list[Charge]:
-        return [Charge(what="mean over cases", of=Gaussian(noise=self.releasing, count=count))] if count else []
+        return [Charge.normal("mean over cases", self.releasing, count)] if count else []
 
     def training(self, number: int) -> PrivateSteps:
         """Return how the networks of this site learn in one attempt at a round."""

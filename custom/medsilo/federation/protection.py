@@ -74,8 +74,7 @@ class Protection:
 
     def resolution(self, names: Sequence[str]) -> Resolution:
         """Return how finely numbers over these cases are told. names: the patient of each."""
-        synthetic = self.plan.task.synthetic
-        return Resolution.over(names, self.settings.patients_in_step(synthetic), self.settings.count_unit(synthetic))
+        return self.settings.resolution(names, self.plan.task.synthetic)
 
     def note(self, **parts: int) -> None:
         """Count what is about to leave; raises Refused when nothing is left of this hospital's budget."""

@@ -76,14 +76,18 @@ def find_job(job: str | Path) -> Path:
     raise MedsiloError(f"no job at {folder}: it needs {PLAN}; {hint}")
 
 
-def plan_of(job: Path, changes: Iterable[str] = (), plan: Path | None = None, allowed: Collection[str] = ANY) -> Plan:
-    """A job's plan, or another in its place, with `a.b=value` changes; `allowed` as in `load_plan`.
+def plan_of(
+    job: Path | str, changes: Iterable[str] = (), plan: Path | None = None, allowed: Collection[str] = ANY
+) -> Plan:
+    """Return the plan of a job or of a plan's file, or another in its place, with `a.b=value` changes.
 
-    The method is the job's, whatever method the other plan is of.
+    The method is the job's, whatever method the other plan is of. `allowed` as in `load_plan`.
     """
+    is_file = Path(job).suffix in (".yaml", ".yml") or Path(job).is_file()
+    own = Path(job) if is_file else find_job(job) / PLAN
     if plan is None:
-        return load_plan(job / PLAN, changes, allowed)
-    method = load_plan(job / PLAN, allowed=allowed).algorithm
+        return load_plan(own, changes, allowed)
+    method = load_plan(own, allowed=allowed).algorithm
     chosen = load_plan(plan, changes, allowed, method)
     if chosen.algorithm.name != method.name:
         raise MedsiloError(
@@ -93,9 +97,9 @@ def plan_of(job: Path, changes: Iterable[str] = (), plan: Path | None = None, al
     return chosen
 
 
-def scope_of(job: Path) -> str | None:
+def scope_of(job: Path | str) -> str | None:
     """Return the privacy scope that a job's meta.json asks for."""
-    return _meta(job).get("scope")
+    return _meta(find_job(job)).get("scope")
 
 
 def _meta(job: Path) -> dict[str, Any]:

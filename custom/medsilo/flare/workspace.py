@@ -14,7 +14,7 @@ from medsilo.federation.sealed.identity import KitFiles, accepted_of
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.site.approvals import check_there
-from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
+from medsilo.site.settings import FILE_NAME, SiteSettings
 
 
 def _workspace(fl_ctx: FLContext) -> Workspace:
@@ -41,9 +41,9 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
     kit = kit_of(fl_ctx)
     if kit is None:
         site = fl_ctx.get_identity_name()
-        return read_settings(local / site if (local / site / FILE_NAME).is_file() else local)
+        return SiteSettings.read(local / site if (local / site / FILE_NAME).is_file() else local)
     check_there(local)
-    settings = read_settings(local)
+    settings = SiteSettings.read(local)
     accepted_of(kit).begin(settings)
     return settings
 

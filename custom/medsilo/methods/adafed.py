@@ -39,7 +39,6 @@ from medsilo.learning.statistics import (
     statistics_from,
     statistics_of,
 )
-from medsilo.learning.training import Training
 from medsilo.methods.pretraining import Pretraining
 from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix
 from medsilo.tasks.task import Task
@@ -252,9 +251,9 @@ class AdaFed(StatisticsMixture):
             )
         return Private(("model",), says="the statistics leave once, cut and with noise of their own account")
 
-    def phases(self, training: Training) -> Sequence[Phase]:
+    def phases(self, rounds: int) -> Sequence[Phase]:
         if not self.needs_f:
-            return super().phases(training)
+            return super().phases(rounds)
         pretrained = Group("pretrained", network("pretrained"), travels="down")
         measure = Phase(
             "measure",
@@ -266,7 +265,7 @@ class AdaFed(StatisticsMixture):
             releases=int(self.measures),
             says=self._public_share(),
         )
-        train, *more = super().phases(training)
+        train, *more = super().phases(rounds)
         before = self.start_from_f if self.init_from_pretrained else None
         return [measure, replace(train, before=before), *more]
 

@@ -40,7 +40,7 @@ class Cyclic(Algorithm):
         "fixed", description="the hospitals' order in a cycle: by name, or drawn for each cycle"
     )
 
-    def phases(self, training: Training) -> Sequence[Phase]:
+    def phases(self, rounds: int) -> Sequence[Phase]:
         model = Group(
             "model",
             network("model"),
@@ -49,7 +49,7 @@ class Cyclic(Algorithm):
             "hold for it; choose fedavg, or set mixing.robust=null",
         )
         told = "in a round one hospital trains and sends its model, which the next is given as it is"
-        return [Phase("train", training.rounds, (model,), self.work, turn=self.turn, says=(told,))]
+        return [Phase("train", rounds, (model,), self.work, turn=self.turn, says=(told,))]
 
     def turn(self, number: int, sites: Sequence[str], seed: int) -> str:
         """Return whose turn it is."""

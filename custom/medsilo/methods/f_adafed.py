@@ -9,7 +9,6 @@ from medsilo.course.algorithm import require
 from medsilo.course.phase import Phase, Workbench
 from medsilo.learning.layers import batch_norm_layers, batch_norm_names
 from medsilo.learning.statistics import running_statistics
-from medsilo.learning.training import Training
 from medsilo.methods.adafed import StatisticsMixture
 
 
@@ -25,14 +24,14 @@ class FAdaFed(StatisticsMixture):
 
     name: Literal["f-adafed"] = "f-adafed"
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        first = training.rounds // 2
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        first = rounds // 2
         if first < 1:
             raise PlanError("training.rounds: f-adafed averages in the first half of the rounds; give 2 or more")
         return [
             Phase("average", first - 1, self.groups()),
             Phase("measure", 1, (*self.groups(), self.statistics()), self.train_and_measure),
-            Phase("train", training.rounds - first, self.groups()),
+            Phase("train", rounds - first, self.groups()),
         ]
 
     def check(self, modules: Modules) -> None:

@@ -15,7 +15,6 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.declared import Private
 from medsilo.course.phase import Average, Blueprint, Group, Phase, Ranges, Workbench, network, site_mean
 from medsilo.learning.seeds import seed_for
-from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 from medsilo.tasks.task import Task
 
@@ -151,7 +150,7 @@ class FedRDN(Averaging):
     def input_layer(self, modules: Modules) -> nn.Module:
         return modules[INPUT]
 
-    def phases(self, training: Training) -> Sequence[Phase]:
+    def phases(self, rounds: int) -> Sequence[Phase]:
         own = Group(
             CHANNELS,
             tables,
@@ -172,7 +171,7 @@ class FedRDN(Averaging):
         model = Group("model", network("model"), self.mean)
         return [
             Phase("measure", 1, (own,), self.measure, trains=False, releases=1),
-            Phase("train", training.rounds, (model, everyones), self.train),
+            Phase("train", rounds, (model, everyones), self.train),
         ]
 
     def private(self) -> Private:

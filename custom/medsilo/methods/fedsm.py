@@ -304,18 +304,18 @@ class FedSM(ModelsAndSelector):
             )
         return self
 
-    def phases(self, training: Training) -> Sequence[Phase]:
+    def phases(self, rounds: int) -> Sequence[Phase]:
         selector = self.selector_groups()  # lines 7, 10 and 15
         if self.personal_method is None:
             groups = (self.global_group(), self.personal_group(), *selector)
-            return [Phase("train", training.rounds, groups, self.train_all_three)]
+            return [Phase("train", rounds, groups, self.train_all_three)]
         common = Group("global", network("global"), self.personal_method.mean, title="global model")
         personal = Group(
             "personal", network("model"), lambda server: Identity(), "up", True, "personal model", stand_in="global"
         )
         kept = tuple(group.given_only() for group in (common, *selector))
         return [
-            Phase("train", training.rounds, (common, *selector), self.train_all_three),
+            Phase("train", rounds, (common, *selector), self.train_all_three),
             Phase("collect", 1, (*kept, personal), lambda bench: math.nan),
         ]
 

@@ -14,7 +14,6 @@ from medsilo.course.outcome import Outcome
 from medsilo.course.phase import Phase, Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.loop import LossFunction
-from medsilo.learning.training import Training
 from medsilo.methods.fedsm import ModelsAndSelector, experts
 from medsilo.tasks.task import Task
 
@@ -33,16 +32,16 @@ class SelectorAfterwards(ModelsAndSelector):
         "paper",
     )
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        last = self.selector_rounds or max(1, training.rounds // 3)
-        if last >= training.rounds:
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        last = self.selector_rounds or max(1, rounds // 3)
+        if last >= rounds:
             raise PlanError(
                 f"training.rounds: {self.name} trains models before {last} rounds of the selector; give more"
             )
         models = (self.global_group(), self.personal_group())
         done = (*(group.given_only() for group in models), experts())
         return [
-            Phase("train", training.rounds - last, models, self.train_models),
+            Phase("train", rounds - last, models, self.train_models),
             Phase("select", last, (*done, *self.selector_groups()), self.train_selector),
         ]
 

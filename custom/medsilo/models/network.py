@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -12,7 +12,6 @@ from torch import nn
 from medsilo.core.section import Feature
 
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
-MOST_PARAMETERS = 500_000_000  # of all networks of a method together
 LITTLE_WORK = 1 << 34  # numbers of a network times values of a case: a fraction of a second, and 64 MiB at most
 NORM = (
     "normalisation layers; `batch-statistics` is batch norm without weights that takes each batch's own statistics, "
@@ -34,6 +33,8 @@ class Network(Feature):
     >>> Straight().build(3, 2)
     Linear(in_features=3, out_features=2, bias=True)
     """
+
+    MOST_PARAMETERS: ClassVar[int] = 500_000_000  # of all networks of a method together
 
     name: str
 
@@ -65,8 +66,8 @@ class Network(Feature):
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
         """It has no more parameters than a site can hold, and reads the task's cases."""
-        if (parameters := parameters_of(networks)) > MOST_PARAMETERS:
-            yield f"network: has {parameters} parameters with all of the method's; {MOST_PARAMETERS} may be"
+        if (parameters := parameters_of(networks)) > self.MOST_PARAMETERS:
+            yield f"network: has {parameters} parameters with all of the method's; {self.MOST_PARAMETERS} may be"
         if any(own.is_complex() for network in networks.values() for own in network.state_dict().values()):
             yield "network: has complex numbers, which are not mixed; give real and imaginary parts"
         task, shape = plan.task, plan.task.shape
@@ -82,9 +83,10 @@ class Network(Feature):
             return
         needed = task.goal.output_of(shape)
         if needed != found:
+            other = task.default_network()
             yield (
                 f"network.name: {self.name} gives {_in_words(found)}, and task {task.name} needs {_in_words(needed)}; "
-                f"choose another network, for example {task.default_network().name}"
+                f"choose another network, for example {getattr(other, 'name', other)}"
             )
 
 

@@ -4,7 +4,7 @@ Two data sets are neighbours when one has one unit more: one record, or one pati
 sensitivity Δ is the most that this moves what is released (Δ₂ in Euclidean length, Δ₁ in sum of absolute values).
 """
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field
 
@@ -17,12 +17,7 @@ Reason = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Gaussian(Section):
-    """Normal noise on what was computed from all records.
-
-    >>> from medsilo.privacy.accounting import epsilon
-    >>> round(epsilon([Charge(what="a mean", of=Gaussian(noise=5.0))], 1e-5), 2)
-    0.73
-    """
+    """Normal noise on what was computed from all records."""
 
     kind: Literal["gaussian"] = "gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one unit")
@@ -60,12 +55,18 @@ Mechanism: TypeAlias = Annotated[Gaussian | SampledGaussian | Geometric | Public
 class Charge(Section):
     """One thing that leaves, and what it tells: "weights of phase train, round 3" by SampledGaussian(...).
 
-    >>> Charge(what="a mean, round 3", of=Gaussian(noise=5.0)).of.noise
-    5.0
+    >>> from medsilo.privacy.accounting import epsilon
+    >>> round(epsilon([Charge.normal("a mean", 5.0)], 1e-5), 2)
+    0.73
     """
 
     what: Reason
     of: Mechanism
+
+    @classmethod
+    def normal(cls, what: str, noise: float, count: int = 1) -> Self:
+        """Return the charge of normal noise on something computed from all records. noise: σ / Δ₂, for one unit."""
+        return cls(what=what, of=Gaussian(noise=noise, count=count))
 
 
 Unit: TypeAlias = Literal["record", "patient"]
@@ -82,6 +83,14 @@ class Promise(Section):
     delta: Delta
     unit: Unit = "record"
 
+    def under(self, demands: "Demands | None") -> "Promise":
+        """Return what holds where a study promises this and a hospital demands that: of each the stricter."""
+        if demands is None:
+            return self
+        most = demands.epsilon if demands.study_epsilon is None else min(demands.epsilon, demands.study_epsilon)
+        unit: Unit = "patient" if "patient" in (self.unit, demands.unit) else "record"
+        return Promise(epsilon=min(self.epsilon, most), delta=min(self.delta, demands.delta), unit=unit)
+
 
 class Demands(Section):
     """`privacy` in a hospital's medsilo.yaml: what it demands of every study, and of all together."""
@@ -95,12 +104,3 @@ class Demands(Section):
         description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: "
         "numbers of cases and of patients; `train`, `validation`, `test`: scores and losses over these cases",
     )
-
-
-def stricter(offer: Promise, demands: Demands | None) -> Promise:
-    """Return what holds where a study offers this and a hospital demands that: of each the stricter."""
-    if demands is None:
-        return offer
-    most = demands.epsilon if demands.study_epsilon is None else min(demands.epsilon, demands.study_epsilon)
-    unit: Unit = "patient" if "patient" in (offer.unit, demands.unit) else "record"
-    return Promise(epsilon=min(offer.epsilon, most), delta=min(offer.delta, demands.delta), unit=unit)

@@ -30,10 +30,23 @@ def text_table(run: RunResult) -> str:
     return "\n".join(lines + [f"{plain(site)} missing in round {spans(own)}" for site, own in missed.items()])
 
 
-def cell(value: float | None, text: str | None = None, aside: str = "", look: str = "") -> dict[str, Any]:
-    """A table cell: what is shown, what it is sorted by, what is beside it, and how it looks."""
-    shown = number(value) if text is None else text
-    return {"value": "" if value is None else value, "text": shown, "aside": aside, "look": look}
+def cell(
+    value: float | tuple[float, float] | None,
+    text: str | None = None,
+    aside: str = "",
+    look: str = "",
+    missing: str = MISSING,
+) -> dict[str, Any]:
+    """A table cell: what is shown, what it is sorted by, what is beside it, and how it looks.
+
+    Of a number three decimals are shown, of a whole number all of it, of an interval its ends. missing: what is shown
+    where there is nothing.
+    """
+    if isinstance(value, tuple):
+        value, text = None, between(value)
+    if text is None:
+        text = missing if value is None else shown(value) if isinstance(value, int) else number(value)
+    return {"value": "" if value is None else value, "text": text, "aside": aside, "look": look}
 
 
 def between(interval: tuple[float, float] | None, digits: int = 3) -> str:

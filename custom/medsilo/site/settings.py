@@ -1,13 +1,14 @@
 """A site's own settings: what only the hospital decides. No job and no plan can override them."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import psutil
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from medsilo.core.coarse import Resolution
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import read_yaml
 from medsilo.core.section import Section, checked, in_words
@@ -62,6 +63,8 @@ class Limits(Section):
 
 class SiteSettings(Section):
     """`medsilo.yaml` in the `local/` folder of a hospital's kit (and of the server's, for its `output`)."""
+
+    FILE: ClassVar[str] = FILE_NAME
 
     data: DataSource | None = None  # this hospital's data: their folder, or a section that describes them
     output: Path | None = None  # where results are kept; by default `medsilo/` in the kit
@@ -173,6 +176,10 @@ class SiteSettings(Section):
         """Return what counts are multiples of when they leave."""
         return self.least(synthetic) if self.protects(synthetic) else 1
 
+    def resolution(self, names: Sequence[str], synthetic: bool) -> Resolution:
+        """Return how finely numbers over these cases are told. names: the patient of each."""
+        return Resolution.over(names, self.patients_in_step(synthetic), self.count_unit(synthetic))
+
     def least(self, synthetic: bool) -> int:
         """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""
         return self.smallest_metric or (1 if synthetic else SMALLEST_METRIC)
@@ -189,6 +196,15 @@ class SiteSettings(Section):
     def of(self, site: str) -> "SiteSettings":
         """Return the settings of a site, where several are on this machine: all have these."""
         return self
+
+    @staticmethod
+    def read(folder: Path) -> "SiteSettings":
+        """Return the settings in this folder; the defaults when it has none."""
+        path = folder / FILE_NAME
+        if not path.exists():
+            return SiteSettings()
+        name = f"the site's {FILE_NAME}"
+        return make_settings(read_yaml(path, name, "YAML"), name)
 
     def changed(self, values: Mapping[str, Any], origin: str) -> "SiteSettings":
         """Return the same with these values, at every site. origin: where they stand, for people."""
@@ -236,17 +252,8 @@ def make_settings(values: Any, origin: str) -> SiteSettings:
         raise MedsiloError(f"{origin}: {in_words(error, SiteSettings, tells_values=False)}") from error
 
 
-def read_settings(folder: Path) -> SiteSettings:
-    """The settings in this folder; the defaults when it has none."""
-    path = folder / FILE_NAME
-    if not path.exists():
-        return SiteSettings()
-    name = f"the site's {FILE_NAME}"
-    return make_settings(read_yaml(path, name, "YAML"), name)
-
-
 def read_settings_of_all(folder: Path) -> SiteSettings:
     """The settings in this folder, and of each site that has a folder of its own in it with a medsilo.yaml."""
-    own = read_settings(folder)
-    sites = {path.parent.name: read_settings(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}"))}
+    own = SiteSettings.read(folder)
+    sites = {path.parent.name: SiteSettings.read(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}"))}
     return _each(own, sites) if sites else own

@@ -13,25 +13,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from medsilo.core.errors import NotServed
-
-
-@dataclass(frozen=True)
-class PageAction:
-    """A button beside a plan on the hospital's page: files to download. It is an entry point `medsilo.page_actions`.
-
-    >>> PageAction("Write a note", "It sends nothing.", lambda kit, plan: {"note.txt": plan.encode()}).title
-    'Write a note'
-    """
-
-    title: str
-    says: str  # what it does, and what it reads
-    files: Callable[[Path, str], Mapping[str, bytes]]  # by name, of a kit's folder and the hash of a plan that asked
-
 
 HOST = "127.0.0.1"
 COOKIE = "medsilo"

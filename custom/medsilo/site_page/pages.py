@@ -1,6 +1,7 @@
 """The pages that a hospital sees: plans that ask, what each would send and cost, decisions, studies as they run."""
 
 import getpass
+import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -126,7 +127,7 @@ class SitePages:
             costs=list(privacy_findings(plan, home.settings, home.book, home.files)),
             ledger=_ledger_lines(home),
             check=self._works.get((hash, CHECK)),
-            actions=[(name, PAGE_ACTIONS[name], self._works.get((hash, name))) for name in _actions(home)],
+            actions=[(name, *_words_of(name), self._works.get((hash, name))) for name in _actions(home)],
             goes_on=next((name for (of, name), work in self._works.items() if of == hash and work.goes_on), ""),
             now=time.time_ns(),
             decisions=list(reversed(decisions)),
@@ -203,7 +204,7 @@ class SitePages:
                     if name == CHECK:
                         mine.done = check(Visit(home.kit.name, plan, local=home.local, kit=home.kit))
                     else:
-                        mine.done = PAGE_ACTIONS[name].files(self._kit, plan.hash)
+                        mine.done = PAGE_ACTIONS[name](self._kit, plan.hash)
                 except MedsiloError as error:
                     mine.failed = f"{error} {error.private}".strip()
                 except Exception as error:  # shown to whoever asked, at the hospital itself
@@ -233,6 +234,12 @@ class SitePages:
 def _actions(home: KitAtHome) -> list[str]:
     """Return the actions that medsilo brings, and those of packages that this hospital allows."""
     return [name for name in PAGE_ACTIONS if PAGE_ACTIONS.package_of(name) in (None, *home.settings.packages)]
+
+
+def _words_of(action: str) -> tuple[str, str]:
+    """Return what an action's button says, and what it does: the first line of its docstring, and the rest."""
+    title, _, says = (inspect.getdoc(PAGE_ACTIONS[action]) or action).partition("\n\n")
+    return title.removesuffix("."), says
 
 
 def _sentence(watched: StudyMoment) -> str:

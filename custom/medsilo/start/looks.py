@@ -14,7 +14,7 @@ from medsilo.start.folder_layout import FolderLayout
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.scans import Scan, read_scan
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import Problem, refuse_what_stops
+from medsilo.tasks.survey import Problem
 from medsilo.tasks.volumes import CaseReader
 
 MOST = 60  # cases that are opened, from all hospitals in turn
@@ -227,8 +227,7 @@ def look_of(scan: Scan, mask: np.ndarray | None, channels: int) -> Look:
 def refuse_unusable(listings: Mapping[str, Listing]) -> None:
     """Raise a DataError where something stands against all cases of a hospital, or none is left."""
     for own in listings.values():
-        refuse_what_stops(own.problems)
-        if not own.entries:
+        if not own.usable:
             left = next(iter(own.problems), Problem("stops", "there is none"))
             told = "no image has a label of its name; give each image and its label the same name"
             raise DataError(

@@ -11,7 +11,7 @@ from medsilo.check.rehearsal import free_memory
 from medsilo.check.result import Report
 from medsilo.check.visit import Visit, check
 from medsilo.plan import Plan
-from medsilo.site.settings import SiteSettings, read_settings
+from medsilo.site.settings import SiteSettings
 from medsilo.start.fitting import Machine
 from medsilo.start.looker import place_of
 from medsilo.tasks.own.folder import FolderTask
@@ -54,7 +54,7 @@ def checks(plan: Plan, out: Path, ready: Path) -> Iterator[tuple[str, Report]]:
 
 def _checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
     local = place_of(out, site)
-    source = keeping_ready(read_settings(local), plan, ready).data
+    source = keeping_ready(SiteSettings.read(local), plan, ready).data
 
     def note(line: str) -> None:
         print(f"{site}: {line} ...", file=sys.stderr, flush=True)

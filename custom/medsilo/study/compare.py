@@ -14,8 +14,8 @@ import psutil
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import make_folder, write_json
 from medsilo.core.text import counted, duration
-from medsilo.flare.jobs import PLAN, find_job
-from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.flare import jobs
+from medsilo.plan import Plan, parse_plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.record import Record, alone
@@ -203,11 +203,7 @@ class Asked:
         if (self.out / paths.PLAN).exists():
             raise MedsiloError("--out is the folder of a run; give another", str(self.out))
         task = [f"task.name={self.task}"] if self.task else []
-        if self.plan:
-            path = find_job(self.plan) / PLAN if self.plan.is_dir() else self.plan
-            plan = load_plan(path, task)
-        else:
-            plan = parse_plan(base_plan(), task)
+        plan = jobs.plan_of(self.plan, task) if self.plan else parse_plan(base_plan(), task)
         rows = [Row.parse(text) for text in [*",".join(self.methods).split(","), *self.row] if text]
         if not rows:
             raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")

@@ -6,18 +6,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from os import walk
 from pathlib import Path, PurePosixPath
-from typing import Self
+from typing import ClassVar, Self
 
 from medsilo.core.errors import DataError
 from medsilo.tasks.sheet import OLD_LETTERS, WINDOWS, Sheet, plain, read_sheet
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import PARTS, Problem, in_two_parts
+from medsilo.tasks.survey import PARTS, Problem, in_two_parts, refuse_what_stops
 
-TABLE = "cases.csv"  # is read where the settings name neither a table nor patterns
-IMAGES, LABELS = "images/*", "labels/*"  # and these where there is no such table,
+TABLE = DataSource.TABLE
+IMAGES, LABELS = "images/*", "labels/*"  # are read where there is no such table,
 ANYWHERE = "**/*"  # recordings
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
-RECORDINGS = (".csv", ".tsv", ".parquet", ".pq", ".hea", ".edf", ".bdf")
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
@@ -40,10 +39,18 @@ class Entry:
 class Listing:
     """The cases of a folder, sorted by name, and what is wrong with others."""
 
+    RECORDINGS: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".parquet", ".pq", ".hea", ".edf", ".bdf")
+
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     patients_named: bool = True
     identifiers: dict[str, int] = field(default_factory=dict)  # DICOM elements that tell who it is -> series with them
+
+    @property
+    def usable(self) -> list[Entry]:
+        """The cases; raises a DataError where something stands against all of them."""
+        refuse_what_stops(self.problems)
+        return self.entries
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
         """Notes a problem if there are such cases, beside those that already have it."""
@@ -84,7 +91,8 @@ class Listing:
             return found.ordered(source, links)
         listing = Listing()
         pattern = source.recordings or ANYWHERE
-        known = {name: path for name, path in names.items() if source.recordings or name.lower().endswith(RECORDINGS)}
+        usual = () if source.recordings else Listing.RECORDINGS
+        known = {name: path for name, path in names.items() if not usual or name.lower().endswith(usual)}
         for name, path in _matching(pattern, known, listing).items():
             listing.entries.append(Entry(name, (path,), path.parent.name, name))
         if not listing.entries:
@@ -207,7 +215,7 @@ def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[st
 
     One that ends with a slash fits folders, each with one DICOM series.
     """
-    expression = compiled(pattern)
+    expression = DataSource.expression(pattern)
     if pattern.endswith("/"):
         names = {f"{PurePosixPath(name).parent}/": path.parent for name, path in names.items()}
     found: dict[str, Path] = {}
@@ -225,18 +233,11 @@ def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[st
     return found
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Return a pattern as a regular expression: * and ? stay within a folder, ** goes through several."""
-    parts = {"**/": "((?:.*/)?)", "*": "([^/]*)", "?": "([^/])"}
-    pieces = re.split(r"(\*\*/|\*|\?)", plain(pattern))
-    return re.compile("".join(parts.get(piece) or re.escape(piece) for piece in pieces))
-
-
 def _without_suffix(name: str) -> str:
     stripped = name.rstrip("/")
     if stripped.lower() in ("", ".gz"):  # what the star of *.nii* stands for
         return ""
-    suffix = next((suffix for suffix in (*SUFFIXES, *RECORDINGS) if stripped.lower().endswith(suffix)), "")
+    suffix = next((suffix for suffix in (*SUFFIXES, *Listing.RECORDINGS) if stripped.lower().endswith(suffix)), "")
     return stripped[: len(stripped) - len(suffix)]
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import safetensors
 import torch
@@ -26,6 +26,7 @@ from medsilo.core.package import package_facts
 from medsilo.learning.loop import Case
 from medsilo.tasks.listing import Entry, files_of
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import digest
 
 NAMES = ("inputs", "targets")  # of the tensors in a file
 PLACES = "places"  # of another one, where a task keeps it
@@ -44,6 +45,13 @@ class Facts:
     shown: tuple[tuple[int, ...], ...]  # the plan's labels that each case shows
     seconds: float = 0.0  # of a recording
     gaps: int = 0  # of a recording: in time, and rows without a value
+
+    @classmethod
+    def of(cls, read: Tensor, shown: Sequence[tuple[int, ...]], **more: Any) -> Self:
+        """Return the facts of what was read of an entry whose cases show these labels."""
+        low, high = map(float, read.aminmax())
+        told = {"size": (), "spacing": (), "values": (), **more}
+        return cls(len(shown), digest(read), intensity=(low, high), shown=tuple(shown), **told)
 
 
 FACTS = TypeAdapter(Facts)  # of which JSON has lists for tuples

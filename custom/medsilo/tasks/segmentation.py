@@ -13,6 +13,7 @@ from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import Measures
 
 SURFACE = ("hd95", "surface_dice")
+TOLERANCE = 2.0  # millimetres or pixels that a surface may be off and still count in surface Dice
 FURTHEST = 1e5  # millimetres or pixels that two surfaces of one image can be apart
 FAR = 100.0  # the same, from where on it is all one in what is told of patients
 
@@ -65,19 +66,17 @@ class Segmentation(Goal):
         cross_entropy: float = 0.0,
         outputs: int | None = None,
         voxel: tuple[float, ...] | None = None,
-        tolerance: float = 2.0,
     ) -> None:
         """labels: their names, or how many there are, with the background; criterion: the loss.
 
         structures: the labels of each; the retina's disc, for example, holds its cup. By default there is one, label 1.
         cross_entropy: how much that of labels counts in the loss; outputs: where they are not the labels.
         voxel: millimetres between the target's places along each axis; None where they are pixels of unknown size.
-        tolerance: how far a surface may be off and still count in surface Dice, in millimetres or pixels.
         """
         self.label_names = tuple(map(str, range(labels)) if isinstance(labels, int) else labels)
         self.classes = len(self.label_names)
         self.outputs = outputs or self.classes
-        self.criterion, self.cross_entropy, self.voxel, self.tolerance = criterion, cross_entropy, voxel, tolerance
+        self.criterion, self.cross_entropy, self.voxel = criterion, cross_entropy, voxel
         self.structures = {"structure": (1,)} if structures is None else structures
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -112,7 +111,7 @@ class Segmentation(Goal):
         if both.any():
             pair = found[both][:, None], right[both][:, None]
             far = compute_hausdorff_distance(*pair, include_background=True, percentile=95, spacing=voxel)
-            close = compute_surface_dice(*pair, [self.tolerance], include_background=True, spacing=voxel)
+            close = compute_surface_dice(*pair, [TOLERANCE], include_background=True, spacing=voxel)
             distances[both], near[both] = far[:, 0].float(), close[:, 0].float()
         columns = {SURFACE[0]: distances, SURFACE[1]: near}
         unit, one = ("ml", math.prod(voxel) / 1000) if voxel and len(voxel) == 3 else ("voxels", 1.0)

@@ -1,14 +1,16 @@
 """A site's word on its own data: where they lie, and how its files and labels are to be read."""
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from medsilo.core.errors import DataError
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
+from medsilo.tasks.sheet import plain
 from medsilo.tasks.splits import Shares
 
 
@@ -53,6 +55,8 @@ class DataSource(Section):
     'kidney'
     """
 
+    TABLE: ClassVar[str] = "cases.csv"  # is read where the settings name neither a table nor patterns
+
     folder: Path
     images: Patterns | Pattern | None = None  # patterns with *, below the folder; one per channel
     labels: Pattern | None = None
@@ -95,6 +99,24 @@ class DataSource(Section):
     def first_map(self) -> dict[str | int, str | int]:
         """`label_map` with the first class of several."""
         return {own: plans[0] if isinstance(plans, tuple) else plans for own, plans in self.label_map.items()}
+
+    @staticmethod
+    def expression(pattern: str) -> re.Pattern[str]:
+        """Return a pattern as a regular expression: * and ? stay within a folder, ** goes through several."""
+        parts = {"**/": "((?:.*/)?)", "*": "([^/]*)", "?": "([^/])"}
+        pieces = re.split(r"(\*\*/|\*|\?)", plain(pattern))
+        return re.compile("".join(parts.get(piece) or re.escape(piece) for piece in pieces))
+
+    def table_file(self, folder: Path | None = None) -> Path:
+        """Return the table of cases, which has to lie in the data folder. folder: where it is sought first."""
+        name = self.table or self.TABLE
+        path = folder / name if folder and (folder / name).is_file() else self.folder / name
+        if not path.is_file():
+            hint = "correct data.table" if self.table else f"name it under data.table, or call it {name}"
+            raise DataError(f"there is no table in the data folder; {hint}", str(path))
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise DataError("the table is not in the data folder but leads out of it; copy it there", str(path))
+        return path
 
     def without(self) -> frozenset[str]:
         """Return the patients who are left out."""

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -21,6 +22,7 @@ from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.ready import LazyCases, Memory
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.survey import (
     PARTS,
     PartFacts,
@@ -95,14 +97,38 @@ class Cases(TensorDataset):
 class SiteData:
     """The three parts of one site's data; no patient is in two of them.
 
-    >>> SiteData(train=[1, 2], validation=[3], test=[4]).absent
-    []
+    >>> patients, parts = np.array([0, 0, 1, 2]), np.array([0, 1, 2])  # each patient in one part
+    >>> data = SiteData.by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
+    >>> len(data.train), len(data.validation), len(data.test), data.absent
+    (2, 1, 1, [])
     """
 
     train: Dataset
     validation: Dataset
     test: Dataset
     survey: Survey | None = field(default=None, kw_only=True)  # what was found on the way, where the task looks for it
+
+    @classmethod
+    def by_patient(
+        cls,
+        inputs: np.ndarray,
+        targets: np.ndarray,
+        patients: np.ndarray,
+        names: Sequence[str],
+        parts: np.ndarray | None = None,
+    ) -> Self:
+        """Put each patient's cases into the patient's part.
+
+        inputs: [cases, ...]; targets: [cases, ...]; patients: [cases] numbers of patients; names and parts: per
+        patient; without parts, patients take turns.
+        """
+        of_case = (parts_in_turn(len(names)) if parts is None else parts)[patients]
+        divided = []
+        for chosen in (np.flatnonzero(of_case == part) for part in range(3)):
+            own = torch.from_numpy(np.ascontiguousarray(inputs[chosen], np.float32))
+            labels = torch.from_numpy(np.ascontiguousarray(targets[chosen], np.int64))
+            divided.append(Cases(own, labels, [names[patient] for patient in patients[chosen]]))
+        return cls(*divided)
 
     @property
     def absent(self) -> list[str]:
@@ -116,7 +142,7 @@ class Task(Section):
     Its own keys and methods are the source of cases; `goal` is what is learned, `use` what becomes of new cases.
     Subclasses declare `name: Literal["..."] = "..."`.
 
-    >>> from typing import ClassVar
+    >>> from typing import ClassVar, Self
     >>> from medsilo.extend import Classification, Task
     >>> class Gait(Task):
     ...     channels: ClassVar = 3
@@ -151,8 +177,8 @@ class Task(Section):
         return Use()
 
     @abstractmethod
-    def default_network(self) -> Network:
-        """The network that this task uses when the plan names none."""
+    def default_network(self) -> Network | str:
+        """The network that this task uses when the plan names none; its name alone stands for its usual numbers."""
 
     # ------------------------------------------------------------------ what a case is
     @property

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from medsilo.tasks.scans import Scan, read_scan
@@ -41,42 +42,33 @@ def whole_images(
 
 
 class Use:
-    """Names what predicts a task's new cases, among the entry points `medsilo.predictors`; nothing where none does.
+    """The use of models on new cases: who predicts them, of the entry points `medsilo.predictors`; of images also how.
 
-    >>> Use("notes").predictor
-    'notes'
-    """
-
-    in_monai: InMonai | None = None  # reading and use of the network in a MONAI bundle's words, where MONAI has them
-
-    def __init__(self, predictor: str = "") -> None:
-        self.predictor = predictor
-
-
-class ImageUse(Use):
-    """New images, and masks on their own grids.
+    Nobody predicts them where no predictor is named.
 
     >>> import numpy, torch
-    >>> from medsilo.extend import ImageUse, Scan
-    >>> use = ImageUse(lambda scan: torch.from_numpy(scan.values)[None])
+    >>> from medsilo.extend import Scan, Use
+    >>> Use("notes").predictor
+    'notes'
+    >>> use = Use("images", lambda scan: torch.from_numpy(scan.values)[None])
     >>> use.inputs_of(Scan(numpy.zeros((3, 8, 8), "f4"), numpy.eye(4), (), None)).shape
     torch.Size([1, 3, 8, 8])
     """
 
     def __init__(
         self,
-        inputs: Callable[[Scan], Tensor],
+        predictor: str = "",
+        inputs: Callable[[Scan], Tensor] = lambda scan: torch.from_numpy(scan.values)[None],
         in_monai: InMonai | None = None,
         own_values: Callable[[DataSource], dict[int, int]] = lambda source: {},
-        predictor: str = "images",
         lacking_of: Callable[[DataSource], tuple[int, ...]] = lambda source: (),
     ) -> None:
-        """inputs: what the network reads of an image, [cases, *shape], in training, too; own_values: the values that
-        labels have in a hospital's own masks, where they may differ from the plan's; lacking_of: the places of channels
-        that a hospital's images have not.
+        """inputs: what the network reads of an image, [cases, *shape], in training, too; by default one case, as it is.
+        in_monai: reading and use of the network in a MONAI bundle's words, where MONAI has them. own_values: the
+        values that labels have in a hospital's own masks, where they may differ from the plan's. lacking_of: the
+        places of channels that a hospital's images have not.
         """
-        super().__init__(predictor)
-        self.inputs_of, self.in_monai = inputs, in_monai
+        self.predictor, self.inputs_of, self.in_monai = predictor, inputs, in_monai
         self.own_values, self.lacking_of = own_values, lacking_of
 
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:

@@ -32,7 +32,7 @@ from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem, digest
-from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai, whole_images
+from medsilo.tasks.use import IN_MONAI, InMonai, Use, whole_images
 from medsilo.tasks.volumes import CaseReader, resized, resized_to_nearest
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
@@ -139,9 +139,9 @@ class FolderTask(OwnFolder):
         return goal_of(self.kind, self.labels, self.voxel)
 
     @property
-    def use(self) -> ImageUse:
+    def use(self) -> Use:
         words = self.in_monai() if self._read_channels == self.channels else None  # MONAI has none for lacking channels
-        return ImageUse(self.inputs_of, words, self.own_values, lacking_of=self.lacking_of)
+        return Use("images", self.inputs_of, words, self.own_values, lacking_of=self.lacking_of)
 
     def default_network(self) -> Network:
         return UNet(dimensions=self.axes) if self.segments else DenseNet121(dimensions=self.axes)

@@ -25,7 +25,7 @@ from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import Partition, Shares, part_alone, parts_by_rank
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, range_of, ranges_of, refuse_what_stops
-from medsilo.tasks.survival import Survival
+from medsilo.tasks.survival import EVENTS, Survival
 from medsilo.tasks.task import SiteData, Task, folded
 
 FEWEST = 2  # classes between which something can be learned
@@ -351,6 +351,11 @@ class ByKind(OwnData):
     @property
     def goal(self) -> Goal:
         return goal_of(self.kind, self.labels, self.range)
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Names of what is counted of cases: their classes, or that the event came or did not."""
+        return EVENTS if self.kind == "survival" else self.labels
 
 
 @cache

@@ -19,7 +19,6 @@ from medsilo.models.network import Network
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import (
     OTHER_NAMES,
-    TABLE,
     Entry,
     Listing,
     check_parts,
@@ -47,7 +46,7 @@ from medsilo.tasks.own.own_data import FEWEST, ByKind, dealt, divided, goal_of
 from medsilo.tasks.sheet import Sheet, mixes_patients, read_sheet
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
-from medsilo.tasks.survival import EVENTS, incomparable
+from medsilo.tasks.survival import incomparable
 from medsilo.tasks.task import Cases, SiteData, patients_of
 from medsilo.tasks.use import Use
 
@@ -183,7 +182,7 @@ class PatientTable(ByKind):
 
     def own_scales(self, source: DataSource) -> Scales:
         """Return `scales_of` all lines of a hospital's table."""
-        return self.scales_of(self.rows(self.file(source, source.folder), source, outcome=False).as_read)
+        return self.scales_of(self.rows(source.table_file(), source, outcome=False).as_read)
 
     def finished(self, raw: Tensor, scales: Scales) -> Tensor:
         """Return what the network reads: standardised, with missing values as the plan has it."""
@@ -194,23 +193,11 @@ class PatientTable(ByKind):
             inputs = torch.cat([inputs, raw[:, first].isnan().to(inputs.dtype)], 1)
         return inputs.float()
 
-    def file(self, source: DataSource, folder: Path) -> Path:
-        """Return the site's table, which has to lie in its data folder."""
-        name = source.table or TABLE
-        path = folder / name if (folder / name).is_file() else source.folder / name
-        if not path.is_file():
-            hint = "correct data.table" if source.table else f"name it under data.table, or call it {TABLE}"
-            raise DataError(f"there is no table in the data folder; {hint}", str(path))
-        if not path.resolve().is_relative_to(source.folder.resolve()):
-            raise DataError("the table is not in the data folder but leads out of it; copy it there", str(path))
-        return path
-
     def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
         """Yield each line's patient and class, or whether there was an event. What can't be read is left out."""
         self.check_source(source)
-        names = EVENTS if self.kind == "survival" else self.labels
-        for entry in self.rows(self.file(source, self._folder(site, source)), source).listing.entries:
-            yield entry.patient, {"label": names[int(str(entry.label))]} if entry.label else {}
+        for entry in self.rows(source.table_file(self._folder(site, source)), source).listing.entries:
+            yield entry.patient, {"label": self.counted[int(str(entry.label))]} if entry.label else {}
 
     def rows(self, path: Path, source: DataSource, outcome: bool = True) -> "TableRows":
         """Return the cases of a table as numbers, and what is wrong with others.
@@ -228,7 +215,7 @@ class PatientTable(ByKind):
                 "data: a table has no images, labels, patient pattern or cache on the disk; leave these keys out, and "
                 "name columns under data.columns and data.names"
             )
-        path = self.file(source, self._folder(site, source))
+        path = source.table_file(self._folder(site, source))
         if source.each_alone and mixes_patients(path):
             raise DataError(from_training_cases("column"))
         found = self.rows(path, source)
@@ -261,9 +248,8 @@ class PatientTable(ByKind):
         counts: dict[str, int] = {}
         if self.kind != "regression":
             labels = data.targets[:, 1] if self.kind == "survival" else labels_in(data.targets)
-            names = EVENTS if self.kind == "survival" else self.labels
-            known = torch.bincount(labels.long(), minlength=len(names)).tolist()
-            counts = dict(zip(names, known, strict=True))
+            known = torch.bincount(labels.long(), minlength=len(self.counted)).tolist()
+            counts = dict(zip(self.counted, known, strict=True))
         return PartFacts(len(data), len(set(patients_of(data))), counts)
 
 
@@ -280,7 +266,7 @@ class TableRows:
         self.levels = {
             name: {as_level(own): str(plan) for own, plan in kinds.items()} for name, kinds in source.levels.items()
         }
-        names = EVENTS if task.kind == "survival" else task.labels
+        names = task.counted
         here = [name for name in names if name not in task.not_here(source)]
         self.labels = {own: n for own, n in own_labels(names, source.first_map).items() if names[n] in here}
         self.known = ", ".join(here)

@@ -13,7 +13,7 @@ from medsilo.models.architectures import ActivityCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.splits import Alpha, dirichlet
-from medsilo.tasks.synthetic.hospitals import numbers_for, position_of, split_by_patient
+from medsilo.tasks.synthetic.hospitals import numbers_for, position_of
 from medsilo.tasks.task import SiteData, Task
 
 CHANNELS = 9
@@ -95,7 +95,7 @@ class SyntheticActivity(Task):
         inputs, labels = (np.concatenate(arrays) for arrays in zip(*records, strict=True))
         persons = np.repeat(np.arange(len(own)), self.windows)
         names = [f"synthetic-person-{person + 1:04d}" for person in own]
-        return split_by_patient(inputs, labels, persons, names)
+        return SiteData.by_patient(inputs, labels, persons, names)
 
     def record(
         self, seed: int, person: int, habit: int, motions: Motions, sensor: Sensor

@@ -18,7 +18,6 @@ from medsilo.tasks.synthetic.hospitals import (
     per_case,
     position_of,
     smooth_noise,
-    split_by_patient,
 )
 from medsilo.tasks.task import SiteData, Task
 
@@ -108,7 +107,7 @@ class SyntheticHistology(Task):
         staining = random.uniform(0.85, 1.15, self.patients)[patients]
         images = develop(tissue, nuclei, staining, appearance, random)
         names = patient_names(position, self.patients)
-        return split_by_patient(images, labels, patients, names)
+        return SiteData.by_patient(images, labels, patients, names)
 
     def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
         """Amounts of tissue and of nuclei, [cases, size, size] each, before any site looks at them."""

@@ -1,4 +1,4 @@
-"""The common ground of the synthetic hospitals: seeds, splits by patient, and random fields.
+"""The common ground of the synthetic hospitals: seeds, names of patients, and random fields.
 
 Everything here is numpy without BLAS, so that the numbers do not depend on how many threads there are.
 """
@@ -6,14 +6,9 @@ Everything here is numpy without BLAS, so that the numbers do not depend on how 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from medsilo.core.errors import PlanError
 from medsilo.learning.seeds import seed_for
-from medsilo.tasks.task import Cases, SiteData
-
-# Ten patients in a row: train (0), validation (1), test (2). Three in a row from the start already fill all parts.
-TEN_IN_TURN = np.array([0, 2, 1, 0, 0, 2, 0, 1, 0, 2])
 
 
 def numbers_for(seed: int, *purpose: str | int) -> np.random.Generator:
@@ -28,42 +23,6 @@ def position_of(site: str, sites: Sequence[str], most: int | None = None) -> int
     if most is not None and len(sites) > most:
         raise PlanError(f"participation.sites: {len(sites)} sites, but this synthetic task has {most}; name fewer")
     return sorted(sites).index(site)
-
-
-def split_by_patient(
-    inputs: np.ndarray, targets: np.ndarray, patients: np.ndarray, names: Sequence[str], parts: np.ndarray | None = None
-) -> SiteData:
-    """Puts each patient's cases into the patient's part.
-
-    inputs: [cases, ...]; targets: [cases, ...]; patients: [cases] numbers of patients; names and parts: per patient.
-
-    >>> import numpy as np
-    >>> patients, parts = np.array([0, 0, 1, 2]), np.array([0, 1, 2])  # each patient in one part
-    >>> data = split_by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
-    >>> len(data.train), len(data.validation), len(data.test)
-    (2, 1, 1)
-    """
-    parts = parts_in_turn(len(names)) if parts is None else parts
-    divided = []
-    for part in range(3):
-        chosen = np.flatnonzero(parts[patients] == part)
-        divided.append(
-            Cases(
-                torch.from_numpy(np.ascontiguousarray(inputs[chosen], np.float32)),
-                torch.from_numpy(np.ascontiguousarray(targets[chosen], np.int64)),
-                [names[patient] for patient in patients[chosen]],
-            )
-        )
-    return SiteData(*divided)
-
-
-def parts_in_turn(patients: int) -> np.ndarray:
-    """The part of each patient, [patients]: half train, a fifth validation, three tenths test, from 3 patients on.
-
-    >>> sorted(parts_in_turn(10).tolist())
-    [0, 0, 0, 0, 0, 1, 1, 2, 2, 2]
-    """
-    return TEN_IN_TURN[np.arange(patients) % len(TEN_IN_TURN)]
 
 
 def patient_names(position: int, patients: int) -> list[str]:

@@ -20,10 +20,9 @@ from medsilo.tasks.synthetic.hospitals import (
     per_case,
     position_of,
     smooth_noise,
-    split_by_patient,
 )
 from medsilo.tasks.task import SiteData, Task
-from medsilo.tasks.use import ImageUse, InMonai, whole_images
+from medsilo.tasks.use import InMonai, Use, whole_images
 from medsilo.tasks.volumes import slices_of, write_volume
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
@@ -101,7 +100,7 @@ class SyntheticProstate(Task):
         patients, slices = np.nonzero(masks.any((2, 3)))
         inputs = np.stack([self.inputs_of(image[None]).numpy() for image in images])[patients, slices]
         targets = masks[patients, slices].astype(np.int64)
-        return split_by_patient(inputs, targets, patients, patient_names(position, count))
+        return SiteData.by_patient(inputs, targets, patients, patient_names(position, count))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return the slices of a volume, [slices, 1, size, size]."""
@@ -112,14 +111,14 @@ class SyntheticProstate(Task):
         return Segmentation(2, dice_and_entropy, cross_entropy=1.0)
 
     @property
-    def use(self) -> ImageUse:
+    def use(self) -> Use:
         square = [self.size, self.size]
         transforms: list[dict[str, Any]] = [
             {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},  # rows run to the back
             {"_target_": "Resized", "keys": "image", "spatial_size": [*square, -1], "mode": "trilinear"},
         ]
         words = InMonai(transforms, whole_images(square, sliced=True))
-        return ImageUse(lambda scan: self.inputs_of(scan.values), words)
+        return Use("images", lambda scan: self.inputs_of(scan.values), words)
 
     def draw(
         self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator
