@@ -273,7 +273,6 @@ SITE_TREE: Mapping[str, str] = {
     "data; a cell is empty where a case has no such value. It never leaves the site",
     paths.ERRORS: "the full text of errors. It never leaves the site",
     paths.WORKER_LOG: "the output of the training process. It never leaves the site",
-    paths.WORKED: "the minutes that the site has worked for the study, against its limits.study_minutes",
     paths.NOW: "while the site works on an answer: what it does, and the share of its training that is "
     "done. It never leaves the site",
     paths.DIARY: "under NVFlare: a line for each answer that left the site, and for each that did not, "

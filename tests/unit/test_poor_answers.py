@@ -164,7 +164,7 @@ def test_words_of_options_may_be_written_in_any_case(
 # ---------------------------------------------------------------------------------------------------- the start
 def test_the_start_is_never_silent_for_long(tmp_path: Path) -> None:
     record, said, now = Record(tmp_path), [], [0.0]
-    old = paths.site_folder(tmp_path, "b") / paths.WORKED
+    old = paths.site_folder(tmp_path, "b") / paths.DIARY
     old.parent.mkdir(parents=True)
     old.touch()
     os.utime(old, (1, 1))  # of a run that goes on
@@ -175,7 +175,7 @@ def test_the_start_is_never_silent_for_long(tmp_path: Path) -> None:
     record.checkpoints.mkdir()
     starting.look()
     for site in "ab":
-        path = paths.site_folder(tmp_path, site) / paths.WORKED
+        path = paths.site_folder(tmp_path, site) / paths.DIARY
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     starting.look()

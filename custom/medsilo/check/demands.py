@@ -79,7 +79,6 @@ def limit_table(plan: Plan, settings: SiteSettings) -> Table:
         for one in asked_of(plan, settings.limits, plan.parameters)
         if one.key != "disk_free"
     ]
-    rows.append(["study_minutes", "not known before", f"{settings.limits.study_minutes:g}", "minutes for all answers"])
     rows.append(["studies", "1", "any" if settings.studies is None else str(settings.studies), "studies at once"])
     return Table("This site's limits", ("limit", "the plan asks for", "allowed", "of what"), rows)
 

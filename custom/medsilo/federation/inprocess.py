@@ -34,7 +34,7 @@ class Loop(Line):
         """rests: between its answers a site holds no networks; the folders have what it needs."""
         super().__init__(participants)
         self.rests = rests
-        self.clocks = {site: Clock(own.folder, own.settings.limits) for site, own in participants.items()}
+        self.clocks = {site: Clock(own.settings.limits) for site, own in participants.items()}
 
     def answer(self, site: str, parcel: Parcel) -> Parcel:
         try:

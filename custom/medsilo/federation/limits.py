@@ -1,23 +1,17 @@
 """A hospital's own limits, held against what a plan asks for before anything of it is made."""
 
-import json
-import math
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from medsilo.core.errors import Refused, reading
-from medsilo.core.files import write_json
+from medsilo.core.errors import Refused
 from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
-from medsilo.runs.paths import WORKED
 from medsilo.site.settings import FILE_NAME, Limits, SiteSettings
 
-KEEP = 30.0  # seconds of work that a killed process may forget
 KEPT = 10  # float32 models' worth of files that a study keeps at a site: three states with an optimizer's, two models
 
 
@@ -66,12 +60,10 @@ class Demand:
 
 def asked_of(plan: Plan, limits: Limits, parameters: int, free: int | None = None) -> list[Demand]:
     """Return what a plan asks for that is known before anything runs. free: bytes on the disk of the results."""
-    values = plan.training.batch_size * math.prod(plan.task.shape or (1,))
     kept = KEPT * 4 * parameters / 2**30
     return [
         Demand("round_minutes", plan.participation.timeout / 60, limits.round_minutes, "minutes for a round"),
         Demand("parameters", parameters, limits.parameters, "parameters"),
-        Demand("batch_values", values, limits.batch_values, "values in a batch"),
         Demand("disk", kept, limits.disk, "GiB for a study"),
         Demand("disk_free", kept, None if free is None else free / 2**30 - limits.disk_free, "GiB of its disk"),
     ]
@@ -99,51 +91,28 @@ def check_disk(folder: Path, limits: Limits) -> None:
 
 
 class Clock:
-    """The time that a site works: for one answer, and for a study over all its processes."""
+    """The time that a site works for one answer."""
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
-        self.file, self.limits = folder / WORKED, limits
-        self.before = 0.0  # minutes of earlier answers
-        if self.file.exists():
-            with reading("the time that this site has worked for the study"):
-                self.before = float(json.loads(self.file.read_text("utf-8"))["minutes"])
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
         self.started: float | None = None  # of the answer that is being made
-        self.written = 0.0
-        self._writing = threading.Lock()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Count what happens inside as work."""
-        self.started = self.written = time.monotonic()
+        self.started = time.monotonic()
         try:
-            self.check()
             yield
         finally:
-            with self._writing:
-                self.before += self._since()
-                self.started = None
-                write_json(self.file, {"minutes": self.before})
+            self.started = None
 
     def check(self) -> None:
-        """Raise Refused when this answer or the study has had its time; to be asked often."""
-        worked = self._since()
-        if worked > self.limits.round_minutes:
+        """Raise Refused when this answer has had its time; to be asked often."""
+        if self.started is not None and time.monotonic() - self.started > 60 * self.limits.round_minutes:
             raise Refused(
                 f"this answer took longer than the {self.limits.round_minutes:g} minutes that this hospital gives it "
                 f"({_where('round_minutes')})"
             )
-        if self.before + worked > self.limits.study_minutes:
-            raise Refused(
-                f"the study took longer than the {self.limits.study_minutes:g} minutes that this hospital works for "
-                f"one ({_where('study_minutes')})"
-            )
-        with self._writing:  # two threads ask
-            if self.started and time.monotonic() - self.written > KEEP:
-                self.written = time.monotonic()
-                write_json(self.file, {"minutes": self.before + worked})
-
-    def _since(self) -> float:
-        return 0.0 if self.started is None else (time.monotonic() - self.started) / 60
 
 
 def _where(key: str) -> str:

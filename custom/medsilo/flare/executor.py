@@ -158,7 +158,7 @@ class MedsiloExecutor(Executor):
         permission = Permission(place)
         permission.begin()
         self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
-        clock = Clock(self.folder, settings.limits)
+        clock = Clock(settings.limits)
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
         return answering(place, permission, self.participant_class), clock
 

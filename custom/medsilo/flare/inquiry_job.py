@@ -80,7 +80,7 @@ class InquiryExecutor(MedsiloExecutor):
         folder = paths.site_folder(output_folder(fl_ctx, settings) / f"{name}-{fl_ctx.get_job_id()}", site)
         kit, lead = kit_of(fl_ctx), submitter_of(fl_ctx) or ""
         own = SiteOfInquiry(site, settings, folder, lambda: signer_of(kit), lead, kit)
-        return inquiry.site(question, own), Clock(folder, settings.limits)
+        return inquiry.site(question, own), Clock(settings.limits)
 
 
 class SealedInquiryExecutor(InquiryExecutor):

@@ -207,7 +207,7 @@ class Starting:
         self, record: Record, sites: Sequence[str], say: Say, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._signs = {"the server": record.checkpoints}
-        self._signs |= {site: paths.site_folder(record.folder, site) / paths.WORKED for site in sites}
+        self._signs |= {site: paths.site_folder(record.folder, site) / paths.DIARY for site in sites}
         self._before = {who: _changed(sign) for who, sign in self._signs.items()}  # a run that goes on has them
         self._say, self._clock = say, clock
         self._started = self._told = clock()

@@ -39,7 +39,6 @@ CASES = "test.csv"
 DATA = "data.json"
 ERRORS = "errors.log"
 WORKER_LOG = "worker.log"
-WORKED = "worked.json"
 DIARY = "diary.jsonl"
 PICTURES = "pictures"
 
@@ -60,7 +59,7 @@ OF_RUN = (
 )
 OF_SITE = (
     *(PLAN, METRICS, BEST, LAST, STATE_FILES, SEALING_FILES, SEALED, SUMS, ANSWER_FILES, NOISY_COUNTS, SPENT, CASES),
-    *(ERRORS, WORKER_LOG, WORKED, NOW, DIARY, DATA, f"{PICTURES}/"),
+    *(ERRORS, WORKER_LOG, NOW, DIARY, DATA, f"{PICTURES}/"),
 )
 
 # What the lead may fetch; the super model holds personal models of sites that agreed, and of no others.

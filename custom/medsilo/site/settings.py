@@ -31,11 +31,7 @@ class Limits(Section):
     round_minutes: float = Field(
         1440, gt=0, description="maximum minutes that this hospital computes for one round; a plan may not ask for more"
     )
-    study_minutes: float = Field(
-        43_200, gt=0, description="minutes that it works for one study, all its answers together"
-    )
     parameters: int = Field(500_000_000, ge=1, description="parameters of all the plan's networks")
-    batch_values: int = Field(1_000_000_000, ge=1, description="voxels (or other values) in a batch's inputs")
     disk: float = Field(100, gt=0, description="GiB that a study's folder may take here")
     disk_free: float = Field(0, ge=0, description="GiB that stay free on that disk, whatever a study needs")
     least_learning: float = Field(
