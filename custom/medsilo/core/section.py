@@ -38,6 +38,8 @@ class Section(BaseModel):
             return checked(cls, load_yaml(read_bounded(path, LARGEST_YAML).decode()) or {}, path.name)
         except ValidationError as error:
             raise DataError(f"{what}: {in_words(error, cls)}", str(path)) from error
+        except FileNotFoundError as error:
+            raise DataError(f"{what}: there is no such file; {remedy}", str(path)) from error
         except (OSError, ValueError, YamlError) as error:
             why = str(error) if isinstance(error, YamlError) else type(error).__name__
             raise DataError(f"{what} can't be read ({why}); {remedy}", str(path)) from error
