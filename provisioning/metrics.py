@@ -68,7 +68,7 @@ def samples(kit: Path) -> Iterator[Sample]:
     if folder.is_dir():
         yield "disk_free_bytes", {}, shutil.disk_usage(folder).free
     parts: list[Callable[[], Iterator[Sample]]] = []
-    if party.serves:
+    if party.party == "server":
         runs = [path.parent for path in folder.glob(f"*/{paths.PLAN}") if _lately(path.parent / paths.ROUNDS)]
         parts = [partial(_of_run, run) for run in sorted(runs)]
     else:
@@ -233,7 +233,7 @@ def main() -> None:
         party = read_kit(given.kit)
         if given.webhook and not _is_safe(given.webhook):
             raise MedsiloError("--webhook must begin with https://: names of hospitals would leave in clear")
-        if given.webhook and not party.serves:
+        if given.webhook and party.party != "server":
             raise MedsiloError("only the server knows which hospitals fall out; give --webhook there")
         server = ThreadingHTTPServer((HERE, given.port), _handler(given.kit))
     except MedsiloError as error:

@@ -18,6 +18,7 @@ from _pytest.junitxml import xml_key
 
 from medsilo.cli.options import USUAL_SEEDS, seeds
 from medsilo.core.package import package_facts
+from medsilo.core.spill import _File
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.schema import About
 from medsilo.site.settings import SiteSettings
@@ -168,6 +169,16 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def fresh_spills(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No file of an earlier test is handed on to this one, nor one of this to a later test."""
+    monkeypatch.setattr(_File, "spare", own := list[int]())
+    yield
+    gc.collect()
+    while own:
+        os.close(own.pop())
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from medsilo.site.ledger import Ledger
 from medsilo_statistics import asking_hospitals
 from medsilo_statistics.asked_question import MOST_STEPS, Question
 from medsilo_statistics.asking_hospitals import FILE, StatisticsSite, collected
-from medsilo_statistics.sums import ModelStep, SumStep, of, sensitivity, table, without_likelihood
+from medsilo_statistics.sums import ModelStep, SumStep, of, sensitivity, table
 from tests.tables import VARIABLES, asked, drawn, settings_of
 
 VICTIM = {"age": 71.3, "stage": "III", "score": 3, "time": 450, "dead": 1, "marker": 5.55}
@@ -254,7 +254,7 @@ def test_one_patient_moves_an_answer_by_no_more_than_the_noise_is_made_for() -> 
         whole = Patients(question, tuple("abcdefgh"), values)
         fewer = whole.only(np.arange(8) > 0)
         for name, step in steps.items():
-            one, other = (without_likelihood(of(own, step)) for own in (whole, fewer))
+            one, other = (of(own, step) for own in (whole, fewer))
             moved = np.sqrt(sum(float(np.square(one[key] - other[key]).sum()) for key in one))
             worst[name] = max(worst[name], moved / sensitivity(question, step))
     assert all(0.3 < share <= 1 for share in worst.values()), worst

@@ -95,9 +95,8 @@ def test_tensors_on_the_disk_are_written_like_those_in_memory(tmp_path: Path) ->
     assert listed(tmp_path) == ["plain", "stored"]  # the spill has no name
 
 
-def test_a_file_is_handed_on_when_nobody_reads_it_any_more_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_File, "spare", [])
-
+@pytest.mark.usefixtures("fresh_spills")
+def test_a_file_is_handed_on_when_nobody_reads_it_any_more_and_not_before() -> None:
     def file_of(tensor: torch.Tensor) -> int:
         [(content, _, _)] = stretches_of([tensor])
         return content.file.number
@@ -113,8 +112,8 @@ def test_a_file_is_handed_on_when_nobody_reads_it_any_more_and_not_before(monkey
     assert file_of(third) == number and third.tolist() == [7] * 10 and not other.any()
 
 
+@pytest.mark.usefixtures("fresh_spills")
 def test_files_that_nobody_reads_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_File, "spare", [])
     monkeypatch.setattr("medsilo.core.spill.MOST_SPARE", 20_000)
     rows = [stored([torch.zeros(1000, dtype=torch.int64)]) for _ in range(30)]
     before = len(list(Path("/proc/self/fd").iterdir()))

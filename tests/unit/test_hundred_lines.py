@@ -66,7 +66,7 @@ compare --methods fedavg --folds 1 | --folds: give a number greater than or equa
 compare --row "a: training.rounds" | is not 'TITLE: KEY=VALUE ...'
 compare --at-once 0 | --at-once: give a number greater than or equal to 1
 compare --task nothing --methods local | did you mean|choose one of
-compare --plan nothing --methods local | there is no such file; give a plan.yaml
+compare --plan nothing --methods local | no job at nothing: it needs app/config/plan.yaml
 compare | give --methods local,fedavg
 run jobs | it needs app/config/plan.yaml; jobs in jobs: adafed
 run jobs/fedavg --set | --set needs a value

@@ -223,7 +223,7 @@ def test_every_order_of_arrival_gives_the_same_bits(kind, size, absent, monkeypa
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_what_waits_on_disk_comes_back_as_it_went(dtype, monkeypatch, tmp_path):
+def test_what_waits_on_disk_comes_back_as_it_went(dtype, monkeypatch, tmp_path, fresh_spills):
     monkeypatch.setattr(contributions, "MEMORY", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sent = [(site, {"w": torch.randn(5, 7).to(dtype), "e": torch.empty(0), "s": torch.tensor(1.5)}, w)
@@ -286,7 +286,7 @@ def in_files():
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssFile"))
 
 
-def test_a_folder_for_temporary_files_that_does_not_exist_is_an_error(monkeypatch, tmp_path):
+def test_a_folder_for_temporary_files_that_does_not_exist_is_an_error(monkeypatch, tmp_path, fresh_spills):
     monkeypatch.setattr(contributions, "MEMORY", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     mixer = WeightedMean()

@@ -165,7 +165,7 @@ def changed(path: Sequence[str | int], value: Any) -> dict[str, Any]:
         (["channels", 0, "counts", 0], 10**7, "more intensities than 2 of each case"),
         (["channels", 0, "counts", 0], -1, "counts"),
         (["channels", 0, "counts"], [1], "counts"),
-        (["patients"], ["Doe"], "surplus"),
+        (["patients"], ["Doe"], "extra inputs are not permitted"),
     ],
 )
 def test_nobody_is_believed(path: Sequence[str | int], value: Any, reason: str) -> None:

@@ -265,6 +265,7 @@ def test_a_saved_state_does_not_change_with_the_next_round(case: str) -> None:
     assert_same([read(tensors)], [before])
 
 
+@pytest.mark.usefixtures("tiny_disk", "fresh_spills")
 def test_a_full_disk_ends_the_step_and_leaves_the_last_model(tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimizer's folder has room for the vectors of one step, and not for those of the next one beside them."""
     monkeypatch.setattr(tempfile, "tempdir", str(tiny_disk))
