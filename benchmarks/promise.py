@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.results.har import write_windows
 from medsilo_promise.shrinking import Values, bound, others, smallest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -141,7 +142,7 @@ def _hearts(data: Path, place: Path) -> tuple[str, ...]:
 
 def _people(data: Path, place: Path) -> tuple[str, ...]:
     people = ", ".join(f"subject_{number:02d}" for number in range(1, 21))
-    return ("--set", f"participation.sites=[{people}]", "--data", str(data / "har_uci"))
+    return ("--set", f"participation.sites=[{people}]", "--data", str(write_windows(data / "har_uci", place, None)))
 
 
 def _tiles(data: Path, place: Path) -> tuple[str, ...]:
