@@ -102,7 +102,7 @@ def test_no_answer_of_one_hospital_ends_or_fills_a_study(consortium: Consortium,
         **summary.sites[LIAR].missed_ends,
     }
     for place, words in {
-        "join": "lacks cases.train",
+        "join": "cases.train: field required",
         "2": "was not taken: at most",
         "3": "can't be read",
         "4": "its message of 30.0 MB was not taken",
