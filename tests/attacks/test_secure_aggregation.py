@@ -310,6 +310,31 @@ def test_a_server_that_sends_other_means_of_personal_models(replays: bool, liar:
     assert rounds == [("a", "b", "c", "d")] * 3 + [("a", "b", "c")] * 3 * replays
 
 
+@pytest.mark.parametrize("kind", ["type", "lacking", "hospitals", "round"])
+def test_a_mean_of_personal_models_that_is_none_is_refused(kind: str, liar: type[Liar], tmp_path: Path) -> None:
+    plan = make_plan("fedsm", *RULES, "transport.sealing=pairwise", sites=HOSPITALS)
+
+    def lie(site: str, asked: Parcel) -> Parcel:
+        if (asked.facts["task"], asked.facts["round"]) != ("round", 2):
+            return asked
+        mean, letters = dict(asked.groups["personal"]), asked.facts["sealing"]
+        first, held = min(mean), letters["held"]["personal"]
+        if kind == "lacking":
+            mean.pop(first)
+        elif kind == "type":
+            mean[first] = mean[first].long()
+        else:
+            claim = {**held["claim"], **({"sites": ["a"]} if kind == "hospitals" else {"round": 10_000_000})}
+            held = {**held, "claim": claim}
+        letters = {**letters, "held": {**letters["held"], "personal": held}}
+        return Parcel({**asked.groups, "personal": mean}, {**asked.facts, "sealing": letters})
+
+    hospitals = Hospitals(plan, tmp_path / "run", lie)
+    with pytest.raises(MedsiloError):
+        lead(plan, tmp_path / "run", hospitals)
+    assert [sites for sites, *_ in liar.opened] == [tuple(HOSPITALS)] * 3  # round 1 alone
+
+
 def test_what_such_a_server_can_compute_itself() -> None:
     """It has those confirm that it told the same, and takes each hospital's own mask off with the context that this
     one was in."""

@@ -14,7 +14,7 @@ from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors, hash_of
 from medsilo.course.phase import Phase, views
 from medsilo.course.secure_aggregation import forms_of
-from medsilo.federation.accepting import check_numbers, same_layout
+from medsilo.federation.accepting import check_forms, check_numbers, same_layout
 from medsilo.federation.sealed.what import (
     ALIKE,
     WORDS,
@@ -364,7 +364,7 @@ class SealedSite(Envelope):
     def _pulled(self, form: Pulled, name: str, mine: Tensors, mean: Tensors, count: int) -> Tensors:
         """Return θ + (1 - λ) K/(K - 1) (m - θ) of this site's own θ, m being the mean of all K."""
         floats = {other: tensor for other, tensor in mine.items() if tensor.is_floating_point()}
-        same_layout({name: mean}, {name: floats})
+        check_forms({name: mean}, {name: floats})
         step = (1 - form.pull) * count / (count - 1)
         pulled = {
             other: torch.lerp(tensor.double().cpu(), mean[other].double(), step).to(tensor.dtype)
