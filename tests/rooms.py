@@ -9,7 +9,7 @@ from pathlib import Path
 
 DOCUMENT = Path(__file__).parent.parent / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms: written by 'python -m tests.rooms' -->", "<!-- end of rooms -->"
-LONG = 10  # rooms from which a row names those that are not used
+LONG = 11  # rooms from which a row names those that are not used
 
 
 @dataclass(frozen=True)
@@ -95,19 +95,50 @@ ROOMS["api"] = Room("what `import medsilo` gives; nothing uses it", frozenset(RO
 ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - BENEATH - {"api"})
 ROOMS["extend"] = Room("what plug-ins import; nothing else uses it", frozenset(ROOMS) - {"api"})
 
+# Packages beside the engine, which no room knows. Plug-ins use `extend`; medsilo's own commands and methods use rooms.
 PLUGINS = {
-    "medsilo_adapters": "networks that train only a part: checkpoints, adapters, and training without labels",
-    "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks, and results back",
-    "medsilo_new": "the start of a plug-in: a package with a method, a task or a network that works, and its test",
-    "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data that lie in several hospitals",
-    "medsilo_omop": "extracts of the OMOP common data model as a hospital's table, by a small cohort definition",
-    "medsilo_papers": "the papers' data sets and networks, and the test of whether models tell who they learned from",
-    "medsilo_promise": "a promise at every hospital: sets, intervals and masks that risk curves calibrate",
-    "medsilo_record": "the record of a study at one hospital that a data protection officer can file",
-    "medsilo_rehearsal": "a whole consortium on one machine, walked through by the commands that its people type",
-    "medsilo_release": "after a study: released models, tests elsewhere, receipts, watching at work, and leaving",
-    "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",
-    "medsilo_statistics": "exact statistics over hospitals before a study, of sealed sums",
+    "medsilo_adapters": room(
+        "networks that train only a part: checkpoints, adapters, and training without labels",
+        "cli core course flare learning models registry",
+    ),
+    "medsilo_dicom": room(
+        "DICOM: series into volumes, segmentations and contours into masks, and results back", "extend"
+    ),
+    "medsilo_new": room(
+        "the start of a plug-in: a package with a method, a task or a network that works, and its test",
+        "cli core registry",
+    ),
+    "medsilo_nnunet": room(
+        "nnU-Net: its task and network, and its plans for data that lie in several hospitals", "extend"
+    ),
+    "medsilo_omop": room(
+        "extracts of the OMOP common data model as a hospital's table, by a small cohort definition", "extend"
+    ),
+    "medsilo_papers": room(
+        "the papers' data sets and networks, and the test of whether models tell who they learned from", "extend"
+    ),
+    "medsilo_promise": room(
+        "a promise at every hospital: sets, intervals and masks that risk curves calibrate", "extend"
+    ),
+    "medsilo_record": room(
+        "the record of a study at one hospital that a data protection officer can file",
+        "check cli core flare plan report runs sealing site",
+    ),
+    "medsilo_rehearsal": room(
+        "a whole consortium on one machine, walked through by the commands that its people type",
+        "cli consortium core site",
+    ),
+    "medsilo_release": room(
+        "after a study: released models, tests elsewhere, receipts, watching at work, and leaving",
+        "cli consortium core deploy federation flare report runs sealing site study",
+    ),
+    "medsilo_series": room(
+        "a hospital's own time series: the task, and what looks at, predicts and exports them", "extend"
+    ),
+    "medsilo_statistics": room(
+        "exact statistics over hospitals before a study, of sealed sums",
+        "cli consortium core federation flare privacy registry report runs site tasks",
+    ),
 }
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.
@@ -127,7 +158,7 @@ def table() -> str:
         rows += [
             f"| `{name}/{wing}` | {holds} | `{name}` and what it uses |" for wing, holds in WINGS.get(name, {}).items()
         ]
-    rows += [f"| `{name}` | {holds} | `extend` |" for name, holds in PLUGINS.items()]
+    rows += [f"| `{name}` | {own.holds} | {_uses(own)} |" for name, own in PLUGINS.items()]
     return "\n".join(rows)
 
 

@@ -39,40 +39,20 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.task import SiteData, Task
     from medsilo.tasks.use import Use
 
-if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
-    from medsilo.check import demands, leaks
-    from medsilo.check.approving import plan_in_words
-    from medsilo.check.at_home import KitAtHome
+if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.cli import options
-    from medsilo.consortium import lead
-    from medsilo.consortium.description import read_consortium
-    from medsilo.core import shelf
     from medsilo.core.files import read_bounded, write_bytes, write_json
-    from medsilo.core.package import needing, package_facts
+    from medsilo.core.package import needing
     from medsilo.core.section import Section
-    from medsilo.deploy import model_card, predict, predicted_rows, watch
-    from medsilo.federation.inquiry import SealedSums, SumRequest
-    from medsilo.federation.protection import Protection
-    from medsilo.flare.inquiry_job import ask_in_simulator
-    from medsilo.flare.jobs import plan_of, scope_of, write_job
-    from medsilo.learning import layers, seeds, undrawn
+    from medsilo.deploy import predict, predicted_rows
+    from medsilo.learning import seeds, undrawn
     from medsilo.learning.loop import DrawnCases
     from medsilo.models import architectures
     from medsilo.models.network import Dimensions
-    from medsilo.privacy.accounting import noise_for
-    from medsilo.registry import TABLES
-    from medsilo.report import charts
-    from medsilo.report.formats import cell
-    from medsilo.report.template import fill
-    from medsilo.runs import paths
     from medsilo.runs.messages import Message
-    from medsilo.sealing import signed, signing
-    from medsilo.site.policy import Policy
     from medsilo.site.settings import SiteSettings
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
-    from medsilo.study import judging
-    from medsilo.study.leaving import Departure
     from medsilo.tasks import headers, ready, sheet, splits, volumes
     from medsilo.tasks.listing import Entry, Listing, files_below
     from medsilo.tasks.own import columns, own_data

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from medsilo.extend import Command, Screen, options
+from medsilo.cli import options
+from medsilo.cli.show import Command, Screen
 
 LAST = "global/last.safetensors"
 
@@ -24,7 +25,7 @@ def pretrain(
     Run it by `medsilo run` or `medsilo submit`. It ends with a file for `network.from` of the plan with labels.
     """
     screen.begin(f"reading the plan of {job}")
-    from medsilo.extend import plan_of, write_job
+    from medsilo.flare.jobs import plan_of, write_job
 
     study = plan_of(job, changes, plan)
     network = getattr(study.network, "of", study.network)

@@ -13,7 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from medsilo.extend import MedsiloError, shelf
+from medsilo.core import shelf
+from medsilo.core.errors import MedsiloError
 
 INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")  # keys that tensors lie under
 MOST_PREFIXES = 32

@@ -12,7 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.extend import MedsiloError, Section
+from medsilo.core.errors import MedsiloError
+from medsilo.core.section import Section
 
 SHARED, OWN = "adapter", "own_adapter"  # names of a layer's adapters; a hospital's own acts beside the shared one
 

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from medsilo.extend import Algorithm, Group, MedsiloError, Workbench, layers
+from medsilo.core.errors import MedsiloError
+from medsilo.course.algorithm import Algorithm
+from medsilo.course.phase import Group, Workbench
+from medsilo.learning import layers
 
 THUMBNAIL = 8  # values along each side of the picture that one vector of features has to give
 

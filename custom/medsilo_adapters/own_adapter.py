@@ -5,7 +5,11 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from medsilo.extend import Algorithm, Group, MedsiloError, OwnModels, Private
+from medsilo.core.errors import MedsiloError
+from medsilo.course.algorithm import Algorithm
+from medsilo.course.declared import Private
+from medsilo.course.outcome import OwnModels
+from medsilo.course.phase import Group
 from medsilo_adapters.low_rank import OWN, add_own
 
 

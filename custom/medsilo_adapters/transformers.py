@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.extend import Dimensions, Network
+from medsilo.models.network import Dimensions, Network
 
 
 class ViT(Network):

@@ -9,7 +9,12 @@ import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model
 from torch import Tensor, nn
 
-from medsilo.extend import TABLES, MedsiloError, Network, Section, layers, shelf
+from medsilo.core import shelf
+from medsilo.core.errors import MedsiloError
+from medsilo.core.section import Section
+from medsilo.learning import layers
+from medsilo.models.network import Network
+from medsilo.registry import TABLES
 from medsilo_adapters.checkpoint import Match, match, read_checkpoint
 from medsilo_adapters.frozen import Frozen, freeze, keep_rounded, values_of
 from medsilo_adapters.low_rank import Adapters, adapt, merged_weight

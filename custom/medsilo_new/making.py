@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-from medsilo.extend import TABLES, Command, MedsiloError, Screen, options
+from medsilo.cli import options
+from medsilo.cli.show import Command, Screen
+from medsilo.core.errors import MedsiloError
+from medsilo.registry import TABLES
 
 HERE = Path(__file__).parent  # and beside it a template of each file
 KINDS = {  # by what is made: a plan's section, what its test runs

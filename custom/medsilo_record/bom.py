@@ -7,7 +7,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from medsilo.extend import MedsiloError, package_facts, paths, plan_of, shelf
+from medsilo.core import shelf
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import package_facts
+from medsilo.flare.jobs import plan_of
+from medsilo.runs import paths
 from medsilo_record.facts import Case
 
 OWN = "medsilo"

@@ -7,7 +7,10 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from medsilo.extend import MedsiloError, Section, package_facts, read_bounded
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import read_bounded
+from medsilo.core.package import package_facts
+from medsilo.core.section import Section
 from medsilo_record.facts import Case, RecordEntry
 
 FILE = "record.json"

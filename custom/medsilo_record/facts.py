@@ -8,17 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from medsilo.extend import (
-    KitAtHome,
-    Plan,
-    Policy,
-    SiteSettings,
-    demands,
-    leaks,
-    package_facts,
-    paths,
-    plan_in_words,
-)
+from medsilo.check import demands, leaks
+from medsilo.check.approving import plan_in_words
+from medsilo.check.at_home import KitAtHome
+from medsilo.core.package import package_facts
+from medsilo.plan import Plan
+from medsilo.runs import paths
+from medsilo.site.policy import Policy
+from medsilo.site.settings import SiteSettings
 from medsilo_record.outcomes import promises, table
 
 OWN_FILTERS = ".".join(("medsilo", "flare", "filters", ""))

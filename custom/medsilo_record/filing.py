@@ -10,21 +10,17 @@ from typing import Annotated
 
 from pydantic import Field
 
-from medsilo.extend import (
-    KitAtHome,
-    MedsiloError,
-    Plan,
-    Policy,
-    Section,
-    SiteSettings,
-    demands,
-    options,
-    plan_of,
-    scope_of,
-    signed,
-    signing,
-    write_bytes,
-)
+from medsilo.check import demands
+from medsilo.check.at_home import KitAtHome
+from medsilo.cli import options
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_bytes
+from medsilo.core.section import Section
+from medsilo.flare.jobs import plan_of, scope_of
+from medsilo.plan import Plan
+from medsilo.sealing import signed, signing
+from medsilo.site.policy import Policy
+from medsilo.site.settings import SiteSettings
 from medsilo_record import bom, linked, officer_pages, outcomes
 from medsilo_record.comparing import FILE, Filed
 from medsilo_record.facts import Case, RecordEntry, record_of

@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from medsilo.extend import leaks, paths
+from medsilo.check import leaks
+from medsilo.runs import paths
 from medsilo_record.facts import Case, RecordEntry
 from medsilo_record.outcomes import table
 

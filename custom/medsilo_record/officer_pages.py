@@ -7,7 +7,8 @@ from operator import attrgetter
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from medsilo.extend import fill, package_facts
+from medsilo.core.package import package_facts
+from medsilo.report.template import fill
 from medsilo_record.facts import Case, RecordEntry
 
 TEMPLATE = "record.html"

@@ -13,7 +13,7 @@ from functools import cache
 from io import StringIO
 from pathlib import Path
 
-from medsilo.extend import package_facts
+from medsilo.core.package import package_facts
 
 HERE = Path(__file__).parent
 HEADS = ("framework", "outcome", "what it asks for", "state", "shown by", "remark", "build")

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from medsilo.extend import Command, MedsiloError, Screen, options
+from medsilo.cli import options
+from medsilo.cli.show import Command, Screen
+from medsilo.core.errors import MedsiloError
 
 FOLDER = Path("rehearsal")
 

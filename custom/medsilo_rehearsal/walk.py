@@ -14,7 +14,11 @@ from typing import Any, Self
 
 import psutil
 
-from medsilo.extend import MedsiloError, Screen, SiteSettings, read_consortium, write_bytes, write_json
+from medsilo.cli.show import Screen
+from medsilo.consortium.description import read_consortium
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_bytes, write_json
+from medsilo.site.settings import SiteSettings
 
 HERE = "localhost"  # so that the server listens on the loopback address only
 STARTS = 120  # seconds until all are connected

@@ -6,7 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from medsilo.extend import Departure, MedsiloError, Section, judging, paths, plan_of, shelf, signed, signing
+from medsilo.core import shelf
+from medsilo.core.errors import MedsiloError
+from medsilo.core.section import Section
+from medsilo.flare.jobs import plan_of
+from medsilo.runs import paths
+from medsilo.sealing import signed, signing
+from medsilo.study import judging
+from medsilo.study.leaving import Departure
 from medsilo_release.release_folder import Hash, Word
 
 CERTIFICATE = "leaving.json"

@@ -11,19 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import (
-    MedsiloError,
-    Place,
-    Protection,
-    SiteSettings,
-    cell,
-    charts,
-    paths,
-    plan_of,
-    read_bounded,
-    signing,
-    watch,
-)
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import read_bounded
+from medsilo.deploy import watch
+from medsilo.federation.protection import Protection
+from medsilo.federation.seams import Place
+from medsilo.flare.jobs import plan_of
+from medsilo.report import charts
+from medsilo.report.formats import cell
+from medsilo.runs import paths
+from medsilo.sealing import signing
+from medsilo.site.settings import SiteSettings
 from medsilo_release.control_charts import A_YEAR, Alarm, Charts
 from medsilo_release.patient_sums import BLOCK, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder, charted, known_of
 from medsilo_release.receipts import receipt_path, write_receipt

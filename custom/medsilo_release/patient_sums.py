@@ -14,15 +14,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.extend import (
-    MedsiloError,
-    PredictionRequest,
-    Section,
-    Source,
-    read_bounded,
-    watch,
-    write_json,
-)
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import read_bounded, write_json
+from medsilo.core.section import Section
+from medsilo.deploy import watch
+from medsilo.deploy.predictor import PredictionRequest
+from medsilo.deploy.source import Source
 from medsilo_release.release_folder import MANIFEST, Hash, Release, Word, today
 
 HOME = Path("~/.local/state/medsilo/watch")  # a folder for each release

@@ -8,7 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from medsilo.extend import MedsiloError, Section, package_facts, signed, signing
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import package_facts
+from medsilo.core.section import Section
+from medsilo.sealing import signed, signing
 from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word, today
 
 MOST_RECEIPTS = 4096

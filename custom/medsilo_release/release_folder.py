@@ -10,17 +10,14 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator
 
-from medsilo.extend import (
-    MedsiloError,
-    Section,
-    Source,
-    model_card,
-    package_facts,
-    paths,
-    plan_of,
-    signed,
-    signing,
-)
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import package_facts
+from medsilo.core.section import Section
+from medsilo.deploy import model_card
+from medsilo.deploy.source import Source
+from medsilo.flare.jobs import plan_of
+from medsilo.runs import paths
+from medsilo.sealing import signed, signing
 
 MANIFEST, CHANGES = "release.json", "CHANGES.md"
 MOST_FILES, MOST_HOSPITALS = 2000, 4096

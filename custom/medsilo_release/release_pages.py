@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medsilo.extend import cell, fill, judging, model_card, signed, write_bytes
+from medsilo.core.files import write_bytes
+from medsilo.deploy import model_card
+from medsilo.report.formats import cell
+from medsilo.report.template import fill
+from medsilo.sealing import signed
+from medsilo.study import judging
 from medsilo_release.receipts import Merged, Receipt
 from medsilo_release.release_folder import Release
 

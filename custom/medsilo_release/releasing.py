@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medsilo.extend import Command, MedsiloError, Screen, options
+from medsilo.cli import options
+from medsilo.cli.show import Command, Screen
+from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
-    from medsilo.extend import Departure
+    from medsilo.study.leaving import Departure
 
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
@@ -38,7 +40,7 @@ def release(
     It holds the model, its plan and its card, with the scores that hospitals told. Tell the hospitals the fingerprint
     of your key by another way than the folder.
     """
-    from medsilo.extend import signed, signing
+    from medsilo.sealing import signed, signing
     from medsilo_release.release_folder import Conditions, Release, write_release
 
     with screen.busy("releasing"):
@@ -72,7 +74,8 @@ def validate(
     steps (medsilo.yaml, --settings), is signed with a key of this hospital, and goes to the lead by mail.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
-    from medsilo.extend import judging, signed, signing
+    from medsilo.sealing import signed, signing
+    from medsilo.study import judging
     from medsilo_release.patient_sums import Validated, WatchFolder
     from medsilo_release.receipts import NAME, receipt_path, write_receipt
     from medsilo_release.release_folder import Release
@@ -132,7 +135,7 @@ def monitor(
     All of it is at this hospital: sums that 'medsilo predict' kept. Together the charts give one false alarm a year.
     Ends with 1 where there was an alarm.
     """
-    from medsilo.extend import signing
+    from medsilo.sealing import signing
     from medsilo_release.monitoring import Watched, receipt_of, take_outcomes, write_monitor
     from medsilo_release.patient_sums import this_month
     from medsilo_release.release_folder import Release
@@ -206,7 +209,9 @@ def leave(
     It goes on from the last round before the hospital came, if that is kept; else it is the whole study again. Writes
     a signed certificate with the hashes of plan, rounds and models, and lists the copies of the old models.
     """
-    from medsilo.extend import Departure, judging, signing
+    from medsilo.sealing import signing
+    from medsilo.study import judging
+    from medsilo.study.leaving import Departure
     from medsilo_release.leaving_certificate import CERTIFICATE, certify
 
     gone = Departure.of(study, hospital, patients)
@@ -229,7 +234,7 @@ def leave(
 def _submit(screen: Screen, gone: "Departure", kit: Path, name: str) -> int:
     from tempfile import TemporaryDirectory
 
-    from medsilo.extend import lead
+    from medsilo.consortium import lead
 
     with TemporaryDirectory() as place:
         gone.write_job(Path(place) / "job", name)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from medsilo.extend import Section
+from medsilo.core.section import Section
 from medsilo_statistics.grammar import LONGEST, Filter
 
 LARGEST, MOST_TIMES, MOST_VALUES, LONGEST_TASK = 1e9, 20_000, 2_000_000, 10_000

@@ -16,16 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medsilo.extend import (
-    Channel,
-    Charge,
-    Inquiry,
-    MedsiloError,
-    NoiseSource,
-    Parcel,
-    Refused,
-    SiteOfInquiry,
-)
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.federation.inquiry import Inquiry, SiteOfInquiry
+from medsilo.federation.seams import Channel
+from medsilo.privacy.mechanisms import Charge
+from medsilo.privacy.noise import NoiseSource
+from medsilo.runs.messages import Parcel
 from medsilo_statistics.asked_question import MOST_STEPS, Question, RegressionAsked, read_question
 from medsilo_statistics.course_of_question import (
     SEALED,

@@ -10,7 +10,12 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import DataError, DataSource, Message, Section, read_bounded, sheet
+from medsilo.core.errors import DataError
+from medsilo.core.files import read_bounded
+from medsilo.core.section import Section
+from medsilo.runs.messages import Message
+from medsilo.tasks import sheet
+from medsilo.tasks.sources import DataSource
 from medsilo_statistics.asked_question import Harmonised, Question, Text, Variable, Word
 from medsilo_statistics.patients import Floats, Patients, read_patients
 from medsilo_statistics.sums import whole

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medsilo.extend import Command, MedsiloError, Screen, options
+from medsilo.cli import options
+from medsilo.cli.show import Command, Screen
+from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
-    from medsilo.extend import SiteSettings
+    from medsilo.site.settings import SiteSettings
     from medsilo_statistics.asked_question import Question
     from medsilo_statistics.found import StatisticsFound
 
@@ -53,7 +55,7 @@ def statistics(
         raise MedsiloError("the question names no hospitals, and they agree on whose sums are added; set sites in it")
     with screen.busy("asking"):
         if kit:
-            from medsilo.extend import lead
+            from medsilo.consortium import lead
 
             found = _read(lead.inquire(asked.job, asked.in_yaml(), kit, out, screen.say))
         elif local:  # as 'medsilo init' writes settings
@@ -79,7 +81,7 @@ def statistics(
 
 def question_at(path: Path) -> "Question":
     """Return the question of a file; or of a job's folder, who has how many cases of what its plan learns."""
-    from medsilo.extend import plan_of
+    from medsilo.flare.jobs import plan_of
     from medsilo_statistics.asked_question import Question, read_question
 
     if path.is_file() or path.suffix in (".yaml", ".yml"):
@@ -111,7 +113,8 @@ def _read(files: Sequence[Path]) -> "StatisticsFound":
 
 def _in_folders(folders: Sequence[Path]) -> dict[str, "SiteSettings"]:
     """Return the settings of hospitals whose folders these are: its medsilo.yaml, or its table alone."""
-    from medsilo.extend import DataSource, SiteSettings
+    from medsilo.site.settings import SiteSettings
+    from medsilo.tasks.sources import DataSource
 
     if len({folder.resolve().name for folder in folders}) < len(folders):
         raise MedsiloError("two folders have the same name, which is the hospital's; rename one")
@@ -128,7 +131,7 @@ def asked_here(
     question: "Question", settings: Mapping[str, "SiteSettings"], out: Path, engine: str = "inprocess"
 ) -> "StatisticsFound":
     """Ask hospitals whose data are on this machine."""
-    from medsilo.extend import ask_in_simulator
+    from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo_statistics.asking_hospitals import FILE, INQUIRY
     from medsilo_statistics.found import StatisticsFound
 

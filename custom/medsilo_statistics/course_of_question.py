@@ -9,17 +9,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from medsilo.extend import (
-    Channel,
-    MedsiloError,
-    Message,
-    Parcel,
-    Refused,
-    SealedSums,
-    SumRequest,
-    noise_for,
-    package_facts,
-)
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.package import package_facts
+from medsilo.federation.inquiry import SealedSums, SumRequest
+from medsilo.federation.seams import Channel
+from medsilo.privacy.accounting import noise_for
+from medsilo.runs.messages import Message, Parcel
 from medsilo_statistics.asked_question import Question
 from medsilo_statistics.combat import CommonFeatures
 from medsilo_statistics.describing import NORMAL

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import Message
+from medsilo.runs.messages import Message
 from medsilo_statistics.asked_question import MOST_SITES, Curve, Question, Site
 from medsilo_statistics.combat import CommonFeatures
 from medsilo_statistics.describing import difference_of_shares, log_rank, moments, quantile, survival_curve

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import Message
+from medsilo.runs.messages import Message
 from medsilo_statistics.asked_question import MOST_STEPS, Question, RegressionAsked
 from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.patients import Floats, Patients

@@ -7,7 +7,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from medsilo.extend import TABLES, DataError, DataSource, columns, sheet
+from medsilo.core.errors import DataError
+from medsilo.registry import TABLES
+from medsilo.tasks import sheet
+from medsilo.tasks.own import columns
+from medsilo.tasks.sources import DataSource
 from medsilo_statistics.asked_question import Question, RegressionAsked, Variable
 
 Floats = NDArray[np.float64]

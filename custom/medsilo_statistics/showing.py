@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from medsilo.extend import charts, fill, write_bytes
+from medsilo.core.files import write_bytes
+from medsilo.report import charts
+from medsilo.report.template import fill
 from medsilo_statistics.asked_question import Question
 from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.found import Curves, StatisticsFound, TableCell

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from medsilo.extend import Message
+from medsilo.runs.messages import Message
 from medsilo_statistics.asked_question import Harmonised, Question, RegressionAsked
 from medsilo_statistics.patients import Floats, Patients
 
