@@ -855,7 +855,8 @@ def session(module: Any) -> None:
 @relies(
     "private.fed.app.simulator.simulator_runner",
     "subprocess ?SimulatorRunner.args.set ?SimulatorRunner.client_config SimulatorRunner.client_run",
-    "?SimulatorRunner.deploy_args ?SimulatorRunner.build_ctx SimulatorRunner.run SimulatorClientRunner.do_one_task",
+    "?SimulatorRunner.deploy_args ?SimulatorRunner.build_ctx SimulatorRunner.run SimulatorRunner.setup",
+    "SimulatorClientRunner.do_one_task",
 )
 def simulator(module: Any) -> None:
     """The simulator, in this process: its command is deprecated, and SimEnv starts another process with a command line

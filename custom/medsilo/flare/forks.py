@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,15 @@ from typing import Any
 AT_ONCE = 2 * (os.cpu_count() or 1)  # that start at the same time: with a hundred, none is there before it is given up
 POLL = 0.2  # seconds between two looks
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
-# What all forks share, and what NVFlare's lines import, where it is installed; the last reads the plan.
-SHARED = (WORKER, "medsilo.flare.executor", "medsilo.flare.simulator", "aiohttp.web", "google.protobuf.message")
+# What all forks share, what NVFlare's lines import, and what torch's optimizers do; the last reads the plan.
+SHARED = (
+    WORKER,
+    "medsilo.flare.executor",
+    "medsilo.flare.simulator",
+    "aiohttp.web",
+    "google.protobuf.message",
+    "torch._dynamo",
+)
 PLAN, READING = "MEDSILO_PLAN", "medsilo.flare.forked_plan"
 _starting = threading.BoundedSemaphore(AT_ONCE)
 _sites: "dict[str, ForkedSite]" = {}  # as they were started last
@@ -71,10 +79,14 @@ class ForkedSite:
 
 
 def begin(plan: Path, lasting: bool) -> None:
-    """Have sites forked from one process that has read the plan. lasting: whether a site keeps its process."""
+    """Have sites forked from one process that reads the plan while NVFlare starts.
+
+    lasting: whether a site keeps its process
+    """
     ForkedSite.context, ForkedSite.lasting = multiprocessing.get_context("forkserver"), lasting
     ForkedSite.context.set_forkserver_preload([*SHARED, READING])
     os.environ[PLAN] = str(plan.absolute())
+    ensure_running()
 
 
 def site(name: str) -> ForkedSite:

@@ -615,10 +615,17 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
 
 # ---------------------------------------------------------------------------------------------------- the simulator
 def patient_simulator(
-    job: str, workspace: str, sites: str, threads: int, patience: float, run_site: Callable[..., Outcome]
+    job: str,
+    workspace: str,
+    sites: str,
+    threads: int,
+    patience: float,
+    begin: Callable[[], None],
+    run_site: Callable[..., Outcome],
 ) -> "SimulatorRunner":
     """Return NVFlare's simulator. patience: seconds that a site's process has to start.
 
+    begin: is called in the process in which the server will run.
     run_site: gets a site's name and what runs its process once, and returns how that ended.
 
     Issue (2.9.0): the simulator gives a site up when another program answers at the port that was found free for it.
@@ -634,6 +641,10 @@ def patient_simulator(
             return run_site(client.client_name, lambda: once(client, *arguments, **more))
 
     class Runner(SimulatorRunner):
+        def setup(self) -> bool:
+            begin()
+            return super().setup()
+
         def client_run(self, server_custom_folder: str, clients: list, gpu: str | None) -> None:
             self.args.set = [f"simulator_worker_timeout={patience}"]
             given = self.args, clients, self.client_config, self.deploy_args, self.build_ctx

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -292,15 +292,16 @@ def main() -> int:
         forks.site(site).given_up = True
         return ended
 
+    def begin() -> None:
+        if forked:
+            forks.begin(plan, lasting=int(threads) == count)
+
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
-    count = len(sites.split(","))
-    runner = patient_simulator(job, workspace, sites, int(threads), start_limit(count), until_begun)
+    count, plan = len(sites.split(",")), (Path(job) / PLAN).absolute()
     forked = sys.platform == "linux" and not (Path(job) / CUSTOM).is_dir()  # code that sites import in place of ours
-    if not forked:
-        return runner.run()
-    forks.begin(Path(job) / PLAN, lasting=int(threads) == count)
-    with sites_started_by(forks.ForkedSite):
+    runner = patient_simulator(job, workspace, sites, int(threads), start_limit(count), begin, until_begun)
+    with sites_started_by(forks.ForkedSite) if forked else nullcontext():
         return runner.run()
 
 
