@@ -259,7 +259,7 @@ def critical(p: float, parts: Sequence[Variance]) -> float:
     """Return how many standard errors are exceeded with probability p, to either side."""
     variance = sum(part.variance for part in parts)
     return sum(
-        part.variance / variance * float(scipy.stats.t.isf(p / 2, part.degrees)) for part in parts if part.variance
+        part.variance / variance * -float(scipy.special.stdtrit(part.degrees, p / 2)) for part in parts if part.variance
     )
 
 
@@ -315,9 +315,7 @@ def interval_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarra
 
 
 def _wilson(mean: float, number: float, degrees: int) -> Interval:
-    from scipy import stats
-
-    square = float(stats.t.isf(TAIL, degrees)) ** 2
+    square = float(scipy.special.stdtrit(degrees, TAIL)) ** 2
     middle = (mean * number + square / 2) / (number + square)
     reach = math.sqrt(square * (number * mean * (1 - mean) + square / 4)) / (number + square)
     return max(middle - reach, 0.0), min(middle + reach, 1.0)
@@ -349,7 +347,7 @@ def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
         squares, degrees = _residual(others, np.ones(others.shape[:-1], dtype=bool))
         own = (scores[..., row, :] - others.mean(-2)).var(-1, ddof=1) * (rows - 1) / rows
         ratio = own * degrees / np.maximum(squares, np.finfo(float).tiny)
-        steady[..., row] = scipy.stats.f.sf(ratio, seeds - 1, degrees) >= UNSTEADY
+        steady[..., row] = scipy.special.fdtrc(seeds - 1, degrees, ratio) >= UNSTEADY
     squares, degrees = _residual(scores, steady)
     return 2 * squares / np.maximum(degrees, 1), degrees, steady
 
@@ -404,7 +402,7 @@ def sensitivity(found: Collection[Difference]) -> DetectableGain | None:
     more = next(enough, max(gains))
     spreads = [[one.patients, Variance(one.luck.variance / one.seeds, one.seeds - 1)] for one in known]
     degrees = statistics.median(_together([part for part in own if part.variance]).degrees for own in spreads)
-    low, high = (gain * math.sqrt(degrees / float(scipy.stats.chi2.isf(p, degrees))) for p in (TAIL, 1 - TAIL))
+    low, high = (gain * math.sqrt(degrees / float(scipy.special.chdtri(degrees, p))) for p in (TAIL, 1 - TAIL))
     told, smaller, least, most = (_points(value) for value in (gain, gains[more], low, high))
     words = (
         f"With {seeds} seeds and this spread, a gain of {told} points would have been found in {POWER:.0%} of such "
