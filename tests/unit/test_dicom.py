@@ -351,7 +351,8 @@ def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest
     }
     (tmp_path / "plan.yaml").write_text(dump_yaml(plan), "utf-8")
     common = ["--plan", str(tmp_path / "plan.yaml"), "--settings", str(site)]
-    assert main(["check", "jobs/fedavg", *common, "--site", "a"]) == 0
+    private = str(tmp_path / "private.txt")
+    assert main(["check", "jobs/fedavg", *common, "--site", "a", "--private", private]) == 0
     told = capsys.readouterr().out
     assert "Identifiers in DICOM headers" in told and NAME not in told
     (tmp_path / "empty").mkdir()

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing.forkserver import ensure_running
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -83,6 +82,8 @@ def begin(plan: Path, lasting: bool) -> None:
 
     lasting: whether a site keeps its process
     """
+    from multiprocessing.forkserver import ensure_running  # which Windows has not
+
     ForkedSite.context, ForkedSite.lasting = multiprocessing.get_context("forkserver"), lasting
     ForkedSite.context.set_forkserver_preload([*SHARED, READING])
     os.environ[PLAN] = str(plan.absolute())
