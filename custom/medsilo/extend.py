@@ -48,7 +48,6 @@ if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them:
     from medsilo.learning import seeds, undrawn
     from medsilo.learning.loop import DrawnCases
     from medsilo.models import architectures
-    from medsilo.models.network import Dimensions
     from medsilo.runs.messages import Message
     from medsilo.site.settings import SiteSettings
     from medsilo.start import choices, folder_layout, looks
