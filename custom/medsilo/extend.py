@@ -42,7 +42,6 @@ if TYPE_CHECKING:  # for everybody
 if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.cli import options
     from medsilo.core.files import read_bounded, write_bytes, write_json
-    from medsilo.core.package import needing
     from medsilo.core.section import Section
     from medsilo.deploy import predict, predicted_rows
     from medsilo.learning import seeds, undrawn
