@@ -54,7 +54,6 @@ if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them:
     from medsilo.tasks.listing import Entry, Listing, files_below
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
-    from medsilo.tasks.task import Cases
 
 
 @cache

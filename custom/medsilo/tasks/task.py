@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Self
@@ -127,8 +127,13 @@ class SiteData:
         for chosen in (np.flatnonzero(of_case == part) for part in range(3)):
             own = torch.from_numpy(np.ascontiguousarray(inputs[chosen], np.float32))
             labels = torch.from_numpy(np.ascontiguousarray(targets[chosen], np.int64))
-            divided.append(Cases(own, labels, [names[patient] for patient in patients[chosen]]))
-        return cls(*divided)
+            divided.append((own, labels, [names[patient] for patient in patients[chosen]]))
+        return cls.in_memory(divided)
+
+    @classmethod
+    def in_memory(cls, parts: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Self:
+        """Hold three parts as tensors: the inputs and targets of cases, and the patient each case belongs to."""
+        return cls(*(Cases(*part) for part in parts))
 
     @property
     def absent(self) -> list[str]:
