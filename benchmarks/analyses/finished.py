@@ -14,6 +14,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.pool import POOL
 from medsilo.federation.protection import read_for
+from medsilo.learning.loop import drawn_cases
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
@@ -42,7 +43,10 @@ class FinishedRun:
         source = read_for(self.plan, settings.of(site).data)
         data = self.plan.task.site_data(site, self.sites, self.plan.seed, source)
         return SiteData(
-            *(self.plan.task.pieces(part, self.plan.seed) for part in (data.train, data.validation, data.test))
+            *(
+                drawn_cases(part, self.plan.task.piece, self.plan.seed)
+                for part in (data.train, data.validation, data.test)
+            )
         )
 
     def model(self, site: str, device: torch.device) -> nn.Module:

@@ -42,13 +42,9 @@ if TYPE_CHECKING:  # for everybody
 if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.cli import options
     from medsilo.core.files import read_bounded, write_bytes, write_json
-    from medsilo.core.package import needing
     from medsilo.core.section import Section
-    from medsilo.deploy import predict, predicted_rows
     from medsilo.learning import seeds, undrawn
-    from medsilo.learning.loop import DrawnCases
     from medsilo.models import architectures
-    from medsilo.models.network import Dimensions
     from medsilo.runs.messages import Message
     from medsilo.site.settings import SiteSettings
     from medsilo.start import choices, folder_layout, looks
@@ -57,7 +53,6 @@ if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them:
     from medsilo.tasks.listing import Entry, Listing, files_below
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
-    from medsilo.tasks.task import Cases
 
 
 @cache

@@ -269,7 +269,7 @@ NETWORKS = Registry(
 PREDICTORS = PluginTable(
     "medsilo.predictors",
     "medsilo.deploy.predictor:Predictor",
-    {"images": "medsilo.deploy.predict:PREDICTOR", "tables": "medsilo.deploy.predicted_rows:PREDICTOR"},
+    {"images": "medsilo.deploy.image_files:PREDICTOR", "tables": "medsilo.deploy.predicted_rows:PREDICTOR"},
 )
 
 EXPORTERS = PluginTable(

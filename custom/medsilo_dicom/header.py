@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from medsilo.extend import headers, needing, sheet
+from medsilo.extend import MedsiloError, headers, sheet
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
 ENHANCED = (  # classes of objects that are many slices, as of modern scanners and of converters; those of MR first
@@ -103,14 +103,14 @@ class Header:
 
 def highdicom() -> Any:
     """Return highdicom, which is an extra."""
-    with needing(NEEDED):
+    with MedsiloError.needing(NEEDED):
         import highdicom
     return highdicom
 
 
 def network() -> Any:
     """Return pynetdicom, which is an extra."""
-    with needing(NEEDED):
+    with MedsiloError.needing(NEEDED):
         import pynetdicom
     return pynetdicom
 
@@ -118,7 +118,7 @@ def network() -> Any:
 @cache
 def library() -> Any:
     """Return pydicom, which is an extra. It says nothing of what it reads: its words would hold values of headers."""
-    with needing(NEEDED):
+    with MedsiloError.needing(NEEDED):
         import pydicom
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
     logging.getLogger("pydicom").disabled = True

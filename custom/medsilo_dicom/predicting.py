@@ -15,8 +15,6 @@ from medsilo.extend import (
     Scan,
     Segmentation,
     __version__,
-    files_below,
-    predict,
     write_bytes,
 )
 from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, network, read_tree, words_of
@@ -43,16 +41,15 @@ class DicomSeries:
         told = words_of(made.files[0], ("Manufacturer", "ManufacturerModelName"))
         return replace(scan_of_series(made), machine=" ".join(" ".join(told.values()).split()))
 
-    def write(self, scan: Scan, prediction: predict.Prediction, out: Path) -> dict[str, str]:
-        sources, found = sources_of(scan.source), prediction.found
-        says, promised = promise_of(found), None
-        if prediction.labels is None:
+    def write(self, scan: Scan, found: Mapping[str, Any], masks: Sequence[np.ndarray], out: Path) -> dict[str, str]:
+        sources, says, promised = sources_of(scan.source), promise_of(found), None
+        if not masks:
             told = class_report(sources, found["class"], found["probability"], self.maker, says)
             return {"report": self._save(told, out, "report")}
-        mask = segmentation(sources, _as_stored(scan, prediction.labels, sources), self.codes, self.maker)
+        mask = segmentation(sources, _as_stored(scan, masks[0], sources), self.codes, self.maker)
         names = {"mask": self._save(mask, out, "segmentation")}
-        if prediction.marked is not None:
-            held = segmentation(sources, _as_stored(scan, prediction.marked, sources), self.codes, self.maker, says)
+        for marked in masks[1:]:
+            held = segmentation(sources, _as_stored(scan, marked, sources), self.codes, self.maker, says)
             names["promised_mask"] = self._save(held, out, "promised")
             promised = (held, found[f"promised_{VOLUME}{next(iter(self.codes))}"], says)
         volumes = {name: found[f"{VOLUME}{name}"] for name in self.codes}
@@ -87,13 +84,12 @@ def predict_series(asked: PredictionRequest) -> int:
     """Predict the series below folders (or among files) that are volumes, or should be; return how many failed."""
     library()
     plan = asked.source.plan
-    found = [file for path in asked.given for file in (files_below(path)[0].values() if path.is_dir() else [path])]
     structures = plan.task.goal.label_names[1:] if isinstance(plan.task.goal, Segmentation) else ()
     codes = {name: code_of(name) for name in structures}
     maker = MadeBy(f"{asked.source.facts['kind']} {plan.algorithm.name} {plan.task.name}"[:64], __version__, plan.hash)
     series = {
         uid: headers
-        for uid, headers in read_tree(found).images.items()
+        for uid, headers in read_tree(asked.files()).images.items()
         if any(header.wrong not in (NOT_SLICES, SECONDARY) for header in headers)
     }
     if not series:
@@ -101,7 +97,7 @@ def predict_series(asked: PredictionRequest) -> int:
     images = [
         DicomSeries(uid, number, headers, codes, maker) for number, (uid, headers) in enumerate(series.items(), 1)
     ]
-    return predict.predict_all(asked, images)
+    return asked.predict_images(images)
 
 
 def connect(node: str) -> Callable[[Sequence[Path]], int]:

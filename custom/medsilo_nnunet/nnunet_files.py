@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast, get_args
 
-from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, needing
+from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError
 from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
@@ -73,7 +73,7 @@ def _in_layout(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
 
 def _reader(settings: Mapping[str, Any], listing: Listing) -> Reader:
     """Return the name of the class that nnU-Net chooses for these files, which is one for all."""
-    with needing(NEEDED):
+    with MedsiloError.needing(NEEDED):
         from nnunetv2.imageio.reader_writer_registry import determine_reader_writer_from_dataset_json
 
     files = [path for entry in listing.entries for path in (*entry.images, entry.label) if isinstance(path, Path)]

@@ -16,7 +16,6 @@ from torch.utils.data import Dataset
 from medsilo.extend import (
     DataError,
     DataSource,
-    DrawnCases,
     Entry,
     Listing,
     Network,
@@ -114,8 +113,9 @@ class NnUNetFolder(own_data.OwnFolder):
     def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         return _Patches(self.parts, cases, batch, steps, seed)
 
-    def pieces(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
-        return DrawnCases(cases, self._piece, seed, names)
+    @property
+    def piece(self) -> Callable[[tuple[Tensor, Tensor], int], tuple[Tensor, Tensor]]:
+        return self._piece
 
     def _piece(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
         (mark,) = undrawn.marks_in(case[1][None])

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from medsilo.extend import Network, Section, needing
+from medsilo.extend import MedsiloError, Network, Section
 from medsilo_nnunet import NEEDED
 
 MOST_STAGES = 12
@@ -233,7 +233,7 @@ class NnUNet(Network):
     architecture: Architecture = Field(description="as in nnU-Net's plans; by default those of the task")
 
     def build(self, channels: int, classes: int) -> nn.Module:
-        with needing(NEEDED):
+        with MedsiloError.needing(NEEDED):
             from nnunetv2.utilities.get_network_from_plans import get_network_from_plans  # takes seconds
         network = get_network_from_plans(
             self.architecture.network_class_name,

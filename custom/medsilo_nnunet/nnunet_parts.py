@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medsilo.extend import DataError, needing, ready
+from medsilo.extend import DataError, MedsiloError, ready
 from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_network import ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
@@ -232,7 +232,7 @@ def places_in(found: Mapping[int, Any]) -> Tensor:
 @cache
 def _trainer(name: TrainerName) -> Any:
     """Return a trainer of nnU-Net's without what it does to folders, logs and devices."""
-    with needing(NEEDED):
+    with MedsiloError.needing(NEEDED):
         from nnunetv2.training.nnUNetTrainer import variants
         from nnunetv2.utilities.find_class_by_name import recursive_find_python_class as find
         from nnunetv2.utilities.plans_handling.plans_handler import PlansManager

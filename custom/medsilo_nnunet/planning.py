@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from medsilo.extend import MedsiloError, needing, write_json
+from medsilo.extend import MedsiloError, write_json
 from medsilo_nnunet import NEEDED, PLANNERS
 from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite
 from medsilo_nnunet.nnunet_files import SETTINGS
@@ -101,7 +101,7 @@ def _planner(name: str) -> Any:
     """Return nnU-Net's planner of this name."""
     if name not in PLANNERS:
         raise MedsiloError(f"nnU-Net's planner {name} is not known; choose one of {', '.join(PLANNERS)}")
-    with needing(NEEDED):
+    with MedsiloError.needing(NEEDED):
         from nnunetv2.experiment_planning.experiment_planners.default_experiment_planner import ExperimentPlanner
         from nnunetv2.experiment_planning.experiment_planners.residual_unets import residual_encoder_unet_planners
     return ExperimentPlanner if name == PLANNERS[0] else getattr(residual_encoder_unet_planners, name)

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Cases, Classification, DataError, SiteData, Task, seeds
+from medsilo.extend import Classification, DataError, SiteData, Task, seeds
 from medsilo_papers.public_files import arrays_of, site_folder
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -60,8 +60,8 @@ class ActivityWindows(Task):
             raise DataError(f"x_train has {len(inputs)} window(s): too few for training and validation")
         order = torch.randperm(len(inputs), generator=seeds.generator_for(seed, site, "validation"))
         parts = [order[kept:].sort().values, order[:kept].sort().values]
-        train, validation = (Cases(inputs[part], targets[part], [site] * len(part)) for part in parts)
-        return SiteData(train, validation, Cases(test_inputs, test_targets, [site] * len(test_inputs)))
+        pairs = [*((inputs[part], targets[part]) for part in parts), (test_inputs, test_targets)]
+        return SiteData.in_memory((own, labels, [site] * len(own)) for own, labels in pairs)
 
     def _checked(self, part: str, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
         """Windows [n, sensors, steps] in float32 and labels [n]; an error that says what is wrong with them."""

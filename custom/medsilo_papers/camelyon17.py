@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medsilo.extend import Classification, DataError, SiteData, ready, splits
-from medsilo_papers.public_files import PictureTask, bare_name, divided, parts_of, rows_of, site_folder
+from medsilo.extend import Classification, DataError, SiteData, splits
+from medsilo_papers.public_files import PictureTask, bare_name, parts_of, rows_of, site_folder
 
 TABLE = "metadata.csv"
 COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
@@ -50,7 +50,7 @@ class Camelyon17(PictureTask):
         items = [(place / _file(row), int(row["tumor"])) for row in own]
         if not items[0][0].is_file():
             raise DataError(f"{TABLE} names patches that are not there; expected {LAYOUT}", private=str(items[0][0]))
-        return divided(items, patients, parts_of(self, patients, site, seed), self.case_of, ready.LazyCases)
+        return self.read_later(items, patients, parts_of(self, patients, site, seed))
 
 
 def _file(row: dict[str, str]) -> str:

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import Classification, DataError, Network, SiteData, ready
+from medsilo.extend import Classification, DataError, Network, SiteData
 from medsilo_papers.networks import AlexNet
-from medsilo_papers.public_files import PictureTask, PooledTask, bare_name, divided, files_in, site_folder
+from medsilo_papers.public_files import PictureTask, PooledTask, bare_name, files_in, site_folder
 
 CLASSES = ("COVID-19", "Normal", "Pneumonia-Viral", "Pneumonia-Bacterial")
 ENDINGS = (".png", ".jpg", ".jpeg")
@@ -47,7 +47,7 @@ class CovidXray(PooledTask, PictureTask):
         if len(np.unique(labels)) < len(CLASSES):
             raise DataError(f"a class has no picture; expected {layout}", private=str(place))
         patients = tuple(_patient(path, label) for path, label in items)
-        return divided(items, patients, self.dealt(labels, patients, site, sites, seed), self.case_of, ready.LazyCases)
+        return self.read_later(items, patients, self.dealt(labels, patients, site, sites, seed))
 
 
 def _folders(place: Path) -> list[Path]:

@@ -13,7 +13,6 @@ from medsilo.extend import DataError, Segmentation, SiteData, splits, volumes
 from medsilo_papers.public_files import (
     PictureTask,
     bare_name,
-    divided,
     files_in,
     monai_loss,
     parts_of,
@@ -67,9 +66,9 @@ class Fundus(PictureTask):
         place = site_folder(self.name, site, sites, folder, lambda path: bool(pictures_in(path, site)), LAYOUT)
         items = pictures_in(place, site)
         patients = [image.relative_to(place).with_suffix("").as_posix() for image, _, _ in items]
-        return divided(items, patients, parts_of(self, patients, site, seed), self._read)
+        return self.read_once(items, patients, parts_of(self, patients, site, seed))
 
-    def _read(self, item: Item) -> tuple[Tensor, Tensor]:
+    def case_of(self, item: Item) -> tuple[Tensor, Tensor]:
         path, masks, greys = item
         picture = read_picture(path)
         labels = _labels([read_labels(mask) for mask in masks], greys)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.extend import Dimensions, Network, architectures
+from medsilo.extend import Network, architectures
 
 
 class LeNet5(Network):
@@ -84,7 +84,7 @@ class BasicUNet(Network):
     features: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
         default=(32, 64, 128, 256, 512), min_length=5, max_length=5, description="features of each level, finest first"
     )
-    dimensions: Dimensions = 2
+    dimensions: Literal[2, 3] = Field(2, description="2: flat images and slices; 3: volumes")
     norm: Literal["batch", "batch-statistics", "instance"] = Field("batch", description=architectures.NORM)
 
     def build(self, channels: int, classes: int) -> nn.Module:

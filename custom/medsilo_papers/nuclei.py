@@ -12,7 +12,6 @@ from torch import Tensor
 from medsilo.extend import DataError, Segmentation, SiteData, seeds, splits, volumes
 from medsilo_papers.public_files import (
     PictureTask,
-    divided,
     files_in,
     monai_loss,
     read_labels,
@@ -77,9 +76,9 @@ class Nuclei(PictureTask):
             parts = _parts_in_paper(images, place, splits.split_seed(seed, site))
         if set(parts) != {0, 1, 2}:
             raise DataError(f"the site's {len(images)} images leave a part empty; expected whole sets: {LAYOUT}")
-        return divided(images, list(map(patient_of, images)), np.array(parts), self._read)
+        return self.read_once(images, list(map(patient_of, images)), np.array(parts))
 
-    def _read(self, image: Path) -> tuple[Tensor, Tensor]:
+    def case_of(self, image: Path) -> tuple[Tensor, Tensor]:
         colours = read_picture(image)
         mask = nuclei_in(image, colours.shape[1:])
         return self.inputs_of(colours)[0], volumes.resized_to_majority(mask, (self.size, self.size))

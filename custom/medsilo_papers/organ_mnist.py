@@ -7,10 +7,11 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from medsilo.extend import Cases, Classification, DataError, Network, SiteData
+from medsilo.extend import Classification, DataError, Network, SiteData
 from medsilo_papers.networks import LeNet5
-from medsilo_papers.public_files import PictureTask, PooledTask, arrays_of, in_parts, site_folder
+from medsilo_papers.public_files import PictureTask, PooledTask, arrays_of, site_folder
 
 FILE_PARTS = ("train", "val", "test")
 VIEWS = {"axial": "a", "coronal": "c", "sagittal": "s"}
@@ -40,11 +41,10 @@ class OrganMnist(PooledTask, PictureTask):
         place = site_folder(self.name, site, sites, folder, lambda path: (path / name).is_file(), f"{name} of MedMNIST")
         images, labels, published = self._read(place / name)
         parts = self.dealt(labels, published, site, sites, seed)
-        return in_parts(parts, lambda own: self._cases(images[own], labels[own], own))
-
-    def _cases(self, images: np.ndarray, labels: np.ndarray, own: np.ndarray) -> Cases:
-        inputs = torch.from_numpy(images[:, None].astype(np.float32)) / 255
-        return Cases(inputs, torch.from_numpy(labels), [f"{case:06}" for case in own])
+        places = [np.flatnonzero(parts == part) for part in range(3)]
+        return SiteData.in_memory(
+            (_scaled(images[own]), torch.from_numpy(labels[own]), [f"{case:06}" for case in own]) for own in places
+        )
 
     def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """All images [n, size, size], their labels [n] and the published part of each [n]."""
@@ -58,3 +58,7 @@ class OrganMnist(PooledTask, PictureTask):
             if len(organs) and not 0 <= organs.min() <= organs.max() < self.goal.classes:
                 raise DataError(f"{path.name} has labels outside 0 to {self.goal.classes - 1}; is it an OrganMNIST?")
         return np.concatenate(images), np.concatenate(labels), np.repeat(np.arange(3), list(map(len, labels)))
+
+
+def _scaled(images: np.ndarray) -> Tensor:
+    return torch.from_numpy(images[:, None].astype(np.float32)) / 255

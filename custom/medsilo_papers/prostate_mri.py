@@ -1,6 +1,6 @@
 """The prostate in T2-weighted MRI of several hospitals, cut into slices as the HarmoFL and FedSM papers do."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import DataError, DrawnCases, Network, Segmentation, SiteData, splits, volumes
+from medsilo.extend import DataError, Network, Segmentation, SiteData, splits, volumes
 from medsilo_papers.networks import BasicUNet
 from medsilo_papers.public_files import PictureTask, files_in, in_parts, monai_loss, parts_of, site_folder
 
@@ -100,8 +100,9 @@ class Prostate(PictureTask):
         near = torch.arange(len(single))[:, None] + torch.arange(-reach, reach + 1)
         return single[near.clamp(0, len(single) - 1)]
 
-    def varied(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
-        return DrawnCases(cases, self.augmented, seed, names) if self.augment else cases
+    @property
+    def variation(self) -> Callable[[tuple[Tensor, Tensor], int], tuple[Tensor, Tensor]] | None:
+        return self.augmented if self.augment else None
 
     def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
         """Each of four turns and of two flips equally likely, drawn from the seed alone."""

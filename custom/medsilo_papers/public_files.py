@@ -1,6 +1,6 @@
 """Find the site's folder of a public data set, deal sets without hospitals to sites; read pictures and tables."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,15 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import Cases, DataError, SiteData, Task, Use, headers, sheet, splits, volumes
+from medsilo.extend import DataError, SiteData, Task, Use, headers, ready, sheet, splits, volumes
 
 LARGEST_VALUE = 8  # bytes, as int64
-
-
-def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable[..., tuple[Tensor, Tensor]]) -> Cases:
-    """Read all items at once, into memory."""
-    pairs = [read(item) for item in items]
-    return Cases(torch.stack([inputs for inputs, _ in pairs]), torch.stack([target for _, target in pairs]), patients)
 
 
 class PictureTask(Task):
@@ -55,9 +49,25 @@ class PictureTask(Task):
         """Return what the network reads of a picture, one case."""
         return volumes.resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
-    def case_of(self, item: tuple[Path, int]) -> tuple[Tensor, Tensor]:
+    def case_of(self, item: Any) -> tuple[Tensor, Tensor]:
         """Read a picture, of which the class is known."""
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
+
+    def read_once(self, items: Sequence[Any], patients: Sequence[str], parts: np.ndarray) -> SiteData:
+        """Return the cases of each part, read at once into memory."""
+
+        def cases_of(own: np.ndarray) -> tuple[Tensor, Tensor, list[str]]:
+            pairs = zip(*(self.case_of(items[place]) for place in own), strict=True)
+            inputs, targets = map(torch.stack, pairs)
+            return inputs, targets, [patients[place] for place in own]
+
+        return SiteData.in_memory(cases_of(np.flatnonzero(parts == part)) for part in range(3))
+
+    def read_later(self, items: Sequence[Any], patients: Sequence[str], parts: np.ndarray) -> SiteData:
+        """Return the cases of each part, read when they are asked for."""
+        return in_parts(
+            parts, lambda own: ready.LazyCases([items[i] for i in own], [patients[i] for i in own], self.case_of)
+        )
 
 
 @cache
@@ -231,14 +241,3 @@ def parts_of(task: Any, patients: Sequence[str], site: str, seed: int) -> np.nda
 def in_parts(parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> SiteData:
     """The cases of each part, 0 train, 1 validation and 2 test, made of their places."""
     return SiteData(*(cases_of(np.flatnonzero(parts == part)) for part in range(3)))
-
-
-def divided(
-    items: Sequence[Hashable],
-    patients: Sequence[str],
-    parts: np.ndarray,
-    read: Callable[..., tuple[Tensor, Tensor]],
-    held: Callable[..., Dataset] = in_memory,
-) -> SiteData:
-    """The cases of each part; `held` says whether in memory or not."""
-    return in_parts(parts, lambda own: held([items[i] for i in own], [patients[i] for i in own], read))

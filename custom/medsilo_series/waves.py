@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medsilo.extend import DataError, needing, sheet
+from medsilo.extend import DataError, MedsiloError, sheet
 
 WFDB, EDF = ".hea", (".edf", ".bdf")
 ENDINGS = (WFDB, *EDF)
@@ -141,7 +141,7 @@ def _samples(path: Path, line: _Line, count: int) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------------- EDF
 def _edf(path: Path, names: Sequence[str] | None) -> tuple[Wave, np.ndarray]:
     """Return a header, and values where names are given; pyedflib holds the file's size against its header."""
-    with needing("EDF needs another package; install medsilo[edf]"):
+    with MedsiloError.needing("EDF needs another package; install medsilo[edf]"):
         from pyedflib import EdfReader
     try:
         file = EdfReader(str(path))

@@ -1,12 +1,10 @@
 """A task of another package over a kind of data that medsilo does not know, short notes in text files, and what
 predicts new ones: the sentences of a note, each with its class."""
 
-import csv
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -73,31 +71,24 @@ def letters(sentence: str) -> np.ndarray:
     return np.array([sentence.lower().count(letter) for letter in LETTERS], np.float32)
 
 
-@torch.inference_mode()
 def predict(asked: PredictionRequest) -> int:
     """Write a line for each sentence of each note; return how many notes could not be read."""
-    if not (files := [file for path in asked.given for file in (path.glob("*.txt") if path.is_dir() else [path])]):
+    if not (files := asked.files((".txt",))):
         raise MedsiloError("there are no notes; give text files, or folders with such")
-    model = asked.source.network.to(asked.device)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for path in sorted(files):
-        try:
-            said = sentences(path)
-        except DataError as error:
-            rows.append({"note": path.name, "error": str(error)})
-            continue
-        output = asked.source.answer(torch.from_numpy(np.stack([*map(letters, said)])).to(asked.device))[0]
-        for text, chances in zip(said, output.softmax(1).tolist(), strict=True):
-            rows.append({"note": path.name, "sentence": text, "ill": chances[1], "error": None})
-        asked.say(f"{len(said)} sentences")
-    model.cpu()
-    (asked.out / "predictions.json").write_text(json.dumps({"model": asked.source.facts, "cases": rows}))
-    with (asked.out / "predictions.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, ["note", "sentence", "ill", "error"])
-        writer.writeheader()
-        writer.writerows(rows)
+    rows = asked.predict_rows(files, lambda path: rows_of(asked, path), ("note", "sentence", "error"))
     return sum(row["error"] is not None for row in rows)
+
+
+def rows_of(asked: PredictionRequest, path: Path) -> Iterator[dict[str, Any]]:
+    """Yield a line for each sentence of a note, or one that says why there is none."""
+    try:
+        said = sentences(path)
+    except DataError as error:
+        yield {"note": path.name, "error": str(error)}
+        return
+    inputs = torch.from_numpy(np.stack([*map(letters, said)]))
+    for text, answer in zip(said, asked.answers(inputs), strict=True):
+        yield {"note": path.name, "sentence": text, **answer}
 
 
 PREDICTOR = Predictor("notes", predict)

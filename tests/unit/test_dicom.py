@@ -21,7 +21,6 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import dump_yaml
 from medsilo.deploy.model_card import CARD, CARD_DATA, interval_of
-from medsilo.deploy.predict import Prediction
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
@@ -480,7 +479,7 @@ def test_enhanced_objects_are_volumes_whose_results_come_back(kind: str, tmp_pat
     scan = image.read()
     bright = (scan.values[0] > np.median(scan.values)).astype(np.uint8)
     facts = {"volume_ml_kidney": 1.0, "promised_volume_ml_kidney": 1.0, "promised": 0.9}
-    names = image.write(scan, Prediction(bright, facts, bright), tmp_path)
+    names = image.write(scan, facts, [bright, bright], tmp_path)
     kept, promised = (
         mask_of_segmentation(tmp_path / names[what], series, lambda name: 1) for what in ("mask", "promised_mask")
     )

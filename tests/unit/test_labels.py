@@ -20,8 +20,8 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.course import structures
 from medsilo.course.phase import ServerSide
 from medsilo.course.structures import mix_by_structure, outputs_of
+from medsilo.deploy.image_files import predict_images
 from medsilo.deploy.model_card import card_facts, write_card
-from medsilo.deploy.predict import predict_images
 from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import SuperModel

@@ -56,18 +56,19 @@ def test_predict_goes_through_an_outside_predictor(
     (tmp_path / "new/a.txt").write_text("...")
     command = ["predict", str(run.folder), str(tmp_path / "new"), "-o", str(tmp_path / "out"), "--device", "cpu"]
     assert main(command) == 1  # one note has no sentence
-    assert "2 sentences" in capsys.readouterr().out
+    assert "2 cases" in capsys.readouterr().out
     none, ill, well = csv.DictReader((tmp_path / "out/predictions.csv").open())
     assert none["note"] == "a.txt" and "no sentence" in none["error"]
-    assert (ill["sentence"], well["sentence"]) == ("Ill", "Walked") and float(ill["ill"]) > float(well["ill"])
+    assert (ill["sentence"], well["sentence"]) == ("Ill", "Walked")
+    assert float(ill["probability_ill"]) > float(well["probability_ill"])
 
     weights = load_file(run.folder / "global/best.safetensors")  # i, l, l
     scores = weights["bias"] + weights["weight"][:, 8] + 2 * weights["weight"][:, 11]
-    assert float(ill["ill"]) == pytest.approx(float(scores.softmax(0)[1]), abs=1e-6)
+    assert float(ill["probability_ill"]) == pytest.approx(float(scores.softmax(0)[1]), abs=1e-6)
     told = json.loads((tmp_path / "out/predictions.json").read_text())
     assert told["model"]["plan_hash"] == run.plan.hash
     assert medsilo.predict(run.folder, tmp_path / "new", tmp_path / "again", device="cpu") == told["cases"]
-    assert main([*command[:2], str(notes), *command[3:4], str(tmp_path / "none")]) == 1  # folders, and no note in them
+    assert main([*command[:2], str(run.folder), *command[3:4], str(tmp_path / "none")]) == 1  # a folder without notes
     assert "there are no notes" in capsys.readouterr().err
 
     released = [str(tmp_path / "release"), "--as", "elsewhere", "-o", str(tmp_path / "validation"), "--device", "cpu"]

@@ -14,7 +14,8 @@ from torch.nn import functional
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import save_tensors, write_text
-from medsilo.deploy.predict import masks_for, predict, write_mask
+from medsilo.deploy.image_files import masks_for, write_mask
+from medsilo.deploy.predict import predict
 from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
 from medsilo.models.architectures import SmallCnn

@@ -23,6 +23,15 @@ class MedsiloError(Exception):
         super().__init__(plain(message))
         self.private = private
 
+    @staticmethod
+    @contextmanager
+    def needing(told: str) -> Iterator[None]:
+        """Say in one line what is to be installed, where a package that may be absent is imported inside."""
+        try:
+            yield
+        except ImportError as error:
+            raise MedsiloError(told, str(error)) from error
+
 
 class PlanError(MedsiloError):
     """The plan is wrong: names the key, the value and the fix."""

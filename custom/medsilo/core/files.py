@@ -1,10 +1,12 @@
 """Files that are either whole or not there: atomic writing, tensors without pickle, folders with a lock."""
 
+import csv
 import errno
+import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +100,15 @@ def write_passing(path: Path, value: Any) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; a number that is no number is an error and never a file that others can't read."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Write rows as CSV atomically, under these columns and all others that any of them has."""
+    text, every = io.StringIO(), dict.fromkeys([*columns, *(key for row in rows for key in row)])
+    writer = csv.DictWriter(text, list(every), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any] | None = None) -> None:

@@ -5,7 +5,6 @@ import json
 import platform
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from importlib.util import find_spec
@@ -144,12 +143,3 @@ def _in_folders(found: Distribution) -> Iterator[tuple[str, Path]]:
                     yield (module / path.relative_to(folder)).as_posix(), path
         if spec.submodule_search_locations is None and spec.origin:
             yield Path(spec.origin).name, Path(spec.origin)
-
-
-@contextmanager
-def needing(told: str) -> Iterator[None]:
-    """Say in one line what is to be installed, where a package that may be absent is imported inside."""
-    try:
-        yield
-    except ImportError as error:
-        raise MedsiloError(told, str(error)) from error

@@ -1,21 +1,36 @@
 """Predicting whatever a model reads: a task names its predictor, which reads the files and writes the answers."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import make_folder, write_csv, write_json
 from medsilo.core.text import is_safe_name
+from medsilo.deploy.predict import PredictedImage, predict_all
 from medsilo.deploy.source import Source
+from medsilo.deploy.watch import SEEN, Seen, mean_of
 from medsilo.learning.loop import Compute
 from medsilo.registry import PREDICTORS, WATCHERS
 from medsilo.runs import paths
+from medsilo.tasks.listing import files_below
+from medsilo.tasks.own.columns import Scales
 from medsilo.tasks.sources import DataSource
 
 Say = Callable[[str], None]
 Send = Callable[[Sequence[Path]], int]  # returns how many files were not taken
+AT_ONCE = 4096  # cases that go through the network together
+NEEDS = (
+    "the plan standardises numbers by each hospital's own mean and deviation (task.standardise=site); give "
+    "--settings with the medsilo.yaml of the hospital whose patients these are, or --site with its name, where its "
+    "part of the run is on this machine"
+)
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,91 @@ class PredictionRequest:
     say: Say  # takes lines for people, in which no file is named
     data: DataSource | None  # the hospital's own description of its data, by which its files are read
     own: Path  # the hospital's part of a run, where the model was trained on this machine
+
+    def files(self, endings: tuple[str, ...] = ("",)) -> list[Path]:
+        """Return the files that were given, and those below given folders that end so; none of them is hidden."""
+        below = [files_below(path)[0].items() if path.is_dir() else [("", path)] for path in self.given]
+        return [file for files in below for name, file in files if not name or name.lower().endswith(endings)]
+
+    def scales(self, plain: Callable[[], Scales]) -> Scales:
+        """Return how a hospital's numbers are standardised: as in training, or else by all that its own data hold.
+
+        plain: what is taken where no hospital's numbers matter.
+        """
+        task: Any = self.source.plan.task
+        if (self.own / paths.DATA).is_file():
+            try:
+                return task.scales_that_were(json.loads((self.own / paths.DATA).read_text("utf-8"))["scales"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise MedsiloError(f"the site's {paths.DATA} can't be read; repeat the run", str(error)) from error
+        if not task.needs_scales:
+            return plain()
+        if self.data is None:
+            raise MedsiloError(NEEDS)
+        return task.own_scales(self.data)
+
+    @torch.inference_mode()
+    def answers(self, inputs: Tensor, target: str = "") -> Iterator[Row]:
+        """Yield what the model says of each case, a row each. target: the name of a number that it learned."""
+        source = self.source
+        for cases in inputs.split(AT_ONCE):
+            output, experts, sure = source.answer(cases.to(self.device))
+            if not output.isfinite().all():
+                raise MedsiloError("the network's output is NaN or infinite; check the numbers that it reads")
+            said = source.said(output.cpu(), cases)
+            seen = source.watch.measure(cases, output.cpu(), said) if source.watch else []
+            for place, answer in enumerate(source.plan.task.goal.answers(output.cpu(), target)):
+                chosen = {} if sure is None else {"expert": experts[place], "confidence": float(sure[place])}
+                watched = {SEEN: seen[place]} if seen else {}
+                yield {"error": None, **answer, **said[place], **chosen, **watched}
+
+    def predict_rows(
+        self, files: Sequence[Path], predicted: Callable[[Path], Iterator[Row]], columns: Sequence[str]
+    ) -> list[Row]:
+        """Write predictions.json and predictions.csv with the rows of all files, and return them.
+
+        A row has an `error`, which is None where it has an answer. columns: those that predictions.csv has whatever
+        was found.
+        """
+        if any(path.resolve().parent == self.out.resolve() for path in files):
+            raise MedsiloError("the files lie in the output folder; give -o another one, so that none is written over")
+        self.source.network.to(self.device)
+        make_folder(self.out)
+        rows: list[Row] = []
+        for path in files:
+            found = list(predicted(path))
+            failed = failures(found)
+            self.say(f"{len(found)} cases" + (f", {failed} of them failed" if failed else ""))
+            rows += found
+        if self.source.watch:
+            self.source.watch.keep(_by_patient(rows))
+        write_json(self.out / "predictions.json", {"model": self.source.facts, "cases": rows})
+        self.write_rows("predictions.csv", rows, columns)
+        return rows
+
+    def write_rows(self, name: str, rows: Sequence[Row], columns: Sequence[str]) -> None:
+        """Write rows as CSV, under these columns and all others that any of them has."""
+        write_csv(self.out / name, rows, columns)
+
+    def predict_images(self, images: Sequence[PredictedImage]) -> int:
+        """Predict every image, and write predictions.json, predictions.csv and a picture; return how many failed."""
+        return predict_all(self.source, images, self.out, self.device, self.say)
+
+
+def failures(rows: Sequence[Row]) -> int:
+    """Return how many rows have no answer."""
+    return sum(row["error"] is not None for row in rows)
+
+
+def _by_patient(rows: Sequence[Row]) -> list[Seen]:
+    """Take what was seen out of the rows, and return it for each patient, recording or row, in order."""
+    whose: dict[tuple[Any, Any, Any], list[Seen]] = {}
+    for place, row in enumerate(rows):
+        if seen := row.pop(SEEN, None):
+            patient, recording = row.get("patient"), row.get("recording")
+            alone = place if patient is None and recording is None else None
+            whose.setdefault((patient, recording if patient is None else None, alone), []).append(seen)
+    return [mean_of(cases) for cases in whose.values()]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from medsilo.course.outcome import Part
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.seams import Place
 from medsilo.learning.layers import judges_by_batch
-from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite, refuse_nan
+from medsilo.learning.loop import Compute, Stop, batches, drawn_cases, evaluate, is_finite, refuse_nan
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.book import PARTS
@@ -47,7 +47,7 @@ class Evaluation:
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
         """Return the cases of a part in the task's shape, always the same."""
         names = names_of(part) if self.plan.privacy else None
-        return self.task.pieces(part, seed_for(self.plan.seed, self.site, purpose), names)
+        return drawn_cases(part, self.task.piece, seed_for(self.plan.seed, self.site, purpose), names)
 
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None

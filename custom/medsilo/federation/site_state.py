@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.core.errors import Refused, reading
-from medsilo.core.files import load_facts, load_tensors, save_tensors, write_passing, write_text
+from medsilo.core.files import load_facts, load_tensors, save_tensors, write_csv, write_passing, write_text
 from medsilo.core.lifeline import most_held
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.phase import places_of, views
@@ -178,11 +178,7 @@ class SiteState:
             rows = list(csv.DictReader(io.StringIO(path.read_text("utf-8")))) if path.exists() else []
             rows = [{key: row[key] for key in COLUMNS} for row in rows if int(row["round"]) < number]
         row = {"round": number, "phase": phase, "samples": samples, "validated_round": number - 1}
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows([*rows, {**row, **metrics, "seconds": round(seconds, 3)}])
-        write_text(path, text.getvalue())
+        write_csv(path, [*rows, {**row, **metrics, "seconds": round(seconds, 3)}], COLUMNS)
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -15,7 +15,16 @@ from medsilo.federation.protection import Protection
 from medsilo.federation.seams import Place
 from medsilo.federation.site_state import NowFile, SiteState
 from medsilo.learning.class_weights import balanced, weighted
-from medsilo.learning.loop import Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.loop import (
+    Lesson,
+    LossFunction,
+    Stop,
+    batches,
+    drawn_cases,
+    passed_through,
+    steps_in,
+    train_epoch,
+)
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.tasks.task import SiteData, label_counts, names_of, patients_of
 
@@ -114,7 +123,7 @@ class Trainer:
             order = generator_for(plan.seed, site, purpose, number, local_epoch)
             drawn = seed_for(self.drawn_from, site, "augment", purpose, number, local_epoch)
             number_of = steps if most is None else min(most, steps)
-            cases = task.varied(self.train, drawn, self._names(self.train))
+            cases = drawn_cases(self.train, task.variation, drawn, self._names(self.train))
             if private:
                 drawn_batches = private.sample.batches(cases, number_of, compute)
                 if layer:  # its amplitude was released before, so that a case is changed by nothing of another
@@ -162,7 +171,8 @@ class Trainer:
         """Yield a part's cases once, behind the input layer."""
         plan = self.place.plan
         layer = plan.algorithm.input_layer(self.state.modules)
-        cases = plan.task.pieces(part, seed_for(self.drawn_from, self.place.site, "in order"), self._names(part))
+        seed = seed_for(self.drawn_from, self.place.site, "in order")
+        cases = drawn_cases(part, plan.task.piece, seed, self._names(part))
         for inputs, targets in batches(cases, plan.task.evaluation_batch, self.compute):
             stop()
             yield layer.eval()(inputs) if layer else inputs, targets

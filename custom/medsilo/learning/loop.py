@@ -16,6 +16,7 @@ from medsilo.learning.steps import Step, plain_step
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Case = tuple[Tensor, Tensor]  # inputs and targets, of one case or of a batch
+Draw = Callable[[Case, int], Case]  # what is made of a case, by a seed
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
 Lesson = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss, after the networks have learned from them
 CPU = torch.device("cpu")
@@ -153,9 +154,7 @@ class DrawnCases(Dataset):
     A case's seed follows from its place; or, where `names` are given, from its name: then no case changes another's.
     """
 
-    def __init__(
-        self, cases: Dataset, draw: Callable[[Case, int], Case], seed: int, names: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, cases: Dataset, draw: Draw, seed: int, names: Sequence[str] | None = None) -> None:
         self.cases, self.draw, self.seed, self.names = cases, draw, seed, names
 
     def __len__(self) -> int:
@@ -163,6 +162,11 @@ class DrawnCases(Dataset):
 
     def __getitem__(self, index: int) -> Case:
         return self.draw(self.cases[index], seed_for(self.seed, self.names[index] if self.names else index))
+
+
+def drawn_cases(cases: Dataset, draw: Draw | None, seed: int, names: Sequence[str] | None = None) -> Dataset:
+    """Return cases as a task draws each of them, or as they are."""
+    return DrawnCases(cases, draw, seed, names) if draw else cases
 
 
 def refuse_nan(output: Tensor) -> None:

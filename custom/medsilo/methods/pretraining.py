@@ -16,7 +16,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
 from medsilo.core.text import plain
 from medsilo.course.phase import ServerSide
-from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
+from medsilo.learning.loop import OutputLoss, batches, drawn_cases, lesson, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 
 REMEDY = (
@@ -70,7 +70,7 @@ class Pretraining(Section):
         if not at.task.synthetic and at.data is None:
             raise MedsiloError(f"the public share of the data is not at the server; {REMEDY}")
         parts = [self._public(at.task.site_data(site, at.sites, at.seed, at.data).train, site, at) for site in at.sites]
-        public = at.task.pieces(ConcatDataset(parts), seed_for(at.seed, "pre-training pieces"))
+        public = drawn_cases(ConcatDataset(parts), at.task.piece, seed_for(at.seed, "pre-training pieces"))
         model.to(at.compute.device).requires_grad_(True)
         optimizer = at.training.make_optimizer(model.parameters())
         learn = lesson(model, OutputLoss(at.task.goal.loss), optimizer, at.compute)

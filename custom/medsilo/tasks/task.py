@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Self
@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
+from medsilo.learning.loop import Draw
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.undrawn import labels_in
 from medsilo.models.network import Network
@@ -127,8 +128,13 @@ class SiteData:
         for chosen in (np.flatnonzero(of_case == part) for part in range(3)):
             own = torch.from_numpy(np.ascontiguousarray(inputs[chosen], np.float32))
             labels = torch.from_numpy(np.ascontiguousarray(targets[chosen], np.int64))
-            divided.append(Cases(own, labels, [names[patient] for patient in patients[chosen]]))
-        return cls(*divided)
+            divided.append((own, labels, [names[patient] for patient in patients[chosen]]))
+        return cls.in_memory(divided)
+
+    @classmethod
+    def in_memory(cls, parts: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Self:
+        """Hold three parts as tensors: the inputs and targets of cases, and the patient each case belongs to."""
+        return cls(*(Cases(*part) for part in parts))
 
     @property
     def absent(self) -> list[str]:
@@ -293,9 +299,10 @@ class Task(Section):
         return None if labels is None else torch.bincount(labels, minlength=self.goal.classes).tolist()
 
     # ------------------------------------------------------------------ how a network meets them
-    def varied(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
-        """Return what a pass of training makes of cases: augmented images, pieces; by the seed, and place or name."""
-        return cases
+    @property
+    def variation(self) -> Draw | None:
+        """Makes of a case, by a seed, what a pass of training sees: an augmented image, or a piece; None: itself."""
+        return None
 
     draws: ClassVar[bool] = False  # whether training makes no passes over its cases, but learns what `drawn` draws
 
@@ -303,9 +310,10 @@ class Task(Section):
         """Return what so many training batches consist of, one after another; drawn from the seed."""
         raise TypeError(f"task {self.name} draws no batches")
 
-    def pieces(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
-        """Return cases in the task's shape and not varied; always the same for a seed, by place or by name."""
-        return cases
+    @property
+    def piece(self) -> Draw | None:
+        """Makes of a case, by a seed, a piece in the task's shape, not varied; None: cases have that shape."""
+        return None
 
     @property
     def evaluation_batch(self) -> int:

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
-from medsilo.learning.loop import DrawnCases
+from medsilo.learning.loop import Draw
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.undrawn import MOST, labels_in, mark_of
 from medsilo.models.architectures import DenseNet121, UNet
@@ -147,11 +146,13 @@ class FolderTask(OwnFolder):
         return UNet(dimensions=self.axes) if self.segments else DenseNet121(dimensions=self.axes)
 
     # ------------------------------------------------------------------------------------------ in training and use
-    def varied(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
-        return DrawnCases(cases, self.augmented, seed, names)
+    @property
+    def variation(self) -> Draw:
+        return self.augmented
 
-    def pieces(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
-        return DrawnCases(cases, self.cropped, seed, names) if self.crops else cases
+    @property
+    def piece(self) -> Draw | None:
+        return self.cropped if self.crops else None
 
     def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
         """Return a piece of a case, of the plan's size, where it has a size of its own."""

@@ -137,12 +137,10 @@ class PatientTable(ByKind):
         parts: dict[str, Cases] = {part: getattr(data, part) for part in PARTS}
         known = parts["train"] if len(parts["train"]) else parts["test"]  # a site that does not train has only these
         scales = self.scales_of(known.inputs)
-        train, validation, test = (
-            Cases(self.finished(own.inputs, scales), own.targets, own.patients) for own in parts.values()
-        )
+        read = [(self.finished(own.inputs, scales), own.targets, own.patients) for own in parts.values()]
         told = {name: (float(a), float(b)) for name, a, b in zip(self.input_names, *scales, strict=False)}
         survey = data.survey and replace(data.survey, scales=told)
-        return replace(data, train=train, validation=validation, test=test, survey=survey)
+        return replace(SiteData.in_memory(read), survey=survey)
 
     def scales_of(self, raw: Tensor) -> Scales:
         """Return what is subtracted of each input and what it is divided by. raw: [cases, inputs], NaN where unknown.
