@@ -55,16 +55,11 @@ class SwinUnetr(Network):
     features: int = Field(24, ge=12, le=192, multiple_of=12, description="features of the finest level")
 
     def build(self, channels: int, classes: int) -> nn.Module:
-        from monai.networks.nets import SwinUNETR
-
-        if torch.get_default_device().type != "meta":
-            return SwinUNETR(**self._arguments(channels, classes))
-        with torch.device("cpu"):  # MONAI reads numbers of tensors while it builds
-            return SwinUNETR(**self._arguments(channels, classes)).to("meta")
+        place = torch.get_default_device()
+        with torch.device("cpu" if place.type == "meta" else place):  # MONAI reads numbers of tensors while it builds
+            return super().build(channels, classes).to(place)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any]:
-        return {"_target_": "monai.networks.nets.SwinUNETR", **self._arguments(channels, classes)}
-
-    def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
         sizes = {"feature_size": self.features, "spatial_dims": self.dimensions}
-        return {"in_channels": channels, "out_channels": classes, **sizes}
+        shape = {"in_channels": channels, "out_channels": classes}
+        return {"_target_": "monai.networks.nets.SwinUNETR", **shape, **sizes}

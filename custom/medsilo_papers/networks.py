@@ -87,16 +87,9 @@ class BasicUNet(Network):
     dimensions: Literal[2, 3] = Field(2, description="2: flat images and slices; 3: volumes")
     norm: Literal["batch", "batch-statistics", "instance"] = Field("batch", description=architectures.NORM)
 
-    def build(self, channels: int, classes: int) -> nn.Module:
-        from monai.networks.nets import BasicUNet as MonaiBasicUNet  # here, because importing MONAI takes seconds
-
-        return MonaiBasicUNet(**self._arguments(channels, classes))
-
     def monai(self, channels: int, classes: int) -> dict[str, Any]:
-        return {"_target_": "monai.networks.nets.BasicUNet", **self._arguments(channels, classes)}
-
-    def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
         return {
+            "_target_": "monai.networks.nets.BasicUNet",
             "spatial_dims": self.dimensions,
             "in_channels": channels,
             "out_channels": classes,

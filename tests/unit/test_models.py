@@ -1,13 +1,29 @@
 """The networks: shapes, lengths, norms, repeatable weights."""
 
+from typing import Any, Literal
+
 import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
 
+from medsilo.core.errors import MedsiloError
+from medsilo.extend import Network
 from medsilo.learning.layers import batch_norm_names, judges_by_batch
 from medsilo.learning.seeds import seed_for
 from medsilo.registry import NETWORKS
+
+
+class Residual(Network):
+    name: Literal["residual"] = "residual"
+
+    def monai(self, channels: int, classes: int) -> dict[str, Any]:
+        return {"_target_": "monai.networks.nets.SegResNet", "in_channels": channels, "out_channels": classes}
+
+
+class Neither(Network):
+    name: Literal["neither"] = "neither"
+
 
 INPUTS = {
     "activity-cnn": (9, 64),
@@ -156,3 +172,10 @@ def test_volumes_as_well_as_slices(name):
     assert output.shape == ((1, 3, 32, 32, 32) if "unet" in name else (1, 3))
     assert batch_norm_names(flat) == batch_norm_names(deep) != []
     assert flat.state_dict().keys() == deep.state_dict().keys()
+
+
+def test_a_network_of_monais_is_told_and_not_built() -> None:
+    with torch.no_grad():
+        assert Residual().build(2, 3)(torch.zeros(1, 2, 16, 16, 16)).shape == (1, 3, 16, 16, 16)
+    with pytest.raises(MedsiloError, match="neither has neither build nor monai"):
+        Neither().build(2, 3)

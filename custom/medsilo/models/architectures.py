@@ -172,16 +172,9 @@ class UNet(Network):
         description=NORM,
     )
 
-    def build(self, channels: int, classes: int) -> nn.Module:
-        from monai.networks.nets import UNet as MonaiUNet  # here, because importing MONAI takes seconds
-
-        return MonaiUNet(**self._arguments(channels, classes))
-
     def monai(self, channels: int, classes: int) -> dict[str, Any]:
-        return {"_target_": "monai.networks.nets.UNet", **self._arguments(channels, classes)}
-
-    def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
         return {
+            "_target_": "monai.networks.nets.UNet",
             "spatial_dims": self.dimensions,
             "in_channels": channels,
             "out_channels": classes,
@@ -205,16 +198,11 @@ class DenseNet121(Network):
     norm: Literal["batch", "batch-statistics"] = Field("batch", description=NORM)
 
     def build(self, channels: int, classes: int) -> nn.Module:
-        from monai.networks.nets import DenseNet121 as MonaiDenseNet121  # here, because importing MONAI takes seconds
-
-        network = MonaiDenseNet121(**self._arguments(channels, classes))
+        if self.norm == "batch":
+            return super().build(channels, classes)
         # Not by MONAI's `norm`: its initialisation fails on norms without weights.
-        return use_batch_statistics(network) if self.norm == "batch-statistics" else network
+        return use_batch_statistics(self.model_copy(update={"norm": "batch"}).build(channels, classes))
 
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
-        if self.norm == "batch-statistics":
-            return None
-        return {"_target_": "monai.networks.nets.DenseNet121", **self._arguments(channels, classes)}
-
-    def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
-        return {"spatial_dims": self.dimensions, "in_channels": channels, "out_channels": classes}
+        sizes = {"spatial_dims": self.dimensions, "in_channels": channels, "out_channels": classes}
+        return {"_target_": "monai.networks.nets.DenseNet121", **sizes} if self.norm == "batch" else None

@@ -1,7 +1,6 @@
 """The base of the plan's networks."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Feature
 
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
@@ -20,7 +20,7 @@ NORM = (
 
 
 class Network(Feature):
-    """A network of the plan: its name and its numbers; `build` makes the module.
+    """A network of the plan: its name and its numbers; `build` makes the module, or `monai` says which of MONAI's.
 
     Subclasses declare `name: Literal["..."] = "..."` and their own numbers.
 
@@ -38,9 +38,14 @@ class Network(Feature):
 
     name: str
 
-    @abstractmethod
     def build(self, channels: int, classes: int) -> nn.Module:
         """A freshly initialised module; its weights come from torch's global generator."""
+        told = self.monai(channels, classes)
+        if told is None:
+            raise MedsiloError(f"network {self.name} has neither build nor monai")
+        from monai.networks import nets  # here, because importing MONAI takes seconds
+
+        return getattr(nets, told["_target_"].rpartition(".")[2])(**{key: told[key] for key in told if key[0] != "_"})
 
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
         """The same module in a MONAI bundle's words, its class under "_target_"; None where MONAI has none."""
