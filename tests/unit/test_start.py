@@ -429,7 +429,10 @@ def test_init_needs_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture) ->
 
 
 @pytest.mark.slow
-def test_a_classification_is_tried(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_classification_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("medsilo.start.trial.MOST", 3)
     command = ["init", str(write_classes(tmp_path / "data")), "-o", str(tmp_path / "study"), "--device", "cpu"]
     assert main(command) == 0
     assert (tmp_path / "study/trial/report.html").is_file()
