@@ -35,7 +35,7 @@ def wary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 @pytest.fixture(scope="module")
 def attacked(wary: Consortium, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """How a job ended that attacks the settings, and one that nobody approved, with which they are remembered."""
+    """Ends of a job that attacks the settings, and of one that nobody approved, with which they are remembered."""
     folder = tmp_path_factory.mktemp("attack")
     return [wary.run(each) for each in (deleting(folder, "attack", "local/medsilo.yaml"), job(folder, "refused"))]
 
