@@ -243,11 +243,11 @@ TABLES = Part(
 # ------------------------------------------------------------------------------------------------ running
 def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str, float]:
     """Train one row, and return what the judge found."""
-    steps = {"rounds": 2} if few else {}
+    steps = {"rounds": 1} if few else {}
     more = len(SITES) / len(row.sites)  # fewer hospitals make more steps each
     training = {**part.plan["training"], **steps}
     if "local_steps" in training:
-        training["local_steps"] = round(training["local_steps"] * more)
+        training["local_steps"] = 1 if few else round(training["local_steps"] * more)
     plan = parse_plan(
         {
             **part.plan,
@@ -304,7 +304,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.labels")
     parser.add_argument("--seeds", type=int, default=LEAST)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
-    parser.add_argument("--quick", action="store_true", help="one seed, few cases and two rounds: only that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="one seed, few cases and a step or a round: only that it runs"
+    )
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args(arguments)
     seeds = range(1 if chosen.quick else chosen.seeds)

@@ -324,4 +324,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     from benchmarks.timing import run
 
-    run(main, globals(), SIZE=Size(seeds=1, share=0.02, volumes=20, heads=0))
+    run(main, globals(), SIZE=Size(seeds=1, share=0.02, volumes=9, heads=0))

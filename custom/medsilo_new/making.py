@@ -14,9 +14,9 @@ from medsilo.registry import TABLES
 
 HERE = Path(__file__).parent  # and beside it a template of each file
 KINDS = {  # by what is made: a plan's section, what its test runs
-    "method": ("algorithm", '"fedavg", method={}'),
-    "task": ("task", 'task={}, sites=["a", "b"]'),
-    "network": ("network", '"fedavg", model={}'),
+    "method": ("algorithm", '"fedavg", method={}, changes={{"training.rounds": 2, "task.patients": 4}}'),
+    "task": ("task", 'task={}, sites=["a", "b"], changes={{"training.rounds": 2}}'),
+    "network": ("network", '"fedavg", model={}, changes={{"training.rounds": 2, "task.patients": 4}}'),
 }
 
 

@@ -429,7 +429,10 @@ def test_init_needs_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture) ->
 
 
 @pytest.mark.slow
-def test_a_classification_is_tried(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_classification_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("medsilo.start.trial.MOST", 3)
     command = ["init", str(write_classes(tmp_path / "data")), "-o", str(tmp_path / "study"), "--device", "cpu"]
     assert main(command) == 0
     assert (tmp_path / "study/trial/report.html").is_file()
@@ -464,9 +467,10 @@ def test_the_tutorial_runs_as_it_stands(
 ) -> None:
     """Every command of docs/start.md that calls medsilo, in turn, in an empty folder; it says what the page shows.
 
-    Other pages show more of what these commands say, and one further command.
+    Other pages show more of what these commands say, and one further command. The trial makes fewer rounds.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("medsilo.start.trial.MOST", 3)
     pages = "\n".join((root / "docs" / name).read_text("utf-8") for name in ("start.md", "your-data.md", "check.md"))
     shown = re.findall(r"```\nmedsilo (.*)\n```\n\n```text\n([^`]*)```", pages)
     assert [words.split()[0] for words, _ in shown] == ["init", "init", "compare", "predict", "export", "init", "check"]
