@@ -85,10 +85,28 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
     low = high / 2
     while low > 1e-2 and cost(low) <= epsilon:
         low, high = low / 2, low
+    dear, cheap = low, high
+    for _ in range(8):  # guess where the cost is ε, and look whether the bisection would end there
+        if not (epsilon < cost(dear) < math.inf and cost(cheap) > 0):
+            break
+        share = math.log(cost(dear) / epsilon) / math.log(cost(dear) / cost(cheap))
+        below, above = _halved(low, high, (dear * (cheap / dear) ** share).__le__)
+        near = cost(above) > 0.99 * epsilon
+        if cost(above) > epsilon:
+            dear = above
+        elif near and cost(below) > epsilon:
+            return above
+        else:
+            cheap = below if near else above
+    return _halved(low, high, lambda noise: cost(noise) <= epsilon)[1]
+
+
+def _halved(low: float, high: float, enough: Callable[[float], bool]) -> tuple[float, float]:
+    """Return the last two of a bisection: noise that is not enough, and noise that is and is at most ROUGH of that."""
     while high / low > ROUGH:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
-    return high
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return low, high
 
 
 def _no_noise(what: str, epsilon: float, delta: float) -> str:
