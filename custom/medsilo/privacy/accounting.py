@@ -85,10 +85,10 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
     low = high / 2
     while low > 1e-2 and cost(low) <= epsilon:
         low, high = low / 2, low
-    dear, cheap = low, high
-    for _ in range(8):  # guess where the cost is ε, and look whether the bisection would end there
-        if not (epsilon < cost(dear) < math.inf and cost(cheap) > 0):
-            break
+    dear, cheap, left = low, high, 8
+    # Guess where the cost is ε, and look whether the bisection would end there.
+    while left and epsilon < cost(dear) < math.inf and cost(cheap) > 0:
+        left -= 1
         share = math.log(cost(dear) / epsilon) / math.log(cost(dear) / cost(cheap))
         below, above = _halved(low, high, (dear * (cheap / dear) ** share).__le__)
         near = cost(above) > 0.99 * epsilon
@@ -144,11 +144,10 @@ def _parts(used: Mapping[Mechanism, int]) -> Parts:
     for of, times in used.items():
         if isinstance(of, Gaussian):
             squares.append(times / of.noise**2)
+        elif isinstance(of, SampledGaussian) and of.rate == 1:
+            squares.append(times * (1 / of.noise) ** 2)
         elif isinstance(of, SampledGaussian):
-            if of.rate == 1:
-                squares.append(times * (1 / of.noise) ** 2)
-            else:
-                found["sampled", of.noise, of.rate, 1] += times
+            found["sampled", of.noise, of.rate, 1] += times
         elif isinstance(of, Geometric):
             found["geometric", of.scale, 1.0, of.sensitivity] += times
     if squares:
