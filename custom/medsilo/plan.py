@@ -117,8 +117,7 @@ class Plan(Section):
         if self.network is None:
             object.__setattr__(self, "network", _default_network(self.task))
         _ = self.course  # raises where these rounds are too few
-        with torch.device("meta"):
-            networks = self.algorithm.modules(self._blueprint())
+        networks = self.layout()
         self.algorithm.check(networks)
         self.algorithm.suits(self.training)
         self.algorithm.fits(self.task)
@@ -177,11 +176,15 @@ class Plan(Section):
             seed_torch(seed_for(self.seed, "initial weights"))
             return self.algorithm.modules(self._blueprint())
 
+    def layout(self) -> dict[str, nn.Module]:
+        """The same without values: names, shapes and types."""
+        with torch.device("meta"):
+            return self.build_networks()
+
     @cached_property
     def parameters(self) -> int:
         """The parameters of all the method's networks at a site, counted without making them."""
-        with torch.device("meta"):
-            return parameters_of(self.algorithm.modules(self._blueprint()))
+        return parameters_of(self.layout())
 
     @property
     def rounds(self) -> int:

@@ -4,11 +4,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from medsilo.check.demands import price_list
 from medsilo.core.coarse import Resolution
-from medsilo.core.tensors import Modules
 from medsilo.core.text import aligned, size_text
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.phase import views
@@ -54,7 +51,7 @@ class Leak:
 
 def leaks(plan: Plan) -> list[Leak]:
     """All groups that leave a site, in the order of the rounds."""
-    modules = _layout(plan)
+    modules = plan.layout()
     found = []
     for stretch in plan.course.stretches():
         sealed = sealed_layout(plan, stretch.phase, modules)
@@ -72,14 +69,9 @@ def leaving(algorithm: Algorithm) -> str:
     return ", ".join(dict.fromkeys(group.title or group.name for group in sent)) or "nothing"
 
 
-def _layout(plan: Plan) -> Modules:
-    with torch.device("meta"):
-        return plan.build_networks()
-
-
 def told_besides(plan: Plan) -> list[str]:
     """Return what leaves besides trained weights and scores, one line each, in the order of the phases."""
-    modules = _layout(plan)
+    modules = plan.layout()
     lines: list[str] = []
     for stretch in plan.course.stretches():
         lines += stretch.phase.says

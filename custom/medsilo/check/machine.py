@@ -72,9 +72,7 @@ def check_disk(output: Path, plan: Plan | None, free: Callable[[Path], int]) -> 
 
 def weights_of(plan: Plan) -> tuple[int, int]:
     """Bytes of all the method's networks, and of what optimizers keep beside them at most."""
-    with torch.device("meta"):
-        networks = plan.build_networks()
-    weights = sum(tensor.nbytes for module in networks.values() for tensor in module.state_dict().values())
+    weights = sum(tensor.nbytes for module in plan.layout().values() for tensor in module.state_dict().values())
     slots = 2 if plan.training.optimizer == "adam" else int(plan.training.momentum > 0)
     return weights, slots * weights
 

@@ -113,7 +113,7 @@ class SuperModelOutcome(Outcome):
         found = SuperModelNews.model_validate(told)
         for names in found.absent.values():
             check_absent(names, end.task)
-        settled = SuperModel.load(end.folder / paths.SUPER_MODEL)
+        settled = SuperModel.load(end.folder / paths.SUPER_MODEL, end.plan)
         assert settled.origin
         settled.origin = replace(settled.origin, absent=found.absent)
         if found.threshold is not None:

@@ -219,12 +219,13 @@ class SuperModel(nn.Module):
         write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
 
     @staticmethod
-    def load(folder: Path) -> "SuperModel":
-        """Return the super model of a folder, ready to answer; refuses a file that was changed."""
+    def load(folder: Path, plan: Plan | None = None) -> "SuperModel":
+        """Return a folder's super model, ready to answer; refuses a file that was changed. plan: if it is known."""
         manifest = read_manifest(folder)
         for name in _files(manifest.agreed):
             _check(folder / name, name, manifest.files.get(name))
-        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), manifest.absent)
+        known = plan if plan and plan.hash == manifest.plan_hash else load_plan(folder / PLAN)
+        origin = Origin(known, _network(manifest.selector), manifest.absent)
         tensors = {name: load_tensors(folder / name)[0] for name in _files(manifest.agreed) if name.endswith("tensors")}
         return assemble(
             origin,

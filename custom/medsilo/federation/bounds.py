@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from medsilo.course.phase import Group, Phase, views
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_VALUES
@@ -36,8 +34,7 @@ def request_bounds(plan: Plan) -> Bounds:
 
 
 def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:
-    with torch.device("meta"):
-        networks = plan.build_networks()
+    networks = plan.layout()
     phases: Iterable[Phase] = (*plan.course.phases, plan.course.delivery)
     size = tensors = 0
     wider = WIDER * plan.transport.times_as_large(len(plan.participation.sites) or MOST_SEALED)

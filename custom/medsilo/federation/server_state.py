@@ -5,7 +5,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from math import isfinite
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, ParticipationError
@@ -31,8 +30,7 @@ class ServerState:
         """mixers: those that `server` shows."""
         self.plan, self.course, self.record, self.server, self.mixers = plan, plan.course, record, server, mixers
         self.sites = server.sites
-        with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
-            self.layout = plan.build_networks()
+        self.layout = plan.layout()  # the server holds no model beside its mixers
         self.trained = frozenset(name for net in self.layout.values() for name, _ in net.named_parameters())
         buffers = frozenset(name for net in self.layout.values() for name, _ in net.named_buffers())
         self.shield = plan.mixing.shield(buffers - self.trained)

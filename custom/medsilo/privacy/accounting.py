@@ -85,10 +85,27 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
     low = high / 2
     while low > 1e-2 and cost(low) <= epsilon:
         low, high = low / 2, low
+    dear, cheap, left = low, high, 9
+    # Guess where the cost is ε, and look whether the bisection would end there.
+    while (left := left - 1) and epsilon < cost(dear) < math.inf and cost(cheap) > 0:
+        share = math.log(cost(dear) / epsilon) / math.log(cost(dear) / cost(cheap))
+        below, above = _halved(low, high, (dear * (cheap / dear) ** share).__le__)
+        near = cost(above) > 0.99 * epsilon
+        if cost(above) > epsilon:
+            dear = above
+        elif near and cost(below) > epsilon:
+            return above
+        else:
+            cheap = below if near else above
+    return _halved(low, high, lambda noise: cost(noise) <= epsilon)[1]
+
+
+def _halved(low: float, high: float, enough: Callable[[float], bool]) -> tuple[float, float]:
+    """Return the last two of a bisection: noise that is not enough, and noise that is and is at most ROUGH of that."""
     while high / low > ROUGH:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
-    return high
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return low, high
 
 
 def _no_noise(what: str, epsilon: float, delta: float) -> str:
@@ -98,8 +115,7 @@ def _no_noise(what: str, epsilon: float, delta: float) -> str:
 def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
     """Return how often each mechanism was used, each as one of its kind; what is public does not count."""
     found: Counter[Mechanism] = Counter()
-    for charge in charges:
-        of = charge.of
+    for of in (charge.of for charge in charges):
         if isinstance(of, SampledGaussian):
             found[of.model_copy(update={"steps": 1})] += of.steps
         elif not isinstance(of, Public):
@@ -126,11 +142,10 @@ def _parts(used: Mapping[Mechanism, int]) -> Parts:
     for of, times in used.items():
         if isinstance(of, Gaussian):
             squares.append(times / of.noise**2)
+        elif isinstance(of, SampledGaussian) and of.rate == 1:
+            squares.append(times * (1 / of.noise) ** 2)
         elif isinstance(of, SampledGaussian):
-            if of.rate == 1:
-                squares.append(times * (1 / of.noise) ** 2)
-            else:
-                found["sampled", of.noise, of.rate, 1] += times
+            found["sampled", of.noise, of.rate, 1] += times
         elif isinstance(of, Geometric):
             found["geometric", of.scale, 1.0, of.sensitivity] += times
     if squares:
@@ -167,9 +182,7 @@ def _step(parts: Parts) -> float:
 def _spread(part: Part) -> float:
     """Return about the standard deviation of the privacy loss of one use."""
     kind, noise, rate, _ = part
-    if kind == "geometric":
-        return 1 / noise
-    return rate * math.sqrt(math.expm1(min((1 / noise) ** 2, 1.0)))
+    return 1 / noise if kind == "geometric" else rate * math.sqrt(math.expm1(min((1 / noise) ** 2, 1.0)))
 
 
 def _reach(part: Part, times: int) -> float:

@@ -112,8 +112,7 @@ def bytes_in_training(plan: Plan) -> int:
 
     A batch goes through the network without values. What a layer gives out is there once more as a gradient.
     """
-    with torch.device("meta"):
-        model = plan.build_networks()["model"]
+    model = plan.layout()["model"]
     kept = 0
 
     def count(_: nn.Module, __: object, output: object) -> None:

@@ -46,7 +46,7 @@ def checks(plan: Plan, out: Path, ready: Path) -> Iterator[tuple[str, Report]]:
         yield sites[0], _checked(sites[0], plan, out, ready)
         return
     processes = get_context("forkserver")
-    processes.set_forkserver_preload([__name__])
+    processes.set_forkserver_preload([__name__, *(["monai"] if "monai" in sys.modules else [])])  # which takes seconds
     with ProcessPoolExecutor(1, processes, max_tasks_per_child=1) as pool:
         for site in sites:
             yield site, pool.submit(_checked, site, plan, out, ready).result()

@@ -91,8 +91,7 @@ class SealedSite(Envelope):
         self._seats: dict[int, _Seat] = {}
         self.memory = _Memory.of(folder / paths.SUMS)
         self._arrived: Groups = {}  # of groups that are sent as the way from them
-        with torch.device("meta"):
-            self._layout = plan.build_networks()
+        self._layout = plan.layout()
         self._ranges = {
             group.name: group.ranges(self._layout, plan.task) for phase in plan.course.phases for group in phase.sent
         }
