@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medsilo.core.files import write_bytes
 from medsilo.deploy import model_card
 from medsilo.report.formats import cell
-from medsilo.report.template import fill
+from medsilo.report.template import fill, save
 from medsilo.sealing import signed
 from medsilo.study import judging
 from medsilo_release.receipts import Merged, Receipt
@@ -25,8 +24,7 @@ def write_page(
 ) -> Path:
     """Write a page of this folder's template, and return where it is."""
     page = fill(template, title, Path(__file__).parent, answer=headline, notices=[], limits=limits, **content)
-    write_bytes(path, page.encode("utf-8", "replace"))
-    return path
+    return save(page, path)
 
 
 def write_validation(

@@ -4,9 +4,8 @@ import secrets
 from collections.abc import Iterator
 
 from medsilo.check.result import Cell, Finding, Table
-from medsilo.check.spending import in_words
 from medsilo.core.errors import MedsiloError
-from medsilo.core.text import size_text
+from medsilo.core.text import epsilon_text, size_text
 from medsilo.federation.limits import asked_of, learning_per_answer
 from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
@@ -110,7 +109,7 @@ def privacy_findings(
         except MedsiloError as error:
             yield Finding.stopping(where, str(error))
             return
-    told += f"; earlier studies of these data cost ε = {in_words(spent_so_far)} of {demands.epsilon:g} allowed"
+    told += f"; earlier studies of these data cost ε = {epsilon_text(spent_so_far)} of {demands.epsilon:g} allowed"
     if spent_so_far < demands.epsilon:
         yield Finding(where, "ok", told)
     else:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from medsilo.core.text import epsilon_text
 from medsilo.privacy.accounting import epsilon_of
 from medsilo.privacy.mechanisms import Demands
 from medsilo.site.ledger import Ledger, LedgerStanding
@@ -41,23 +42,18 @@ def _known(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None
 
 
-def in_words(epsilon: float | None) -> str:
-    """Return an ε as people read it."""
-    return f"{epsilon:.3f}" if epsilon is not None and math.isfinite(epsilon) else "no bound"
-
-
 def spending_lines(found: Mapping[str, Any]) -> list[str]:
     """Return what a ledger says, in lines."""
     spending, allowed = found["epsilon"], ""
     if found["allowed"] is not None:
         left = None if spending is None else max(0.0, found["allowed"] - spending)
-        allowed = f" of {found['allowed']:g} allowed, about {in_words(left)} left"
+        allowed = f" of {found['allowed']:g} allowed, about {epsilon_text(left)} left"
     lines = [
-        f"data set {found['data']}: ε = {in_words(spending)} at δ = {found['delta']:g}{allowed}",
+        f"data set {found['data']}: ε = {epsilon_text(spending)} at δ = {found['delta']:g}{allowed}",
         f"  {found['lines']} lines, the last one {found['head'][:16]}",
     ]
     for one in found["studies"]:
         lead = f", submitted by {one['lead']}" if one["lead"] else ""
-        cost = f"answers: {one['answers']}, ε = {in_words(one['epsilon'])} by itself"
+        cost = f"answers: {one['answers']}, ε = {epsilon_text(one['epsilon'])} by itself"
         lines.append(f"  {one['study']}: {one['method']}{lead}, {cost}")
     return lines

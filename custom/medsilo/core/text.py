@@ -1,5 +1,6 @@
 """Texts from elsewhere, made fit to be shown: one line, no control characters, no longer than a reader needs."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -47,6 +48,11 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def epsilon_text(value: float | None) -> str:
+    """Return a price in privacy; None, or infinity: no bound holds."""
+    return "no bound" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
 def counted(number: int, what: str) -> str:

@@ -66,11 +66,6 @@ def short(digest: str | None) -> str:
     return MISSING if digest is None else digest[:12]
 
 
-def epsilon(value: float | None) -> str:
-    """The price of a study in privacy; None: no bound holds."""
-    return "no bound" if value is None else f"{value:.3f}"
-
-
 def moment_of(text: str | None) -> str:
     """A time of day, without parts of a second."""
     return MISSING if text is None else text[:19].replace("T", " ")

@@ -11,7 +11,8 @@ from markupsafe import Markup
 
 from medsilo import __version__
 from medsilo.core.files import write_text
-from medsilo.report.formats import epsilon, number
+from medsilo.core.text import epsilon_text
+from medsilo.report.formats import number
 from medsilo.report.read import picture_of
 
 HERE = Path(__file__).parent
@@ -31,7 +32,7 @@ def templates_in(*folders: Path) -> Environment:
 def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
     """A page as text; it depends on nothing but its content. folder: where a plug-in's own template lies."""
     environment = templates_in(folder, HERE)
-    environment.filters |= {"score": number, "epsilon": epsilon, "headings": headings, "picture": picture_of}
+    environment.filters |= {"score": number, "epsilon": epsilon_text, "headings": headings, "picture": picture_of}
     script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
     return environment.get_template(template).render(
         title=title,
