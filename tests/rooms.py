@@ -130,7 +130,7 @@ PLUGINS = {
     ),
     "medsilo_release": room(
         "after a study: released models, tests elsewhere, receipts, watching at work, and leaving",
-        "cli consortium core deploy federation flare report runs sealing site study",
+        "cli consortium core deploy federation flare plan report runs sealing site study",
     ),
     "medsilo_series": room(
         "a hospital's own time series: the task, and what looks at, predicts and exports them", "extend"

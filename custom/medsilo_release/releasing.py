@@ -11,7 +11,7 @@ from medsilo.cli.show import Command, Screen
 from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
-    from medsilo.study.leaving import Departure
+    from medsilo_release.leaving import Departure
 
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
@@ -211,8 +211,7 @@ def leave(
     """
     from medsilo.sealing import signing
     from medsilo.study import judging
-    from medsilo.study.leaving import Departure
-    from medsilo_release.leaving_certificate import CERTIFICATE, certify
+    from medsilo_release.leaving import CERTIFICATE, Departure, certify
 
     gone = Departure.of(study, hospital, patients)
     if not (out / "summary.json").exists():
@@ -235,9 +234,10 @@ def _submit(screen: Screen, gone: "Departure", kit: Path, name: str) -> int:
     from tempfile import TemporaryDirectory
 
     from medsilo.consortium import lead
+    from medsilo.flare.jobs import write_job
 
     with TemporaryDirectory() as place:
-        gone.write_job(Path(place) / "job", name)
+        write_job(Path(place) / "job", gone.plan, study=name)
         job = lead.submit(Path(place) / "job", kit, screen.say)
     screen.say(f"{job}\nwhen it has ended, fetch it, and certify it: medsilo leave … -o RUN")
     screen.answer(job=job)

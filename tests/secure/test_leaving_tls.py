@@ -9,7 +9,7 @@ from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs.paths import CHECKPOINTS
 from medsilo.sealing.signed import read_signed
-from medsilo_release.leaving_certificate import CERTIFICATE, LeavingCertificate
+from medsilo_release.leaving import CERTIFICATE, LeavingCertificate
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, Consortium

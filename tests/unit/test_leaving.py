@@ -19,7 +19,7 @@ from medsilo.runs.reading import read_rounds
 from medsilo.sealing.signed import read_signed
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, read_settings_of_all
-from medsilo_release.leaving_certificate import LeavingCertificate
+from medsilo_release.leaving import LeavingCertificate
 
 HOSPITALS = ("a", "b", "c", "late")
 STUDY: dict[str, Any] = {

@@ -1,30 +1,38 @@
-"""A study as if one of its hospitals, or some of a hospital's patients, had never joined.
+"""A study as if one of its hospitals, or some of a hospital's patients, had never joined, and its certificate.
 
 It goes on from the last round before that hospital came. Where that is not kept, it is the whole study again. What is
 the same in both are plan and seeds, so the models are those, bit for bit, of a study that never knew it.
 """
 
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
+from pydantic import Field
+
+from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_bytes
+from medsilo.core.section import Section
 from medsilo.core.text import counted, duration
 from medsilo.federation import inprocess
 from medsilo.flare import simulator
-from medsilo.flare.jobs import write_job
+from medsilo.flare.jobs import plan_of
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds
 from medsilo.runs.schema import Round
+from medsilo.sealing import signed, signing
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings
-from medsilo.study.judging import finished_run
+from medsilo.study import judging
+from medsilo_release.release_folder import Hash, Word
 
-MODELS = "*.safetensors"
+CERTIFICATE, MODELS = "leaving.json", "*.safetensors"
 MOST = 10_000  # files of models
+Files = Annotated[dict[Annotated[str, Field(max_length=1000)], Hash], Field(max_length=MOST)]
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Departure:
     @classmethod
     def of(cls, study: Path, hospital: str, patients: bool) -> Self:
         """Return the departure; raises MedsiloError where nothing of the hospital is in the models."""
-        summary, before = finished_run(study), load_plan(study / paths.PLAN)
+        summary, before = judging.finished_run(study), load_plan(study / paths.PLAN)
         rounds = read_rounds(study)
         first = next((line.round for line in rounds if hospital in line.answered), None)
         if first is None:
@@ -113,15 +121,6 @@ class Departure:
         else:
             inprocess.run(self.plan, folder=out, settings=settings)
 
-    @staticmethod
-    def models_in(folder: Path) -> list[Path]:
-        """Return the files of models, and of states that hold one, below a folder."""
-        return sorted(path for path in folder.rglob(MODELS) if path.is_file() and not path.is_symlink())[:MOST]
-
-    def write_job(self, place: Path, name: str) -> None:
-        """Write the study without who left as a job of a consortium."""
-        write_job(place, self.plan, study=name)
-
     def _prepare(self, out: Path, kept: Path) -> None:
         """Write what a study goes on from after the last round before the hospital came."""
         done = self.first - 1
@@ -157,3 +156,52 @@ class Departure:
 
 def _round_of(state: Path) -> int:
     return int(state.stem.removeprefix("state-"))
+
+
+def models_in(folder: Path) -> list[Path]:
+    """Return the files of models, and of states that hold one, below a folder."""
+    return sorted(path for path in folder.rglob(MODELS) if path.is_file() and not path.is_symlink())[:MOST]
+
+
+class LeavingCertificate(Section):
+    """leaving.json: who left, and what was made instead of what."""
+
+    hospital: Word
+    patients: bool  # whether it is some of its patients
+    plan_before: Hash
+    plan: Hash
+    begun_after: Annotated[int, Field(ge=0, le=10**6)]  # the round from which the new study went on
+    rounds: Hash  # of rounds.jsonl
+    models: Files
+    copies: Files  # of the old models, that are known of
+
+
+def certify(gone: Departure, out: Path, key: signing.PrivateKey) -> LeavingCertificate:
+    """Write and return what was made instead of what; raises MedsiloError where a run is not of this study."""
+    judging.finished_run(out)
+    if plan_of(out / paths.PLAN).hash != gone.plan.hash:
+        raise MedsiloError("the run is not of this study without who left; run 'medsilo leave' into a new folder")
+    if (rounds := shelf.hash_of_file(out / paths.ROUNDS)) == shelf.hash_of_file(gone.study / paths.ROUNDS):
+        raise MedsiloError("that run is the study itself; name another one with -o")
+    told = LeavingCertificate(
+        hospital=gone.hospital,
+        patients=gone.patients,
+        plan_before=gone.before.hash,
+        plan=gone.plan.hash,
+        begun_after=gone.begun_in(out),
+        rounds=rounds,
+        models={path.relative_to(out).as_posix(): shelf.hash_of_file(path) for path in models_in(out)},
+        copies=dict(_copies(gone, out)),
+    )
+    signed.write_signed(out / CERTIFICATE, told, key)
+    return told
+
+
+def _copies(gone: Departure, out: Path) -> Iterator[tuple[str, str]]:
+    """Yield each copy of an old model below the folder of runs: the study's own, and where it was copied to."""
+    root = gone.study.resolve().parent
+    own = {shelf.hash_of_file(path) for path in models_in(gone.study)}
+    for path in models_in(root):
+        inside = path.resolve().is_relative_to(out.resolve())
+        if not inside and (digest := shelf.hash_of_file(path)) in own:
+            yield path.relative_to(root).as_posix(), digest
