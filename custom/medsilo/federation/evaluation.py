@@ -14,14 +14,14 @@ from medsilo.course.outcome import Part
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.seams import Place
 from medsilo.learning.layers import judges_by_batch
-from medsilo.learning.loop import Compute, Stop, batches, drawn_cases, evaluate, is_finite, refuse_nan
+from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite, refuse_nan
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.book import PARTS
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.overlays import draw_found, draw_images
 from medsilo.tasks.segmentation import Segmentation
-from medsilo.tasks.task import Cases, SiteData, Task, names_of, patients_of
+from medsilo.tasks.task import Cases, SiteData, Task, drawn_cases, names_of, patients_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]

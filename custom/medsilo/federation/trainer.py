@@ -15,18 +15,9 @@ from medsilo.federation.protection import Protection
 from medsilo.federation.seams import Place
 from medsilo.federation.site_state import NowFile, SiteState
 from medsilo.learning.class_weights import balanced, weighted
-from medsilo.learning.loop import (
-    Lesson,
-    LossFunction,
-    Stop,
-    batches,
-    drawn_cases,
-    passed_through,
-    steps_in,
-    train_epoch,
-)
+from medsilo.learning.loop import Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
-from medsilo.tasks.task import SiteData, label_counts, names_of, patients_of
+from medsilo.tasks.task import SiteData, drawn_cases, label_counts, names_of, patients_of
 
 SHUFFLE = "shuffle"  # for what data are drawn in training
 Tells = Callable[[nn.Module, Stop], float | None]  # a network's number, as it may leave

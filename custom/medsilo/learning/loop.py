@@ -164,11 +164,6 @@ class DrawnCases(Dataset):
         return self.draw(self.cases[index], seed_for(self.seed, self.names[index] if self.names else index))
 
 
-def drawn_cases(cases: Dataset, draw: Draw | None, seed: int, names: Sequence[str] | None = None) -> Dataset:
-    """Return cases as a task draws each of them, or as they are."""
-    return DrawnCases(cases, draw, seed, names) if draw else cases
-
-
 def refuse_nan(output: Tensor) -> None:
     """Raise Refused where a network's output is no number, so that nothing is scored by it."""
     if bool(output.isnan().any()):

@@ -16,8 +16,9 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
 from medsilo.core.text import plain
 from medsilo.course.phase import ServerSide
-from medsilo.learning.loop import OutputLoss, batches, drawn_cases, lesson, train_epoch
+from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
+from medsilo.tasks.task import drawn_cases
 
 REMEDY = (
     "put it there and name the folder as `data` in the server's medsilo.yaml, or choose f-adafed, which needs no "

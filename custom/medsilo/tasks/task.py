@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
-from medsilo.learning.loop import Draw
+from medsilo.learning.loop import Draw, DrawnCases
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.undrawn import labels_in
 from medsilo.models.network import Network
@@ -341,6 +341,11 @@ def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Data
         return [Cases(inputs[places], targets[places], [patients[place] for place in places]) for places in deals]
     labels = labels_of(whole)
     return [Dealt(whole, places, patients, labels) for places in deals]
+
+
+def drawn_cases(cases: Dataset, draw: Draw | None, seed: int, names: Sequence[str] | None = None) -> Dataset:
+    """Return cases as a task draws each of them, or as they are."""
+    return DrawnCases(cases, draw, seed, names) if draw else cases
 
 
 def patients_of(data: Dataset) -> Sequence[str]:
