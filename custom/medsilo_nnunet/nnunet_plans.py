@@ -115,11 +115,11 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "MeasuredSite":
     """Read a hospital's file; an error names the file."""
     import json
 
-    from medsilo.extend import Refused
+    from medsilo.extend import Refused, read_bounded
     from medsilo_nnunet.fingerprint import MeasuredSite
 
     try:
-        sent = MeasuredSite.read(json.loads(path.read_text("utf-8")))
+        sent = MeasuredSite.read(json.loads(read_bounded(path, LARGEST)))
         sent.check(asked)
         return sent
     except Refused as error:
@@ -129,6 +129,7 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "MeasuredSite":
         raise MedsiloError(told) from error
 
 
+LARGEST = 1 << 30  # bytes of a hospital's file
 PEOPLE, OF = "For a consortium's lead", "nnunet"
 MEASURE = Command(measure, "question.yaml --data DATA --cases 110 -o st-anna.json", PEOPLE, OF)
 PLAN = Command(plan, "question.yaml st-anna.json north.json -o plans.json", PEOPLE, OF)
