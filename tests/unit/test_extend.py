@@ -79,6 +79,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
 
     def forget() -> None:
         package.facts_of.cache_clear()
+        registry._entries.cache_clear()  # another test's folder may have had the same name
         for module in [name for name in sys.modules if name.partition(".")[0] == "acme_gait"]:
             del sys.modules[module]
 
