@@ -1,6 +1,7 @@
 """DICOM in and out: what a series is, what is refused, and that masks come back voxel for voxel."""
 
 import json
+import logging.config
 import os
 import re
 import shutil
@@ -30,6 +31,7 @@ from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
+from medsilo_dicom.header import library
 from medsilo_dicom.node import address_of
 from medsilo_dicom.objects import MadeBy, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.predicting import DicomSeries
@@ -292,6 +294,8 @@ def test_identifiers_are_told_by_their_elements_alone(
     for number in range(4):
         write_study(tmp_path / f"s{number}", f"p{number}", number)
     change(tmp_path / "s0/A/series/IM0000", PatientBirthDate="born to Jane Doe")  # which is no date
+    library()
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})  # as NVFlare does, at any time
     survey = survey_of(tmp_path)
     assert "Jane" not in caplog.text + "".join(capfd.readouterr())
     assert survey.identifiers["PatientName"] == 4 and "InstitutionName" not in survey.identifiers
