@@ -296,6 +296,7 @@ def test_identifiers_are_told_by_their_elements_alone(
     library()  # whoever writes that is warned, too
     change(tmp_path / "s0/A/series/IM0000", PatientBirthDate="born to Jane Doe")  # which is no date
     logging.getLogger("pydicom").disabled = False  # as logging.config.dictConfig does, which NVFlare calls at any time
+    logging.getLogger("pydicom").warning("Jane")
     survey = survey_of(tmp_path)
     assert "Jane" not in caplog.text + "".join(capfd.readouterr())
     assert survey.identifiers["PatientName"] == 4 and "InstitutionName" not in survey.identifiers
