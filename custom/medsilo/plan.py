@@ -177,9 +177,9 @@ class Plan(Section):
             return self.algorithm.modules(self._blueprint())
 
     def layout(self) -> dict[str, nn.Module]:
-        """The same without values: names, shapes and types."""
-        with torch.device("meta"):
-            return self.build_networks()
+        """The same without values: names, shapes and types. It draws nothing, on no device."""
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return self.algorithm.modules(self._blueprint())
 
     @cached_property
     def parameters(self) -> int:

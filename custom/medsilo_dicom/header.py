@@ -121,7 +121,7 @@ def library() -> Any:
     with MedsiloError.needing(NEEDED):
         import pydicom
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
-    logging.getLogger("pydicom").addFilter(lambda record: False)  # which stays when NVFlare sets up its log anew
+    logging.getLogger("pydicom").addFilter(lambda record: False)  # NVFlare enables loggers when it changes log levels
     warnings.filterwarnings("ignore", module="pydicom")
     return pydicom
 

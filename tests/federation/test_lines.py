@@ -145,7 +145,7 @@ def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:
 @pytest.mark.parametrize("closes", [False, True], ids=["silent", "closed"])
 def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, closes: bool) -> None:
     """With the defaults, under which it took up to a minute. A line that closes loses what was on its way, and no more:
-    half of all would be sent again if it began anew."""
+    a transfer that started again would send more than half of it twice."""
     patience = Patience.of(make_plan("fedavg", "participation.timeout=600"))
     for cell in (cells.job, cells.site):
         PatientRequests(cell, patience)

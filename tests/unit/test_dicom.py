@@ -293,7 +293,7 @@ def test_identifiers_are_told_by_their_elements_alone(
 ) -> None:
     for number in range(4):
         write_study(tmp_path / f"s{number}", f"p{number}", number)
-    library()  # whoever writes that is warned, too
+    library()  # pydicom warns while it writes this date, too
     change(tmp_path / "s0/A/series/IM0000", PatientBirthDate="born to Jane Doe")  # which is no date
     logging.getLogger("pydicom").disabled = False  # as logging.config.dictConfig does, which NVFlare calls at any time
     logging.getLogger("pydicom").warning("Jane")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -292,14 +293,11 @@ def main() -> int:
         forks.site(site).given_up = True
         return ended
 
-    def begin() -> None:
-        if forked:
-            forks.begin(plan, lasting=int(threads) == count)
-
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
     count, plan = len(sites.split(",")), (Path(job) / PLAN).absolute()
     forked = sys.platform == "linux" and not (Path(job) / CUSTOM).is_dir()  # code that sites import in place of ours
+    begin = partial(forks.begin, plan, lasting=int(threads) == count) if forked else lambda: None
     runner = patient_simulator(job, workspace, sites, int(threads), start_limit(count), begin, until_begun)
     with sites_started_by(forks.ForkedSite) if forked else nullcontext():
         return runner.run()

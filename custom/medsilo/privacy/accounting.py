@@ -85,18 +85,18 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
     low = high / 2
     while low > 1e-2 and cost(low) <= epsilon:
         low, high = low / 2, low
-    dear, cheap, left = low, high, 9
-    # Guess where the cost is ε, and look whether the bisection would end there.
-    while (left := left - 1) and epsilon < cost(dear) < math.inf and cost(cheap) > 0:
+    dear, cheap = low, high
+    for _ in range(8):  # guess where the cost is ε, and look whether the bisection would end there
+        if not (epsilon < cost(dear) < math.inf and cost(cheap) > 0):
+            break
         share = math.log(cost(dear) / epsilon) / math.log(cost(dear) / cost(cheap))
         below, above = _halved(low, high, (dear * (cheap / dear) ** share).__le__)
-        near = cost(above) > 0.99 * epsilon
         if cost(above) > epsilon:
             dear = above
-        elif near and cost(below) > epsilon:
+        elif cost(below) > epsilon:
             return above
         else:
-            cheap = below if near else above
+            cheap = below
     return _halved(low, high, lambda noise: cost(noise) <= epsilon)[1]
 
 
@@ -115,7 +115,8 @@ def _no_noise(what: str, epsilon: float, delta: float) -> str:
 def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
     """Return how often each mechanism was used, each as one of its kind; what is public does not count."""
     found: Counter[Mechanism] = Counter()
-    for of in (charge.of for charge in charges):
+    for charge in charges:
+        of = charge.of
         if isinstance(of, SampledGaussian):
             found[of.model_copy(update={"steps": 1})] += of.steps
         elif not isinstance(of, Public):
@@ -182,7 +183,9 @@ def _step(parts: Parts) -> float:
 def _spread(part: Part) -> float:
     """Return about the standard deviation of the privacy loss of one use."""
     kind, noise, rate, _ = part
-    return 1 / noise if kind == "geometric" else rate * math.sqrt(math.expm1(min((1 / noise) ** 2, 1.0)))
+    if kind == "geometric":
+        return 1 / noise
+    return rate * math.sqrt(math.expm1(min((1 / noise) ** 2, 1.0)))
 
 
 def _reach(part: Part, times: int) -> float:
