@@ -25,6 +25,13 @@ class Neither(Network):
     name: Literal["neither"] = "neither"
 
 
+class Wrong(Network):
+    name: Literal["wrong"] = "wrong"
+
+    def monai(self, channels: int, classes: int) -> dict[str, Any]:
+        return {"_target_": "os.system", "command": "true"}
+
+
 INPUTS = {
     "activity-cnn": (9, 64),
     "alexnet": (3, 224, 224),
@@ -177,5 +184,6 @@ def test_volumes_as_well_as_slices(name):
 def test_a_network_of_monais_is_told_and_not_built() -> None:
     with torch.no_grad():
         assert Residual().build(2, 3)(torch.zeros(1, 2, 16, 16, 16)).shape == (1, 3, 16, 16, 16)
-    with pytest.raises(MedsiloError, match="neither has neither build nor monai"):
-        Neither().build(2, 3)
+    for other in (Neither(), Wrong()):
+        with pytest.raises(MedsiloError, match=f"network {other.name} has no build"):
+            other.build(2, 3)

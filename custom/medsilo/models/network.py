@@ -40,12 +40,13 @@ class Network(Feature):
 
     def build(self, channels: int, classes: int) -> nn.Module:
         """A freshly initialised module; its weights come from torch's global generator."""
-        told = self.monai(channels, classes)
-        if told is None:
-            raise MedsiloError(f"network {self.name} has neither build nor monai")
         from monai.networks import nets  # here, because importing MONAI takes seconds
 
-        return getattr(nets, told["_target_"].rpartition(".")[2])(**{key: told[key] for key in told if key[0] != "_"})
+        told = dict(self.monai(channels, classes) or {})
+        made = getattr(nets, str(told.pop("_target_", "")).rpartition(".")[2], None)
+        if made is None:
+            raise MedsiloError(f"network {self.name} has no build, and its monai names no network of MONAI's")
+        return made(**told)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
         """The same module in a MONAI bundle's words, its class under "_target_"; None where MONAI has none."""
