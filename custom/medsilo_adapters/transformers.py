@@ -60,6 +60,5 @@ class SwinUnetr(Network):
             return super().build(channels, classes).to(place)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any]:
-        sizes = {"feature_size": self.features, "spatial_dims": self.dimensions}
-        shape = {"in_channels": channels, "out_channels": classes}
-        return {"_target_": "monai.networks.nets.SwinUNETR", **shape, **sizes}
+        sizes = {"in_channels": channels, "out_channels": classes, "feature_size": self.features}
+        return {"_target_": "monai.networks.nets.SwinUNETR", **sizes, "spatial_dims": self.dimensions}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import nibabel
@@ -269,6 +270,7 @@ def test_a_flat_image_goes_through_the_tasks_own_preprocessing(tmp_path) -> None
     ("arguments", "words"),
     [
         (["{folder}", "nowhere.nii"], "is not there"),
+        (["{folder}", "{tmp}/pipe.nii"], "is no file"),
         (["{tmp}", "{tmp}"], "no super model and no run is there"),
         (["{tmp}/run", "{tmp}"], "choose with --site: hospital-b"),
         (["{tmp}/run", "{tmp}", "--site", "../x"], "no model of it"),
@@ -280,6 +282,7 @@ def test_a_flat_image_goes_through_the_tasks_own_preprocessing(tmp_path) -> None
 def test_what_can_not_begin_says_why(arguments, words, folder, tmp_path, capsys) -> None:
     write_run(tmp_path / "run", small_plan("fedbn"), "sites/hospital-b/best.safetensors")
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe.nii")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a.nii").touch()
     filled = [argument.format(folder=folder, tmp=tmp_path) for argument in arguments]

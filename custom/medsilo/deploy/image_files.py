@@ -89,8 +89,8 @@ def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> li
     their files are no images."""
     found: list[Path] = []
     for path in given:
-        if not path.exists():
-            raise MedsiloError("an image that was given is not there; correct its path", private=str(path))
+        if not path.is_file() and not path.is_dir():
+            raise MedsiloError("an image that was given is not there, or is no file; correct its path", private=str(path))
         if path.is_file() or _is_series(path):
             found.append(path)
         else:
