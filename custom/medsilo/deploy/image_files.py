@@ -90,7 +90,7 @@ def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> li
     found: list[Path] = []
     for path in given:
         if not path.is_file() and not path.is_dir():
-            raise MedsiloError("an image that was given is not there, or is no file; correct its path", private=str(path))
+            raise MedsiloError("an image given is not there, or is no file; correct its path", private=str(path))
         if path.is_file() or _is_series(path):
             found.append(path)
         else:
