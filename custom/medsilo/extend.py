@@ -44,7 +44,6 @@ if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them:
     from medsilo.core.files import read_bounded, write_bytes, write_json
     from medsilo.core.section import Section
     from medsilo.learning import seeds, undrawn
-    from medsilo.models import architectures
     from medsilo.runs.messages import Message
     from medsilo.site.settings import SiteSettings
     from medsilo.start import choices, folder_layout, looks
