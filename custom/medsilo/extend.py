@@ -40,12 +40,10 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.use import Use
 
 if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
-    from medsilo.cli import options
     from medsilo.core.files import read_bounded, write_bytes, write_json
     from medsilo.core.section import Section
     from medsilo.learning import seeds, undrawn
     from medsilo.runs.messages import Message
-    from medsilo.site.settings import SiteSettings
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
     from medsilo.tasks import headers, ready, sheet, splits, volumes

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
 
-from medsilo.extend import DataError, Message, Refused, SiteSettings
+from medsilo.extend import DataError, Message, Refused
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
@@ -382,9 +382,8 @@ def measured(
     return MeasuredSite(question=question.hash, told=own, reader=data.reader, memory=memory)
 
 
-def memory_of(settings: SiteSettings) -> float | None:
+def memory_of(device: torch.device) -> float | None:
     """Return the GB of the GPU that a hospital trains on; None without one, which bounds no plan."""
-    device = settings.compute().device
     if device.type != "cuda":
         return None
     return max(1.0, round(torch.cuda.get_device_properties(device).total_memory / 2**30))  # 7.8 of what is sold as 8

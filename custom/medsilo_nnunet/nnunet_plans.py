@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medsilo.extend import Command, MedsiloError, Screen, options
+from medsilo.extend import Command, MedsiloError, Screen
 from medsilo_nnunet import PLANNERS
 
 if TYPE_CHECKING:
@@ -29,27 +29,26 @@ def measure(
     local: Annotated[
         Path | None, typer.Option("--settings", metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")
     ] = None,
-    out: options.OutFile,
+    out: Command.OutFile,
 ) -> int:
     """At a hospital: measure its data for nnU-Net's plans, and write what leaves into one file.
 
     The file holds counts, and no case: docs/nnunet.md says what each of its numbers is.
     """
     screen.note("reading nnU-Net")
-    from medsilo.extend import DataSource, SiteSettings, write_json
+    from medsilo.extend import DataSource, write_json
     from medsilo_nnunet.fingerprint import measured, memory_of
     from medsilo_nnunet.nnunet_files import RawData
     from medsilo_nnunet.question import read_question
 
-    asked, folder = read_question(question), options.folder_of_settings(local)
-    settings = SiteSettings.read(folder) if folder else SiteSettings()
+    asked, settings = read_question(question), Command.settings(local)
     source = DataSource(folder=data) if data else settings.data
     if source is None:
         raise MedsiloError("where are the data? Give --data, or set 'data' in medsilo.yaml and give --settings")
     least = settings.count_unit(synthetic=False)
     found = RawData.of(source.folder, asked, source)
     with screen.busy("measuring"):
-        own = measured(found, asked, cases, least, memory_of(settings))
+        own = measured(found, asked, cases, least, memory_of(settings.compute().device))
     write_json(out, own.model_dump(mode="json"))
     bins = sum(len(channel.values) for channel in own.told.channels)
     screen.say(f"cases: {own.told.cases}, each number of {least} or more; bins of intensities: {bins}")
@@ -76,7 +75,7 @@ def plan(
             help="memory of a GPU to plan for (default: the planner's own, or that of the smallest hospital)",
         ),
     ] = None,
-    out: options.OutFile,
+    out: Command.OutFile,
 ) -> int:
     """Make the plans that nnU-Net would make of all hospitals' data in one place, of the files that they sent.
 
