@@ -14,6 +14,7 @@ from medsilo import __version__
 if TYPE_CHECKING:  # for everybody
     from medsilo.cli.show import Command, Screen
     from medsilo.core.errors import DataError, MedsiloError, Refused
+    from medsilo.core.section import Section
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
     from medsilo.course.layer import Layer
@@ -41,9 +42,7 @@ if TYPE_CHECKING:  # for everybody
 
 if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.core.files import read_bounded, write_bytes, write_json
-    from medsilo.core.section import Section
     from medsilo.learning import seeds, undrawn
-    from medsilo.runs.messages import Message
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
     from medsilo.tasks import headers, ready, sheet, splits, volumes

@@ -118,7 +118,7 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "MeasuredSite":
     from medsilo_nnunet.fingerprint import MeasuredSite
 
     try:
-        sent = MeasuredSite.read(json.loads(read_bounded(path, LARGEST)))
+        sent = MeasuredSite.received(json.loads(read_bounded(path, LARGEST)))
         sent.check(asked)
         return sent
     except Refused as error:

@@ -183,7 +183,9 @@ class PromiseLayer(Layer):
         """Choose this hospital's cuts, keep them, and return what they do to the test cases."""
         own = _read(finished.folder / CURVES)
         groups = own.get("groups", {})
-        cuts = {name: self._cuts(groups.get(name), ToldOfOthers.read(told)) for name, told in (chosen or {}).items()}
+        cuts = {
+            name: self._cuts(groups.get(name), ToldOfOthers.received(told)) for name, told in (chosen or {}).items()
+        }
         patients = {name: int(groups.get(name, {}).get("numbers", 0)) for name in cuts}
         write_json(finished.folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         rules = {
@@ -234,7 +236,7 @@ class PromiseLayer(Layer):
 
     # ------------------------------------------------------------------ at the server
     def read(self, part: str, told: Any, plan: Plan, cases: int) -> Told:
-        read, groups = Told.read(told), self.groups(plan.task)
+        read, groups = Told.received(told), self.groups(plan.task)
         wrong = (read.tests or read.errors) if part == "validation" else (read.curves or read.temperature)
         if wrong or not {*read.curves, *read.tests} <= {*groups}:
             raise Refused("promise: it tells of groups or parts that nobody asked for")
@@ -268,7 +270,7 @@ class PromiseLayer(Layer):
 
     def concluded(self, plan: Plan, folder: Path, told: Mapping[Any, Mapping[str, Told]]) -> Any:
         everyone = self.choose(plan, told["validation"], [])[EVERYONE]
-        cuts = {group: self._cuts(None, ToldOfOthers.read(own)) for group, own in everyone.items()}
+        cuts = {group: self._cuts(None, ToldOfOthers.received(own)) for group, own in everyone.items()}
         # For a hospital that is new:
         write_json(folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         risk = self._risk(plan.task.goal)
@@ -331,7 +333,7 @@ class PromiseLayer(Layer):
         """Return the cut of every group: the hospital's own, or else that for a new one."""
         for folder in folders:
             if found := _read(folder / FILE):
-                kept = KeptCuts.read(found)
+                kept = KeptCuts.received(found)
                 if PromiseLayer().model_dump(mode="json") | kept.promise == self.model_dump(mode="json"):
                     return {group: rules.get(self.rule) for group, rules in kept.cuts.items()}
         return {}
