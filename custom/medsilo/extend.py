@@ -13,6 +13,7 @@ from medsilo import __version__
 
 if TYPE_CHECKING:  # for everybody
     from medsilo.cli.show import Command, Screen
+    from medsilo.core import files
     from medsilo.core.errors import DataError, MedsiloError, Refused
     from medsilo.core.section import Section
     from medsilo.course.algorithm import Algorithm
@@ -41,7 +42,6 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.use import Use
 
 if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
-    from medsilo.core.files import read_bounded, write_bytes, write_json
     from medsilo.learning import seeds, undrawn
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice

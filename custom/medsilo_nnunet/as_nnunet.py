@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from medsilo.extend import Exporter, MedsiloError, Source, write_bytes
+from medsilo.extend import Exporter, MedsiloError, Source, files
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from medsilo_nnunet.nnunet_network import DeeplySupervised
 
@@ -32,7 +32,7 @@ def export_to_nnunet(source: Source, out: Path) -> None:
     # alone, this one is loaded with weights_only=True, too, which runs no code. medsilo itself never loads one.
     weights = {name: tensor.cpu() for name, tensor in network.network.state_dict().items()}
     torch.save({"network_weights": weights, **same}, content)
-    write_bytes(out / fold_of(source) / CHECKPOINT, content.getvalue())
+    files.write_bytes(out / fold_of(source) / CHECKPOINT, content.getvalue())
 
 
 def fold_of(source: Source) -> str:
@@ -65,8 +65,8 @@ def _describe(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> None:
         "plans.json": task.plans.in_nnunet(),
         "folds.json": same,
     }
-    files = {folder / name: json.dumps(values, indent=2).encode() for name, values in told.items()}
-    if folder.exists() and any(not file.is_file() or file.read_bytes() != text for file, text in files.items()):
+    wanted = {folder / name: json.dumps(values, indent=2).encode() for name, values in told.items()}
+    if folder.exists() and any(not file.is_file() or file.read_bytes() != text for file, text in wanted.items()):
         raise MedsiloError("the folder has no folds of this study; choose another", private=str(folder))
-    for file, text in files.items():
-        write_bytes(file, text)
+    for file, text in wanted.items():
+        files.write_bytes(file, text)

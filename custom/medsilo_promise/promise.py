@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Layer, Plan, Refused, read_bounded, undrawn, write_json
+from medsilo.extend import Layer, Plan, Refused, files, undrawn
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
 from medsilo_promise.shrinking import Values, bound, needed, others, smallest
 from medsilo_promise.told import RULES, Kept, KeptCuts, Rule, Told, ToldCurve, ToldOfOthers, ToldTest, panel_of
@@ -143,7 +143,7 @@ class PromiseLayer(Layer):
             own: dict[str, Any] = {name: {"numbers": n, "lost": lost.tolist()} for name, (n, lost, _) in tables.items()}
             nll = measures.get("nll")
             coolest = None if nll is None else int(nll.mean(0).argmin())
-            write_json(finished.folder / CURVES, {"groups": own, "temperature": coolest})
+            files.write_json(finished.folder / CURVES, {"groups": own, "temperature": coolest})
             return {"tables": tables, "temperature": coolest, "whole": finished.task.mixes_patients}
         return self._kept(finished, measures, tables, chosen)
 
@@ -187,7 +187,7 @@ class PromiseLayer(Layer):
             name: self._cuts(groups.get(name), ToldOfOthers.received(told)) for name, told in (chosen or {}).items()
         }
         patients = {name: int(groups.get(name, {}).get("numbers", 0)) for name in cuts}
-        write_json(finished.folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
+        files.write_json(finished.folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         rules = {
             name: {rule: None if cut is None else (n, float(lost[cut]), float(size[cut])) for rule, cut in each.items()}
             for name, each in cuts.items()
@@ -272,7 +272,7 @@ class PromiseLayer(Layer):
         everyone = self.choose(plan, told["validation"], [])[EVERYONE]
         cuts = {group: self._cuts(None, ToldOfOthers.received(own)) for group, own in everyone.items()}
         # For a hospital that is new:
-        write_json(folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
+        files.write_json(folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         risk = self._risk(plan.task.goal)
         return {
             "level": self.level,
@@ -384,7 +384,7 @@ def _error(measures: dict[str, Tensor], place: int) -> float:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_bounded(path, MOST_BYTES))
+        found = json.loads(files.read_bounded(path, MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
