@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
     from medsilo.course.layer import Layer
-    from medsilo.course.outcome import OwnModels
     from medsilo.course.phase import Group, Phase, Workbench
     from medsilo.deploy.exporter import Exporter
     from medsilo.deploy.predictor import PredictionRequest, Predictor

@@ -13,7 +13,7 @@ from medsilo.core.section import Section
 from medsilo.core.tensors import Modules
 from medsilo.course.additions import INPUT, Amplitude, Perturbation
 from medsilo.course.declared import Private
-from medsilo.course.outcome import OneModel, Outcome
+from medsilo.course.outcome import OneModel, Outcome, OwnModels
 from medsilo.course.phase import Blueprint, Course, Group, Phase, Workbench, without
 from medsilo.learning.layers import head_names
 from medsilo.learning.training import Training
@@ -27,7 +27,7 @@ class Algorithm(Section):
 
     A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its own numbers, and says in `groups` what
     travels and how it is mixed, in `work` what sites do, or in `phases` both where it is not the same in all rounds; in
-    `networks` what a site holds; in `outcome` how a study ends.
+    `networks` what a site holds; by `personal` or in `outcome` how a study ends.
 
     >>> from medsilo.registry import METHODS
     >>> fedprox = METHODS["fedprox"](mu=0.1)
@@ -43,6 +43,7 @@ class Algorithm(Section):
     # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise. A
     # protocol that is missing here can't be declared, but for "clinical", which says nothing.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    personal: ClassVar[bool] = False  # whether each hospital ends with a model of its own
     own_step: ClassVar[bool] = False  # the step is the method itself, so it can't be a perturbed one
 
     name: str
@@ -79,8 +80,8 @@ class Algorithm(Section):
 
     @property
     def outcome(self) -> Outcome:
-        """Return how a study ends."""
-        return OneModel()
+        """Return how a study ends: with one model, or with one of each hospital's own."""
+        return OwnModels() if self.personal else OneModel()
 
     def networks(self, build: Blueprint) -> Modules:
         """Return every network a site holds; `build` makes the plan's network. "model" is the one that is evaluated."""
