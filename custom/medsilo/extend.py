@@ -19,13 +19,12 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
     from medsilo.course.layer import Layer
-    from medsilo.course.phase import Group, Phase, Workbench
+    from medsilo.course.phase import Group, Phase
     from medsilo.deploy.exporter import Exporter
     from medsilo.deploy.predictor import PredictionRequest, Predictor
     from medsilo.deploy.source import Source
-    from medsilo.federation.inquiry import Inquiry, SiteOfInquiry
+    from medsilo.federation.inquiry import Inquiry
     from medsilo.federation.seams import Channel, Place, Site
-    from medsilo.learning.layers import names_of_last_layers
     from medsilo.models.network import Network
     from medsilo.plan import Plan
     from medsilo.privacy.mechanisms import Charge

@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Section
-from medsilo.core.tensors import Modules
+from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.additions import INPUT, Amplitude, Perturbation
 from medsilo.course.declared import Private
 from medsilo.course.outcome import OneModel, Outcome, OwnModels
 from medsilo.course.phase import Blueprint, Course, Group, Phase, Workbench, without
-from medsilo.learning.layers import head_names
+from medsilo.learning.layers import head_names, names_of_last_layers
 from medsilo.learning.training import Training
 from medsilo.tasks.task import Task
 
@@ -33,6 +33,8 @@ class Algorithm(Section):
     >>> fedprox = METHODS["fedprox"](mu=0.1)
     >>> fedprox.title, fedprox.mu, issubclass(METHODS["fedprox"], Algorithm)
     ('FedProx', 0.1, True)
+    >>> [*Algorithm.last_layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), 1)]
+    ['2.weight', '2.bias']
     """
 
     title: ClassVar[str]
@@ -75,7 +77,7 @@ class Algorithm(Section):
         return ()
 
     def work(self, bench: Workbench) -> float:
-        """Train in a round; returns the training loss, or NaN."""
+        """Train in a round, with a site's networks and passes over its data; returns the training loss, or NaN."""
         return bench.train()
 
     @property
@@ -187,6 +189,12 @@ class Algorithm(Section):
     def input_layer(self, modules: Modules) -> nn.Module | None:
         """Return what every batch passes through once before a network sees it, in training as in evaluation."""
         return modules[INPUT] if self.amplitude else None
+
+    @staticmethod
+    def last_layers(model: nn.Module, count: int) -> Tensors:
+        """Return the tensors of the last layers that have any, in the order in which the network registers them."""
+        tensors = model.state_dict()
+        return {name: tensors[name] for name in names_of_last_layers(model, count)}
 
     def whole(self, modules: Modules, name: str = "model") -> nn.Module:
         """Return what is evaluated, saved and given to the hospital: a network, behind the input layer if any."""

@@ -142,7 +142,7 @@ class Inquiry:
     read: Callable[[Path], Any]  # reads and checks the question that all hospitals get
     most: Callable[[Any], tuple[int, int]]  # of what a hospital may answer: sealed numbers, and others in clear
     collect: Callable[[Any, Channel, Sequence[str], float], Mapping[str, Section]]  # asks; answers by name of file
-    site: Callable[[Any, SiteOfInquiry], Site]
+    site: Callable[[Any, SiteOfInquiry], Site]  # answers for a hospital: it gets the name, settings and a folder
     sealed: bool = False  # whether the server reads sums alone
     leaves: Callable[[Any], list[str]] | None = None  # what leaves a hospital, a line each, for the leak report
 
