@@ -27,7 +27,6 @@ from medsilo.extend import (
     own_data,
     ready,
     seeds,
-    undrawn,
 )
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUNet, NnUNetPlans
@@ -118,9 +117,9 @@ class NnUNetFolder(own_data.OwnFolder):
         return self._piece
 
     def _piece(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        (mark,) = undrawn.marks_in(case[1][None])
+        mark = self.goal.mark_in(case[1])
         image, labels = self.parts.cut((case[0], case[1] - mark), seed)
-        return image, _marked(labels, mark)
+        return image, self.goal.marked(labels, mark)
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         if inputs.ndim == FLAT:  # patches; those in three dimensions go through one window
@@ -140,13 +139,12 @@ class NnUNetFolder(own_data.OwnFolder):
                 f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
                 "convert the files"
             )
-        mark = undrawn.mark_of(self._undrawn(source))
-        return own_data.Found(data.listing, {}, partial(_made, self.parts, self.question), "", mark)
+        make = partial(_made, self.parts, self.question)
+        return own_data.Found(data.listing, {}, make, "", self._undrawn(source))
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        structures = tuple(self.question.regions)
-        return structures if 1 < len(structures) <= undrawn.MOST else ()
+        return self._may_lack(tuple(self.question.regions), 1)
 
     def absent(self, source: DataSource) -> tuple[str, ...]:
         names = super().absent(source)
@@ -181,39 +179,8 @@ class NnUNetGoal(Segmentation):
     def __init__(self, task: NnUNetFolder) -> None:
         question = task.question
         regions = len(question.regions) if question.has_regions else None  # each found by itself
-        super().__init__(
-            question.names, lambda output, target: task.parts.loss(output, target), question.regions, outputs=regions
-        )
+        super().__init__(question.names, lambda *told: task.parts.loss(*told), question.regions, outputs=regions)
         self.task, self.overlaps = task, question.has_regions
-
-    def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        if self.overlaps and any(undrawn.marks_in(target)):
-            return self._of_drawn_regions(output, target)
-        if isinstance(output, Tensor) or not any(undrawn.marks_in(target)):
-            return super().loss(output, target)  # type: ignore[arg-type]
-        # Of each resolution, what hospitals tell apart; nnU-Net makes the coarser labels of those that are told apart.
-        scales = [undrawn.told_apart(one, target) for one in output]
-        each = []
-        for alike in zip(*scales, strict=True):
-            labels = alike[0][1]
-            each.append(len(labels) * self.task.parts.loss([mine for mine, _, _ in alike], labels))
-        return torch.stack(each).sum() / len(target)
-
-    def _of_drawn_regions(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        """Return the mean over cases of the loss of the regions that their hospital drew: each is found by itself."""
-        marks, labels, each = undrawn.marks_in(target), undrawn.labels_in(target), []
-        for mark in sorted(set(marks)):
-            here = [case for case, own in enumerate(marks) if own == mark]
-            drawn = [place for place in range(self.outputs) if place + 1 not in undrawn.absent_in(mark)]
-            scales = [one[here][:, drawn] for one in ([output] if isinstance(output, Tensor) else output)]
-            mine = scales[0] if isinstance(output, Tensor) else scales
-            each.append(len(here) * self.task.parts.loss(mine, labels[here], drawn))
-        return torch.stack(each).sum() / len(target)
-
-    def judged(self, target: Tensor) -> Tensor | None:
-        if self.overlaps and any(undrawn.marks_in(target)):
-            return undrawn.known_in(target, self.outputs + 1)[:, 1:]
-        return super().judged(target)
 
     def found(self, output: Tensor, target: Tensor) -> Tensor:
         return self.task.parts.found(output)
@@ -224,10 +191,10 @@ class NnUNetGoal(Segmentation):
 
         def measured(output: Tensor, target: Tensor) -> dict[str, Tensor]:
             each = []
-            for one, mark in zip(output, undrawn.marks_in(target), strict=True):
-                found, right, spacing = self._on_own_grid(ready.held_case(cases, next(numbers))[0].entry, one)
-                right = _marked(right, mark)
-                each.append(self.compared(found[None], right[None], spacing))
+            for one in output:
+                held, _ = ready.held_case(cases, next(numbers))
+                found, right, spacing = self._on_own_grid(held.entry, one)
+                each.append(self.compared(found[None], held.marked(right)[None], spacing))
             return {name: torch.cat([own[name] for own in each]) for name in each[0]}
 
         return measured
@@ -297,12 +264,7 @@ class _Patches(Dataset):
         with held.opened(place) as (image, labels, places):
             assert places is not None
             patch, found = self.parts.drawn((image, labels, places), seeds.seed_for(self.seed, number), certain)
-        return patch, _marked(found, held.mark)
-
-
-def _marked(labels: Tensor, mark: int) -> Tensor:
-    """Return labels with the mark of structures that nobody drew; -1, where the image was empty, is background then."""
-    return labels.long().clamp(min=0) | mark if mark else labels
+        return patch, held.marked(found)
 
 
 def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> ready.PreparedEntry:

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Layer, Plan, Refused, files, undrawn
+from medsilo.extend import Layer, Plan, Refused, files
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
 from medsilo_promise.shrinking import Values, bound, needed, others, smallest
 from medsilo_promise.told import RULES, Kept, KeptCuts, Rule, Told, ToldCurve, ToldOfOthers, ToldTest, panel_of
@@ -137,7 +137,7 @@ class PromiseLayer(Layer):
     # ------------------------------------------------------------------ at a site
     def look(self, finished: Any, chosen: Any) -> Any:
         risk = self._risk(finished.task.goal)
-        measures = finished.look(lambda output, target: _measured(risk, output, undrawn.labels_in(target)))
+        measures = finished.look(lambda output, target: _measured(risk, output, target))
         tables = self._tables(finished, measures) if measures else {}
         if finished.part == "validation":
             own: dict[str, Any] = {name: {"numbers": n, "lost": lost.tolist()} for name, (n, lost, _) in tables.items()}
@@ -308,7 +308,7 @@ class PromiseLayer(Layer):
         cuts = self._cuts_of(plan, inputs, folders)
         if None in cuts:
             return None
-        found = self._risk(plan.task.goal).measure(output, undrawn.labels_in(target))
+        found = self._risk(plan.task.goal).measure(output, target)
         places = torch.tensor(cuts, device=found[LOST].device)[:, None]
         lost, whole = found[LOST].double().gather(1, places)[:, 0], found[OF].double()
         return torch.where(whole > 0, 1 - lost / whole.clamp(min=1), torch.nan)

@@ -24,6 +24,7 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import load_facts, save_tensors
 from medsilo.core.package import package_facts
 from medsilo.learning.loop import Case
+from medsilo.learning.undrawn import marked
 from medsilo.tasks.listing import Entry, files_of
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import digest
@@ -173,8 +174,11 @@ class HeldEntry:
     def case(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs [C, *grid] and target of one case."""
         inputs, targets, _ = self.kept(number)
-        targets = targets if targets.is_floating_point() else targets.long()
-        return inputs, targets.clamp(min=0) | self.mark if self.mark else targets
+        return inputs, self.marked(targets if targets.is_floating_point() else targets.long())
+
+    def marked(self, labels: Tensor) -> Tensor:
+        """Return labels of this entry with its mark."""
+        return marked(labels, self.mark)
 
     @contextmanager
     def opened(self, number: int) -> Iterator[tuple["Sliced", "Sliced", Tensor | None]]:

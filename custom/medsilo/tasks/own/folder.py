@@ -17,7 +17,7 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Draw
 from medsilo.learning.seeds import seed_for
-from medsilo.learning.undrawn import MOST, labels_in, mark_of
+from medsilo.learning.undrawn import labels_in
 from medsilo.models.architectures import DenseNet121, UNet
 from medsilo.models.network import Dimensions, Network
 from medsilo.tasks.classification import Classification
@@ -195,15 +195,15 @@ class FolderTask(OwnFolder):
         listing = self._listing(source, folder)
         classes = self._classes_of(listing, source)
         numbers = self._numbers(source)
-        undrawn, absent, lacks = self._undrawn(source), self.absent(source), self.lacking_of(source)
+        absent, lacks = self.absent(source), self.lacking_of(source)
         marks = self.marks(source)
         marked = {name: label | marks[label] for name, label in classes.items()}
         make = partial(self._made, reader=self._reader(source), classes=marked, numbers=numbers, lacks=lacks)
-        return Found(listing, classes, make, f"{source.label_map} {absent}", mark_of(undrawn))
+        return Found(listing, classes, make, f"{source.label_map} {absent}", self._undrawn(source))
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        return self.labels if (1 if self.segments else FEWEST) < len(self.labels) <= MOST else ()
+        return self._may_lack(self.labels, 1 if self.segments else FEWEST)
 
     def _undrawn(self, source: DataSource) -> list[int]:
         """Return the plan's labels that nobody drew at a site."""

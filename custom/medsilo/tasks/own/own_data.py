@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.text import plain
-from medsilo.learning.undrawn import marks_of_classes
+from medsilo.learning.undrawn import MOST, mark_of, marks_of_classes
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.goal import Goal, Regression
 from medsilo.tasks.listing import Entry, Listing
@@ -120,6 +120,11 @@ class OwnData(Task):
         """The plan's names of what a hospital need not have: structures, classes, modalities, columns."""
         return ()
 
+    @staticmethod
+    def _may_lack(labels: tuple[str, ...], least: int) -> tuple[str, ...]:
+        """Return labels that a hospital may lack: where it has so many others, and each has a place in the mark."""
+        return labels if least < len(labels) <= MOST else ()
+
     @abstractmethod
     def _examined(
         self, site: str, sites: Sequence[str], source: DataSource | None
@@ -223,7 +228,7 @@ class Found:
     classes: dict[str, int]  # by an entry's name, where one is known
     make: Callable[[Entry], PreparedEntry]
     settings: str  # what of the site's settings `make` depends on
-    mark: int = 0  # on labels, of structures that nobody drew here
+    undrawn: Sequence[int] = ()  # labels of structures that nobody drew here
 
 
 class OwnFolder(OwnData):
@@ -265,7 +270,7 @@ class OwnFolder(OwnData):
             listing.entries = dealt(self.partition, site, sites, listing.entries, found.classes)
         parts = divided(listing, source, self.shares, self.split)
         unfolded = self.model_copy(update={"fold": None})  # files are made ready once for all folds
-        holder = Cache(source, found.make, f"{unfolded.model_dump_json()} {found.settings}", found.mark)
+        holder = Cache(source, found.make, f"{unfolded.model_dump_json()} {found.settings}", mark_of(found.undrawn))
         wrong: defaultdict[str, list[str]] = defaultdict(list)
         held = {part: _held(parts[part], holder, wrong, self.files) for part in PARTS}
         for what, names in wrong.items():

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.learning.undrawn import MOST, labels_in
+from medsilo.learning.undrawn import labels_in
 from medsilo.models.architectures import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.goal import Goal
@@ -104,8 +104,8 @@ class PatientTable(ByKind):
     @property
     def may_be_absent(self) -> tuple[str, ...]:
         columns = () if self.missing == "leave-out" else tuple(column.name for column in self.columns)
-        several = self.kind == "classification" and FEWEST < len(self.labels) <= MOST
-        return (*columns, *(name for name in self.labels if several and name not in columns))
+        labels = self._may_lack(self.labels, FEWEST) if self.kind == "classification" else ()
+        return (*columns, *(name for name in labels if name not in columns))
 
     @property
     def channels(self) -> int:
