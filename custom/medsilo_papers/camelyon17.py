@@ -50,7 +50,7 @@ class Camelyon17(PictureTask):
         items = [(place / _file(row), int(row["tumor"])) for row in own]
         if not items[0][0].is_file():
             raise DataError(f"{TABLE} names patches that are not there; expected {LAYOUT}", private=str(items[0][0]))
-        return self.read_later(items, patients, parts_of(self, patients, site, seed))
+        return SiteData.read_later(items, patients, parts_of(self, patients, site, seed), self.case_of)
 
 
 def _file(row: dict[str, str]) -> str:

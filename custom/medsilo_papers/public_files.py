@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from medsilo.extend import DataError, SiteData, Task, Use, headers, ready, sheet, splits, volumes
+from medsilo.extend import DataError, SiteData, Task, Use, headers, sheet, splits, volumes
 
 LARGEST_VALUE = 8  # bytes, as int64
 
@@ -62,12 +61,6 @@ class PictureTask(Task):
             return inputs, targets, [patients[place] for place in own]
 
         return SiteData.in_memory(cases_of(np.flatnonzero(parts == part)) for part in range(3))
-
-    def read_later(self, items: Sequence[Any], patients: Sequence[str], parts: np.ndarray) -> SiteData:
-        """Return the cases of each part, read when they are asked for."""
-        return in_parts(
-            parts, lambda own: ready.LazyCases([items[i] for i in own], [patients[i] for i in own], self.case_of)
-        )
 
 
 @cache
@@ -236,8 +229,3 @@ def parts_of(task: Any, patients: Sequence[str], site: str, seed: int) -> np.nda
     """The part of each case, by its patient, or by itself where the task's split is a paper's."""
     groups = [f"{case:06}" for case in range(len(patients))] if task.mixes_patients else patients
     return splits.parts_by_draw(groups, task.shares, splits.split_seed(seed, site))
-
-
-def in_parts(parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> SiteData:
-    """The cases of each part, 0 train, 1 validation and 2 test, made of their places."""
-    return SiteData(*(cases_of(np.flatnonzero(parts == part)) for part in range(3)))

@@ -10,7 +10,6 @@ have another's label, that label means one of several, and the chance of the lab
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -88,18 +87,15 @@ def told_apart(
         yield mine, labels, kept
 
 
-Output = TypeVar("Output", Tensor, list[Tensor])  # a network's, or those of one with several resolutions
-
-
 def marginal(
-    loss: Callable[[Output, Tensor, list[int] | None], Tensor], output: Output, target: Tensor, overlaps: bool = False
+    loss: Callable[..., Tensor], output: Tensor | list[Tensor], target: Tensor, overlaps: bool = False
 ) -> Tensor:
     """Return the mean over cases of a loss, each of the labels that its hospital tells apart; None: of all."""
     if not any(marks_in(target)):
         return loss(output, target, None)
     alone = isinstance(output, Tensor)
-    parts = told_apart([output] if alone else output, target, overlaps)  # type: ignore[list-item]
-    each = [len(own) * loss(mine[0] if alone else mine, own, kept) for mine, own, kept in parts]  # type: ignore[arg-type]
+    parts = told_apart([output] if isinstance(output, Tensor) else output, target, overlaps)
+    each = [len(labels) * loss(mine[0] if alone else mine, labels, kept) for mine, labels, kept in parts]
     return torch.stack(each).sum() / len(target)
 
 

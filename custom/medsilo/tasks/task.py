@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
-from medsilo.learning.loop import Draw, DrawnCases
+from medsilo.learning.loop import Case, Draw, DrawnCases
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.undrawn import labels_in
 from medsilo.models.network import Network
@@ -123,18 +123,33 @@ class SiteData:
         inputs: [cases, ...]; targets: [cases, ...]; patients: [cases] numbers of patients; names and parts: per
         patient; without parts, patients take turns.
         """
-        of_case = (parts_in_turn(len(names)) if parts is None else parts)[patients]
-        divided = []
-        for chosen in (np.flatnonzero(of_case == part) for part in range(3)):
+
+        def cases_of(chosen: np.ndarray) -> Cases:
             own = torch.from_numpy(np.ascontiguousarray(inputs[chosen], np.float32))
             labels = torch.from_numpy(np.ascontiguousarray(targets[chosen], np.int64))
-            divided.append((own, labels, [names[patient] for patient in patients[chosen]]))
-        return cls.in_memory(divided)
+            return Cases(own, labels, [names[patient] for patient in patients[chosen]])
+
+        return cls.in_parts((parts_in_turn(len(names)) if parts is None else parts)[patients], cases_of)
 
     @classmethod
     def in_memory(cls, parts: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Self:
         """Hold three parts as tensors: the inputs and targets of cases, and the patient each case belongs to."""
         return cls(*(Cases(*part) for part in parts))
+
+    @classmethod
+    def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
+        """Make three parts of the places of their cases. parts: [cases] 0 train, 1 validation, 2 test, -1 nowhere."""
+        return cls(*(cases_of(np.flatnonzero(parts == part)) for part in range(3)))
+
+    @classmethod
+    def read_later(
+        cls, items: Sequence[tuple[Path, int]], patients: Sequence[str], parts: np.ndarray, read: Callable[..., Case]
+    ) -> Self:
+        """Hold files with their classes; each is read when it is asked for, but for those that the site's cache keeps.
+
+        read: makes a case of a file and its class; parts: as of `in_parts`.
+        """
+        return cls.in_parts(parts, lambda own: LazyCases([items[i] for i in own], [patients[i] for i in own], read))
 
     @property
     def absent(self) -> list[str]:
