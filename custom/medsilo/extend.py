@@ -40,10 +40,9 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.use import Use
 
 if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
-    from medsilo.learning import seeds
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
-    from medsilo.tasks import headers, ready, sheet, splits, volumes
+    from medsilo.tasks import headers, ready, sheet, volumes
     from medsilo.tasks.listing import Entry, Listing, files_below
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder

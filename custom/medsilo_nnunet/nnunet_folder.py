@@ -26,7 +26,6 @@ from medsilo.extend import (
     headers,
     own_data,
     ready,
-    seeds,
 )
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUNet, NnUNetPlans
@@ -252,7 +251,7 @@ class _Patches(Dataset):
     def __init__(self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, seed: int) -> None:
         self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
         self.certain = round(batch * (1 - FOREGROUND))  # the first patch of a batch that has a structure for certain
-        order = seeds.generator_for(seed, "cases")
+        order = torch.Generator().manual_seed(Task.seed_for(seed, "cases"))
         self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]
 
     def __len__(self) -> int:
@@ -263,7 +262,7 @@ class _Patches(Dataset):
         certain = number % self.batch >= self.certain
         with held.opened(place) as (image, labels, places):
             assert places is not None
-            patch, found = self.parts.drawn((image, labels, places), seeds.seed_for(self.seed, number), certain)
+            patch, found = self.parts.drawn((image, labels, places), Task.seed_for(self.seed, number), certain)
         return patch, held.marked(found)
 
 

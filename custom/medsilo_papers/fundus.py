@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import DataError, Segmentation, SiteData, splits, volumes
+from medsilo.extend import DataError, Segmentation, SiteData, volumes
 from medsilo_papers.public_files import (
     PictureTask,
     bare_name,
@@ -57,7 +57,9 @@ class Fundus(PictureTask):
 
     name: Literal["fundus"] = "fundus"
     size: int = Field(default=256, ge=16, le=1024, multiple_of=16, description="pictures are resized to this")
-    shares: splits.Shares = Field(default=(0.5, 0.25, 0.25), description="of train, validation and test, as the paper")
+    shares: SiteData.Shares = Field(
+        default=(0.5, 0.25, 0.25), description="of train, validation and test, as the paper"
+    )
 
     def default_network(self) -> str:
         return "unet"

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.extend import DataError, SiteData, Task, Use, headers, sheet, splits, volumes
+from medsilo.extend import DataError, SiteData, Task, Use, headers, sheet, volumes
 
+Split = Literal["patient", "paper"]
 LARGEST_VALUE = 8  # bytes, as int64
 
 
@@ -79,14 +80,14 @@ class PooledTask(Task):
     at every site.
     """
 
-    alpha: splits.Alpha = Field(
-        default=0.1, description="of the Dirichlet distribution: the smaller, the more the sites differ"
+    alpha: float = Field(
+        0.1, ge=1e-3, le=1e6, description="of the Dirichlet distribution: the smaller, the more the sites differ"
     )
     minimum: int = Field(default=40, ge=4, description="cases that every site gets at least")
-    split: splits.Split = Field(
+    split: Split = Field(
         default="patient", description="paper: half of a site's cases train, the other half tests, of whichever patient"
     )
-    shares: splits.Shares = Field(
+    shares: SiteData.Shares = Field(
         default=(0.5, 0.2, 0.3), description="train, validation and test; without effect on 'paper'"
     )
     validation: float = Field(
@@ -104,17 +105,17 @@ class PooledTask(Task):
 
         patients: [cases] names, or whole numbers that are the parts of a published split.
         """
-        dealt = splits.dirichlet(labels, len(sites), self.alpha, seed, self.minimum)
+        dealt = SiteData.dirichlet(labels, len(sites), self.alpha, seed, self.minimum)
         own = dealt[sorted(sites).index(site)]
         parts = np.full(len(labels), -1)
         if self.split == "paper":
-            order = np.random.default_rng(splits.split_seed(seed, site)).permutation(own)
+            order = np.random.default_rng(self.seed_for(seed, site, "split")).permutation(own)
             half = len(own) // 2
             kept = max(1, round(self.validation * half))
             parts[order[:half]], parts[order[:kept]], parts[order[half:]] = 0, 1, 2
         else:
             if not isinstance(patients, np.ndarray):
-                patients = splits.parts_by_draw(patients, self.shares, splits.split_seed(seed))
+                patients = SiteData.parts_by_draw(patients, self.shares, self.seed_for(seed, "split"))
             parts[own] = patients[own]
         sizes = np.bincount(parts[own], minlength=3)
         if not sizes.all():
@@ -228,4 +229,4 @@ def scaled(values: np.ndarray, channels: int) -> Tensor:
 def parts_of(task: Any, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
     """The part of each case, by its patient, or by itself where the task's split is a paper's."""
     groups = [f"{case:06}" for case in range(len(patients))] if task.mixes_patients else patients
-    return splits.parts_by_draw(groups, task.shares, splits.split_seed(seed, site))
+    return SiteData.parts_by_draw(groups, task.shares, Task.seed_for(seed, site, "split"))

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import torch
@@ -19,11 +19,11 @@ from medsilo.learning.loop import Case, Draw, DrawnCases
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.undrawn import labels_in
 from medsilo.models.network import Network
+from medsilo.tasks import splits
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.ready import LazyCases, Memory
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.survey import (
     PARTS,
     PartFacts,
@@ -102,7 +102,12 @@ class SiteData:
     >>> data = SiteData.by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
     >>> len(data.train), len(data.validation), len(data.test), data.absent
     (2, 1, 1, [])
+    >>> SiteData.parts_by_draw(["p", "p", "q", "r"], shares=(0.5, 0.25, 0.25), seed=0)  # groups go whole
+    array([1, 1, 2, 0])
     """
+
+    Shares = Annotated[splits.Shares, Field(description="of train, validation and test")]  # the type of a key
+    parts_by_draw, dirichlet = staticmethod(splits.parts_by_draw), staticmethod(splits.dirichlet)
 
     train: Dataset
     validation: Dataset
@@ -129,7 +134,7 @@ class SiteData:
             labels = torch.from_numpy(np.ascontiguousarray(targets[chosen], np.int64))
             return Cases(own, labels, [names[patient] for patient in patients[chosen]])
 
-        return cls.in_parts((parts_in_turn(len(names)) if parts is None else parts)[patients], cases_of)
+        return cls.in_parts((splits.parts_in_turn(len(names)) if parts is None else parts)[patients], cases_of)
 
     @classmethod
     def in_memory(cls, parts: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Self:
@@ -163,7 +168,7 @@ class Task(Section):
     Its own keys and methods are the source of cases; `goal` is what is learned, `use` what becomes of new cases.
     Subclasses declare `name: Literal["..."] = "..."`.
 
-    >>> from typing import ClassVar, Self
+    >>> from typing import Annotated, ClassVar, Self
     >>> from medsilo.extend import Classification, Task
     >>> class Gait(Task):
     ...     channels: ClassVar = 3
@@ -172,6 +177,8 @@ class Task(Section):
     ...     def load(self, site, sites, seed, folder): ...
     >>> Gait(name="gait").goal.metric
     'accuracy'
+    >>> Task.seed_for(0, "st-anna", "split") == Task.seed_for(0, "north", "split")
+    False
     """
 
     title: ClassVar[str]
@@ -211,6 +218,11 @@ class Task(Section):
     def shape(self) -> tuple[int, ...] | None:
         """The shape of one case's input; None when cases differ."""
         return None
+
+    @staticmethod
+    def seed_for(seed: int, *purpose: str | int) -> int:
+        """Return the seed of one use, which follows from the plan's and from words that name the use alone."""
+        return seed_for(seed, *purpose)
 
     @property
     def sliced(self) -> bool:
