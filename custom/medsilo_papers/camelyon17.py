@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from medsilo.extend import Classification, DataError, SiteData
-from medsilo_papers.public_files import PictureTask, Split, bare_name, parts_of, rows_of, site_folder
+from medsilo_papers.public_files import PictureTask, Split, bare_name, rows_of, site_folder
 
 TABLE = "metadata.csv"
 COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
@@ -50,7 +50,7 @@ class Camelyon17(PictureTask):
         items = [(place / _file(row), int(row["tumor"])) for row in own]
         if not items[0][0].is_file():
             raise DataError(f"{TABLE} names patches that are not there; expected {LAYOUT}", private=str(items[0][0]))
-        return SiteData.read_later(items, patients, parts_of(self, patients, site, seed), self.case_of)
+        return SiteData.read_later(items, patients, self.parts_of(patients, site, seed), self.case_of)
 
 
 def _file(row: dict[str, str]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import DataError, Segmentation, SiteData, volumes
+from medsilo.extend import DataError, Segmentation, SiteData
 from medsilo_papers.public_files import (
     PictureTask,
     Split,
@@ -82,7 +82,7 @@ class Nuclei(PictureTask):
     def case_of(self, image: Path) -> tuple[Tensor, Tensor]:
         colours = read_picture(image)
         mask = nuclei_in(image, colours.shape[1:])
-        return self.inputs_of(colours)[0], volumes.resized_to_majority(mask, (self.size, self.size))
+        return self.inputs_of(colours)[0], self.labels_of(mask)
 
     @property
     def goal(self) -> Segmentation:

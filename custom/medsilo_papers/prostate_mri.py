@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from medsilo.extend import DataError, Network, Segmentation, SiteData, volumes
 from medsilo_papers.networks import BasicUNet
-from medsilo_papers.public_files import PictureTask, Split, files_in, monai_loss, parts_of, site_folder
+from medsilo_papers.public_files import PictureTask, Split, files_in, monai_loss, site_folder
 
 ENDINGS = (".nii.gz", ".nii", ".mha", ".mhd")
 LAYOUT = (
@@ -91,7 +91,7 @@ class Prostate(PictureTask):
         def chosen(own: np.ndarray) -> Slices:
             return Slices(images, masks, [cases[place] for place in own], [patients[place] for place in own], reach)
 
-        return SiteData.in_parts(parts_of(self, patients, site, seed), chosen)
+        return SiteData.in_parts(self.parts_of(patients, site, seed), chosen)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return a volume's slices with their neighbours; at its ends the missing one is the end slice itself."""

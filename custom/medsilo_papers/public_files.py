@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
-from medsilo.extend import DataError, SiteData, Task, Use, headers, sheet, volumes
+from medsilo.extend import DataError, SiteData, Task, Use, headers, sheet
 
 Split = Literal["patient", "paper"]
 LARGEST_VALUE = 8  # bytes, as int64
@@ -24,6 +25,7 @@ class PictureTask(Task):
 
     if TYPE_CHECKING:
         size: int
+        shares: SiteData.Shares
 
     @property
     def channels(self) -> int:
@@ -47,11 +49,28 @@ class PictureTask(Task):
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return what the network reads of a picture, one case."""
-        return volumes.resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
+        image, size = scaled(values, self.channels)[None], (self.size, self.size)
+        same = image.shape[2:] == size
+        return image if same else functional.interpolate(image, size, mode="bilinear", antialias=True)
+
+    def labels_of(self, labels: np.ndarray) -> Tensor:
+        """Return the labels of a mask [H, W] on a case's grid: each place takes the one that covers most of it."""
+        here, size = torch.from_numpy(np.ascontiguousarray(labels)), (self.size, self.size)
+        if labels.shape == size:
+            return here.long()
+        known = np.unique(labels)
+        masks = torch.stack([(here == int(label)).float() for label in known])
+        most = functional.interpolate(masks[None], size, mode="area")[0].argmax(0)
+        return torch.from_numpy(known)[most].long()
 
     def case_of(self, item: Any) -> tuple[Tensor, Tensor]:
         """Read a picture, of which the class is known."""
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
+
+    def parts_of(self, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
+        """The part of each case, by its patient, or by itself where the task's split is a paper's."""
+        groups = [f"{case:06}" for case in range(len(patients))] if self.mixes_patients else patients
+        return SiteData.parts_by_draw(groups, self.shares, self.seed_for(seed, site, "split"))
 
     def read_once(self, items: Sequence[Any], patients: Sequence[str], parts: np.ndarray) -> SiteData:
         """Return the cases of each part, read at once into memory."""
@@ -224,9 +243,3 @@ def scaled(values: np.ndarray, channels: int) -> Tensor:
         raise DataError(f"an image is grey where the task's images have {channels} channels (RGB)")
     image = torch.from_numpy(np.ascontiguousarray(values[:3], np.float32)) / float(np.iinfo(values.dtype).max)
     return image if channels == len(image) else image.mean(0, keepdim=True)
-
-
-def parts_of(task: Any, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
-    """The part of each case, by its patient, or by itself where the task's split is a paper's."""
-    groups = [f"{case:06}" for case in range(len(patients))] if task.mixes_patients else patients
-    return SiteData.parts_by_draw(groups, task.shares, Task.seed_for(seed, site, "split"))
