@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.start.looker import Folder, Sight
     from medsilo.tasks.classification import Classification
     from medsilo.tasks.goal import Goal
+    from medsilo.tasks.own.own_data import OwnFolder
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.segmentation import Segmentation
     from medsilo.tasks.sources import DataSource
@@ -42,9 +43,10 @@ if TYPE_CHECKING:  # for everybody
 if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
-    from medsilo.tasks import headers, ready, sheet, volumes
+    from medsilo.tasks import headers, sheet, volumes
     from medsilo.tasks.listing import Entry, Listing, files_below
-    from medsilo.tasks.own import columns, own_data
+    from medsilo.tasks.own import columns
+    from medsilo.tasks.own.own_data import ByKind
     from medsilo.tasks.own.volume_folder import VolumeFolder
 
 

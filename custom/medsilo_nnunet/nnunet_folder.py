@@ -19,13 +19,12 @@ from medsilo.extend import (
     Entry,
     Listing,
     Network,
+    OwnFolder,
     Scan,
     Segmentation,
     Task,
     Use,
     headers,
-    own_data,
-    ready,
 )
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUNet, NnUNetPlans
@@ -39,7 +38,7 @@ HOW_LEARNED = ("plans", "configuration", "trainer", "mirror")  # keys that chang
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
-class NnUNetFolder(own_data.OwnFolder):
+class NnUNetFolder(OwnFolder):
     """nnU-Net's training from plans that were made for all hospitals' data together ([nnunet.md](nnunet.md)).
 
     A case is a whole volume as nnU-Net preprocesses it, [C, D, H, W]. The network learns from augmented patches, and is
@@ -131,34 +130,19 @@ class NnUNetFolder(own_data.OwnFolder):
         return one == same
 
     # ------------------------------------------------------------------------------------------ from files
-    def _found(self, source: DataSource, folder: Path) -> own_data.Found:
+    def _listing(self, source: DataSource, folder: Path) -> Listing:
         data = RawData.of(folder, self.question, source)
         if data.reader != self.plans.image_reader_writer:
             raise DataError(
                 f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
                 "convert the files"
             )
-        make = partial(_made, self.parts, self.question)
-        return own_data.Found(data.listing, {}, make, "", self._undrawn(source))
+        return data.listing
 
-    @property
-    def may_be_absent(self) -> tuple[str, ...]:
-        return self._may_lack(tuple(self.question.regions), 1)
+    def _maker(self, source: DataSource, classes: dict[str, int]) -> Callable[[Entry], Any]:
+        return partial(_made, self.parts, self.question)
 
-    def absent(self, source: DataSource) -> tuple[str, ...]:
-        names = super().absent(source)
-        if names and names == self.may_be_absent:
-            raise DataError("data.absent names all structures of the question, so that nothing is learned here")
-        return names
-
-    def _undrawn(self, source: DataSource) -> list[int]:
-        """Return what nobody drew at a site: values of labels; numbers of regions, which are 1, 2, ... in turn."""
-        regions, absent = self.question.regions, self.absent(source)
-        if self.question.has_regions:
-            return [number for number, name in enumerate(regions, 1) if name in absent]
-        return [value for name in absent for value in regions[name]]
-
-    def _note(self, listing: Listing, every: Sequence[ready.HeldEntry], source: DataSource) -> None:
+    def _note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
         absent = self.absent(source)
         not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
         here = [set(own) for name, own in self.question.regions.items() if name not in absent]
@@ -191,9 +175,9 @@ class NnUNetGoal(Segmentation):
         def measured(output: Tensor, target: Tensor) -> dict[str, Tensor]:
             each = []
             for one in output:
-                held, _ = ready.held_case(cases, next(numbers))
+                held, _ = NnUNetFolder.held(cases, next(numbers))
                 found, right, spacing = self._on_own_grid(held.entry, one)
-                each.append(self.compared(found[None], held.marked(right)[None], spacing))
+                each.append(self.compared(found[None], self.marked(right, held.mark)[None], spacing))
             return {name: torch.cat([own[name] for own in each]) for name in each[0]}
 
         return measured
@@ -258,15 +242,15 @@ class _Patches(Dataset):
         return len(self.chosen)
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        held, place = ready.held_case(self.cases, self.chosen[number])
+        held, place = NnUNetFolder.held(self.cases, self.chosen[number])
         certain = number % self.batch >= self.certain
         with held.opened(place) as (image, labels, places):
             assert places is not None
             patch, found = self.parts.drawn((image, labels, places), Task.seed_for(self.seed, number), certain)
-        return patch, held.marked(found)
+        return patch, NnUNetGoal.marked(found, held.mark)
 
 
-def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> ready.PreparedEntry:
+def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> Any:
     """Prepare one case."""
     assert isinstance(entry.label, Path)
     image, labels, notes = parts.prepared(entry.images, entry.label)
@@ -274,5 +258,5 @@ def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> r
     last = len(question.names) - 1
     if shown and shown[-1] > last:
         raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
-    facts = ready.Facts.of(image, [shown], size=tuple(image.shape[:0:-1]), values=shown)
-    return ready.PreparedEntry(image[None], labels[None], facts, places_in(notes["class_locations"]))
+    places, size = places_in(notes["class_locations"]), tuple(image.shape[:0:-1])
+    return NnUNetFolder.prepared(image[None], labels[None], [shown], places, size=size, values=shown)

@@ -183,9 +183,7 @@ class PromiseLayer(Layer):
         """Choose this hospital's cuts, keep them, and return what they do to the test cases."""
         own = _read(finished.folder / CURVES)
         groups = own.get("groups", {})
-        cuts = {
-            name: self._cuts(groups.get(name), ToldOfOthers.received(told)) for name, told in (chosen or {}).items()
-        }
+        cuts = {name: self._cuts(groups.get(name), ToldOfOthers.received(one)) for name, one in (chosen or {}).items()}
         patients = {name: int(groups.get(name, {}).get("numbers", 0)) for name in cuts}
         files.write_json(finished.folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         rules = {

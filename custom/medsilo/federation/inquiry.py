@@ -50,12 +50,7 @@ from medsilo.site.settings import FILE_NAME, SiteSettings
 
 @dataclass(frozen=True)
 class SiteOfInquiry:
-    """A hospital, as it knows itself when it is asked.
-
-    >>> from pathlib import Path
-    >>> SiteOfInquiry("st-anna", None, Path("kept"), signer=None).name
-    'st-anna'
-    """
+    """A hospital, as it knows itself when it is asked."""
 
     name: str
     settings: SiteSettings

@@ -84,10 +84,8 @@ class Segmentation(Goal):
         return (self.outputs, *shape[1:])
 
     def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        def of_drawn(mine: Tensor | list[Tensor], labels: Tensor, kept: list[int] | None) -> Tensor:
-            return self.criterion(mine, labels, kept) if self.overlaps else self.criterion(mine, labels)
-
-        return marginal(of_drawn, output, target, self.overlaps)
+        given = 3 if self.overlaps else 2  # of outputs, labels, and which structures these are of
+        return marginal(lambda *told: self.criterion(*told[:given]), output, target, self.overlaps)
 
     def found(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the label that is found at each place, [batch, *grid]; 0 where the target does not count."""

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.learning.undrawn import labels_in
+from medsilo.learning.undrawn import MOST, labels_in
 from medsilo.models.architectures import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.goal import Goal
@@ -34,13 +34,10 @@ from medsilo.tasks.own.columns import (
     as_level,
     as_number,
     as_written,
-    check_scales,
     from_training_cases,
-    largest,
     own_labels,
     own_names,
     scaled,
-    scales_told,
 )
 from medsilo.tasks.own.own_data import FEWEST, ByKind, dealt, divided, goal_of
 from medsilo.tasks.sheet import Sheet, mixes_patients, read_sheet
@@ -88,7 +85,6 @@ class PatientTable(ByKind):
             raise ValueError(f"column {twice[0]!r} is named twice; name each once, and no outcome among the columns")
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would read {self.channels} numbers of a case; {MOST_INPUTS} may be")
-        check_scales(self.columns, self.standardise)
         return self
 
     # ------------------------------------------------------------------------------------------ what kind it is
@@ -104,8 +100,12 @@ class PatientTable(ByKind):
     @property
     def may_be_absent(self) -> tuple[str, ...]:
         columns = () if self.missing == "leave-out" else tuple(column.name for column in self.columns)
-        labels = self._may_lack(self.labels, FEWEST) if self.kind == "classification" else ()
-        return (*columns, *(name for name in labels if name not in columns))
+        several = self.kind == "classification" and FEWEST < len(self.labels) <= MOST
+        return (*columns, *(name for name in self.labels if several and name not in columns))
+
+    @property
+    def numbers(self) -> tuple[Column, ...]:
+        return self.columns
 
     @property
     def channels(self) -> int:
@@ -117,13 +117,7 @@ class PatientTable(ByKind):
         return (self.channels,)
 
     @property
-    def largest_input(self) -> float:
-        """By how numbers are standardised."""
-        return largest(self.columns, self.standardise)
-
-    @property
     def input_names(self) -> tuple[str, ...]:
-        """The names of the numbers that a network reads, in turn."""
         each = [f"{one.name} = {level}" if level else one.name for one in self.columns for level in one.levels or ("",)]
         marks = [f"{column.name} is missing" for column in self.columns] if self.missing == "mark" else []
         return (*each, *marks)
@@ -173,10 +167,6 @@ class PatientTable(ByKind):
     def read_numbers(self) -> int:
         """The numbers that are read of a line, without marks."""
         return sum(column.inputs for column in self.columns)
-
-    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
-        """Return what a survey told of `scales_of`."""
-        return scales_told(self.input_names[: self.read_numbers], told)
 
     def own_scales(self, source: DataSource) -> Scales:
         """Return `scales_of` all lines of a hospital's table."""
