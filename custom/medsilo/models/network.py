@@ -30,8 +30,8 @@ class Network(Feature):
     ...         return nn.Linear(channels, classes)
     >>> Straight().build(3, 2)
     Linear(in_features=3, out_features=2, bias=True)
-    >>> Network.norm_layer(dimensions=2, features=16, norm="batch")
-    [BatchNorm2d(16, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)]
+    >>> [norm.num_groups for norm in Network.norm_layer(dimensions=2, features=16, norm="group")]
+    [8]
     """
 
     NORM: ClassVar[str] = (  # the description of a key `norm`
