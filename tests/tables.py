@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from medsilo.extend import DataSource, SiteSettings
+from medsilo.extend import DataSource
+from medsilo.site.settings import SiteSettings
 from medsilo_statistics.asked_question import Question
 from medsilo_statistics.asking_hospitals import FILE, INQUIRY
 from medsilo_statistics.found import StatisticsFound

@@ -13,18 +13,18 @@ from medsilo import __version__
 
 if TYPE_CHECKING:  # for everybody
     from medsilo.cli.show import Command, Screen
+    from medsilo.core import files
     from medsilo.core.errors import DataError, MedsiloError, Refused
+    from medsilo.core.section import Section
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
     from medsilo.course.layer import Layer
-    from medsilo.course.outcome import OwnModels
-    from medsilo.course.phase import Group, Phase, Workbench
+    from medsilo.course.phase import Group, Phase
     from medsilo.deploy.exporter import Exporter
     from medsilo.deploy.predictor import PredictionRequest, Predictor
     from medsilo.deploy.source import Source
-    from medsilo.federation.inquiry import Inquiry, SiteOfInquiry
+    from medsilo.federation.inquiry import Inquiry
     from medsilo.federation.seams import Channel, Place, Site
-    from medsilo.learning.layers import names_of_last_layers
     from medsilo.models.network import Network
     from medsilo.plan import Plan
     from medsilo.privacy.mechanisms import Charge
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.start.looker import Folder, Sight
     from medsilo.tasks.classification import Classification
     from medsilo.tasks.goal import Goal
+    from medsilo.tasks.own.own_data import OwnFolder
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.segmentation import Segmentation
     from medsilo.tasks.sources import DataSource
@@ -40,18 +41,12 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.use import Use
 
 if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
-    from medsilo.cli import options
-    from medsilo.core.files import read_bounded, write_bytes, write_json
-    from medsilo.core.section import Section
-    from medsilo.learning import seeds, undrawn
-    from medsilo.models import architectures
-    from medsilo.runs.messages import Message
-    from medsilo.site.settings import SiteSettings
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
-    from medsilo.tasks import headers, ready, sheet, splits, volumes
+    from medsilo.tasks import headers, sheet, volumes
     from medsilo.tasks.listing import Entry, Listing, files_below
-    from medsilo.tasks.own import columns, own_data
+    from medsilo.tasks.own import columns
+    from medsilo.tasks.own.own_data import ByKind
     from medsilo.tasks.own.volume_folder import VolumeFolder
 
 

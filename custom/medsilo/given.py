@@ -256,8 +256,8 @@ def _parts(given: Any, site: str) -> SiteData:
         raise DataError(f"sites: {site} has {len(names)} patients; give 3 or more, for training, validation and test")
     part = dict(zip(names, parts_in_turn(len(names)).tolist(), strict=True))
     labels = whole.targets if isinstance(whole, Cases) and whole.targets.ndim == 1 else None
-    dealt = [[case for case, one in enumerate(whole.patients) if part[one] == number] for number in range(len(PARTS))]
-    return SiteData(*(Dealt(whole, places, whole.patients, labels) for places in dealt))
+    parts = np.array([part[one] for one in whole.patients])
+    return SiteData.in_parts(parts, lambda places: Dealt(whole, places.tolist(), whole.patients, labels))
 
 
 def _cases(given: Any) -> Dataset:

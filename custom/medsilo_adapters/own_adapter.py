@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from medsilo.core.errors import MedsiloError
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import Private
-from medsilo.course.outcome import OwnModels
 from medsilo.course.phase import Group
 from medsilo_adapters.low_rank import OWN, add_own
 
@@ -18,12 +17,9 @@ class OwnAdapter(Algorithm):
 
     title = "Own adapter"
     paper = "Med-DualLoRA's idea, as FedAvg does it"
+    personal = True
 
     name: Literal["own-adapter"] = "own-adapter"
-
-    @property
-    def outcome(self) -> OwnModels:
-        return OwnModels()
 
     def networks(self, build: Callable[[], nn.Module]) -> dict[str, nn.Module]:
         model = build()

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
-from medsilo.extend import DataError, MedsiloError, headers, write_bytes
+from medsilo.extend import DataError, MedsiloError, files, headers
 from medsilo_dicom.header import PACKED, PLAIN, SEGMENTATIONS, SLICES, STRUCTURES, library, network
 
 FOLDER = "MEDSILO_DICOM_TLS"  # the environment variable with the folder of the three files
@@ -142,7 +142,7 @@ class Inbox:
             return
         if self._taken + len(content) > self.quota:
             raise DataError(NO_ROOM)
-        write_bytes(place, content)
+        files.write_bytes(place, content)
         self._taken += len(content)
 
 

@@ -15,7 +15,7 @@ from medsilo.extend import (
     Scan,
     Segmentation,
     __version__,
-    write_bytes,
+    files,
 )
 from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, network, read_tree, words_of
 from medsilo_dicom.node import address_of, send
@@ -60,7 +60,7 @@ class DicomSeries:
         """Write an object; return its file's name."""
         written, name = BytesIO(), f"{self.number:04d}_{what}.dcm"
         elements.save_as(written)
-        write_bytes(out / name, written.getvalue())
+        files.write_bytes(out / name, written.getvalue())
         return name
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from medsilo.extend import Exporter, MedsiloError, Source, write_bytes
+from medsilo.extend import Exporter, MedsiloError, Source
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from medsilo_nnunet.nnunet_network import DeeplySupervised
 
@@ -15,8 +15,8 @@ CHECKPOINT = "checkpoint_final.pth"
 ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}  # of files that a reader takes; of all others .nii.gz
 
 
-def export_to_nnunet(source: Source, out: Path) -> None:
-    """Write the folder: dataset.json, plans.json and the model's fold. Folds of one study may be in one folder."""
+def export_to_nnunet(source: Source, out: Path) -> dict[str, bytes]:
+    """Return the folder: dataset.json, plans.json and the model's fold. Folds of one study may be in one folder."""
     task = source.plan.task
     if not isinstance(task, NnUNetFolder):
         raise MedsiloError(f"task {task.name} has no plans of nnU-Net's; export it without --to")
@@ -26,13 +26,13 @@ def export_to_nnunet(source: Source, out: Path) -> None:
         "init_args": {"configuration": task.configuration},
         "inference_allowed_mirroring_axes": list(task.parts.mirrored or ()) if task.mirror else None,
     }
-    _describe(task, same | {"method": source.plan.algorithm.name}, out)
+    told = _described(task, same | {"method": source.plan.algorithm.name}, out)
     content = BytesIO()
     # nnU-Net reads nothing but PyTorch's own files, which are pickles. Written with tensors, numbers, strings and lists
     # alone, this one is loaded with weights_only=True, too, which runs no code. medsilo itself never loads one.
     weights = {name: tensor.cpu() for name, tensor in network.network.state_dict().items()}
     torch.save({"network_weights": weights, **same}, content)
-    write_bytes(out / fold_of(source) / CHECKPOINT, content.getvalue())
+    return told | {f"{fold_of(source)}/{CHECKPOINT}": content.getvalue()}
 
 
 def fold_of(source: Source) -> str:
@@ -57,16 +57,16 @@ def plain_network(source: Source) -> DeeplySupervised:
     return network
 
 
-def _describe(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> None:
-    """Write what nnU-Net says of all folds beside their weights. Folds that are there must be of the same study."""
+def _described(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> dict[str, bytes]:
+    """Return what nnU-Net says of all folds beside their weights. Folds that are there must be of the same study."""
     ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")
     told = {
         "dataset.json": task.question.in_nnunet() | {"file_ending": ending},
         "plans.json": task.plans.in_nnunet(),
         "folds.json": same,
     }
-    files = {folder / name: json.dumps(values, indent=2).encode() for name, values in told.items()}
-    if folder.exists() and any(not file.is_file() or file.read_bytes() != text for file, text in files.items()):
+    files = {name: json.dumps(values, indent=2).encode() for name, values in told.items()}
+    there = {name: (folder / name).read_bytes() if (folder / name).is_file() else None for name in files}
+    if folder.exists() and there != files:
         raise MedsiloError("the folder has no folds of this study; choose another", private=str(folder))
-    for file, text in files.items():
-        write_bytes(file, text)
+    return files

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
 
-from medsilo.extend import DataError, Message, Refused, SiteSettings
+from medsilo.extend import DataError, Refused, Section
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
@@ -50,7 +50,7 @@ def check_order(what: str, values: Sequence[Any]) -> None:
         raise ValueError(f"its {what} are not in ascending order, each told once")
 
 
-class FloatHistogram(Message):
+class FloatHistogram(Section):
     """Counts of numbers in bins, which are in ascending order; without bins where nothing is told."""
 
     values: Annotated[list[Annotated[float, Field(ge=-GREATEST, le=GREATEST)]], Field(max_length=MOST_BINS)]
@@ -155,7 +155,7 @@ PERCENTILES = {"percentile_00_5": 0.5, "median": 50.0, "percentile_99_5": 99.5}
 T = TypeVar("T")
 
 
-class CountedExtent(Message):
+class CountedExtent(Section):
     """The cases that have one spacing (mm) and one size after cropping (voxels) along an axis."""
 
     spacing: Annotated[float, Field(ge=1e-4, le=1e6)]  # nnU-Net gives flat images 999 times theirs along the first axis
@@ -169,7 +169,7 @@ class CountedExtent(Message):
         return [cls.model_construct(spacing=spacing, size=size, cases=n) for (spacing, size), n in counted]
 
 
-class CountedShare(Message):
+class CountedShare(Section):
     """The cases of which one share is left after cropping."""
 
     share: Annotated[float, Field(gt=0, le=1)]
@@ -201,7 +201,7 @@ class CaseFacts:
     intensities: Sequence[Sequence[float]]  # of the foreground; those that nnU-Net draws
 
 
-class Fingerprint(Message):
+class Fingerprint(Section):
     """The fingerprint of one hospital's cases, as it travels, or of several hospitals' cases together.
 
     samples: intensities that were drawn of each case in each channel.
@@ -329,7 +329,7 @@ def _properties(channel: FloatHistogram) -> dict[str, float]:
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class MeasuredSite(Message):
+class MeasuredSite(Section):
     """The whole message of a hospital: the fingerprint of its data for a question, and by what it reads and trains."""
 
     question: Hash
@@ -382,9 +382,8 @@ def measured(
     return MeasuredSite(question=question.hash, told=own, reader=data.reader, memory=memory)
 
 
-def memory_of(settings: SiteSettings) -> float | None:
+def memory_of(device: torch.device) -> float | None:
     """Return the GB of the GPU that a hospital trains on; None without one, which bounds no plan."""
-    device = settings.compute().device
     if device.type != "cuda":
         return None
     return max(1.0, round(torch.cuda.get_device_properties(device).total_memory / 2**30))  # 7.8 of what is sold as 8

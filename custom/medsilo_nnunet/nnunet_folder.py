@@ -19,15 +19,12 @@ from medsilo.extend import (
     Entry,
     Listing,
     Network,
+    OwnFolder,
     Scan,
     Segmentation,
     Task,
     Use,
     headers,
-    own_data,
-    ready,
-    seeds,
-    undrawn,
 )
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUNet, NnUNetPlans
@@ -41,7 +38,7 @@ HOW_LEARNED = ("plans", "configuration", "trainer", "mirror")  # keys that chang
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
-class NnUNetFolder(own_data.OwnFolder):
+class NnUNetFolder(OwnFolder):
     """nnU-Net's training from plans that were made for all hospitals' data together ([nnunet.md](nnunet.md)).
 
     A case is a whole volume as nnU-Net preprocesses it, [C, D, H, W]. The network learns from augmented patches, and is
@@ -118,9 +115,9 @@ class NnUNetFolder(own_data.OwnFolder):
         return self._piece
 
     def _piece(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        (mark,) = undrawn.marks_in(case[1][None])
+        mark = self.goal.mark_in(case[1])
         image, labels = self.parts.cut((case[0], case[1] - mark), seed)
-        return image, _marked(labels, mark)
+        return image, self.goal.marked(labels, mark)
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         if inputs.ndim == FLAT:  # patches; those in three dimensions go through one window
@@ -133,35 +130,19 @@ class NnUNetFolder(own_data.OwnFolder):
         return one == same
 
     # ------------------------------------------------------------------------------------------ from files
-    def _found(self, source: DataSource, folder: Path) -> own_data.Found:
+    def _listing(self, source: DataSource, folder: Path) -> Listing:
         data = RawData.of(folder, self.question, source)
         if data.reader != self.plans.image_reader_writer:
             raise DataError(
                 f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
                 "convert the files"
             )
-        mark = undrawn.mark_of(self._undrawn(source))
-        return own_data.Found(data.listing, {}, partial(_made, self.parts, self.question), "", mark)
+        return data.listing
 
-    @property
-    def may_be_absent(self) -> tuple[str, ...]:
-        structures = tuple(self.question.regions)
-        return structures if 1 < len(structures) <= undrawn.MOST else ()
+    def _maker(self, source: DataSource, classes: dict[str, int]) -> Callable[[Entry], Any]:
+        return partial(_made, self.parts, self.question)
 
-    def absent(self, source: DataSource) -> tuple[str, ...]:
-        names = super().absent(source)
-        if names and names == self.may_be_absent:
-            raise DataError("data.absent names all structures of the question, so that nothing is learned here")
-        return names
-
-    def _undrawn(self, source: DataSource) -> list[int]:
-        """Return what nobody drew at a site: values of labels; numbers of regions, which are 1, 2, ... in turn."""
-        regions, absent = self.question.regions, self.absent(source)
-        if self.question.has_regions:
-            return [number for number, name in enumerate(regions, 1) if name in absent]
-        return [value for name in absent for value in regions[name]]
-
-    def _note(self, listing: Listing, every: Sequence[ready.HeldEntry], source: DataSource) -> None:
+    def _note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
         absent = self.absent(source)
         not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
         here = [set(own) for name, own in self.question.regions.items() if name not in absent]
@@ -181,39 +162,8 @@ class NnUNetGoal(Segmentation):
     def __init__(self, task: NnUNetFolder) -> None:
         question = task.question
         regions = len(question.regions) if question.has_regions else None  # each found by itself
-        super().__init__(
-            question.names, lambda output, target: task.parts.loss(output, target), question.regions, outputs=regions
-        )
+        super().__init__(question.names, lambda *told: task.parts.loss(*told), question.regions, outputs=regions)
         self.task, self.overlaps = task, question.has_regions
-
-    def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        if self.overlaps and any(undrawn.marks_in(target)):
-            return self._of_drawn_regions(output, target)
-        if isinstance(output, Tensor) or not any(undrawn.marks_in(target)):
-            return super().loss(output, target)  # type: ignore[arg-type]
-        # Of each resolution, what hospitals tell apart; nnU-Net makes the coarser labels of those that are told apart.
-        scales = [undrawn.told_apart(one, target) for one in output]
-        each = []
-        for alike in zip(*scales, strict=True):
-            labels = alike[0][1]
-            each.append(len(labels) * self.task.parts.loss([mine for mine, _, _ in alike], labels))
-        return torch.stack(each).sum() / len(target)
-
-    def _of_drawn_regions(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        """Return the mean over cases of the loss of the regions that their hospital drew: each is found by itself."""
-        marks, labels, each = undrawn.marks_in(target), undrawn.labels_in(target), []
-        for mark in sorted(set(marks)):
-            here = [case for case, own in enumerate(marks) if own == mark]
-            drawn = [place for place in range(self.outputs) if place + 1 not in undrawn.absent_in(mark)]
-            scales = [one[here][:, drawn] for one in ([output] if isinstance(output, Tensor) else output)]
-            mine = scales[0] if isinstance(output, Tensor) else scales
-            each.append(len(here) * self.task.parts.loss(mine, labels[here], drawn))
-        return torch.stack(each).sum() / len(target)
-
-    def judged(self, target: Tensor) -> Tensor | None:
-        if self.overlaps and any(undrawn.marks_in(target)):
-            return undrawn.known_in(target, self.outputs + 1)[:, 1:]
-        return super().judged(target)
 
     def found(self, output: Tensor, target: Tensor) -> Tensor:
         return self.task.parts.found(output)
@@ -224,10 +174,10 @@ class NnUNetGoal(Segmentation):
 
         def measured(output: Tensor, target: Tensor) -> dict[str, Tensor]:
             each = []
-            for one, mark in zip(output, undrawn.marks_in(target), strict=True):
-                found, right, spacing = self._on_own_grid(ready.held_case(cases, next(numbers))[0].entry, one)
-                right = _marked(right, mark)
-                each.append(self.compared(found[None], right[None], spacing))
+            for one in output:
+                held, _ = NnUNetFolder.held(cases, next(numbers))
+                found, right, spacing = self._on_own_grid(held.entry, one)
+                each.append(self.compared(found[None], self.marked(right, held.mark)[None], spacing))
             return {name: torch.cat([own[name] for own in each]) for name in each[0]}
 
         return measured
@@ -285,27 +235,22 @@ class _Patches(Dataset):
     def __init__(self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, seed: int) -> None:
         self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
         self.certain = round(batch * (1 - FOREGROUND))  # the first patch of a batch that has a structure for certain
-        order = seeds.generator_for(seed, "cases")
+        order = torch.Generator().manual_seed(Task.seed_for(seed, "cases"))
         self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        held, place = ready.held_case(self.cases, self.chosen[number])
+        held, place = NnUNetFolder.held(self.cases, self.chosen[number])
         certain = number % self.batch >= self.certain
         with held.opened(place) as (image, labels, places):
             assert places is not None
-            patch, found = self.parts.drawn((image, labels, places), seeds.seed_for(self.seed, number), certain)
-        return patch, _marked(found, held.mark)
+            patch, found = self.parts.drawn((image, labels, places), Task.seed_for(self.seed, number), certain)
+        return patch, NnUNetGoal.marked(found, held.mark)
 
 
-def _marked(labels: Tensor, mark: int) -> Tensor:
-    """Return labels with the mark of structures that nobody drew; -1, where the image was empty, is background then."""
-    return labels.long().clamp(min=0) | mark if mark else labels
-
-
-def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> ready.PreparedEntry:
+def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> Any:
     """Prepare one case."""
     assert isinstance(entry.label, Path)
     image, labels, notes = parts.prepared(entry.images, entry.label)
@@ -313,5 +258,5 @@ def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> r
     last = len(question.names) - 1
     if shown and shown[-1] > last:
         raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
-    facts = ready.Facts.of(image, [shown], size=tuple(image.shape[:0:-1]), values=shown)
-    return ready.PreparedEntry(image[None], labels[None], facts, places_in(notes["class_locations"]))
+    places, size = places_in(notes["class_locations"]), tuple(image.shape[:0:-1])
+    return NnUNetFolder.prepared(image[None], labels[None], [shown], places, size=size, values=shown)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medsilo.extend import DataError, MedsiloError, ready
+from medsilo.extend import DataError, MedsiloError
 from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_network import ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
@@ -24,7 +24,7 @@ from medsilo_nnunet.question import SegmentationQuestion
 # Image [C, D, H, W] and labels [D, H, W], which are -1 where the image was empty.
 Case = tuple[Tensor, Tensor]
 # A case, and voxels of structures, [n, 4]: the structure's number, z, y, x.
-Placed = tuple[ready.Sliced, ready.Sliced, Tensor]
+Placed = tuple[Any, Any, Tensor]  # what of image and labels is looked at is read then; places of structures
 NONE = torch.empty(0, 4, dtype=torch.int32)
 # nnU-Net's variants of its trainer that have another loss, augmentation or mirroring, and nothing else; those that are
 # chosen between most. What others change (epochs, optimizer, learning rate) are keys of a plan.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medsilo.extend import Command, MedsiloError, Screen, options
+from medsilo.extend import Command, MedsiloError, Screen
 from medsilo_nnunet import PLANNERS
 
 if TYPE_CHECKING:
@@ -29,28 +29,27 @@ def measure(
     local: Annotated[
         Path | None, typer.Option("--settings", metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")
     ] = None,
-    out: options.OutFile,
+    out: Command.OutFile,
 ) -> int:
     """At a hospital: measure its data for nnU-Net's plans, and write what leaves into one file.
 
     The file holds counts, and no case: docs/nnunet.md says what each of its numbers is.
     """
     screen.note("reading nnU-Net")
-    from medsilo.extend import DataSource, SiteSettings, write_json
+    from medsilo.extend import DataSource, files
     from medsilo_nnunet.fingerprint import measured, memory_of
     from medsilo_nnunet.nnunet_files import RawData
     from medsilo_nnunet.question import read_question
 
-    asked, folder = read_question(question), options.folder_of_settings(local)
-    settings = SiteSettings.read(folder) if folder else SiteSettings()
+    asked, settings = read_question(question), Command.settings(local)
     source = DataSource(folder=data) if data else settings.data
     if source is None:
         raise MedsiloError("where are the data? Give --data, or set 'data' in medsilo.yaml and give --settings")
     least = settings.count_unit(synthetic=False)
     found = RawData.of(source.folder, asked, source)
     with screen.busy("measuring"):
-        own = measured(found, asked, cases, least, memory_of(settings))
-    write_json(out, own.model_dump(mode="json"))
+        own = measured(found, asked, cases, least, memory_of(settings.compute().device))
+    files.write_json(out, own.model_dump(mode="json"))
     bins = sum(len(channel.values) for channel in own.told.channels)
     screen.say(f"cases: {own.told.cases}, each number of {least} or more; bins of intensities: {bins}")
     for problem in found.listing.problems:
@@ -63,7 +62,7 @@ def measure(
 def plan(
     screen: Screen,
     question: QuestionFile,
-    files: Annotated[
+    sent: Annotated[
         list[Path], typer.Argument(metavar="FILES", help="the hospitals' files, each named as its hospital")
     ],
     *,
@@ -76,21 +75,21 @@ def plan(
             help="memory of a GPU to plan for (default: the planner's own, or that of the smallest hospital)",
         ),
     ] = None,
-    out: options.OutFile,
+    out: Command.OutFile,
 ) -> int:
     """Make the plans that nnU-Net would make of all hospitals' data in one place, of the files that they sent.
 
     Ends with 1 if a hospital has less memory than --memory asks for.
     """
     screen.note("reading nnU-Net")
-    from medsilo.extend import write_json
+    from medsilo.extend import files
     from medsilo_nnunet.fingerprint import Fingerprint
     from medsilo_nnunet.planning import make_plans, unsure_keys
     from medsilo_nnunet.question import read_question
 
     asked = read_question(question)
     sites: dict[str, MeasuredSite] = {}
-    for path in files:
+    for path in sent:
         if path.stem in sites:
             raise MedsiloError("two files are of one hospital; give each once")
         sites[path.stem] = _read(path, asked)
@@ -99,7 +98,7 @@ def plan(
     with screen.busy("planning"):
         made = make_plans(asked, whole, sites, planner, memory)
         unsure = unsure_keys(made.plans, told, lambda own: make_plans(asked, own, sites, planner, memory).plans)
-    write_json(out, made.plans)
+    files.write_json(out, made.plans)
     screen.say(f"plans: {out}, of {whole.cases} cases of {len(sites)} hospitals, for {made.memory:g} GB")
     screen.answer(plans=out, cases=whole.cases, memory=made.memory, too_small=list(made.too_small), unsure=unsure)
     if unsure:
@@ -115,11 +114,11 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "MeasuredSite":
     """Read a hospital's file; an error names the file."""
     import json
 
-    from medsilo.extend import Refused, read_bounded
+    from medsilo.extend import Refused, files
     from medsilo_nnunet.fingerprint import MeasuredSite
 
     try:
-        sent = MeasuredSite.read(json.loads(read_bounded(path, LARGEST)))
+        sent = MeasuredSite.received(json.loads(files.read_bounded(path, LARGEST)))
         sent.check(asked)
         return sent
     except Refused as error:

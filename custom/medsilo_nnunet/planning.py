@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from medsilo.extend import MedsiloError, write_json
+from medsilo.extend import MedsiloError, files
 from medsilo_nnunet import NEEDED, PLANNERS
 from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite
 from medsilo_nnunet.nnunet_files import SETTINGS
@@ -60,8 +60,8 @@ def make_plans(
     }
     name = question.name
     with _home(name) as folder:
-        write_json(folder / FOLDERS[0] / name / SETTINGS, settings)
-        write_json(folder / FOLDERS[1] / name / "dataset_fingerprint.json", fingerprint.in_nnunet())
+        files.write_json(folder / FOLDERS[0] / name / SETTINGS, settings)
+        files.write_json(folder / FOLDERS[1] / name / "dataset_fingerprint.json", fingerprint.in_nnunet())
         try:
             # Its networks are only counted, so they need no memory.
             with redirect_stdout(io.StringIO()), torch.device("meta"):

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Classification, DataError, SiteData, Task, seeds
+from medsilo.extend import Classification, DataError, SiteData, Task
 from medsilo_papers.public_files import arrays_of, site_folder
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -58,7 +58,8 @@ class ActivityWindows(Task):
         kept = max(1, round(self.validation * len(inputs)))
         if kept >= len(inputs):
             raise DataError(f"x_train has {len(inputs)} window(s): too few for training and validation")
-        order = torch.randperm(len(inputs), generator=seeds.generator_for(seed, site, "validation"))
+        drawn = torch.Generator().manual_seed(self.seed_for(seed, site, "validation"))
+        order = torch.randperm(len(inputs), generator=drawn)
         parts = [order[kept:].sort().values, order[:kept].sort().values]
         pairs = [*((inputs[part], targets[part]) for part in parts), (test_inputs, test_targets)]
         return SiteData.in_memory((own, labels, [site] * len(own)) for own, labels in pairs)

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medsilo.extend import Classification, DataError, SiteData, splits
-from medsilo_papers.public_files import PictureTask, bare_name, parts_of, rows_of, site_folder
+from medsilo.extend import Classification, DataError, SiteData
+from medsilo_papers.public_files import PictureTask, Split, bare_name, rows_of, site_folder
 
 TABLE = "metadata.csv"
 COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
@@ -27,8 +27,8 @@ class Camelyon17(PictureTask):
 
     name: Literal["camelyon17"] = "camelyon17"
     size: int = Field(default=96, ge=32, le=1024, description="patches are resized to this many pixels")
-    split: splits.Split = Field(default="patient", description="paper: patches at random, as HarmoFL's paper")
-    shares: splits.Shares = Field(default=(0.64, 0.16, 0.2), description="of train, validation and test")
+    split: Split = Field(default="patient", description="paper: patches at random, as HarmoFL's paper")
+    shares: SiteData.Shares = (0.64, 0.16, 0.2)
 
     def default_network(self) -> str:
         return "densenet121"
@@ -50,7 +50,7 @@ class Camelyon17(PictureTask):
         items = [(place / _file(row), int(row["tumor"])) for row in own]
         if not items[0][0].is_file():
             raise DataError(f"{TABLE} names patches that are not there; expected {LAYOUT}", private=str(items[0][0]))
-        return self.read_later(items, patients, parts_of(self, patients, site, seed))
+        return SiteData.read_later(items, patients, self.parts_of(patients, site, seed), self.case_of)
 
 
 def _file(row: dict[str, str]) -> str:

@@ -47,7 +47,8 @@ class CovidXray(PooledTask, PictureTask):
         if len(np.unique(labels)) < len(CLASSES):
             raise DataError(f"a class has no picture; expected {layout}", private=str(place))
         patients = tuple(_patient(path, label) for path, label in items)
-        return self.read_later(items, patients, self.dealt(labels, patients, site, sites, seed))
+        parts = self.dealt(labels, patients, site, sites, seed)
+        return SiteData.read_later(items, patients, parts, self.case_of)
 
 
 def _folders(place: Path) -> list[Path]:

@@ -9,13 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import DataError, Segmentation, SiteData, splits, volumes
+from medsilo.extend import DataError, Segmentation, SiteData
 from medsilo_papers.public_files import (
     PictureTask,
     bare_name,
     files_in,
     monai_loss,
-    parts_of,
     read_labels,
     read_picture,
     rows_of,
@@ -57,7 +56,9 @@ class Fundus(PictureTask):
 
     name: Literal["fundus"] = "fundus"
     size: int = Field(default=256, ge=16, le=1024, multiple_of=16, description="pictures are resized to this")
-    shares: splits.Shares = Field(default=(0.5, 0.25, 0.25), description="of train, validation and test, as the paper")
+    shares: SiteData.Shares = Field(
+        default=(0.5, 0.25, 0.25), description="of train, validation and test, as the paper"
+    )
 
     def default_network(self) -> str:
         return "unet"
@@ -66,7 +67,7 @@ class Fundus(PictureTask):
         place = site_folder(self.name, site, sites, folder, lambda path: bool(pictures_in(path, site)), LAYOUT)
         items = pictures_in(place, site)
         patients = [image.relative_to(place).with_suffix("").as_posix() for image, _, _ in items]
-        return self.read_once(items, patients, parts_of(self, patients, site, seed))
+        return self.read_once(items, patients, self.parts_of(patients, site, seed))
 
     def case_of(self, item: Item) -> tuple[Tensor, Tensor]:
         path, masks, greys = item
@@ -75,7 +76,7 @@ class Fundus(PictureTask):
         if labels.shape != picture.shape[1:]:
             shapes = f"{list(picture.shape[1:])} and {list(labels.shape)} pixels"
             raise DataError(f"a picture and its mask have {shapes}; they must be of one size", private=str(path))
-        return self.inputs_of(picture)[0], volumes.resized_to_majority(labels, (self.size, self.size))
+        return self.inputs_of(picture)[0], self.labels_of(labels)
 
 
 def _labels(masks: list[np.ndarray], greys: tuple[int, ...]) -> np.ndarray:

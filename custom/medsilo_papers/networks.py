@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.extend import Network, architectures
+from medsilo.extend import Network
+
+Norm = Annotated[Literal["batch", "batch-statistics", "group", "none"], Field(description=Network.NORM)]
 
 
 class LeNet5(Network):
@@ -16,13 +18,13 @@ class LeNet5(Network):
 
     name: Literal["lenet5"] = "lenet5"
     size: int = Field(default=28, ge=16, le=1024, description="height and width of the images")
-    norm: architectures.Norm = Field("batch", description=architectures.NORM)
+    norm: Norm = "batch"
 
     def build(self, channels: int, classes: int) -> nn.Module:
         side = ((self.size - 4) // 2 - 4) // 2
         layers: list[nn.Module] = []
         for before, after in ((channels, 6), (6, 16)):
-            norms = architectures.norm_layer(2, after, self.norm)
+            norms = self.norm_layer(2, after, self.norm)
             layers += [nn.Conv2d(before, after, 5), *norms, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
         return nn.Sequential(
             *layers,
@@ -51,14 +53,14 @@ class AlexNet(Network):
     name: Literal["alexnet"] = "alexnet"
     size: int = Field(default=224, ge=63, le=1024, description="height and width of the images")
     width: int = Field(default=4096, ge=1, le=8192, description="features of the two fully connected layers")
-    norm: architectures.Norm = Field("batch", description=architectures.NORM)
+    norm: Norm = "batch"
 
     def build(self, channels: int, classes: int) -> nn.Module:
         layers: list[nn.Module] = []
         side = self.size
         for features, kernel, stride, padding, pooled in (*CONVOLUTIONS, LAST):
             layers.append(nn.Conv2d(channels, features, kernel, stride, padding))
-            layers += [*architectures.norm_layer(2, features, self.norm), nn.ReLU(inplace=True)]
+            layers += [*self.norm_layer(2, features, self.norm), nn.ReLU(inplace=True)]
             side = (side + 2 * padding - kernel) // stride + 1
             if pooled:
                 layers.append(nn.MaxPool2d(3, 2))
@@ -68,7 +70,7 @@ class AlexNet(Network):
         width = channels * side * side
         for _ in range(2):
             layers.append(nn.Linear(width, self.width))
-            layers += [*architectures.norm_layer(1, self.width, self.norm), nn.ReLU(inplace=True)]
+            layers += [*self.norm_layer(1, self.width, self.norm), nn.ReLU(inplace=True)]
             width = self.width
         return nn.Sequential(*layers, nn.Linear(width, classes))
 
@@ -85,7 +87,7 @@ class BasicUNet(Network):
         default=(32, 64, 128, 256, 512), min_length=5, max_length=5, description="features of each level, finest first"
     )
     dimensions: Literal[2, 3] = Field(2, description="2: flat images and slices; 3: volumes")
-    norm: Literal["batch", "batch-statistics", "instance"] = Field("batch", description=architectures.NORM)
+    norm: Literal["batch", "batch-statistics", "instance"] = Field("batch", description=Network.NORM)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any]:
         return {
@@ -95,5 +97,5 @@ class BasicUNet(Network):
             "out_channels": classes,
             "features": (*self.features, self.features[0]),
             "act": ("RELU", {"inplace": True}),
-            "norm": architectures.MONAI_NORMS[self.norm],
+            "norm": self.MONAI_NORMS[self.norm],
         }

@@ -9,9 +9,10 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import DataError, Segmentation, SiteData, seeds, splits, volumes
+from medsilo.extend import DataError, Segmentation, SiteData
 from medsilo_papers.public_files import (
     PictureTask,
+    Split,
     files_in,
     monai_loss,
     read_labels,
@@ -54,7 +55,7 @@ class Nuclei(PictureTask):
 
     name: Literal["nuclei"] = "nuclei"
     size: int = Field(default=256, ge=16, le=2048, multiple_of=16, description="height and width of a case in pixels")
-    split: splits.Split = Field(
+    split: Split = Field(
         default="patient",
         description="paper: the published test folders, and a fifth of the other images for validation; MoNuSAC's "
         "published test set has two patients of its training set. Where there is no test folder: images at random",
@@ -73,7 +74,7 @@ class Nuclei(PictureTask):
         if self.split == "patient":
             parts = [part_of(image) for image in images]
         else:
-            parts = _parts_in_paper(images, place, splits.split_seed(seed, site))
+            parts = _parts_in_paper(images, place, self.seed_for(seed, site, "split"))
         if set(parts) != {0, 1, 2}:
             raise DataError(f"the site's {len(images)} images leave a part empty; expected whole sets: {LAYOUT}")
         return self.read_once(images, list(map(patient_of, images)), np.array(parts))
@@ -81,7 +82,7 @@ class Nuclei(PictureTask):
     def case_of(self, image: Path) -> tuple[Tensor, Tensor]:
         colours = read_picture(image)
         mask = nuclei_in(image, colours.shape[1:])
-        return self.inputs_of(colours)[0], volumes.resized_to_majority(mask, (self.size, self.size))
+        return self.inputs_of(colours)[0], self.labels_of(mask)
 
     @property
     def goal(self) -> Segmentation:
@@ -102,7 +103,7 @@ def patient_of(image: Path) -> str:
 def part_of(image: Path) -> int:
     """0 train, 1 validation, 2 test: the patient's name decides, so that all sites agree without asking."""
     number = TILES_SPLIT if _is_tile(image) else PUBLISHED_SPLIT
-    place = seeds.seed_for(number, "nuclei", patient_of(image)) / 2**63
+    place = PictureTask.seed_for(number, "nuclei", patient_of(image)) / 2**63
     return int(place >= SHARES[0]) + int(place >= SHARES[0] + SHARES[1])
 
 
@@ -181,7 +182,7 @@ def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
     """Test where a folder says so, a fifth of the rest validation; without such a folder, images at random."""
     tests = np.array([any("test" in name.lower() for name in image.relative_to(place).parts) for image in images])
     if not tests.any():
-        return splits.parts_by_draw([str(image) for image in images], PAPER_SHARES, seed).tolist()
+        return SiteData.parts_by_draw([str(image) for image in images], PAPER_SHARES, seed).tolist()
     rest = np.random.default_rng(seed).permutation(np.flatnonzero(~tests))
     parts = np.where(tests, 2, 0)
     parts[rest[: round(0.2 * len(rest))]] = 1

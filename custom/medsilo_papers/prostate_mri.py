@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import DataError, Network, Segmentation, SiteData, splits, volumes
+from medsilo.extend import DataError, Network, Segmentation, SiteData, volumes
 from medsilo_papers.networks import BasicUNet
-from medsilo_papers.public_files import PictureTask, files_in, in_parts, monai_loss, parts_of, site_folder
+from medsilo_papers.public_files import PictureTask, Split, files_in, monai_loss, site_folder
 
 ENDINGS = (".nii.gz", ".nii", ".mha", ".mhd")
 LAYOUT = (
@@ -42,8 +42,8 @@ class Prostate(PictureTask):
     objective: Literal["dice-ce", "dice"] = Field(
         default="dice-ce", description="half of cross entropy and Dice, as HarmoFL; or Dice alone, as FedSM"
     )
-    split: splits.Split = Field(default="patient", description="paper: slices at random, as HarmoFL's released indices")
-    shares: splits.Shares = Field(default=(0.64, 0.16, 0.2), description="of train, validation and test")
+    split: Split = Field(default="patient", description="paper: slices at random, as HarmoFL's released indices")
+    shares: SiteData.Shares = (0.64, 0.16, 0.2)
 
     @property
     def goal(self) -> Segmentation:
@@ -91,7 +91,7 @@ class Prostate(PictureTask):
         def chosen(own: np.ndarray) -> Slices:
             return Slices(images, masks, [cases[place] for place in own], [patients[place] for place in own], reach)
 
-        return in_parts(parts_of(self, patients, site, seed), chosen)
+        return SiteData.in_parts(self.parts_of(patients, site, seed), chosen)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return a volume's slices with their neighbours; at its ends the missing one is the end slice itself."""

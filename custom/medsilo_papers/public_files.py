@@ -3,16 +3,17 @@
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.nn import functional
 
-from medsilo.extend import DataError, SiteData, Task, Use, headers, ready, sheet, splits, volumes
+from medsilo.extend import DataError, SiteData, Task, Use, headers, sheet
 
+Split = Literal["patient", "paper"]
 LARGEST_VALUE = 8  # bytes, as int64
 
 
@@ -24,6 +25,7 @@ class PictureTask(Task):
 
     if TYPE_CHECKING:
         size: int
+        shares: SiteData.Shares
 
     @property
     def channels(self) -> int:
@@ -47,11 +49,28 @@ class PictureTask(Task):
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return what the network reads of a picture, one case."""
-        return volumes.resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
+        image, size = scaled(values, self.channels)[None], (self.size, self.size)
+        same = image.shape[2:] == size
+        return image if same else functional.interpolate(image, size, mode="bilinear", antialias=True)
+
+    def labels_of(self, labels: np.ndarray) -> Tensor:
+        """Return the labels of a mask [H, W] on a case's grid: each place takes the one that covers most of it."""
+        here, size = torch.from_numpy(np.ascontiguousarray(labels)), (self.size, self.size)
+        if labels.shape == size:
+            return here.long()
+        known = np.unique(labels)
+        masks = torch.stack([(here == int(label)).float() for label in known])
+        most = functional.interpolate(masks[None], size, mode="area")[0].argmax(0)
+        return torch.from_numpy(known)[most].long()
 
     def case_of(self, item: Any) -> tuple[Tensor, Tensor]:
         """Read a picture, of which the class is known."""
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
+
+    def parts_of(self, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
+        """The part of each case, by its patient, or by itself where the task's split is a paper's."""
+        groups = [f"{case:06}" for case in range(len(patients))] if self.mixes_patients else patients
+        return SiteData.parts_by_draw(groups, self.shares, self.seed_for(seed, site, "split"))
 
     def read_once(self, items: Sequence[Any], patients: Sequence[str], parts: np.ndarray) -> SiteData:
         """Return the cases of each part, read at once into memory."""
@@ -62,12 +81,6 @@ class PictureTask(Task):
             return inputs, targets, [patients[place] for place in own]
 
         return SiteData.in_memory(cases_of(np.flatnonzero(parts == part)) for part in range(3))
-
-    def read_later(self, items: Sequence[Any], patients: Sequence[str], parts: np.ndarray) -> SiteData:
-        """Return the cases of each part, read when they are asked for."""
-        return in_parts(
-            parts, lambda own: ready.LazyCases([items[i] for i in own], [patients[i] for i in own], self.case_of)
-        )
 
 
 @cache
@@ -86,14 +99,14 @@ class PooledTask(Task):
     at every site.
     """
 
-    alpha: splits.Alpha = Field(
-        default=0.1, description="of the Dirichlet distribution: the smaller, the more the sites differ"
+    alpha: float = Field(
+        0.1, ge=1e-3, le=1e6, description="of the Dirichlet distribution: the smaller, the more the sites differ"
     )
     minimum: int = Field(default=40, ge=4, description="cases that every site gets at least")
-    split: splits.Split = Field(
+    split: Split = Field(
         default="patient", description="paper: half of a site's cases train, the other half tests, of whichever patient"
     )
-    shares: splits.Shares = Field(
+    shares: SiteData.Shares = Field(
         default=(0.5, 0.2, 0.3), description="train, validation and test; without effect on 'paper'"
     )
     validation: float = Field(
@@ -111,17 +124,17 @@ class PooledTask(Task):
 
         patients: [cases] names, or whole numbers that are the parts of a published split.
         """
-        dealt = splits.dirichlet(labels, len(sites), self.alpha, seed, self.minimum)
+        dealt = SiteData.dirichlet(labels, len(sites), self.alpha, seed, self.minimum)
         own = dealt[sorted(sites).index(site)]
         parts = np.full(len(labels), -1)
         if self.split == "paper":
-            order = np.random.default_rng(splits.split_seed(seed, site)).permutation(own)
+            order = np.random.default_rng(self.seed_for(seed, site, "split")).permutation(own)
             half = len(own) // 2
             kept = max(1, round(self.validation * half))
             parts[order[:half]], parts[order[:kept]], parts[order[half:]] = 0, 1, 2
         else:
             if not isinstance(patients, np.ndarray):
-                patients = splits.parts_by_draw(patients, self.shares, splits.split_seed(seed))
+                patients = SiteData.parts_by_draw(patients, self.shares, self.seed_for(seed, "split"))
             parts[own] = patients[own]
         sizes = np.bincount(parts[own], minlength=3)
         if not sizes.all():
@@ -230,14 +243,3 @@ def scaled(values: np.ndarray, channels: int) -> Tensor:
         raise DataError(f"an image is grey where the task's images have {channels} channels (RGB)")
     image = torch.from_numpy(np.ascontiguousarray(values[:3], np.float32)) / float(np.iinfo(values.dtype).max)
     return image if channels == len(image) else image.mean(0, keepdim=True)
-
-
-def parts_of(task: Any, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
-    """The part of each case, by its patient, or by itself where the task's split is a paper's."""
-    groups = [f"{case:06}" for case in range(len(patients))] if task.mixes_patients else patients
-    return splits.parts_by_draw(groups, task.shares, splits.split_seed(seed, site))
-
-
-def in_parts(parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> SiteData:
-    """The cases of each part, 0 train, 1 validation and 2 test, made of their places."""
-    return SiteData(*(cases_of(np.flatnonzero(parts == part)) for part in range(3)))

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Layer, Plan, Refused, read_bounded, undrawn, write_json
+from medsilo.extend import Layer, Plan, Refused, files
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
 from medsilo_promise.shrinking import Values, bound, needed, others, smallest
 from medsilo_promise.told import RULES, Kept, KeptCuts, Rule, Told, ToldCurve, ToldOfOthers, ToldTest, panel_of
@@ -137,13 +137,13 @@ class PromiseLayer(Layer):
     # ------------------------------------------------------------------ at a site
     def look(self, finished: Any, chosen: Any) -> Any:
         risk = self._risk(finished.task.goal)
-        measures = finished.look(lambda output, target: _measured(risk, output, undrawn.labels_in(target)))
+        measures = finished.look(lambda output, target: _measured(risk, output, target))
         tables = self._tables(finished, measures) if measures else {}
         if finished.part == "validation":
             own: dict[str, Any] = {name: {"numbers": n, "lost": lost.tolist()} for name, (n, lost, _) in tables.items()}
             nll = measures.get("nll")
             coolest = None if nll is None else int(nll.mean(0).argmin())
-            write_json(finished.folder / CURVES, {"groups": own, "temperature": coolest})
+            files.write_json(finished.folder / CURVES, {"groups": own, "temperature": coolest})
             return {"tables": tables, "temperature": coolest, "whole": finished.task.mixes_patients}
         return self._kept(finished, measures, tables, chosen)
 
@@ -183,9 +183,9 @@ class PromiseLayer(Layer):
         """Choose this hospital's cuts, keep them, and return what they do to the test cases."""
         own = _read(finished.folder / CURVES)
         groups = own.get("groups", {})
-        cuts = {name: self._cuts(groups.get(name), ToldOfOthers.read(told)) for name, told in (chosen or {}).items()}
+        cuts = {name: self._cuts(groups.get(name), ToldOfOthers.received(one)) for name, one in (chosen or {}).items()}
         patients = {name: int(groups.get(name, {}).get("numbers", 0)) for name in cuts}
-        write_json(finished.folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
+        files.write_json(finished.folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         rules = {
             name: {rule: None if cut is None else (n, float(lost[cut]), float(size[cut])) for rule, cut in each.items()}
             for name, each in cuts.items()
@@ -234,7 +234,7 @@ class PromiseLayer(Layer):
 
     # ------------------------------------------------------------------ at the server
     def read(self, part: str, told: Any, plan: Plan, cases: int) -> Told:
-        read, groups = Told.read(told), self.groups(plan.task)
+        read, groups = Told.received(told), self.groups(plan.task)
         wrong = (read.tests or read.errors) if part == "validation" else (read.curves or read.temperature)
         if wrong or not {*read.curves, *read.tests} <= {*groups}:
             raise Refused("promise: it tells of groups or parts that nobody asked for")
@@ -268,9 +268,9 @@ class PromiseLayer(Layer):
 
     def concluded(self, plan: Plan, folder: Path, told: Mapping[Any, Mapping[str, Told]]) -> Any:
         everyone = self.choose(plan, told["validation"], [])[EVERYONE]
-        cuts = {group: self._cuts(None, ToldOfOthers.read(own)) for group, own in everyone.items()}
+        cuts = {group: self._cuts(None, ToldOfOthers.received(own)) for group, own in everyone.items()}
         # For a hospital that is new:
-        write_json(folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
+        files.write_json(folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         risk = self._risk(plan.task.goal)
         return {
             "level": self.level,
@@ -306,7 +306,7 @@ class PromiseLayer(Layer):
         cuts = self._cuts_of(plan, inputs, folders)
         if None in cuts:
             return None
-        found = self._risk(plan.task.goal).measure(output, undrawn.labels_in(target))
+        found = self._risk(plan.task.goal).measure(output, target)
         places = torch.tensor(cuts, device=found[LOST].device)[:, None]
         lost, whole = found[LOST].double().gather(1, places)[:, 0], found[OF].double()
         return torch.where(whole > 0, 1 - lost / whole.clamp(min=1), torch.nan)
@@ -331,7 +331,7 @@ class PromiseLayer(Layer):
         """Return the cut of every group: the hospital's own, or else that for a new one."""
         for folder in folders:
             if found := _read(folder / FILE):
-                kept = KeptCuts.read(found)
+                kept = KeptCuts.received(found)
                 if PromiseLayer().model_dump(mode="json") | kept.promise == self.model_dump(mode="json"):
                     return {group: rules.get(self.rule) for group, rules in kept.cuts.items()}
         return {}
@@ -382,7 +382,7 @@ def _error(measures: dict[str, Tensor], place: int) -> float:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_bounded(path, MOST_BYTES))
+        found = json.loads(files.read_bounded(path, MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from medsilo.extend import Message, Refused
+from medsilo.extend import Refused, Section
 from medsilo_promise.risks import CUTS, TEMPERATURES
 
 Rule = Literal["shrunk", "pooled", "local"]
@@ -19,14 +19,14 @@ Curve = Annotated[list[Share], Field(min_length=CUTS, max_length=CUTS)]
 Place = Annotated[int, Field(ge=0, lt=CUTS - 1)] | None
 
 
-class ToldCurve(Message):
+class ToldCurve(Section):
     """A site's word on a group's validation cases: patients, and the mean of what they lose at each cut."""
 
     patients: Patients
     risks: Curve
 
 
-class ToldOfOthers(Message):
+class ToldOfOthers(Section):
     """The server's word to a site on a group: κ and mean risks of the others, and the cut of all patients together."""
 
     strength: Annotated[float, Field(ge=0, le=MOST_STRENGTH)]
@@ -34,14 +34,14 @@ class ToldOfOthers(Message):
     pooled: Place
 
 
-class KeptCuts(Message):
+class KeptCuts(Section):
     """promise.json, which goes with a model: the promise, and by group the cut of each rule."""
 
     promise: dict[str, Any]
     cuts: dict[Annotated[str, Field(max_length=200)], dict[Rule, Place]]
 
 
-class Kept(Message):
+class Kept(Section):
     """A rule's result at the test cases of a group: mean loss and size; no promise where there is no cut."""
 
     promised: bool
@@ -49,7 +49,7 @@ class Kept(Message):
     size: Annotated[float, Field(ge=0, le=1e3)] | None
 
 
-class ToldTest(Message):
+class ToldTest(Section):
     """A site's word on a group's test cases."""
 
     calibrated: Patients
@@ -57,7 +57,7 @@ class ToldTest(Message):
     rules: dict[Rule, Kept]
 
 
-class Told(Message):
+class Told(Section):
     """A site's word, by group; of a classification the temperature, or the calibration error without and with."""
 
     curves: dict[str, ToldCurve] = {}
@@ -66,7 +66,7 @@ class Told(Message):
     errors: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None
 
 
-class Shown(Message):
+class Shown(Section):
     """A summary's part about a promise."""
 
     level: float
@@ -86,7 +86,7 @@ def panel_of(runs: Sequence[Any]) -> tuple[Path, Mapping[str, Any]] | None:
     parts = []
     for run in runs:
         try:
-            told = Shown.read((run.summary.details.model_extra or {}).get("promise"))
+            told = Shown.received((run.summary.details.model_extra or {}).get("promise"))
         except Refused:
             continue
         parts.append(

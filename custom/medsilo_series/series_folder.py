@@ -1,8 +1,7 @@
 """A hospital's own time series: windows of recordings that lie in files."""
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -16,16 +15,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.extend import (
+    ByKind,
     Classification,
     DataError,
     DataSource,
     Entry,
     Listing,
+    OwnFolder,
     SiteData,
     Use,
     columns,
-    own_data,
-    ready,
 )
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
@@ -33,11 +32,10 @@ from medsilo_series.windows import Cutting, Missing, Windows, cut
 NEAR = 0.01  # of a rate: times that say another one are not believed
 MOST_TERM = 1000  # of the fraction by which recordings are resampled
 AT_ONCE = 256  # windows that are measured together
-ROWS = ("names", "inside", "label_map", "missing", "rate", "time_unit", "decimal")  # of a site's settings
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 
 
-def known_labels(task: own_data.ByKind, source: DataSource) -> dict[str, int | None]:
+def known_labels(task: ByKind, source: DataSource) -> dict[str, int | None]:
     """Return the plan's classes by what a site calls them, as `as_level` has it; None where nothing is learned."""
     said = source.first_map
     known = columns.own_labels(task.labels, {own: plans for own, plans in said.items() if plans != ""})
@@ -45,7 +43,7 @@ def known_labels(task: own_data.ByKind, source: DataSource) -> dict[str, int | N
     return {**dict.fromkeys(map(columns.as_level, source.missing)), **known, **nothing}
 
 
-class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
+class SeriesFolder(OwnFolder, ByKind):
     """Windows of recordings (CSV, Parquet, WFDB, EDF) and their classes, from a folder that the site describes.
 
     A window is `window` steps of all signals, [signals, steps], and the next begins `step` steps later. It never holds
@@ -84,10 +82,13 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
             raise ValueError(f"signals {names}: name each once")
         if levels := [signal.name for signal in self.signals if signal.levels]:
             raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
-        columns.check_scales(self.signals, self.standardise)
         return self
 
     # ------------------------------------------------------------------------------------------ what is learned
+    @property
+    def numbers(self) -> tuple[columns.Column, ...]:
+        return self.signals
+
     @property
     def channels(self) -> int:
         """The signals."""
@@ -96,16 +97,6 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.channels, self.window)
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """The names of the signals."""
-        return tuple(signal.name for signal in self.signals)
-
-    @property
-    def largest_input(self) -> float:
-        """By how numbers are standardised."""
-        return columns.largest(self.signals, self.standardise)
 
     def default_network(self) -> str:
         return "activity-cnn"
@@ -121,15 +112,6 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
     # ------------------------------------------------------------------------------------------ standardised
     def across_patients(self) -> str:
         return columns.from_training_cases("signal") if self.needs_scales else super().across_patients()
-
-    @property
-    def needs_scales(self) -> bool:
-        """Return whether a hospital's own numbers are needed to read its recordings."""
-        return self.standardise == "site"
-
-    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> columns.Scales:
-        """Return what a survey told of `scales_of`."""
-        return columns.scales_told(self.input_names, told)
 
     def scales_of(self, blocks: Iterable[Tensor]) -> columns.Scales:
         """Return what is subtracted of each signal and what it is divided by. blocks: windows, some at a time."""
@@ -158,7 +140,11 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
         return replace(data, train=train, validation=validation, test=test, survey=surveyed)
 
     # ------------------------------------------------------------------------------------------ from files
-    def _found(self, source: DataSource, folder: Path) -> own_data.Found:
+    @property
+    def may_be_absent(self) -> tuple[str, ...]:
+        return ()
+
+    def _listing(self, source: DataSource, folder: Path) -> Listing:
         if source.images or source.labels:
             raise DataError("data: recordings have no images or labels; name files under data.recordings")
         if source.each_alone and source.inside.patient:
@@ -178,11 +164,16 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
         where = "" if reader.label or source.table else ", or name the column that has it under data.inside"
         what = f"recordings have a label that is not among the plan's ({', '.join(self.labels)})"
         listing.add("stops", f"{what}; add it to data.label_map{where}", strangers)
-        classes = {entry.name: known.get(columns.as_level(str(entry.label))) or 0 for entry in listing.entries}
-        settings = json.dumps(source.model_dump(mode="json", include=set(ROWS)))
-        return own_data.Found(listing, classes, partial(self._made, reader=reader, known=known), settings)
+        return listing
 
-    def _made(self, entry: Entry, reader: Reader, known: Mapping[str, int | None]) -> ready.PreparedEntry:
+    def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
+        known = known_labels(self, source)
+        return {entry.name: known.get(columns.as_level(str(entry.label))) or 0 for entry in listing.entries}
+
+    def _maker(self, source: DataSource, classes: dict[str, int]) -> Callable[[Entry], Any]:
+        return partial(self._made, reader=Reader(self.signals, source), known=known_labels(self, source))
+
+    def _made(self, entry: Entry, reader: Reader, known: Mapping[str, int | None]) -> Any:
         """One patient's windows of a recording."""
         recording = reader.read(entry.images[0])
         own = np.ones(len(recording.begins), bool)
@@ -201,8 +192,8 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
         targets = np.array([values[place] for place in places], np.uint8)
         rate = recording.rate or reader.source.rate or self.rate
         inputs, shown = torch.from_numpy(found.inputs), [(values[place] or 0,) for place in places]
-        facts = ready.Facts.of(inputs, shown, seconds=float(own.sum() / rate), gaps=found.gaps)
-        return ready.PreparedEntry(inputs, torch.from_numpy(targets), facts)
+        seconds = float(own.sum() / rate)
+        return self.prepared(inputs, torch.from_numpy(targets), shown, seconds=seconds, gaps=found.gaps)
 
     def windows(self, path: Path, reader: Reader) -> Iterator[tuple[str, Recording, Windows]]:
         """Yield each patient of a file, its rows, and the patient's windows, whatever they show."""
@@ -232,10 +223,10 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
             )
         return Cutting(self.window, self.step or self.window, self.missing, share.numerator, share.denominator)
 
-    def _note(self, listing: Listing, every: Sequence[ready.HeldEntry], source: DataSource) -> None:
+    def _note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
         listing.add("note", LOST, [one.entry.name for one in every if one.facts.gaps])
 
-    def _ranges(self, every: Sequence[ready.HeldEntry]) -> dict[str, Any]:
+    def _ranges(self, every: Sequence[Any]) -> dict[str, Any]:
         seconds = [one.facts.seconds for one in every]
         return {"seconds": (min(seconds), max(seconds)) if seconds else None}
 

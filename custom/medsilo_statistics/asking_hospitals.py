@@ -54,7 +54,7 @@ class StatisticsSite:
 
     def answer(self, parcel: Parcel, stop: Callable[[], None] = lambda: None) -> Parcel:
         """Do what a parcel asks; raises Refused."""
-        asked = StatisticsRequest.read(parcel.facts)
+        asked = StatisticsRequest.received(parcel.facts)
         self.own.check_package(asked.package)
         if asked.question != self.question.hash:
             raise Refused("the job's question at this site differs from the server's; submit the job again")

@@ -108,7 +108,7 @@ def _read(files: Sequence[Path]) -> "StatisticsFound":
     from medsilo_statistics.found import StatisticsFound
 
     (file,) = files
-    return StatisticsFound.read(json.loads(file.read_text("utf-8")))
+    return StatisticsFound.received(json.loads(file.read_text("utf-8")))
 
 
 def _in_folders(folders: Sequence[Path]) -> dict[str, "SiteSettings"]:

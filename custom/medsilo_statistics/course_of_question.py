@@ -70,7 +70,7 @@ class Hospitals:
         """Ask for keys, and how few patients each tells of."""
 
         def begun(site: str, reply: Parcel) -> None:
-            told = BeginAnswer.read(reply.facts)
+            told = BeginAnswer.received(reply.facts)
             self.floor = max(self.floor, told.floor)
             if self.sums:
                 self.sums.introduce(site, told.introduction)
@@ -105,7 +105,7 @@ class Hospitals:
         found: dict[str, OwnPart] = {}
 
         def received(site: str, reply: Parcel) -> None:
-            found[site] = OwnPart.read(reply.facts)
+            found[site] = OwnPart.received(reply.facts)
 
         self._ask("own", received)
         return dict(sorted(found.items()))

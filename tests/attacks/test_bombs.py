@@ -190,6 +190,6 @@ def test_a_ledger_that_somebody_wrote_in(tmp_path: Path, damage: Callable[[Ledge
 @pytest.mark.parametrize("value", [2**53 + 1, 2**64, 10**4000, MOST_ROUNDS + 1, -1])
 def test_a_round_beyond_all_rounds(key: str, value: int) -> None:
     asked = {"task": "round", "round": 1, "study": "s", "plan": "p", "sites": ["a"]}
-    assert Request.read(asked).round == 1
+    assert Request.received(asked).round == 1
     with one_line("input should be (less|greater) than or equal to", Refused):
-        Request.read(asked | {key: value})
+        Request.received(asked | {key: value})

@@ -275,7 +275,7 @@ def test_answers_of_a_site(spoken: Spoken, data: st.DataObject) -> None:
 def test_what_a_server_asks(spoken: Spoken, data: st.DataObject) -> None:
     asked, _ = data.draw(st.sampled_from(spoken))
     with one_line_at_most():
-        Request.read(data.draw(changed(asked.facts)))
+        Request.received(data.draw(changed(asked.facts)))
 
 
 # ---------------------------------------------------------------------------------------------------- images

@@ -54,7 +54,7 @@ def test_one_command_asks_three_hospitals(
         assert f"{asker} refused: this hospital has not approved question {hash}" in told
         assert main(["approve", hash, "--kit", str(consortium.kit(asker)), "--by", "engineer"]) == 0
         assert main(command) == 0
-        found = StatisticsFound.read(json.loads((out / "answers.json").read_text()))
+        found = StatisticsFound.received(json.loads((out / "answers.json").read_text()))
         assert found.sealed and found.floor == 3 and found.hash == hash
         np.testing.assert_allclose(found.fits[0].coefficients, wanted.fits[0].coefficients, rtol=1e-7)
         assert found.columns[-1].cells["stage"] == wanted.columns[-1].cells["stage"]

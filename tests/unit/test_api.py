@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
-from medsilo.extend import Algorithm, Group, OwnModels, Phase, places_in
+from medsilo.extend import Algorithm, Group, Phase, places_in
 from medsilo.given import source_hash
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from tests.conftest import SITES, make_plan
@@ -271,11 +271,8 @@ class HeadStays(Algorithm):
 
     title = "Head stays"
     paper = "none"
+    personal = True
     name: Literal["head-stays"] = "head-stays"
-
-    @property
-    def outcome(self) -> OwnModels:
-        return OwnModels()
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         return [Phase("train", rounds, (Group("body", body, title="body"),))]

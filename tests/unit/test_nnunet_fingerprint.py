@@ -30,7 +30,7 @@ def numbers(seed: int, size: int = 4000) -> np.ndarray:
 
 def told(cases: Sequence[CaseFacts], samples: int, least: int = 1) -> Fingerprint:
     """Return a hospital's fingerprint as the server reads it, after it was JSON."""
-    return Fingerprint.read(json.loads(Fingerprint.of(cases, samples, least).model_dump_json()))
+    return Fingerprint.received(json.loads(Fingerprint.of(cases, samples, least).model_dump_json()))
 
 
 # ------------------------------------------------------------------------------------------------------ bins
@@ -169,16 +169,16 @@ def changed(path: Sequence[str | int], value: Any) -> dict[str, Any]:
     ],
 )
 def test_nobody_is_believed(path: Sequence[str | int], value: Any, reason: str) -> None:
-    Fingerprint.read(good())
+    Fingerprint.received(good())
     with pytest.raises(Refused, match=reason):
-        Fingerprint.read(changed(path, value))
+        Fingerprint.received(changed(path, value))
 
 
 def test_a_fingerprint_is_of_what_was_agreed_on() -> None:
     asked = federation(1).question
 
     two = asked.model_copy(update={"channels": ("T1", "T2")})
-    sent = MeasuredSite(question=two.hash, reader="SimpleITKIO", told=Fingerprint.read(good()))
+    sent = MeasuredSite(question=two.hash, reader="SimpleITKIO", told=Fingerprint.received(good()))
     with pytest.raises(Refused, match="tells of 1 channels, and the study has 2"):
         sent.check(two)
 
@@ -189,8 +189,8 @@ def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:
 
 def test_a_message_is_of_the_question_that_was_asked() -> None:
     asked = federation(1).question
-    sent = MeasuredSite(question=asked.hash, reader="SimpleITKIO", told=Fingerprint.read(good()))
-    MeasuredSite.read(json.loads(sent.model_dump_json())).check(asked)
+    sent = MeasuredSite(question=asked.hash, reader="SimpleITKIO", told=Fingerprint.received(good()))
+    MeasuredSite.received(json.loads(sent.model_dump_json())).check(asked)
     assert sent.told.cases == 4
     with pytest.raises(Refused, match="another question"):
         sent.check(federation(2).question)

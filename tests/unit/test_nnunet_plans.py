@@ -47,7 +47,7 @@ def holdings_of(drawn: Federation, **memory: float) -> dict[str, MeasuredSite]:
 def merged(drawn: Federation) -> Fingerprint:
     """Return the fingerprint of all hospitals, each as it was told."""
     return Fingerprint.merged(
-        Fingerprint.read(json.loads(Fingerprint.of(cases, drawn.samples).model_dump_json()))
+        Fingerprint.received(json.loads(Fingerprint.of(cases, drawn.samples).model_dump_json()))
         for cases in drawn.hospitals.values()
     )
 

@@ -351,7 +351,7 @@ def test_the_command_writes_page_and_tables(tmp_path: Path, capsys: pytest.Captu
     assert r"{[}II\_\&]" in (tmp_path / "out/tables.tex").read_text()
     assert (tmp_path / "out/table-1.csv").read_text().startswith(",no,yes,All,hospital-0,hospital-1,hospital-2,SMD\n")
     assert (tmp_path / "out/curve-1.csv").read_text().count("\n") > 50
-    answer = StatisticsFound.read(json.loads((tmp_path / "out/answers.json").read_text()))
+    answer = StatisticsFound.received(json.loads((tmp_path / "out/answers.json").read_text()))
     again = medsilo.statistics(question, folders)  # type: ignore[attr-defined]
     assert again.fits == answer.fits and again.columns == answer.columns
     assert main(["statistics", str(tmp_path / "q.yaml"), "-o", str(tmp_path / "out")]) == 1
@@ -375,7 +375,7 @@ def test_a_plan_asks_who_has_how_many_cases(tmp_path: Path, capsys: pytest.Captu
         named = [f"participation.sites={json.dumps(sites)}", "task.name=table", f"task.kind={kind}"]
         write_job(tmp_path / kind, make_plan("fedavg", *named, *changes, "network.name=linear"))
         assert main(["statistics", str(tmp_path / kind), *folders, "-o", str(out / kind)]) == 0
-        answer = StatisticsFound.read(json.loads((out / kind / "answers.json").read_text()))
+        answer = StatisticsFound.received(json.loads((out / kind / "answers.json").read_text()))
         assert answer.sealed and answer.columns[-1].cells["label"].levels == [len(whole) - deaths, deaths]
         assert [own.columns[-1].patients for own in answer.own.values()] == [35, 35, 35]
         needed = np.ceil(1.959964**2 * whole.dead.mean() * (1 - whole.dead.mean()) / 0.05**2)

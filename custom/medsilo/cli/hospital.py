@@ -8,7 +8,7 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.options import option, several
-from medsilo.cli.show import Screen
+from medsilo.cli.show import Command, Screen
 from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
@@ -48,11 +48,9 @@ def predict(
         raise MedsiloError("the folder has predictions already, which stay as they are; choose another -o", str(out))
     screen.note("reading the model")
     from medsilo.deploy.predictor import asked_to_predict, sender_to
-    from medsilo.site.settings import SiteSettings, make_settings
+    from medsilo.site.settings import make_settings
 
-    settings = make_settings({"device": device}, "the command line")
-    folder = options.folder_of_settings(site_config)
-    data = SiteSettings.read(folder).data if folder else None
+    settings, data = make_settings({"device": device}, "the command line"), Command.settings(site_config).data
     compute = settings.compute()
     predictor, asked = asked_to_predict([model, *others], images, out, site, data, compute, screen.say)
     sender = sender_to(predictor, send) if send else None

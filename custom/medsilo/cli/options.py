@@ -110,11 +110,11 @@ Changes = Annotated[
     ),
 ]
 _FOLDER = option("FOLDER", "the folder that is written", "--out", "-o", parser=output_folder)
-_FILE = option("FILE", "the file that is written", "--out", "-o", parser=output_file)
+OUT_FILE = option("FILE", "the file that is written", "--out", "-o", parser=output_file)
 OutFolder = Annotated[Path, _FOLDER]
 OutFolderOrNone = Annotated[Path | None, _FOLDER]
-OutFile = Annotated[Path, _FILE]
-OutFileOrNone = Annotated[Path | None, _FILE]
+OutFile = Annotated[Path, OUT_FILE]
+OutFileOrNone = Annotated[Path | None, OUT_FILE]
 Engine = Annotated[
     Literal["simulator", "inprocess"],
     option(

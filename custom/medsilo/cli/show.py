@@ -13,14 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from medsilo.cli import options
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain, printable
 
 if TYPE_CHECKING:
+    from medsilo.site.settings import SiteSettings
     from medsilo.study.progress import StudyProgress
 
 
@@ -36,7 +39,13 @@ class Command:
     'count'
     >>> Command(count, "", "For a hospital's engineer", of="cases").name
     'cases count'
+    >>> Command.settings(None).device
+    'auto'
     """
+
+    OutFile = Annotated[
+        Path, options.OUT_FILE
+    ]  # the type of `out`: -o, a file of which it is tried at once whether it can be written
 
     does: Callable[..., int | None]  # gets a Screen first; returns another code than 0 where it did not succeed
     example: str  # the arguments of one
@@ -47,6 +56,14 @@ class Command:
     def name(self) -> str:
         """Return what is typed."""
         return f"{self.of} {self.does.__name__.rstrip('_')}".strip().replace("_", "-")
+
+    @staticmethod
+    def settings(folder: Path | None) -> "SiteSettings":
+        """Return a hospital's settings, of the folder with its medsilo.yaml; without one the defaults."""
+        from medsilo.site.settings import SiteSettings
+
+        own = options.folder_of_settings(folder)
+        return SiteSettings.read(own) if own else SiteSettings()
 
 
 MOST_SILENCE = 4.5  # seconds; five are promised

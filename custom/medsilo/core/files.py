@@ -1,4 +1,14 @@
-"""Files that are either whole or not there: atomic writing, tensors without pickle, folders with a lock."""
+"""Files that are either whole or not there: atomic writing, tensors without pickle, folders with a lock.
+
+Plug-ins write by `write_json`, `write_text` and `write_bytes`, for this account alone, and read by `read_bounded`.
+
+>>> from tempfile import TemporaryDirectory
+>>> from medsilo.extend import files
+>>> with TemporaryDirectory() as folder:
+...     files.write_json(Path(folder, "told.json"), {"cases": 3})
+...     json.loads(files.read_bounded(Path(folder, "told.json"), largest=100))
+{'cases': 3}
+"""
 
 import csv
 import errno

@@ -1,4 +1,4 @@
-"""The base of every part of a plan, or of a site's settings: a fixed, checked set of named values."""
+"""The base of every part of a plan, of a site's settings and of messages: a fixed, checked set of named values."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from medsilo.core.errors import DataError, MedsiloError, YamlError
+from medsilo.core.errors import DataError, MedsiloError, Refused, YamlError
 from medsilo.core.files import LARGEST_YAML, load_yaml, read_bounded
 from medsilo.core.text import plain
 
@@ -19,7 +19,17 @@ MOST = 4  # faults that are told in one line
 
 
 class Section(BaseModel):
-    """A part of the plan. Unknown keys are refused, values never change after checking, infinities are no numbers."""
+    """A part of the plan, of a file or of a message: values that are checked once. Unknown keys and infinities are
+    refused.
+
+    >>> class Count(Section):
+    ...     cases: int
+    >>> Count.from_values({"cases": 3}, "the count").cases, Count.received({"cases": 3}).cases
+    (3, 3)
+    >>> Count.received({"cases": "3"})
+    Traceback (most recent call last):
+    medsilo.core.errors.Refused: its cases: input should be a valid integer
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -30,6 +40,15 @@ class Section(BaseModel):
             return checked(cls, values, origin)
         except ValidationError as error:
             raise DataError(f"{origin}: {in_words(error, cls)}") from error
+
+    @classmethod
+    def received(cls, values: Any) -> Self:
+        """Return the section that another party sent, whose types are strict; raises Refused."""
+        strict = None if "strict" in cls.model_config else True  # a class that is strict itself has fields that are not
+        try:
+            return cls.model_validate(values, strict=strict)
+        except ValidationError as error:
+            raise Refused("; ".join(dict.fromkeys(map(_in_its_words, error.errors()[:3])))) from error
 
     @classmethod
     def in_file(cls, path: Path, what: str, remedy: str) -> Self:
@@ -152,6 +171,14 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
     if kind == "value_error":
         return f"{key}: {context['error']}"
     return f"{key}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _in_its_words(detail: ErrorDetails) -> str:
+    """Return what is wrong with what another party sent; its own words are cut."""
+    if detail["type"] == "value_error":
+        return str(detail["ctx"]["error"])
+    where, said = plain(".".join(map(str, detail["loc"])), 80), plain(detail["msg"], 200)
+    return f"its {where}: {said[0].lower()}{said[1:]}"
 
 
 def _has_name(field: FieldInfo | None) -> bool:

@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Section
-from medsilo.core.tensors import Modules
+from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.additions import INPUT, Amplitude, Perturbation
 from medsilo.course.declared import Private
-from medsilo.course.outcome import OneModel, Outcome
+from medsilo.course.outcome import OneModel, Outcome, OwnModels
 from medsilo.course.phase import Blueprint, Course, Group, Phase, Workbench, without
-from medsilo.learning.layers import head_names
+from medsilo.learning.layers import head_names, names_of_last_layers
 from medsilo.learning.training import Training
 from medsilo.tasks.task import Task
 
@@ -27,12 +27,14 @@ class Algorithm(Section):
 
     A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its own numbers, and says in `groups` what
     travels and how it is mixed, in `work` what sites do, or in `phases` both where it is not the same in all rounds; in
-    `networks` what a site holds; in `outcome` how a study ends.
+    `networks` what a site holds; by `personal` or in `outcome` how a study ends.
 
     >>> from medsilo.registry import METHODS
     >>> fedprox = METHODS["fedprox"](mu=0.1)
     >>> fedprox.title, fedprox.mu, issubclass(METHODS["fedprox"], Algorithm)
     ('FedProx', 0.1, True)
+    >>> [*Algorithm.last_layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), 1)]
+    ['2.weight', '2.bias']
     """
 
     title: ClassVar[str]
@@ -43,6 +45,7 @@ class Algorithm(Section):
     # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise. A
     # protocol that is missing here can't be declared, but for "clinical", which says nothing.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    personal: ClassVar[bool] = False  # whether each hospital ends with a model of its own
     own_step: ClassVar[bool] = False  # the step is the method itself, so it can't be a perturbed one
 
     name: str
@@ -74,13 +77,13 @@ class Algorithm(Section):
         return ()
 
     def work(self, bench: Workbench) -> float:
-        """Train in a round; returns the training loss, or NaN."""
+        """Train in a round, with a site's networks and passes over its data; returns the training loss, or NaN."""
         return bench.train()
 
     @property
     def outcome(self) -> Outcome:
-        """Return how a study ends."""
-        return OneModel()
+        """Return how a study ends: with one model, or with one of each hospital's own."""
+        return OwnModels() if self.personal else OneModel()
 
     def networks(self, build: Blueprint) -> Modules:
         """Return every network a site holds; `build` makes the plan's network. "model" is the one that is evaluated."""
@@ -186,6 +189,12 @@ class Algorithm(Section):
     def input_layer(self, modules: Modules) -> nn.Module | None:
         """Return what every batch passes through once before a network sees it, in training as in evaluation."""
         return modules[INPUT] if self.amplitude else None
+
+    @staticmethod
+    def last_layers(model: nn.Module, count: int) -> Tensors:
+        """Return the tensors of the last layers that have any, in the order in which the network registers them."""
+        tensors = model.state_dict()
+        return {name: tensors[name] for name in names_of_last_layers(model, count)}
 
     def whole(self, modules: Modules, name: str = "model") -> nn.Module:
         """Return what is evaluated, saved and given to the hospital: a network, behind the input layer if any."""

@@ -30,7 +30,7 @@ class Finished:
     folder: Path  # the site's, of the study
     cases: Dataset
     patients: Sequence[str]  # of each case
-    look: Callable[[Callable[[Tensor, Tensor], Found]], Found]  # what a function finds in outputs and targets
+    look: Callable[[Callable[[Tensor, Tensor], Found]], Found]  # what a function finds in outputs and labels
 
 
 class Layer(Feature):

@@ -126,11 +126,7 @@ class OneModel(Outcome):
 
 @dataclass(frozen=True)
 class OwnModels(Outcome):
-    """Every site ends with a model of its own; `common` is one that they share beside it.
-
-    >>> OwnModels(common="global").personal
-    True
-    """
+    """Every site ends with a model of its own; `common` is one that they share beside it."""
 
     common: str | None = None
     personal: bool = True

@@ -35,11 +35,7 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Workbench:
-    """A method's tools when a site trains: the networks, their optimizers, and passes over the data.
-
-    >>> def work(bench: Workbench) -> float:
-    ...     return bench.train(bench.lesson("model"))
-    """
+    """A method's tools when a site trains: the networks, their optimizers, and passes over the data."""
 
     site: str
     sites: Sequence[str]  # all that train, in sorted order

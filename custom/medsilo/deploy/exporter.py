@@ -1,10 +1,11 @@
 """Write a finished model in a form that other programs run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_bytes
 from medsilo.deploy.model_card import write_card
 from medsilo.deploy.source import Source
 from medsilo.registry import EXPORTERS
@@ -22,7 +23,7 @@ class Exporter:
     """
 
     what: str  # that is written, for people
-    write: Callable[[Source, Path], None]  # into a new folder
+    write: Callable[[Source, Path], Mapping[str, bytes] | None]  # into a new folder; or returns files by name
     part: Callable[[Source], str] = lambda source: ""  # what a model adds to a folder that others may be in already
 
 
@@ -33,7 +34,8 @@ def export(source: Source, out: Path, form: str = "monai") -> str:
     place = out / exporter.part(source)
     if place.exists():
         raise MedsiloError("the folder exists; choose another", private=str(place))
-    exporter.write(source, out)
+    for name, content in (exporter.write(source, out) or {}).items():
+        write_bytes(out / name, content)
     if (out / "models").is_dir():
         source.carry(out / "models")
     write_card(source, place)

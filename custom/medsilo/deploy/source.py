@@ -16,6 +16,7 @@ from medsilo.core.files import load_tensors, save_tensors, write_text
 from medsilo.core.text import is_safe_name
 from medsilo.deploy.supermodel import MANIFEST, SuperModel, filled
 from medsilo.deploy.watch import Watch
+from medsilo.learning.undrawn import labels_in
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.tasks.task import Task
@@ -173,8 +174,8 @@ class Source:
 
     def kept(self, output: Tensor, target: Tensor, inputs: Tensor) -> dict[str, Tensor]:
         """Return how far each case keeps what layers of the plan promise of it, 0 to 1, by layer."""
-        asking, where = self.plan.asking.items(), self._folders
-        told = {name: layer.kept(self.plan, output, target, inputs, where) for name, layer in asking}
+        asking, labels = self.plan.asking.items(), labels_in(target)
+        told = {name: layer.kept(self.plan, output, labels, inputs, self._folders) for name, layer in asking}
         return {name: own for name, own in told.items() if own is not None}
 
     @property

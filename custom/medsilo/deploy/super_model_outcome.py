@@ -156,7 +156,7 @@ class SuperModelOutcome(Outcome):
     def read(self, answer: Any, part: Part, withheld: bool, sites: Collection[str], cases: int) -> Choices:
         if answer is None:
             raise Refused("it says nothing of the super model")
-        told = Choices.read(answer)
+        told = Choices.received(answer)
         if bool(told.chosen) == withheld:
             raise Refused("it does not say how often each model was chosen")
         if strangers := sorted(told.chosen.keys() - {GLOBAL, *sites}):

@@ -59,7 +59,7 @@ class Acceptance:
             raise Refused(f"answers {' '.join(other)} of a study, not {task} {number} of this one")
         check_package(facts.get("package"), self.plan.code)
         check_packages(facts.get("package"), self.plan.code)
-        answer = ANSWERS[task].read(facts)
+        answer = ANSWERS[task].received(facts)
         for part in ("train", "validation"):
             if site in self.sites and getattr(answer.cases, part) == 0:
                 raise Refused(f"its cases.{part}: 0 is out of range; it must be at least 1")

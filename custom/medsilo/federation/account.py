@@ -149,7 +149,7 @@ class Accounting:
         The heads that the server sends back are not part of the request: a repeated request is the same with or without
         them.
         """
-        asked, ledger = Request.read(parcel.facts), self.account.ledger
+        asked, ledger = Request.received(parcel.facts), self.account.ledger
         ledger.check_heads([head.model_dump() for head in asked.ledgers])
         facts = {name: value for name, value in parcel.facts.items() if name != "ledgers"}
         reply = self._charged(Parcel(parcel.groups, facts), asked, stop)
@@ -210,7 +210,7 @@ class LedgerWatch:
             told = reply.facts.get("ledger") if isinstance(reply.facts, dict) else None
             if told is None:
                 return receive(site, reply)
-            head = LedgerHead.read(told)
+            head = LedgerHead.received(told)
             if warning := self._gone_back(site, head):
                 others = reply.facts.get("warnings")
                 own = others[: MOST_WARNINGS - 1] if isinstance(others, list) else []
@@ -243,4 +243,4 @@ class LedgerWatch:
             return {}
         with reading(f"the heads of ledgers in {self.file.name}"):
             told = json.loads(self.file.read_text("utf-8"))
-            return {site: [LedgerHead.read(head) for head in heads] for site, heads in told.items()}
+            return {site: [LedgerHead.received(head) for head in heads] for site, heads in told.items()}

@@ -120,7 +120,7 @@ class DisclosingSite:
         self.inner = inner
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
-        asked, started = Request.read(parcel.facts), time.monotonic()
+        asked, started = Request.received(parcel.facts), time.monotonic()
         forget_most()
         found = self.inner.find(asked, parcel.groups, stop)
         disclosure = self.inner.disclosure

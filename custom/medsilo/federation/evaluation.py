@@ -16,6 +16,7 @@ from medsilo.federation.seams import Place
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite, refuse_nan
 from medsilo.learning.seeds import generator_for, seed_for
+from medsilo.learning.undrawn import labels_in
 from medsilo.runs import paths
 from medsilo.site.book import PARTS
 from medsilo.tasks.metrics import Measures
@@ -106,7 +107,7 @@ class Evaluation:
 
         def look(found: Measure) -> Measures:
             def measured(output: Tensor, target: Tensor) -> Measures:
-                return {task.goal.metric: task.goal.case_scores(output, target), **found(output, target)}
+                return {task.goal.metric: task.goal.case_scores(output, target), **found(output, labels_in(target))}
 
             return self.evaluate(cases, stop, model, lambda _: measured)[2] if len(cases) else {}
 

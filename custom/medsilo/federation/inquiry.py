@@ -22,6 +22,7 @@ from pydantic import Field
 
 from medsilo.core.errors import Refused
 from medsilo.core.package import package_facts
+from medsilo.core.section import Section
 from medsilo.core.tensors import Tensors
 from medsilo.core.text import plain
 from medsilo.federation.accepting import check_package
@@ -49,12 +50,7 @@ from medsilo.site.settings import FILE_NAME, SiteSettings
 
 @dataclass(frozen=True)
 class SiteOfInquiry:
-    """A hospital, as it knows itself when it is asked.
-
-    >>> from pathlib import Path
-    >>> SiteOfInquiry("st-anna", None, Path("kept"), signer=None).name
-    'st-anna'
-    """
+    """A hospital, as it knows itself when it is asked."""
 
     name: str
     settings: SiteSettings
@@ -140,8 +136,8 @@ class Inquiry:
 
     read: Callable[[Path], Any]  # reads and checks the question that all hospitals get
     most: Callable[[Any], tuple[int, int]]  # of what a hospital may answer: sealed numbers, and others in clear
-    collect: Callable[[Any, Channel, Sequence[str], float], Mapping[str, Message]]  # asks; answers by name of file
-    site: Callable[[Any, SiteOfInquiry], Site]
+    collect: Callable[[Any, Channel, Sequence[str], float], Mapping[str, Section]]  # asks; answers by name of file
+    site: Callable[[Any, SiteOfInquiry], Site]  # answers for a hospital: it gets the name, settings and a folder
     sealed: bool = False  # whether the server reads sums alone
     leaves: Callable[[Any], list[str]] | None = None  # what leaves a hospital, a line each, for the leak report
 
@@ -150,7 +146,7 @@ class Inquiry:
         sealed, told = self.most(question)
         return Bounds(SLACK + WORD * (sealed + CHECK), BESIDE + PER_TENSOR + told)
 
-    def here(self, question: Any, sites: Mapping[str, SiteSettings], folder: Path) -> Mapping[str, Message]:
+    def here(self, question: Any, sites: Mapping[str, SiteSettings], folder: Path) -> Mapping[str, Section]:
         """Ask hospitals whose data are on this machine, one after the other; answers by name of file.
 
         folder: of this inquiry, for what hospitals keep; they are not asked for approval, as nothing leaves.

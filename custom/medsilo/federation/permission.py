@@ -38,7 +38,7 @@ class Permission:
         self.approvals = approvals_of(book, place.kit, place.settings)
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
-        asked = Request.read(parcel.facts)
+        asked = Request.received(parcel.facts)
 
         def look() -> None:  # now and then, between batches
             stop()

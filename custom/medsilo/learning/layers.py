@@ -62,12 +62,7 @@ def head_names(module: nn.Module) -> list[str]:
 
 
 def names_of_last_layers(module: nn.Module, count: int) -> list[str]:
-    """Names of the parameters of the last layers that have any, in the order in which the network registers them.
-
-    >>> from torch import nn
-    >>> names_of_last_layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), 1)
-    ['2.weight', '2.bias']
-    """
+    """Names of the parameters of the last layers that have any, in the order in which the network registers them."""
     owned = [
         [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters(recurse=False)]
         for prefix, layer in module.named_modules()

@@ -9,7 +9,7 @@ looked for has no cases here, so nothing is learned of it: chances are those amo
 have another's label, that label means one of several, and the chance of the label is the sum of theirs.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -41,6 +41,11 @@ def marks_in(target: Tensor) -> list[int]:
     return (target.flatten(1).amax(1) >> BYTE << BYTE).tolist()
 
 
+def marked(labels: Tensor, mark: int) -> Tensor:
+    """Return the labels of a case with its mark; -1, where an image was empty, is background then."""
+    return labels.long().clamp(min=0) | mark if mark else labels
+
+
 def absent_in(mark: int) -> list[int]:
     """Return the labels of a mark."""
     return [label for label in range(MOST + 1) if mark >> BYTE >> label & 1]
@@ -54,33 +59,44 @@ def known_in(target: Tensor, labels: int) -> Tensor:
     return known
 
 
-def told_apart(output: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-    """Yield cases of like marks: outputs [cases, labels, ...] of those that their hospital tells apart, in order,
-    labels by their places among these, and what they are.
+def told_apart(
+    outputs: Sequence[Tensor], target: Tensor, overlaps: bool = False
+) -> Iterator[tuple[list[Tensor], Tensor, list[int]]]:
+    """Yield cases of like marks: outputs [cases, labels, ...] of those that their hospital tells apart, in order, at
+    each resolution; labels by their places among these; and what they are.
 
     z_0' = log(e^{z_0} + Σ e^{z_u}) over the undrawn u, so that softmax gives p_0' = p_0 + Σ p_u, and leaves the others.
+    overlaps: outputs are of structures, each found by itself, which a mark has as 1, 2, ...: the others are left out.
     """
     marks = marks_in(target)
     for mark in sorted(set(marks)):
-        absent = absent_in(mark)
+        absent = [label - overlaps for label in absent_in(mark)]
         here = [case for case, own in enumerate(marks) if own == mark]
-        mine, labels = (output, target) if len(here) == len(marks) else (output[here], target[here])
-        kept = [label for label in range(output.shape[1]) if label not in absent]
-        if mark:
-            background = mine[:, [0, *absent]].logsumexp(1, keepdim=True)
-            mine, labels = torch.cat([background, mine[:, kept[1:]]], 1), labels_in(labels)
+        whole = len(here) == len(marks)
+        mine, labels = [one if whole else one[here] for one in outputs], target if whole else target[here]
+        kept = [label for label in range(outputs[0].shape[1]) if label not in absent]
+        if mark and overlaps:
+            mine, labels = [one[:, kept] for one in mine], labels_in(labels)
+        elif mark:
+            backgrounds = [one[:, [0, *absent]].logsumexp(1, keepdim=True) for one in mine]
+            mine = [torch.cat([own, one[:, kept[1:]]], 1) for own, one in zip(backgrounds, mine, strict=True)]
+            labels = labels_in(labels)
             places = torch.zeros(256, dtype=labels.dtype, device=labels.device)
             places[kept] = torch.arange(len(kept), dtype=labels.dtype, device=labels.device)
             labels = places[labels]
         yield mine, labels, kept
 
 
-def marginal(loss: Callable[[Tensor, Tensor, list[int] | None], Tensor], output: Tensor, target: Tensor) -> Tensor:
+def marginal(
+    loss: Callable[..., Tensor], output: Tensor | list[Tensor], target: Tensor, overlaps: bool = False
+) -> Tensor:
     """Return the mean over cases of a loss, each of the labels that its hospital tells apart; None: of all."""
     if not any(marks_in(target)):
         return loss(output, target, None)
-    each = [len(mine) * loss(mine, labels, kept) for mine, labels, kept in told_apart(output, target)]
-    return torch.stack(each).sum() / len(output)
+    alone = isinstance(output, Tensor)
+    parts = told_apart([output] if isinstance(output, Tensor) else output, target, overlaps)
+    each = [len(labels) * loss(mine[0] if alone else mine, labels, kept) for mine, labels, kept in parts]
+    return torch.stack(each).sum() / len(target)
 
 
 # -------------------------------------------------------------------------------------------- classes of whole cases

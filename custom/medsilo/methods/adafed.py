@@ -14,7 +14,6 @@ from medsilo.core.errors import PlanError, Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, require_features
 from medsilo.course.declared import Private
-from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import (
     FURTHEST,
     Blueprint,
@@ -101,7 +100,7 @@ class StatisticsMixture(Algorithm):
         "training.momentum": 0.0,
     }
     protocols = {"paper": literal}
-    outcome: ClassVar[Outcome] = OwnModels()
+    personal: ClassVar[bool] = True
     layers: ClassVar[Layers] = "all"  # whose statistics are measured, where batch norm is kept
 
     self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")

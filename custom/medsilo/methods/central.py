@@ -3,7 +3,6 @@
 from typing import ClassVar, Literal
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
-from medsilo.course.outcome import Outcome, OwnModels
 
 
 class Central(Algorithm):
@@ -13,6 +12,6 @@ class Central(Algorithm):
     paper = "upper bound"
     protocols = {"paper": BY_ITSELF}
     pooled = True
-    outcome: ClassVar[Outcome] = OwnModels()  # the pool is the only site
+    personal: ClassVar[bool] = True  # the pool is the only site
 
     name: Literal["central"] = "central"

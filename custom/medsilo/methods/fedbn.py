@@ -5,7 +5,6 @@ from typing import ClassVar, Literal
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import require
 from medsilo.course.declared import Private
-from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Group, network
 from medsilo.learning.layers import local_norm_names
 from medsilo.methods.fedavg import Averaging
@@ -19,7 +18,7 @@ class FedBN(Averaging):
 
     title = "FedBN"
     paper = "Li et al. 2021"
-    outcome: ClassVar[Outcome] = OwnModels()
+    personal: ClassVar[bool] = True
 
     name: Literal["fedbn"] = "fedbn"
 

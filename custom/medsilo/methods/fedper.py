@@ -7,7 +7,6 @@ from torch import nn
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import require, require_features
 from medsilo.course.declared import Private
-from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Group, network
 from medsilo.learning.layers import head_names
 from medsilo.methods.fedavg import Averaging
@@ -18,7 +17,7 @@ class FedPer(Averaging):
 
     title = "FedPer"
     paper = "Arivazhagan et al. 2019"
-    outcome: ClassVar[Outcome] = OwnModels()
+    personal: ClassVar[bool] = True
 
     name: Literal["fedper"] = "fedper"
 

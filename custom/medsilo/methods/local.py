@@ -3,7 +3,6 @@
 from typing import ClassVar, Literal
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
-from medsilo.course.outcome import Outcome, OwnModels
 
 
 class Local(Algorithm):
@@ -12,6 +11,6 @@ class Local(Algorithm):
     title = "Local"
     paper = "the papers' Base"
     protocols = {"paper": BY_ITSELF}
-    outcome: ClassVar[Outcome] = OwnModels()
+    personal: ClassVar[bool] = True
 
     name: Literal["local"] = "local"

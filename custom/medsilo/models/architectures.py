@@ -1,37 +1,25 @@
 """The networks: layers in a row, for tables, patches of images, signals and FedSM's selector; U-Net; DenseNet-121."""
 
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medsilo.models.network import NORM, Dimensions, Network
+from medsilo.models.network import Dimensions, Network
 
-Norm = Literal["batch", "batch-statistics", "group", "none"]
+Norm = Annotated[Literal["batch", "batch-statistics", "group", "none"], Field(description=Network.NORM)]
 
 CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 POOLS: dict[int, type[nn.Module]] = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 MEANS: dict[int, type[nn.Module]] = {2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}
-MOST_GROUPS = 8
 
 
 def block(dimensions: int, channels: int, features: int, kernel: int, norm: Norm) -> nn.Sequential:
     """Convolution, norm, ReLU and pooling: [B, channels, ...] to [B, features, ... / 2]."""
     convolution = CONVOLUTIONS[dimensions](channels, features, kernel, padding=kernel // 2)
-    norms = norm_layer(dimensions, features, norm)
+    norms = Network.norm_layer(dimensions, features, norm)
     return nn.Sequential(convolution, *norms, nn.ReLU(inplace=True), POOLS[dimensions](2))
-
-
-def norm_layer(dimensions: int, features: int, norm: Norm) -> list[nn.Module]:
-    """The norm after a layer with so many features, or nothing."""
-    if norm == "batch":
-        return [BATCH_NORMS[dimensions](features)]
-    if norm == "batch-statistics":  # of HarmoFL's released code: no weights, and the batch's statistics at all times
-        return [BATCH_NORMS[dimensions](features, affine=False, track_running_stats=False)]
-    return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []
 
 
 def use_batch_statistics(module: nn.Module) -> nn.Module:
@@ -69,12 +57,12 @@ class Mlp(Network):
     hidden: tuple[Features, ...] = Field(
         default=(64, 64), min_length=1, max_length=8, description="features of each layer before the head"
     )
-    norm: Norm = Field("batch", description=NORM)
+    norm: Norm = "batch"
 
     def build(self, channels: int, classes: int) -> nn.Module:
         layers: list[nn.Module] = []
         for before, after in zip((channels, *self.hidden), self.hidden, strict=False):
-            layers += [nn.Linear(before, after), *norm_layer(1, after, self.norm), nn.ReLU(inplace=True)]
+            layers += [nn.Linear(before, after), *self.norm_layer(1, after, self.norm), nn.ReLU(inplace=True)]
         return nn.Sequential(*layers, nn.Linear(self.hidden[-1], classes))
 
 
@@ -87,7 +75,7 @@ class SmallCnn(Network):
     name: Literal["small-cnn"] = "small-cnn"
     width: int = Field(default=16, ge=1, le=512, description="features of the first convolution; doubled by each next")
     dimensions: Dimensions = 2
-    norm: Norm = Field("batch", description=NORM)
+    norm: Norm = "batch"
 
     def build(self, channels: int, classes: int) -> nn.Module:
         return nn.Sequential(
@@ -110,7 +98,7 @@ class ActivityCnn(Network):
 
     name: Literal["activity-cnn"] = "activity-cnn"
     hidden: int = Field(default=64, ge=1, le=4096, description="features of the fully connected layer before the head")
-    norm: Norm = Field("batch", description=NORM)
+    norm: Norm = "batch"
 
     def build(self, channels: int, classes: int) -> nn.Module:
         return nn.Sequential(
@@ -146,15 +134,6 @@ class Vgg11(Network):
         return nn.Sequential(*layers, nn.Linear(WIDTH, classes))
 
 
-# MONAI's instance norm has no weights by default; with them it can be compared with batch norm.
-MONAI_NORMS: dict[str, Any] = {
-    "batch": "BATCH",
-    "batch-statistics": ("BATCH", {"affine": False, "track_running_stats": False}),
-    "instance": ("INSTANCE", {"affine": True}),
-    "none": None,
-}
-
-
 class UNet(Network):
     """MONAI's `UNet`: [B, channels, H, W] to logits [B, classes, H, W]; of volumes [B, channels, D, H, W] alike.
 
@@ -167,10 +146,7 @@ class UNet(Network):
     )
     dimensions: Dimensions = 2
     residual_units: int = Field(default=0, ge=0, le=4, description="residual convolutions per level; 0: one plain one")
-    norm: Literal["batch", "batch-statistics", "instance", "none"] = Field(
-        "batch",
-        description=NORM,
-    )
+    norm: Literal["batch", "batch-statistics", "instance", "none"] = Field("batch", description=Network.NORM)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any]:
         return {
@@ -182,7 +158,7 @@ class UNet(Network):
             "strides": (2,) * (len(self.features) - 1),
             "num_res_units": self.residual_units,
             "act": ("RELU", {"inplace": True}),
-            "norm": MONAI_NORMS[self.norm],
+            "norm": self.MONAI_NORMS[self.norm],
         }
 
 
@@ -195,7 +171,7 @@ class DenseNet121(Network):
 
     name: Literal["densenet121"] = "densenet121"
     dimensions: Dimensions = 2
-    norm: Literal["batch", "batch-statistics"] = Field("batch", description=NORM)
+    norm: Literal["batch", "batch-statistics"] = Field("batch", description=Network.NORM)
 
     def build(self, channels: int, classes: int) -> nn.Module:
         if self.norm == "batch":

@@ -13,10 +13,8 @@ from medsilo.core.section import Feature
 
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
 LITTLE_WORK = 1 << 34  # numbers of a network times values of a case: a fraction of a second, and 64 MiB at most
-NORM = (
-    "normalisation layers; `batch-statistics` is batch norm without weights that takes each batch's own statistics, "
-    "also in tests"
-)
+MOST_GROUPS = 8
+BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 class Network(Feature):
@@ -32,8 +30,21 @@ class Network(Feature):
     ...         return nn.Linear(channels, classes)
     >>> Straight().build(3, 2)
     Linear(in_features=3, out_features=2, bias=True)
+    >>> [norm.num_groups for norm in Network.norm_layer(dimensions=2, features=16, norm="group")]
+    [8]
     """
 
+    NORM: ClassVar[str] = (  # the description of a key `norm`
+        "normalisation layers; `batch-statistics` is batch norm without weights that takes each batch's own "
+        "statistics, also in tests"
+    )
+    # MONAI's instance norm has no weights by default; with them it can be compared with batch norm.
+    MONAI_NORMS: ClassVar[Mapping[str, Any]] = {
+        "batch": "BATCH",
+        "batch-statistics": ("BATCH", {"affine": False, "track_running_stats": False}),
+        "instance": ("INSTANCE", {"affine": True}),
+        "none": None,
+    }
     MOST_PARAMETERS: ClassVar[int] = 500_000_000  # of all networks of a method together
 
     name: str
@@ -51,6 +62,17 @@ class Network(Feature):
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
         """The same module in a MONAI bundle's words, its class under "_target_"; None where MONAI has none."""
         return None
+
+    @staticmethod
+    def norm_layer(dimensions: int, features: int, norm: str) -> list[nn.Module]:
+        """The norm after a layer with so many features: "batch", "batch-statistics" or "group"; else nothing."""
+        if norm == "batch":
+            return [BATCH_NORMS[dimensions](features)]
+        if (
+            norm == "batch-statistics"
+        ):  # of HarmoFL's released code: no weights, and the batch's statistics at all times
+            return [BATCH_NORMS[dimensions](features, affine=False, track_running_stats=False)]
+        return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []
 
     def settled(self, module: nn.Module, compute: Any) -> nn.Module:
         """Return what `build` made, on a site's device."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from operator import not_
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import ConfigDict, Field, model_validator
 
 from medsilo.core.errors import Refused
+from medsilo.core.section import Section
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.runs.schema import LARGEST
@@ -34,27 +34,10 @@ MOST_HEADS = 8  # of a hospital's ledgers that a server keeps
 FILES = "files"  # the group in which a file travels that a network begins with
 
 
-class Message(BaseModel):
-    """A typed message. Types are strict, numbers finite, unknown keys refused.
+class Message(Section):
+    """A typed message, strict in what this party makes of it, too. `received` reads one that came."""
 
-    >>> class Count(Message):
-    ...     cases: int
-    >>> Count.read({"cases": 3}).cases
-    3
-    >>> Count.read({"cases": "3"})
-    Traceback (most recent call last):
-    medsilo.core.errors.Refused: its cases: input should be a valid integer
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
-
-    @classmethod
-    def read(cls, values: Any) -> Self:
-        """Check what came; raises Refused."""
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            raise Refused("; ".join(dict.fromkeys(map(_in_words, error.errors()[:3])))) from error
+    model_config = ConfigDict(strict=True)
 
 
 @dataclass
@@ -72,13 +55,6 @@ class Parcel:
     def size(self) -> int:
         """Return the bytes of all tensors."""
         return sum(tensor.nbytes for group in self.groups.values() for tensor in group.values())
-
-
-def _in_words(detail: ErrorDetails) -> str:
-    if detail["type"] == "value_error":
-        return str(detail["ctx"]["error"])
-    where, said = plain(".".join(map(str, detail["loc"])), 80), plain(detail["msg"], 200)
-    return f"its {where}: {said[0].lower()}{said[1:]}"
 
 
 class LedgerHead(Message):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import safetensors
 import torch
@@ -24,9 +24,9 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import load_facts, save_tensors
 from medsilo.core.package import package_facts
 from medsilo.learning.loop import Case
+from medsilo.learning.undrawn import marked
 from medsilo.tasks.listing import Entry, files_of
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import digest
 
 NAMES = ("inputs", "targets")  # of the tensors in a file
 PLACES = "places"  # of another one, where a task keeps it
@@ -36,22 +36,14 @@ PLACES = "places"  # of another one, where a task keeps it
 class Facts:
     """The facts of one entry's files that a survey wants."""
 
-    cases: int
     digest: str
-    size: tuple[int, ...]  # voxels along x, y (and z)
-    spacing: tuple[float, ...]
-    intensity: tuple[float, float]
-    values: tuple[int, ...]  # a mask's values in the file
     shown: tuple[tuple[int, ...], ...]  # the plan's labels that each case shows
+    intensity: tuple[float, float]
+    size: tuple[int, ...] = ()  # voxels along x, y (and z)
+    spacing: tuple[float, ...] = ()
+    values: tuple[int, ...] = ()  # a mask's values in the file
     seconds: float = 0.0  # of a recording
     gaps: int = 0  # of a recording: in time, and rows without a value
-
-    @classmethod
-    def of(cls, read: Tensor, shown: Sequence[tuple[int, ...]], **more: Any) -> Self:
-        """Return the facts of what was read of an entry whose cases show these labels."""
-        low, high = map(float, read.aminmax())
-        told = {"size": (), "spacing": (), "values": (), **more}
-        return cls(len(shown), digest(read), intensity=(low, high), shown=tuple(shown), **told)
 
 
 FACTS = TypeAdapter(Facts)  # of which JSON has lists for tuples
@@ -173,8 +165,7 @@ class HeldEntry:
     def case(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs [C, *grid] and target of one case."""
         inputs, targets, _ = self.kept(number)
-        targets = targets if targets.is_floating_point() else targets.long()
-        return inputs, targets.clamp(min=0) | self.mark if self.mark else targets
+        return inputs, marked(targets if targets.is_floating_point() else targets.long(), self.mark)
 
     @contextmanager
     def opened(self, number: int) -> Iterator[tuple["Sliced", "Sliced", Tensor | None]]:

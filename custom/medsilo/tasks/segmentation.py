@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from medsilo.learning.undrawn import known_in, labels_in, marginal, marks_in
+from medsilo.learning.undrawn import known_in, labels_in, marginal, marked, marks_in
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import Measures
 
@@ -60,14 +60,15 @@ class Segmentation(Goal):
     def __init__(
         self,
         labels: int | Sequence[str],
-        criterion: Callable[[Tensor, Tensor], Tensor],
+        criterion: Callable[..., Tensor],
         structures: Mapping[str, tuple[int, ...]] | None = None,
         *,
         cross_entropy: float = 0.0,
         outputs: int | None = None,
         voxel: tuple[float, ...] | None = None,
     ) -> None:
-        """labels: their names, or how many there are, with the background; criterion: the loss.
+        """labels: their names, or how many there are, with the background; criterion: the loss of outputs and labels,
+        and where structures may lie in each other of those that were drawn (None: all); of each resolution, if several.
 
         structures: the labels of each; the retina's disc, for example, holds its cup. By default there is one, label 1.
         cross_entropy: how much that of labels counts in the loss; outputs: where they are not the labels.
@@ -82,8 +83,9 @@ class Segmentation(Goal):
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.outputs, *shape[1:])
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return marginal(lambda mine, labels, _: self.criterion(mine, labels), output, target)
+    def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
+        given = 3 if self.overlaps else 2  # of outputs, labels, and which structures these are of
+        return marginal(lambda *told: self.criterion(*told[:given]), output, target, self.overlaps)
 
     def found(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the label that is found at each place, [batch, *grid]; 0 where the target does not count."""
@@ -146,8 +148,17 @@ class Segmentation(Goal):
         """Return which structures were drawn in each case, so that they can be judged; None where all were."""
         if not any(marks_in(target)):
             return None
+        if self.overlaps:
+            return known_in(target, self.outputs + 1)[:, 1:]
         known = known_in(target, self.classes)
         return torch.stack([known[:, list(part)].all(1) for part in self.structures.values()], 1)
+
+    @staticmethod
+    def mark_in(labels: Tensor) -> int:
+        """Return the mark of a case's labels, which is added to them where its hospital did not draw all."""
+        return marks_in(labels[None])[0]
+
+    marked = staticmethod(marked)
 
     def _mean(self, dice: Tensor, target: Tensor) -> Tensor:
         """Return each case's mean over the structures that can be judged in it."""

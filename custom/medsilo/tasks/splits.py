@@ -17,7 +17,6 @@ from medsilo.core.section import Section
 from medsilo.learning.seeds import seed_for
 from medsilo.tasks.survey import PARTS
 
-Split = Literal["patient", "paper"]
 Alpha = Annotated[float, Field(ge=1e-3, le=1e6)]  # of a Dirichlet distribution
 # Ten patients in a row: train (0), validation (1), test (2). Three in a row from the start already fill all parts.
 TEN_IN_TURN = np.array([0, 2, 1, 0, 0, 2, 0, 1, 0, 2])
@@ -60,11 +59,6 @@ def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarra
         part[group] = wanted.argmax()
         held[part[group]] += sizes[group]
     return part[places.reshape(-1)]
-
-
-def split_seed(seed: int, *site: str) -> int:
-    """Return what a split is drawn from."""
-    return seed_for(seed, *site, "split")
 
 
 def part_alone(patient: str, shares: Sequence[float], split: int) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import torch
@@ -15,15 +15,15 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
-from medsilo.learning.loop import Draw, DrawnCases
+from medsilo.learning.loop import Case, Draw, DrawnCases
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.undrawn import labels_in
 from medsilo.models.network import Network
+from medsilo.tasks import splits
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.ready import LazyCases, Memory
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.survey import (
     PARTS,
     PartFacts,
@@ -102,7 +102,12 @@ class SiteData:
     >>> data = SiteData.by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
     >>> len(data.train), len(data.validation), len(data.test), data.absent
     (2, 1, 1, [])
+    >>> SiteData.parts_by_draw(["p", "p", "q", "r"], shares=(0.5, 0.25, 0.25), seed=0)  # groups go whole
+    array([1, 1, 2, 0])
     """
+
+    Shares = Annotated[splits.Shares, Field(description="of train, validation and test")]  # the type of a key
+    parts_by_draw, dirichlet = staticmethod(splits.parts_by_draw), staticmethod(splits.dirichlet)
 
     train: Dataset
     validation: Dataset
@@ -123,18 +128,33 @@ class SiteData:
         inputs: [cases, ...]; targets: [cases, ...]; patients: [cases] numbers of patients; names and parts: per
         patient; without parts, patients take turns.
         """
-        of_case = (parts_in_turn(len(names)) if parts is None else parts)[patients]
-        divided = []
-        for chosen in (np.flatnonzero(of_case == part) for part in range(3)):
+
+        def cases_of(chosen: np.ndarray) -> Cases:
             own = torch.from_numpy(np.ascontiguousarray(inputs[chosen], np.float32))
             labels = torch.from_numpy(np.ascontiguousarray(targets[chosen], np.int64))
-            divided.append((own, labels, [names[patient] for patient in patients[chosen]]))
-        return cls.in_memory(divided)
+            return Cases(own, labels, [names[patient] for patient in patients[chosen]])
+
+        return cls.in_parts((splits.parts_in_turn(len(names)) if parts is None else parts)[patients], cases_of)
 
     @classmethod
     def in_memory(cls, parts: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Self:
         """Hold three parts as tensors: the inputs and targets of cases, and the patient each case belongs to."""
         return cls(*(Cases(*part) for part in parts))
+
+    @classmethod
+    def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
+        """Make three parts of the places of their cases. parts: [cases] 0 train, 1 validation, 2 test, -1 nowhere."""
+        return cls(*(cases_of(np.flatnonzero(parts == part)) for part in range(3)))
+
+    @classmethod
+    def read_later(
+        cls, items: Sequence[tuple[Path, int]], patients: Sequence[str], parts: np.ndarray, read: Callable[..., Case]
+    ) -> Self:
+        """Hold files with their classes; each is read when it is asked for, but for those that the site's cache keeps.
+
+        read: makes a case of a file and its class; parts: as of `in_parts`.
+        """
+        return cls.in_parts(parts, lambda own: LazyCases([items[i] for i in own], [patients[i] for i in own], read))
 
     @property
     def absent(self) -> list[str]:
@@ -148,7 +168,7 @@ class Task(Section):
     Its own keys and methods are the source of cases; `goal` is what is learned, `use` what becomes of new cases.
     Subclasses declare `name: Literal["..."] = "..."`.
 
-    >>> from typing import ClassVar, Self
+    >>> from typing import Annotated, ClassVar, Self
     >>> from medsilo.extend import Classification, Task
     >>> class Gait(Task):
     ...     channels: ClassVar = 3
@@ -157,6 +177,8 @@ class Task(Section):
     ...     def load(self, site, sites, seed, folder): ...
     >>> Gait(name="gait").goal.metric
     'accuracy'
+    >>> Task.seed_for(0, "st-anna", "split") == Task.seed_for(0, "north", "split")
+    False
     """
 
     title: ClassVar[str]
@@ -196,6 +218,11 @@ class Task(Section):
     def shape(self) -> tuple[int, ...] | None:
         """The shape of one case's input; None when cases differ."""
         return None
+
+    @staticmethod
+    def seed_for(seed: int, *purpose: str | int) -> int:
+        """Return the seed of one use, which follows from the plan's and from words that name the use alone."""
+        return seed_for(seed, *purpose)
 
     @property
     def sliced(self) -> bool:

@@ -28,24 +28,6 @@ def resized_to_nearest(labels: Tensor, size: Sequence[int]) -> Tensor:
     return labels if same else functional.interpolate(labels, tuple(size), mode="nearest-exact")
 
 
-def resized_smoothly(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return an image [C, H, W] at this height and width, bilinear, smoothed when it becomes smaller."""
-    if tuple(image.shape[1:]) == size:
-        return image
-    return functional.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
-
-
-def resized_to_majority(labels: np.ndarray, size: tuple[int, int]) -> Tensor:
-    """Return labels [H, W] at this height and width, int64: each takes the places where it covers most."""
-    same = torch.from_numpy(np.ascontiguousarray(labels))
-    if labels.shape == size:
-        return same.long()
-    known = np.unique(labels)
-    masks = torch.stack([(same == int(label)).float() for label in known])
-    most = functional.interpolate(masks[None], size, mode="area")[0].argmax(0)
-    return torch.from_numpy(known)[most].long()
-
-
 SAME_PLACE = 1e-2  # in millimetres
 GREATEST = 65_535  # value of a mask
 

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-import torch
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
@@ -142,29 +141,9 @@ def scaled(values: Tensor, scales: Scales) -> Tensor:
     return ((values - means) / deviations).clamp(-FURTHEST, FURTHEST)
 
 
-def scales_told(names: Sequence[str], told: Mapping[str, Sequence[float]]) -> Scales:
-    """Return the scales that a survey told, in the order of these inputs."""
-    means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)
-    return means, deviations
-
-
-def largest(columns: Sequence[Column], standardise: Standardise) -> float:
-    """Return how large an input can be."""
-    if standardise != "none":
-        return FURTHEST
-    return max(1.0, *(max(abs(one.low), abs(one.high)) for one in columns if not one.levels))
-
-
 def from_training_cases(what: str) -> str:
     """Return why numbers of a hospital's own training cases, such as means, can't be kept private."""
     return (
         f"numbers are scaled or filled in by a hospital's training cases, so one patient changes all others' inputs; "
         f"give public numbers (task.standardise=plan, with mean and deviation of each {what}), or task.standardise=none"
     )
-
-
-def check_scales(columns: Sequence[Column], standardise: Standardise) -> None:
-    """Raise a ValueError where the plan has to give means and deviations, and lacks one."""
-    lacking = [one.name for one in columns if not one.levels and None in (one.mean, one.deviation)]
-    if standardise == "plan" and lacking:
-        raise ValueError(f"standardise: plan needs mean and deviation of every number; {lacking[0]!r} lacks them")

@@ -17,7 +17,7 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Draw
 from medsilo.learning.seeds import seed_for
-from medsilo.learning.undrawn import MOST, labels_in, mark_of
+from medsilo.learning.undrawn import labels_in
 from medsilo.models.architectures import DenseNet121, UNet
 from medsilo.models.network import Dimensions, Network
 from medsilo.tasks.classification import Classification
@@ -25,8 +25,8 @@ from medsilo.tasks.goal import Goal
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.own.image_patches import Augmentation, augmented, from_windows, middle_of, patch
-from medsilo.tasks.own.own_data import FEWEST, Found, OwnFolder
-from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
+from medsilo.tasks.own.own_data import OwnFolder
+from medsilo.tasks.ready import HeldEntry, PreparedEntry
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 from medsilo.tasks.sources import DataSource
@@ -191,33 +191,13 @@ class FolderTask(OwnFolder):
         """Return the turns and resampling of `inputs_of` in a MONAI bundle's words."""
 
     # ------------------------------------------------------------------------------------------ from files
-    def _found(self, source: DataSource, folder: Path) -> Found:
-        listing = self._listing(source, folder)
-        classes = self._classes_of(listing, source)
-        numbers = self._numbers(source)
-        undrawn, absent, lacks = self._undrawn(source), self.absent(source), self.lacking_of(source)
-        marks = self.marks(source)
-        marked = {name: label | marks[label] for name, label in classes.items()}
-        make = partial(self._made, reader=self._reader(source), classes=marked, numbers=numbers, lacks=lacks)
-        return Found(listing, classes, make, f"{source.label_map} {absent}", mark_of(undrawn))
-
-    @property
-    def may_be_absent(self) -> tuple[str, ...]:
-        return self.labels if (1 if self.segments else FEWEST) < len(self.labels) <= MOST else ()
-
-    def _undrawn(self, source: DataSource) -> list[int]:
-        """Return the plan's labels that nobody drew at a site."""
-        return [number for number, name in enumerate(self.labels, 1) if self.segments and name in source.absent]
+    def _maker(self, source: DataSource, classes: dict[str, int]) -> Callable[[Entry], PreparedEntry]:
+        numbers, lacks = self._numbers(source), self.lacking_of(source)
+        return partial(self._made, reader=self._reader(source), classes=classes, numbers=numbers, lacks=lacks)
 
     def lacking_of(self, source: DataSource) -> tuple[int, ...]:
         """Return the places of the plan's channels that a site has not."""
         return ()
-
-    def absent(self, source: DataSource) -> tuple[str, ...]:
-        names = super().absent(source)
-        if self.segments and set(self.labels) <= set(names):
-            raise DataError("data.absent names all structures of the plan, so that nothing is learned here")
-        return names
 
     def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
         """Yield each image's patient and columns. What can't be read is left out, as in training."""
@@ -232,27 +212,6 @@ class FolderTask(OwnFolder):
     def _of_header(self, entry: Entry) -> Mapping[str, float | str]:
         """Return more columns of an image, which its header tells."""
         return {}
-
-    def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
-        """The class of every entry of a classification, by its name."""
-        if self.segments:
-            return {}
-        known = self._known_classes(source)
-        strangers = [entry for entry in listing.entries if str(entry.label) not in known]
-        here = ", ".join(name for name in self.labels if name not in self.not_here(source))
-        what = f"cases have a label that is not among the plan's ({here}); add it to data.label_map"
-        listing.add("stops", what, [f"{entry.name}: {entry.label}" for entry in strangers])
-        return {entry.name: known.get(str(entry.label), 0) for entry in listing.entries}
-
-    def _known_classes(self, source: DataSource) -> dict[str, int]:
-        """The classes of a classification, by what a site may call them."""
-        if self.segments:
-            return {}
-        known = {str(number): number for number in range(len(self.labels))}
-        known |= {label: number for number, label in enumerate(self.labels)}
-        known |= {str(own): self._number(plans) for own, plans in source.first_map.items()}
-        gone = {self.labels.index(name) for name in self.not_here(source)}
-        return {own: number for own, number in known.items() if number not in gone}
 
     def own_values(self, source: DataSource) -> dict[int, int]:
         """Return the value of each label in a site's own masks; of several that mean one structure the first."""
@@ -274,19 +233,6 @@ class FolderTask(OwnFolder):
         numbers = {number: number for number in range(self.goal.classes)}
         return numbers | {255: 1} if len(self.labels) == 1 else numbers  # a mask of one structure is often 0 and 255
 
-    def _number(self, label: str | int) -> int:
-        """A plan's label, given by its name or its number."""
-        names = self.goal.label_names
-        if str(label) in names:
-            return names.index(str(label))
-        if str(label).isdecimal() and int(label) < self.goal.classes:
-            return int(label)
-        raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
-
-    def _listing(self, source: DataSource, folder: Path) -> Listing:
-        """Return the cases in a folder, as the site describes them."""
-        return Listing.of_cases(source, folder, self.segments)
-
     def _reader(self, source: DataSource) -> CaseReader:
         """Return what reads a case's files."""
         return CaseReader()
@@ -307,18 +253,17 @@ class FolderTask(OwnFolder):
             cases = self._cases(torch.from_numpy(table[labels])[None])
             targets = resized_to_nearest(cases, inputs.shape[2:])[:, 0]
         else:
-            own = classes[entry.name]
-            targets = torch.full((len(inputs),), own, dtype=torch.uint8 if own <= BYTE else torch.long)
-        facts = Facts(
-            len(inputs),
-            digest(torch.from_numpy(np.ascontiguousarray(scan.values))),
-            scan.values.shape[:0:-1],
-            tuple(float(length) for length in scan.spacing) if scan.values.ndim == 4 else (),
-            between,
-            values,
-            tuple(tuple(torch.unique(labels_in(target)).tolist()) for target in targets),
+            targets = torch.full((len(inputs),), classes[entry.name])
+        return self.prepared(
+            inputs,
+            targets,
+            [tuple(torch.unique(labels_in(target)).tolist()) for target in targets],
+            digest=digest(torch.from_numpy(np.ascontiguousarray(scan.values))),
+            size=scan.values.shape[:0:-1],
+            spacing=tuple(float(length) for length in scan.spacing) if scan.values.ndim == 4 else (),
+            intensity=between,
+            values=values,
         )
-        return PreparedEntry(inputs, targets, facts)
 
     def inputs_of(self, scan: Scan) -> Tensor:
         """Return what the network reads of an image: [cases, C, *grid]."""

@@ -5,29 +5,32 @@ import re
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.text import plain
-from medsilo.learning.undrawn import marks_of_classes
+from medsilo.learning.undrawn import MOST, mark_of, marks_of_classes
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.goal import Goal, Regression
 from medsilo.tasks.listing import Entry, Listing
-from medsilo.tasks.own.columns import LARGEST, Standardise, Text, as_level
-from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases
+from medsilo.tasks.own.columns import FURTHEST, LARGEST, Column, Scales, Standardise, Text, as_level
+from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases, held_case
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import Partition, Shares, part_alone, parts_by_rank
-from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, range_of, ranges_of, refuse_what_stops
+from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, range_of, ranges_of, refuse_what_stops
 from medsilo.tasks.survival import EVENTS, Survival
 from medsilo.tasks.task import SiteData, Task, folded
 
+# Of a site's settings, by which an entry is made ready.
+HOW_READ = ("label_map", "absent", "names", "inside", "missing", "rate", "time_unit", "decimal")
 FEWEST = 2  # classes between which something can be learned
 
 
@@ -215,27 +218,103 @@ def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str
     return {patient: known.get(patient, "test") for patient in classes}
 
 
-@dataclass(frozen=True)
-class Found:
-    """The cases of a folder, and how they are made ready."""
-
-    listing: Listing
-    classes: dict[str, int]  # by an entry's name, where one is known
-    make: Callable[[Entry], PreparedEntry]
-    settings: str  # what of the site's settings `make` depends on
-    mark: int = 0  # on labels, of structures that nobody drew here
-
-
 class OwnFolder(OwnData):
-    """Files that lie in a folder, each with one case or several."""
+    """A task over files in a hospital's folder, each with one case or several, as `data` in its medsilo.yaml says.
+
+    A subclass says in `cases_in` how files are read. Which there are, their classes and patients, by a table or by
+    patterns of names; parts, folds, the cache and `medsilo check`: all that is here.
+
+    >>> from medsilo.extend import Classification, OwnFolder
+    >>> class Traces(OwnFolder):
+    ...     channels: ClassVar = 1
+    ...     goal: ClassVar = Classification(("well", "ill"))
+    ...     def default_network(self): ...
+    ...     def cases_in(self, files): return torch.tensor([[float(text) for text in files[0].read_text().split()]])
+    >>> Traces(name="traces").shares
+    (0.6, 0.2, 0.2)
+    """
 
     files: ClassVar[str] = "images"  # what they are called
 
-    @abstractmethod
-    def _found(self, source: DataSource, folder: Path) -> Found:
-        """Return what lies in a folder."""
+    def cases_in(self, files: tuple[Path, ...]) -> Tensor:
+        """Return what the network reads of one entry's files, [cases, *shape]; raises DataError."""
+        raise NotImplementedError
 
-    @abstractmethod
+    @staticmethod
+    def prepared(
+        inputs: Tensor, targets: Tensor, shown: Sequence[tuple[int, ...]], places: Tensor | None = None, **told: Any
+    ) -> PreparedEntry:
+        """Return an entry that is ready. shown: the labels that each of its cases shows; told: more of its facts."""
+        low, high = told.pop("intensity", None) or map(float, inputs.aminmax())
+        own = told.pop("digest", None) or digest(inputs)
+        return PreparedEntry(inputs, targets, Facts(own, tuple(shown), (low, high), **told), places)
+
+    @staticmethod
+    def held(cases: Dataset, number: int) -> tuple[HeldEntry, int]:
+        """Return the entry of one of some cases, and which of the entry's cases it is."""
+        return held_case(cases, number)
+
+    # ------------------------------------------------------------------ from files
+    def _listing(self, source: DataSource, folder: Path) -> Listing:
+        """Return the entries in a folder, as the site describes them."""
+        return Listing.of_cases(source, folder, isinstance(self.goal, Segmentation))
+
+    def _maker(self, source: DataSource, classes: dict[str, int]) -> Callable[[Entry], PreparedEntry]:
+        """Return what makes an entry ready. classes: of each entry of a classification, by its name."""
+        return partial(self._of_class, classes=classes)
+
+    def _of_class(self, entry: Entry, classes: dict[str, int]) -> PreparedEntry:
+        inputs, own = self.cases_in(entry.images), classes[entry.name]
+        return self.prepared(inputs, torch.full((len(inputs),), own), [(own & 255,)] * len(inputs))
+
+    @property
+    def may_be_absent(self) -> tuple[str, ...]:
+        goal = self.goal
+        structures = tuple(goal.structures) if isinstance(goal, Segmentation) else None
+        names, least = (goal.label_names, FEWEST) if structures is None else (structures, 1)
+        return names if least < len(names) <= MOST else ()
+
+    def absent(self, source: DataSource) -> tuple[str, ...]:
+        names = super().absent(source)
+        if isinstance(self.goal, Segmentation) and self.goal.structures.keys() <= {*names}:
+            raise DataError("data.absent names all structures of the plan, so that nothing is learned here")
+        return names
+
+    def _undrawn(self, source: DataSource) -> list[int]:
+        """Return the labels that nobody drew at a site; numbers of structures, 1, 2, ..., where these overlap."""
+        structures = self.goal.structures if isinstance(self.goal, Segmentation) else {}
+        if self.goal.overlaps:
+            return [number for number, name in enumerate(structures, 1) if name in source.absent]
+        return [label for name, labels in structures.items() for label in labels if name in source.absent]
+
+    def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
+        """Return the class of every entry of a classification, by its name."""
+        if not self.goal.classifies:
+            return {}
+        known = self._known_classes(source)
+        strangers = [entry for entry in listing.entries if str(entry.label) not in known]
+        here = ", ".join(name for name in self.goal.label_names if name not in self.not_here(source))
+        what = f"cases have a label that is not among the plan's ({here}); add it to data.label_map"
+        listing.add("stops", what, [f"{entry.name}: {entry.label}" for entry in strangers])
+        return {entry.name: known.get(str(entry.label), 0) for entry in listing.entries}
+
+    def _known_classes(self, source: DataSource) -> dict[str, int]:
+        """Return the classes of a classification, by what a site may call them."""
+        names = self.goal.label_names if self.goal.classifies else ()
+        known = {str(number): number for number in range(len(names))} | {name: own for own, name in enumerate(names)}
+        known |= {str(own): self._number(plans) for own, plans in source.first_map.items() if names}
+        gone = {names.index(name) for name in self.not_here(source) if names}
+        return {own: number for own, number in known.items() if number not in gone}
+
+    def _number(self, label: str | int) -> int:
+        """Return a plan's label, given by its name or its number."""
+        names = self.goal.label_names
+        if str(label) in names:
+            return names.index(str(label))
+        if str(label).isdecimal() and int(label) < self.goal.classes:
+            return int(label)
+        raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
+
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
         """Note what is odd about entries that could be read."""
 
@@ -251,7 +330,7 @@ class OwnFolder(OwnData):
 
     def _chosen(self, facts: Facts) -> list[int]:
         """Return which of an entry's cases are used."""
-        return list(range(facts.cases))
+        return list(range(len(facts.shown)))
 
     def _examined(
         self, site: str, sites: Sequence[str], source: DataSource | None
@@ -259,13 +338,15 @@ class OwnFolder(OwnData):
         self.check_source(source)
         assert source is not None
         self.absent(source)  # which stops what can't be absent before anything is read
-        found = self._found(source, self._folder(site, source))
-        listing = found.listing
+        listing = self._listing(source, self._folder(site, source))
+        classes, marks = self._classes_of(listing, source), self.marks(source)
+        make = self._maker(source, {name: label | marks[label] for name, label in classes.items()})
         if self.partition is not None:
-            listing.entries = dealt(self.partition, site, sites, listing.entries, found.classes)
+            listing.entries = dealt(self.partition, site, sites, listing.entries, classes)
         parts = divided(listing, source, self.shares, self.split)
         unfolded = self.model_copy(update={"fold": None})  # files are made ready once for all folds
-        holder = Cache(source, found.make, f"{unfolded.model_dump_json()} {found.settings}", found.mark)
+        settings = f"{unfolded.model_dump_json()} {source.model_dump_json(include={*HOW_READ})}"
+        holder = Cache(source, make, settings, mark_of(self._undrawn(source)))
         wrong: defaultdict[str, list[str]] = defaultdict(list)
         held = {part: _held(parts[part], holder, wrong, self.files) for part in PARTS}
         for what, names in wrong.items():
@@ -346,11 +427,42 @@ class ByKind(OwnData):
             raise ValueError(f"range {list(self.range)}: give the least and the greatest number of a regression")
         if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
             raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
+        lacking = [one.name for one in self.numbers if not one.levels and None in (one.mean, one.deviation)]
+        if self.standardise == "plan" and lacking:
+            raise ValueError(f"standardise: plan needs mean and deviation of every number; {lacking[0]!r} lacks them")
         return self
 
     @property
     def goal(self) -> Goal:
         return goal_of(self.kind, self.labels, self.range)
+
+    @property
+    @abstractmethod
+    def numbers(self) -> Sequence[Column]:
+        """The columns that a network reads."""
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the numbers that a network reads, in turn."""
+        return tuple(one.name for one in self.numbers)
+
+    @property
+    def largest_input(self) -> float:
+        """By how numbers are standardised."""
+        if self.standardise != "none":
+            return FURTHEST
+        return max(1.0, *(max(abs(one.low), abs(one.high)) for one in self.numbers if not one.levels))
+
+    @property
+    def needs_scales(self) -> bool:
+        """Return whether a hospital's own numbers are needed to read its cases."""
+        return self.standardise == "site"
+
+    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
+        """Return what a survey told of `scales_of`."""
+        names = self.input_names[: sum(one.inputs for one in self.numbers)]  # before marks of those that are missing
+        means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)
+        return means, deviations
 
     @property
     def counted(self) -> tuple[str, ...]:

@@ -34,13 +34,10 @@ from medsilo.tasks.own.columns import (
     as_level,
     as_number,
     as_written,
-    check_scales,
     from_training_cases,
-    largest,
     own_labels,
     own_names,
     scaled,
-    scales_told,
 )
 from medsilo.tasks.own.own_data import FEWEST, ByKind, dealt, divided, goal_of
 from medsilo.tasks.sheet import Sheet, mixes_patients, read_sheet
@@ -88,7 +85,6 @@ class PatientTable(ByKind):
             raise ValueError(f"column {twice[0]!r} is named twice; name each once, and no outcome among the columns")
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would read {self.channels} numbers of a case; {MOST_INPUTS} may be")
-        check_scales(self.columns, self.standardise)
         return self
 
     # ------------------------------------------------------------------------------------------ what kind it is
@@ -108,6 +104,10 @@ class PatientTable(ByKind):
         return (*columns, *(name for name in self.labels if several and name not in columns))
 
     @property
+    def numbers(self) -> tuple[Column, ...]:
+        return self.columns
+
+    @property
     def channels(self) -> int:
         """The numbers that a network reads of a case."""
         return self.read_numbers + (len(self.columns) if self.missing == "mark" else 0)
@@ -117,13 +117,7 @@ class PatientTable(ByKind):
         return (self.channels,)
 
     @property
-    def largest_input(self) -> float:
-        """By how numbers are standardised."""
-        return largest(self.columns, self.standardise)
-
-    @property
     def input_names(self) -> tuple[str, ...]:
-        """The names of the numbers that a network reads, in turn."""
         each = [f"{one.name} = {level}" if level else one.name for one in self.columns for level in one.levels or ("",)]
         marks = [f"{column.name} is missing" for column in self.columns] if self.missing == "mark" else []
         return (*each, *marks)
@@ -173,10 +167,6 @@ class PatientTable(ByKind):
     def read_numbers(self) -> int:
         """The numbers that are read of a line, without marks."""
         return sum(column.inputs for column in self.columns)
-
-    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
-        """Return what a survey told of `scales_of`."""
-        return scales_told(self.input_names[: self.read_numbers], told)
 
     def own_scales(self, source: DataSource) -> Scales:
         """Return `scales_of` all lines of a hospital's table."""

@@ -159,7 +159,7 @@ class VolumeFolder(FolderTask):
 
     def _chosen(self, facts: Facts) -> list[int]:
         if self.axes == 2 and self.segments and self.slices == "labelled":
-            return [case for case in range(facts.cases) if any(facts.shown[case])]
+            return [case for case, shown in enumerate(facts.shown) if any(shown)]
         return super()._chosen(facts)
 
 

@@ -1,0 +1,42 @@
+"""A reader of another package for a hospital's own files in a format that medsilo does not know: curves of breath, a
+number in each line. Which files there are, their classes and patients, the hospital says as for images."""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.extend import Classification, DataError, OwnFolder
+
+
+class Curves(OwnFolder):
+    """Pieces [1, steps] of curves; what is left at a curve's end is in no case."""
+
+    title: ClassVar[str] = "Curves of breath: even or uneven"
+    files: ClassVar[str] = "curves"
+    channels: ClassVar[int] = 1
+    goal: ClassVar[Classification] = Classification(("even", "uneven"))
+
+    name: Literal["curves"] = "curves"
+    steps: int = Field(16, ge=4, description="numbers that the network reads")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1, self.steps)
+
+    def default_network(self) -> str:
+        return "activity-cnn"
+
+    def across_patients(self) -> str:
+        return super().across_patients()  # a curve is read by itself
+
+    def cases_in(self, files: tuple[Path, ...]) -> Tensor:
+        try:
+            numbers = torch.tensor([float(line) for line in files[0].read_text("utf-8").split()])
+        except ValueError as error:
+            raise DataError("curves have lines that are no numbers; export them again") from error
+        if len(numbers) < self.steps:
+            raise DataError(f"curves have fewer than {self.steps} numbers; leave them out, or agree on task.steps")
+        return numbers[: len(numbers) // self.steps * self.steps].reshape(-1, 1, self.steps)
