@@ -47,10 +47,8 @@ if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them:
     from medsilo.models import architectures
     from medsilo.runs.messages import Message
     from medsilo.site.settings import SiteSettings
-    from medsilo.start import choices, folder_layout, looks
-    from medsilo.start.choices import Choice
     from medsilo.tasks import headers, ready, sheet, splits, volumes
-    from medsilo.tasks.listing import Entry, Listing, files_below
+    from medsilo.tasks.listing import Entry, Listing
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
 
