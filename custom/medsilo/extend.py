@@ -41,10 +41,8 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.use import Use
 
 if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
-    from medsilo.start import choices, folder_layout, looks
-    from medsilo.start.choices import Choice
     from medsilo.tasks import headers, sheet, volumes
-    from medsilo.tasks.listing import Entry, Listing, files_below
+    from medsilo.tasks.listing import Entry, Listing
     from medsilo.tasks.own import columns
     from medsilo.tasks.own.own_data import ByKind
     from medsilo.tasks.own.volume_folder import VolumeFolder

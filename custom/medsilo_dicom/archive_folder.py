@@ -3,24 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
-from medsilo.extend import (
-    Choice,
-    DataError,
-    DataSource,
-    Entry,
-    Folder,
-    Listing,
-    Sight,
-    choices,
-    files_below,
-    folder_layout,
-    looks,
-    sheet,
-)
+import numpy as np
+
+from medsilo.extend import DataError, DataSource, Entry, Folder, Listing, Scan, Sight, sheet
 from medsilo_dicom.dicom_folder import REST, DicomFolder, SeriesReader
 from medsilo_dicom.dicom_masks import OVERLAP
 from medsilo_dicom.header import Header, Tree, library, read_tree
@@ -34,10 +22,7 @@ KIND = "DICOM series, with segmentations or contours that refer to them"
 
 def look(folder: Folder) -> Sight | None:
     """Say what suits a folder of studies; nothing of another, and of one without segmentations and contours."""
-    if not folder.path.is_dir():
-        return None
-    files, _ = files_below(folder.path)
-    tree, names = read_tree(files.values()), {path: name for name, path in files.items()}
+    tree, names = read_tree(folder.files.values()), {path: name for name, path in folder.files.items()}
     if not tree.annotations:
         return None
     if not tree.images:
@@ -57,28 +42,16 @@ def look(folder: Folder) -> Sight | None:
     labels, label_map, counts = _structures(listings)
     reader = SeriesReader(_numbered([own.lower() for own in label_map]))
 
-    def seen(entry: Entry) -> looks.Look:
+    def seen(entry: Entry) -> tuple[Scan, np.ndarray]:
         scan = reader.scan(entry)
-        return looks.look_of(scan, reader.mask(scan, Path(entry.label or "")), 1)
+        return scan, reader.mask(scan, Path(entry.label or ""))
 
-    looked, wrong = looks.opened(listings, seen)
-    layout = folder_layout.FolderLayout(KIND, channels=("image",), hospitals=hospitals)
-    found = looks.looks_of(layout, source, listings, [own for own, _ in looked], wrong, segments=True)
     said = ", ".join(f"{name} {counts[name]}" for name in labels)
     rest = {REST: "background"} if len(counts) > len(labels) else {}
     told = f"structures in the files: names in the plan{'; what is rare or lies over these is background' * bool(rest)}"
-    new = [
-        Choice("task.name", "dicom-folder", found.found[0]),
-        Choice("task.labels", labels, f"as the files name them, and how many studies have each: {said}"),
-        Choice("data.label_map", label_map | rest, told),
-    ]
-    draft = choices.choose(found, hospitals or (folder.site,), folder.machine(), folder.device)
-    plan, settings = (_with(own, {choice.key: choice for choice in new}) for own in (draft.plan, draft.settings))
-    return Sight(found.found, bool(hospitals), replace(draft, plan=plan, settings=settings))
-
-
-def _with(drafted: tuple[Choice, ...], new: Mapping[str, Choice]) -> tuple[Choice, ...]:
-    return tuple(new.get(choice.key, choice) for choice in drafted)
+    plan = {"task.labels": (labels, f"as the files name them, and how many studies have each: {said}")}
+    settings = {"data.label_map": (label_map | rest, told)}
+    return folder.choose_for_images("dicom-folder", KIND, source, listings, seen, plan, settings)
 
 
 def _top(headers: list[Header], names: Mapping[Path, str]) -> str:
@@ -116,7 +89,7 @@ def _structures(listings: Mapping[str, Listing]) -> tuple[list[str], dict[str, s
             f"no structure is in half of a hospital's studies, and in {LEAST}; write the plan by hand (docs/dicom.md)"
         )
     names = {called[name]: re.sub(r"[^A-Za-z0-9._+ -]+ *", "-", called[name]).strip("-._+ ")[:63] for name in learned}
-    if len(set(names.values())) < len(names) or not all(map(choices.NAME.fullmatch, names.values())):
+    if len(set(names.values())) < len(names) or not all(names.values()):
         raise DataError("structures have names that a plan can't tell apart; write the plan by hand (docs/dicom.md)")
     own_counts = Counter({names.get(called[name], called[name]): count for name, count in counts.items()})
     return list(names.values()), names, own_counts

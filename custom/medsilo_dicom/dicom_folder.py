@@ -17,7 +17,6 @@ from medsilo.extend import (
     Scan,
     Use,
     VolumeFolder,
-    files_below,
     sheet,
     volumes,
 )
@@ -83,7 +82,7 @@ class DicomFolder(VolumeFolder):
     def _listing(self, source: DataSource, folder: Path) -> Listing:
         if source.table or not (source.images is None or isinstance(source.images, str)):
             raise DataError("task dicom-folder reads no table and one channel; give data.images as one pattern or none")
-        files, links = files_below(folder)
+        files, links = Listing.files_below(folder)
         return self.listed(read_tree(files.values()), {path: name for name, path in files.items()}, source, links)
 
     def listed(self, tree: Tree, names: Mapping[Path, str], source: DataSource, links: Sequence[str] = ()) -> Listing:

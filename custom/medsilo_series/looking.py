@@ -10,20 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import (
-    Choice,
-    DataError,
-    DataSource,
-    Folder,
-    Listing,
-    Sight,
-    choices,
-    columns,
-    files_below,
-    folder_layout,
-    looks,
-    sheet,
-)
+from medsilo.extend import DataError, DataSource, Folder, Listing, Sight, columns, sheet
 from medsilo_series import waves
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.series_folder import by_patient
@@ -34,9 +21,10 @@ TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec"
 LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
 PATIENTS = {"patient", "patients", "subject", "subjects", "person", "participant", "pid", "pseudonym", "who"}
 COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
+USUAL_RATE = 50.0  # Hz, where nothing tells it
 SECONDS = 2.56  # that a window takes, about, of a movement
 SHORTEST = 8  # steps of a window
-BATCH = 32
+MOST_CLASSES = 254
 
 
 @dataclass(frozen=True)
@@ -74,21 +62,18 @@ class SeriesLooks:
         return lines
 
 
-def recordings_in(folder: Path) -> list[str]:
+def recordings_in(folder: Folder) -> list[str]:
     """Return the recordings below a folder by their names from there; none where images lie there, too."""
-    names, table = files_below(folder)[0], DataSource.TABLE
-    if any(PurePosixPath(item).name != table for item in folder_layout.items_of(names)):
-        return []
-    recordings = [name for name in names if name.lower().endswith(Listing.RECORDINGS)]
-    return [name for name in recordings if PurePosixPath(name).name != table]
+    names = [name for name in folder.files if name.lower().endswith(Listing.RECORDINGS) and not folder.images]
+    return [name for name in names if PurePosixPath(name).name != DataSource.TABLE]
 
 
-def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
+def look_at_series(folder: Folder, names: Sequence[str]) -> SeriesLooks:
     """Open recordings of a folder; a DataError says what makes them unusable."""
-    hospitals = _hospitals(names)
-    described, signals = _described(folder, names, folder / (hospitals[0] if hospitals else "") / DataSource.TABLE)
-    source = DataSource.model_validate({"folder": folder, **described})
-    places = {site: folder / site for site in hospitals} or {"": folder}
+    places = {site: folder.path / site for site in folder.by_hospital(names)}
+    hospitals = tuple(filter(None, places))
+    described, signals = _described(folder.path, names, next(iter(places.values())) / DataSource.TABLE)
+    source = DataSource.model_validate({"folder": folder.path, **described})
     listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}
     dealt = not hospitals and all(entry.site for entry in listings[""].entries)
     if dealt:
@@ -96,20 +81,21 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
         listings = {site: Listing([one for one in entries if one.site == site]) for site in hospitals}
     by_folder = bool(source.recordings) and not source.inside.label
     if source.recordings and not source.inside.patient:
-        patient = looks.patient_in(
-            {site: [one.name for one in own.entries] for site, own in listings.items()}, by_folder
-        )
+        called = {site: [one.name for one in own.entries] for site, own in listings.items()}
+        patient = folder.patient_in(called, by_folder)
         source = source.model_copy(update={"patient": patient})
         listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}
     reader = Reader([columns.Column(name=name) for name in signals], source)
-    looked, wrong = looks.opened(listings, lambda entry: reader.read(entry.images[0]))
-    every, recordings = [one for one, _ in looked], {site: len(own.entries) for site, own in listings.items()}
+    cases = {site: own.entries for site, own in listings.items()}
+    left_out = {site: own.left_out for site, own in listings.items()}
+    every, wrong = folder.opened(cases, lambda entry: reader.read(entry.images[0]), left_out)
     labels = Counter(str(entry.label) for own in listings.values() for entry in own.entries)
     inside = [by_patient(own, reader) for own in listings.values()] if reader.texts else []
-    looks.refuse_unusable(listings)
+    for own in listings.values():
+        own.refuse_unusable()
     if source.inside.label:
         labels = sum((rows for own in inside for rows in own.values()), Counter())
-    if len(labels) > folder_layout.MOST_CLASSES:
+    if len(labels) > MOST_CLASSES:
         raise DataError(f"column {source.inside.label!r} has {len(labels)} different values, too many for classes")
     if len(labels) < 2:
         raise DataError(
@@ -124,7 +110,7 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
         dict(sorted(labels.items())),
         "are names of folders" if by_folder else f"are in column {source.inside.label or source.columns.label!r}",
         {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
-        recordings,
+        {site: len(own) for site, own in cases.items()},
         int(np.median([len(one.values) for one in every])),
         int(np.median([last - first for one in every for first, last in _pieces(one)])),
         _round_rate(float(np.median(rates))) if rates else None,
@@ -149,16 +135,6 @@ def _round_rate(rate: float) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------- what lies there
-def _hospitals(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the folders of hospitals: those that are called so, or that have folders themselves."""
-    parts = [PurePosixPath(name).parts for name in names]
-    tops = sorted({own[0] for own in parts if len(own) > 1})
-    if len(tops) < 2 or any(len(own) == 1 for own in parts):
-        return ()
-    called = all(top.lower().startswith(folder_layout.HOSPITAL_WORDS) for top in tops)
-    return tuple(tops) if called or all(len(own) > 2 for own in parts) else ()
-
-
 def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return what the first recording says of how all are to be read, and its signals."""
     if table.is_file():  # other files may lie there, too
@@ -218,49 +194,39 @@ def _unit(name: str, cells: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_series(seen: SeriesLooks, sites: Sequence[str], device: str | None = None) -> choices.Draft:
-    """Return the choices for a folder of recordings. device: one that was asked for."""
-    shares, window = choices.shares_of(seen.patients), _window(seen)
-    step = max(1, window.value // 2)
-    training = choices.trained_of(seen.patients)
-    cases = int(shares.value[0] * np.median([seen.recordings[site] for site in training]) * seen.rows / step)
+def choose_series(seen: SeriesLooks, folder: Folder) -> Sight:
+    """Return what was found in a folder of recordings, and the choices for it."""
+    window, why = _window(seen)
+    step = max(1, window // 2)
     counts = ", ".join(f"{name} {number}" for name, number in seen.labels.items())
     unit = "recordings" if "folders" in seen.where else "rows"
-    rate = seen.rate or 50.0
     by_time = "by the times of the recordings" if seen.rate else "a guess, as no column tells time: correct it"
     gaps = f"{seen.gaps} of {seen.opened} recordings have gaps or missing values" if seen.gaps else "none has gaps"
-    plan = (
-        choices.METHOD,
-        Choice("task.name", "series-folder", seen.found[0]),
-        Choice("task.signals", list(seen.signals), "all columns of numbers, in turn: leave out what tells the answer"),
-        Choice("task.labels", list(seen.labels), f"{seen.where}, with their {unit}: {counts}"),
-        Choice("task.rate", rate, f"steps in a second, {by_time}"),
-        window,
-        Choice("task.step", step, "windows overlap by half"),
-        Choice("task.missing", "split" if seen.gaps else "leave-out", gaps),
-        Choice(
-            "task.standardise", "site", "each hospital by its own training cases: devices differ in gain and offset"
-        ),
-        shares,
-        *([Choice("task.partition", {"kind": "column"}, "by the table's column site")] if seen.dealt else []),
-        Choice("network.name", "activity-cnn", "two convolutions along time"),
-        Choice("network.norm", "group", "no running statistics, which hospitals with other devices would spoil"),
-        *choices.steps_of(
-            cases, Choice("training.batch_size", BATCH, "windows are small: any machine has room"), 0.001
-        ),
-        *choices.course_of(sites, seen.patients if seen.hospitals else {}),
-    )
-    settings = (*_settings(seen, shares), *choices.asked_for(device))
-    return choices.Draft(plan, settings, choices.shares_of_small(seen.patients, shares))
+    plan = {
+        "task.signals": (list(seen.signals), "all columns of numbers, in turn: leave out what tells the answer"),
+        "task.labels": (list(seen.labels), f"{seen.where}, with their {unit}: {counts}"),
+        "task.rate": (seen.rate or USUAL_RATE, f"steps in a second, {by_time}"),
+        "task.window": (window, why),
+        "task.step": (step, "windows overlap by half"),
+        "task.missing": ("split" if seen.gaps else "leave-out", gaps),
+        "task.standardise": ("site", "each hospital by its own training cases: devices differ in gain and offset"),
+        **({"task.partition": ({"kind": "column"}, "by the table's column site")} if seen.dealt else {}),
+        "network.name": ("activity-cnn", "two convolutions along time"),
+        "network.norm": ("group", "no running statistics, which hospitals with other devices would spoil"),
+        "training.batch_size": (32, "windows are small: any machine has room"),
+    }
+    said = seen.source.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
+    settings = {f"data.{key}": (said[key], why) for key, why in WHY.items() if said.get(key)}
+    windows = {site: count * seen.rows / step for site, count in seen.recordings.items()}
+    return folder.choose("series-folder", seen.found, seen.patients, plan, settings, examples=windows)
 
 
-def _window(seen: SeriesLooks) -> Choice:
-    rate = seen.rate or 50.0
+def _window(seen: SeriesLooks) -> tuple[int, str]:
+    rate = seen.rate or USUAL_RATE
     steps = 2 ** max(3, round(math.log2(SECONDS * rate)))
     while steps > max(seen.stretch, SHORTEST):
         steps //= 2
-    told = f"steps, {steps / rate:.3g} s; stretches of one label have {seen.stretch} in the median"
-    return Choice("task.window", steps, told)
+    return steps, f"steps, {steps / rate:.3g} s; stretches of one label have {seen.stretch} in the median"
 
 
 WHY: Mapping[str, str] = {
@@ -272,17 +238,7 @@ WHY: Mapping[str, str] = {
 }
 
 
-def _settings(seen: SeriesLooks, shares: Choice) -> list[Choice]:
-    where = "with a folder for each hospital" if seen.hospitals and not seen.dealt else "nothing is written there"
-    said = seen.source.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
-    rest = [Choice(f"data.{key}", said[key], why) for key, why in WHY.items() if said.get(key)]
-    return [Choice("data.folder", str(seen.source.folder), where), *rest, choices.own_shares(shares)]
-
-
 def look(folder: Folder) -> Sight | None:
     """Say what suits a folder of recordings; nothing of another."""
-    if not folder.path.is_dir() or not (names := recordings_in(folder.path)):
-        return None
-    series = look_at_series(folder.path, names)
-    chosen = choose_series(series, series.hospitals or (folder.site,), folder.device)
-    return Sight(series.found, bool(series.hospitals), chosen)
+    names = recordings_in(folder)
+    return choose_series(look_at_series(folder, names), folder) if names else None

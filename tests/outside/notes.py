@@ -1,5 +1,5 @@
-"""A task of another package over a kind of data that medsilo does not know, short notes in text files, and what
-predicts new ones: the sentences of a note, each with its class."""
+"""A task of another package over a kind of data that medsilo does not know, short notes in text files, what predicts
+new ones (the sentences of a note, each with its class), and what `medsilo init` says of a folder of notes."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,12 @@ from torch import nn
 from medsilo.extend import (
     Classification,
     DataError,
+    Folder,
     MedsiloError,
     Network,
     PredictionRequest,
     Predictor,
+    Sight,
     SiteData,
     Task,
     Use,
@@ -34,7 +36,8 @@ class LetterNet(Network):
 
 
 class Notes(Task):
-    """A sentence's letters, counted. A site's folder has one file for each patient in well/ and in ill/."""
+    """A sentence's letters, counted. A site's folder has one file for each patient in well/ and in ill/; it is the data
+    folder, or the one of the site's name in there."""
 
     title: ClassVar[str] = "Notes: well or ill, by the letters of a sentence"
     channels: ClassVar[int] = len(LETTERS)
@@ -52,6 +55,8 @@ class Notes(Task):
         return LetterNet()
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        assert folder is not None  # as the task needs data
+        folder = folder / site if (folder / site).is_dir() else folder
         files = [(path, label) for label, name in enumerate(CLASSES) for path in sorted((folder / name).glob("*.txt"))]
         read = [(sentence, label, who) for who, (path, label) in enumerate(files) for sentence in sentences(path)]
         counted, labels, patients = (np.array(column) for column in zip(*read, strict=True))
@@ -92,3 +97,28 @@ def rows_of(asked: PredictionRequest, path: Path) -> Iterator[dict[str, Any]]:
 
 
 PREDICTOR = Predictor("notes", predict)
+
+
+def look(folder: Folder) -> Sight | None:
+    """Say what suits a folder of notes, of one hospital or of several; nothing of another."""
+    names = [name for name in folder.files if name.endswith(".txt") and Path(name).parent.name in CLASSES]
+    if not names:
+        return None
+    notes = {site: [folder.files[name] for name in own] for site, own in folder.by_hospital(names).items()}
+    read, wrong = folder.opened(notes, sentences)
+    each = sum(map(len, read)) / len(read)
+    found = [
+        f"{len(names)} notes, of about {each:.1f} sentences",
+        *(f"{why} ({count})" for why, count in wrong.items()),
+    ]
+    return folder.choose(
+        "notes",
+        found,
+        {site: len(own) for site, own in notes.items()},
+        {
+            "network.name": ("letter-net", "one layer"),
+            "training.learning_rate": (0.1, "one layer learns in large steps"),
+        },
+        {},
+        examples={site: len(own) * each for site, own in notes.items()},
+    )

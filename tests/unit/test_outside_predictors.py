@@ -1,7 +1,8 @@
-"""A predictor of another installed package, for data of a kind that medsilo does not know."""
+"""A predictor and a looker of another installed package, for data of a kind that medsilo does not know."""
 
 import csv
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from safetensors.torch import load_file
 
 import medsilo
 from medsilo.cli import main
+from medsilo.core.files import load_yaml
+from medsilo.plan import load_plan
 from tests.conftest import make_plan
 from tests.outside import installed_as
 
@@ -22,6 +25,8 @@ notes = notes:Notes
 letter-net = notes:LetterNet
 [medsilo.predictors]
 notes = notes:PREDICTOR
+[medsilo.lookers]
+notes = notes:look
 """
 TEXTS = {"well": "Walked a mile. Ate well.", "ill": "Pain in his hip! Fits in bits. Chill."}
 
@@ -77,3 +82,33 @@ def test_predict_goes_through_an_outside_predictor(
         (tmp_path / "medsilo.yaml").write_text(f"data: {{folder: {notes}}}\n{allowed}")
         assert main(["validate", *released, "--settings", str(tmp_path)]) == (0 if allowed else 1)
         assert allowed or "outside-notes, which is not allowed here" in capsys.readouterr().err
+
+
+def test_init_goes_through_an_outside_looker(
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A looker's own keys stand beside those that are the same for all kinds of data."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for site in ("north", "south"):
+        shutil.copytree(notes, tmp_path / "data" / site)
+    for path in (tmp_path / "data/south").rglob("*.txt"):
+        path.unlink() if int(path.stem) > 1 else None
+    out = tmp_path / "study"
+    command = ["init", str(tmp_path / "data"), "-o", str(out), "--no-train", "--device", "cpu", "--json"]
+    main(command)
+    told = json.loads(capsys.readouterr().out)
+    assert told["found"] == ["24 notes, of about 2.5 sentences"] and told["check"]["north"]["go"]
+    plan, settings = load_plan(out / "job/app/config/plan.yaml"), load_yaml((out / "medsilo.yaml").read_text())
+    assert plan.task.name == "notes" and plan.training.learning_rate == 0.1 and plan.algorithm.name == "fedavg"
+    assert plan.participation.everyone == ("north", "south")
+    whole = {"data": {"folder": str(tmp_path / "data")}, "packages": ["outside-notes"], "device": "cpu"}
+    assert settings == whole and all(row["why"] for row in told["choices"])
+    options = ["--settings", str(out), "--site", "north", "--private", str(tmp_path / "private.txt")]
+    assert main(["check", str(out / "job"), *options]) == 0
+    capsys.readouterr()
+
+    (notes / "ill/0.txt").write_text("...")  # one hospital
+    assert main(["init", str(notes), "-o", str(tmp_path / "one"), "--no-train", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["found"] == ["20 notes, of about 2.5 sentences", "a note has no sentence; write one (1)"]
+    assert load_plan(tmp_path / "one/job/app/config/plan.yaml").participation.sites == ("hospital-a",)

@@ -19,10 +19,10 @@ from medsilo.plan import load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.runs.reading import read_verdict
 from medsilo.site.settings import SiteSettings
-from medsilo.start.choices import Draft, choose, nested
+from medsilo.start.choices import Draft, nested
 from medsilo.start.fitting import Machine, bytes_in_training
 from medsilo.start.folder_layout import layout_of, layout_of_folder
-from medsilo.start.looker import OF_PLAN, OF_SETTINGS, advice, in_yaml, text_of
+from medsilo.start.looker import OF_PLAN, OF_SETTINGS, Folder, advice, in_yaml, look, text_of
 from medsilo.start.looks import Looks, look_at, patient_in
 from medsilo.study.boundaries import enough_minutes
 from medsilo.tasks.listing import Listing
@@ -201,8 +201,7 @@ def looks_of(folder: Path) -> Looks:
 
 
 def drafted(folder: Path, machine: Machine = SMALL) -> Draft:
-    looks = looks_of(folder)
-    return choose(looks, looks.layout.hospitals or ("hospital-a",), machine)
+    return look(Folder(folder, "hospital-a", lambda: machine, None)).choices
 
 
 def small_masks(number: int, pixels: np.ndarray, mask: np.ndarray) -> tuple:
@@ -257,8 +256,8 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- choices
 def test_grey_pictures_among_colours_are_read_and_said(tmp_path: Path) -> None:
     draft = drafted(write_seg(tmp_path, change=lambda n, p, m: (p if n > 2 else p[..., 0].copy(), m)))
-    (chosen,) = (one for one in draft.plan if one.key == "task.colours")
-    assert chosen.value == "rgb" and "3 of 18 images are grey" in chosen.why
+    value, why = draft.plan["task.colours"]
+    assert value == "rgb" and "3 of 18 images are grey" in why
 
 
 def test_a_draft_of_photographs(tmp_path: Path) -> None:
@@ -273,17 +272,16 @@ def test_a_draft_of_photographs(tmp_path: Path) -> None:
     assert task["size"] == [40, 28] and task["intensity"] == {"kind": "bytes"}
     assert task["shares"] == [0.44, 0.28, 0.28]  # five of eighteen patients are tested
     assert nested(draft.settings)["data"]["label_map"] == {255: "structure"}
-    assert all(choice.why for choice in (*draft.plan, *draft.settings))
+    assert all(why for _, why in (*draft.plan.values(), *draft.settings.values()))
 
 
 def test_a_draft_of_classes(classes: Path) -> None:
-    looks = looks_of(classes)
-    draft = choose(looks, ["hospital-a"], SMALL)
+    draft = drafted(classes)
     assert nested(draft.plan)["task"]["labels"] == ["naevus", "skin cancer"]
     data = nested(draft.settings)["data"]
     assert data["label_map"] == {"skin cancer!": "skin cancer"} and data["images"] == "*/*.png"
     assert DataSource.model_validate(data).patient == r"^[^/]+/(.*?[^_/])(?:_\d+)+$"
-    large = nested(choose(looks, ["hospital-a"], Machine(64 << 30, gpu=True)).plan)
+    large = nested(drafted(classes, Machine(64 << 30, gpu=True)).plan)
     assert large["network"]["name"] == "densenet121" and nested(draft.plan)["network"]["name"] == "small-cnn"
 
 
@@ -299,8 +297,8 @@ def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
 
 
 def test_volumes_get_a_spacing_and_what_fits_the_memory(tmp_path: Path) -> None:
-    looks = looks_of(write_balls(tmp_path / "thick", PATIENTS[:9], shape=(20, 48, 40)))
-    drafts = {free: nested(choose(looks, ["a"], Machine(free, gpu=False)).plan) for free in (1 << 24, 1 << 26, 1 << 34)}
+    thick = write_balls(tmp_path / "thick", PATIENTS[:9], shape=(20, 48, 40))
+    drafts = {free: nested(drafted(thick, Machine(free, gpu=False)).plan) for free in (1 << 24, 1 << 26, 1 << 34)}
     needs = [bytes_in_training(parse_plan(own)) for own in drafts.values()]
     task = drafts[1 << 34]["task"]
     assert (task["dimensions"], task["target_spacing"], task["intensity"]) == (3, [1.5, 1.5, 2.5], {"kind": "z-score"})
@@ -385,7 +383,7 @@ def test_what_is_written_says_what_was_chosen(classes: Path) -> None:
         )
         assert all(len(line) <= 120 for line in text.splitlines() if "folder:" not in line)
         joined = " ".join(text.replace("#", " ").split())
-        assert all(" ".join(choice.why.replace("#", " ").split()) in joined for choice in choices)
+        assert all(" ".join(why.replace("#", " ").split()) in joined for _, why in choices.values())
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_hospitals_with_other_names_of_columns_agree_on_what_they_have_alike(tmp
     )
     draft = drafted(tmp_path)
     assert nested(draft.plan)["task"]["columns"] == ["alter"]  # numbers there and categories here are not alike
-    south = {choice.key: choice.value for choice in draft.settings_of("south")}
+    south = {key: value for key, (value, _) in draft.settings_of("south").items()}
     assert south["data.names"] == {"time": "rfstime", "status": "death"} and south["data.table"] == "south.csv"
     plan = write_start(tmp_path / "study", draft)
     assert plan.participation.sites == ("north", "south") and (tmp_path / "study/south/medsilo.yaml").is_file()
@@ -88,7 +88,7 @@ def test_a_column_deals_hospitals_and_small_ones_are_only_tested(tmp_path: Path)
     assert (who["sites"], who["unseen"], task["partition"]) == (["a", "b"], ["c"], {"kind": "column"})
     assert task["labels"] == ["no", "yes"] and nested(draft.settings)["data"]["label_map"] == {0: "no", 1: "yes"}
     assert task["shares"] == [0.6, 0.2, 0.2]
-    assert {site: own[0].value for site, own in draft.sites.items()} == {"b": [0.44, 0.28, 0.28]}
+    assert {site: own["data.shares"][0] for site, own in draft.sites.items()} == {"b": [0.44, 0.28, 0.28]}
 
 
 def test_a_hospital_may_have_one_class_of_what_others_learn(tmp_path: Path) -> None:

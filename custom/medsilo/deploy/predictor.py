@@ -18,7 +18,7 @@ from medsilo.deploy.watch import SEEN, Seen, mean_of
 from medsilo.learning.loop import Compute
 from medsilo.registry import PREDICTORS, WATCHERS
 from medsilo.runs import paths
-from medsilo.tasks.listing import files_below
+from medsilo.tasks.listing import Listing
 from medsilo.tasks.own.columns import Scales
 from medsilo.tasks.sources import DataSource
 
@@ -54,7 +54,7 @@ class PredictionRequest:
 
     def files(self, endings: tuple[str, ...] = ("",)) -> list[Path]:
         """Return the files that were given, and those below given folders that end so; none of them is hidden."""
-        below = [files_below(path)[0].items() if path.is_dir() else [("", path)] for path in self.given]
+        below = [Listing.files_below(path)[0].items() if path.is_dir() else [("", path)] for path in self.given]
         return [file for files in below for name, file in files if not name or name.lower().endswith(endings)]
 
     def scales(self, plain: Callable[[], Scales]) -> Scales:

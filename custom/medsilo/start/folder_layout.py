@@ -12,7 +12,7 @@ from pathlib import Path
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
 from medsilo.tasks.headers import check_dicom, is_dicom
-from medsilo.tasks.listing import SUFFIXES, TABLE, files_below
+from medsilo.tasks.listing import SUFFIXES, TABLE, Listing
 
 DICOM = ".dcm"
 IMAGE_WORDS = {"image", "images", "imagestr", "img", "imgs", "scan", "scans", "volume", "volumes"}
@@ -58,7 +58,7 @@ def layout_of_folder(folder: Path) -> FolderLayout:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise DataError(f"the folder {what}; give the one that holds the images", private=str(folder))
-    names, _ = files_below(folder)
+    names, _ = Listing.files_below(folder)
     items = items_of(names)
     if not items:
         there = Counter(Path(name).suffix.lower() or "no suffix" for name in names)
@@ -285,6 +285,17 @@ KINDS: tuple[Callable[[Sequence[str]], FolderLayout | None], ...] = (
 
 
 # ---------------------------------------------------------------------------------------------------- names
+def by_hospital(names: Collection[str]) -> dict[str, list[str]]:
+    """Return names by the folder at the top, where these are called hospitals or all have folders themselves; else all
+    names under "", as those of one hospital."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        found[name.partition("/")[0]].append(name)
+    called = all(top.lower().startswith(HOSPITAL_WORDS) for top in found)
+    least = min((name.count("/") for name in names), default=0)
+    return dict(sorted(found.items())) if len(found) > 1 and least >= 2 - called else {"": [*names]}
+
+
 def _below(items: Iterable[str]) -> dict[str, list[str]]:
     """Return the items of each folder at the top, by their names from there."""
     found: defaultdict[str, list[str]] = defaultdict(list)

@@ -4,22 +4,29 @@ The choices are written as a hospital's medsilo.yaml and a job with its plan, ea
 """
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+import numpy as np
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import dump_yaml, load_yaml, write_text
 from medsilo.flare.jobs import PLAN, write_job
 from medsilo.plan import Plan, parse_plan
-from medsilo.registry import LOOKERS
+from medsilo.registry import LOOKERS, TASKS
 from medsilo.site.settings import FILE_NAME, make_settings
-from medsilo.start.choices import Choice, Draft, choose
-from medsilo.start.fitting import Machine
-from medsilo.start.folder_layout import layout_of_folder
-from medsilo.start.looks import look_at
+from medsilo.start import choices
+from medsilo.start.choices import Choices, Draft
+from medsilo.start.fitting import Fit, Machine, Step, largest_that_fits, steps_for
+from medsilo.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder
+from medsilo.start.looks import Looks, look_at, look_of, looks_of, opened, patient_in
+from medsilo.tasks.listing import TABLE, Entry, Listing
+from medsilo.tasks.scans import Scan
+from medsilo.tasks.sources import DataSource
 
 
 @dataclass(frozen=True)
@@ -37,17 +44,131 @@ class Sight:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that `medsilo init` is to look at.
+    """A folder that `medsilo init` is to look at, with what a looker needs.
 
     >>> from pathlib import Path
-    >>> Folder(Path("/data/kidney"), "st-anna", lambda: None, "cpu").site
-    'st-anna'
+    >>> folder = Folder(Path("docs"), "st-anna", lambda: None, None)
+    >>> "start.md" in folder.files
+    True
+    >>> folder.by_hospital(["north/well/1.txt", "south/ill/1.txt"])
+    {'north': ['north/well/1.txt'], 'south': ['south/ill/1.txt']}
+    >>> sight = folder.choose("synthetic-activity", ["9 walks"], {"": 9}, {"task.windows": (8, "few walk far")}, {})
+    >>> sight.choices.plan["task.windows"], sight.choices.plan["seed"]
+    ((8, 'few walk far'), (0, 'the same seed gives the same numbers'))
     """
 
     path: Path
     site: str  # this hospital's name, where the folder is one hospital's
     machine: Callable[[], Machine]
     device: str | None  # one that was asked for
+
+    by_hospital = staticmethod(by_hospital)
+    opened = staticmethod(opened)
+    patient_in = staticmethod(patient_in)
+
+    @cached_property
+    def files(self) -> Mapping[str, Path]:
+        """The files below the folder by their path from there, without hidden ones."""
+        return Listing.files_below(self.path)[0]
+
+    @cached_property
+    def images(self) -> Sequence[str]:
+        """The images and masks among the files; a folder that holds one DICOM series ends in a slash."""
+        return [item for item in items_of(self.files) if PurePosixPath(item).name != TABLE]
+
+    def choose(
+        self,
+        task: str,
+        found: list[str],
+        patients: Mapping[str, int],
+        plan: Choices,
+        settings: Choices,
+        *,
+        examples: Mapping[str, float] | None = None,
+        sites: Mapping[str, Choices] | None = None,
+    ) -> Sight:
+        """Return what was found, and a looker's choices with those that are the same for all kinds of data.
+
+        plan, settings: the keys that the looker knows, each with its value and the reason; they stand in the place of
+        usual ones. sites: what only these hospitals' settings say. patients: of each hospital, or {"": 40} of a folder
+        that is one hospital's; examples: how many these learn from, where that is not one of each patient.
+        """
+        divided = "shares" in TASKS[task].model_fields  # else the task knows the parts
+        shares = choices.shares_of(patients)
+        cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]
+        usual = {
+            "algorithm.name": choices.METHOD,
+            "task.name": (task, found[0]),
+            **{key: own for key, own in plan.items() if key.startswith("task.") and key not in choices.BEHIND_SHARES},
+            **({"task.shares": shares} if divided else {}),
+            **choices.steps_of(int(cases), plan.get("training.batch_size", choices.BATCH)),
+            **choices.course_of(patients, self.site),
+        }
+        apart = "" not in patients and not sites and "task.partition" not in plan
+        where = "with a folder for each hospital" if apart else "nothing is written there"
+        package = TASKS.package_of(task)
+        said = {
+            "data.folder": (str(self.path), where),
+            **settings,
+            **({"data.shares": choices.own_shares(shares)} if divided else {}),
+            **settings,
+            **({"packages": ([package], f"it brings task {task}: review it")} if package else {}),
+            **({"device": (self.device, "as --device asked for")} if self.device else {}),
+        }
+        small = choices.shares_of_small(patients) if divided else {}
+        own = {site: {**(sites or {}).get(site, {}), **small.get(site, {})} for site in patients}
+        own = {site: single for site, single in own.items() if single}
+        draft = Draft(choices.in_order({**usual, **plan}), choices.in_order(said), own)
+        return Sight(found, "" not in patients, draft)
+
+    def choose_for_images(
+        self,
+        task: str,
+        kind: str,
+        source: DataSource,
+        listings: Mapping[str, Listing],
+        seen: Callable[[Entry], tuple[Scan, np.ndarray]],
+        plan: Choices,
+        settings: Choices,
+    ) -> Sight:
+        """Return what was found in volumes with masks that a looker lists itself, and all choices.
+
+        kind: of folder, in words. listings: of each hospital, or of one under "". seen: opens an image and its mask.
+        plan, settings: the keys that the looker knows better.
+        """
+        layout = FolderLayout(kind, hospitals=tuple(filter(None, listings)))
+        looks = looks_of(layout, source, listings, lambda entry: look_of(*seen(entry)), segments=True)
+        return self._of_images(task, looks, plan, settings)
+
+    def _of_images(self, task: str, looks: Looks, plan: Choices, settings: Choices) -> Sight:
+        """Return a sight of images; their network is the largest for which this machine has room."""
+        machine, dimensions = self.machine(), choices.dimensions_of(looks)
+        axes = dimensions.value if dimensions else 2
+        (labels, label_map), spacing = choices.labels_of(looks), choices.spacing_of(looks, axes)
+        of_images = {
+            "task.kind": ("segmentation" if looks.segments else "classification", looks.layout.kind),
+            "task.labels": labels,
+            **choices.channels_of(looks),
+            **({"task.dimensions": dimensions} if dimensions else {}),
+            **({"task.target_spacing": spacing} if spacing else {}),
+            "task.intensity": choices.intensity_of(looks),
+            "task.augmentation": choices.augmentation_of(looks),
+            **({"training.learning_rate": (0.0005, choices.ADAMS_RATE)} if looks.segments else {}),
+        }
+        slices = 1 if looks.flat or axes == 3 else looks.middle(2)
+        examples = {site: count * slices for site, count in looks.cases.items()}
+        said = {**choices.settings_of(looks, label_map), **settings}
+
+        def sight(fit: Fit) -> Sight:
+            limit = fit.limit(machine)
+            fitted = {**choices.size_of(looks, fit.step, spacing, limit), **choices.network_of(fit, looks)}
+            whole = {**of_images, **fitted, "training.batch_size": (fit.step.batch, limit), **plan}
+            return self.choose(task, looks.found, looks.patients, whole, said, examples=examples)
+
+        def plan_for(step: Step) -> Plan:
+            return parse_plan(choices.nested(sight(Fit(step)).choices.plan))
+
+        return sight(largest_that_fits(steps_for(looks.segments, axes, machine), plan_for, machine))
 
 
 def first_sight(folder: Folder) -> Sight:
@@ -61,8 +182,7 @@ def first_sight(folder: Folder) -> Sight:
 def look(folder: Folder) -> Sight:
     """Say what suits a folder of images; a DataError says what is missing in it."""
     looks = look_at(folder.path, layout_of_folder(folder.path))
-    choices = choose(looks, looks.layout.hospitals or (folder.site,), folder.machine(), folder.device)
-    return Sight(looks.found, bool(looks.layout.hospitals), choices)
+    return folder._of_images("image-folder" if looks.flat else "nifti-folder", looks, {}, {})
 
 
 SHOWN = (
@@ -78,17 +198,17 @@ SHOWN = (
 )
 
 
-def shown_lines(choices: Draft) -> list[str]:
+def shown_lines(draft: Draft) -> list[str]:
     """Return the choices that people ask about first, one line each."""
-    own = [choice for choice in (*choices.plan, *choices.settings) if choice.key in SHOWN]
-    return [f"{choice.key}: {in_yaml(choice.value)}  ({choice.why})" for choice in own]
+    own = {**draft.plan, **draft.settings}
+    return [f"{key}: {in_yaml(value)}  ({why})" for key, (value, why) in own.items() if key in SHOWN]
 
 
-def rows(choices: Draft) -> list[tuple[str, str, str, str]]:
+def rows(draft: Draft) -> list[tuple[str, str, str, str]]:
     """Return the choices as file, key, value and reason."""
-    files = [(f"{JOB}/app/config/plan.yaml", choices.plan), (FILE_NAME, choices.settings)]
-    files += [(f"{site}/{FILE_NAME}", own) for site, own in choices.sites.items()]
-    return [(file, choice.key, in_yaml(choice.value), choice.why) for file, own in files for choice in own]
+    files = [(f"{JOB}/app/config/plan.yaml", draft.plan), (FILE_NAME, draft.settings)]
+    files += [(f"{site}/{FILE_NAME}", own) for site, own in draft.sites.items()]
+    return [(file, key, in_yaml(value), why) for file, own in files for key, (value, why) in own.items()]
 
 
 def advice(several: bool, out: Path, stopped: Sequence[str], minutes: int) -> list[tuple[str, str]]:
@@ -140,12 +260,12 @@ def refuse_to_overwrite(out: Path, folder: Path) -> None:
         )
 
 
-def write_start(out: Path, choices: Draft) -> Plan:
+def write_start(out: Path, draft: Draft) -> Plan:
     """Write medsilo.yaml, also those of single hospitals, and the job; return its plan. All is checked before."""
-    text = text_of(OF_PLAN, choices.plan)
+    text = text_of(OF_PLAN, draft.plan)
     plan = parse_plan(load_yaml(text))
-    texts = {FILE_NAME: text_of(OF_SETTINGS, choices.settings)}
-    texts |= {f"{site}/{FILE_NAME}": text_of(OF_SETTINGS, choices.settings_of(site)) for site in choices.sites}
+    texts = {FILE_NAME: text_of(OF_SETTINGS, draft.settings)}
+    texts |= {f"{site}/{FILE_NAME}": text_of(OF_SETTINGS, draft.settings_of(site)) for site in draft.sites}
     for name, own in texts.items():
         make_settings(load_yaml(own), name)
     write_job(out / JOB, plan)
@@ -160,18 +280,18 @@ def place_of(out: Path, site: str) -> Path:
     return out / site if (out / site / FILE_NAME).exists() else out
 
 
-def text_of(head: Sequence[str], choices: Sequence[Choice]) -> str:
+def text_of(head: Sequence[str], own: Choices) -> str:
     """Return a file of YAML with the reasons of its choices."""
     lines = [f"# {line}" for line in head]
-    for section, own in groupby(choices, key=lambda choice: choice.key.rpartition(".")[0]):
+    for section, keys in groupby(own, key=lambda key: key.rpartition(".")[0]):
         lines += ["", *([f"{section}:"] if section else [])]
-        lines += _rows([(choice.key.rpartition(".")[2], choice) for choice in own], "  " if section else "")
+        lines += _rows({key.rpartition(".")[2]: own[key] for key in keys}, "  " if section else "")
     return "\n".join(lines) + "\n"
 
 
-def _rows(choices: Sequence[tuple[str, Choice]], indent: str) -> list[str]:
+def _rows(own: Choices, indent: str) -> list[str]:
     """Return a section's lines; a reason is behind its key, or above it where both are too long for a line."""
-    texts = [(f"{indent}{key}: {in_yaml(choice.value)}", choice.why) for key, choice in choices]
+    texts = [(f"{indent}{key}: {in_yaml(value)}", why) for key, (value, why) in own.items()]
     width = max((len(text) for text, why in texts if len(text) + len(why) + 4 <= WIDTH), default=0)
     lines: list[str] = []
     for text, why in texts:

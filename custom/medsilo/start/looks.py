@@ -14,7 +14,6 @@ from medsilo.start.folder_layout import FolderLayout
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.scans import Scan, read_scan
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import Problem
 from medsilo.tasks.volumes import CaseReader
 
 MOST = 60  # cases that are opened, from all hospitals in turn
@@ -39,6 +38,7 @@ class Look:
     values: tuple[int, ...] = ()  # of the mask
 
 
+Case = TypeVar("Case", Path, Entry)
 Seen = TypeVar("Seen")
 
 
@@ -114,14 +114,13 @@ def look_at(folder: Path, layout: FolderLayout) -> Looks:
     segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
     places = {site: folder / site for site in layout.hospitals} or {"": folder}
     listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
-    refuse_unusable(listings)
+    for own in listings.values():
+        own.refuse_unusable()
     names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
     if layout.images and (patient := layout.patient or patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
         listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
-    looked, wrong = opened(listings, _look)
-    _refuse_mixtures(looked)
-    looks = looks_of(layout, source, listings, [look for look, _ in looked], wrong, segments)
+    looks = looks_of(layout, source, listings, _look, segments)
     _refuse_labels(looks)
     return looks
 
@@ -130,11 +129,14 @@ def looks_of(
     layout: FolderLayout,
     source: DataSource,
     listings: Mapping[str, Listing],
-    looked: Sequence[Look],
-    wrong: Mapping[str, int],
+    look: Callable[[Entry], Look],
     segments: bool,
 ) -> Looks:
-    """Return the facts of the hospitals' cases. wrong: why others can't be used."""
+    """Open some of the hospitals' cases, and return the facts of all. listings: by hospital, of one alone under ""."""
+    entries = {site: own.entries for site, own in listings.items()}
+    left_out = {site: own.left_out for site, own in listings.items()}
+    looked, wrong = opened(entries, lambda entry: (look(entry), entry.name), left_out)
+    _refuse_mixtures(looked)
     labels = Counter(entry.label for own in listings.values() for entry in own.entries if isinstance(entry.label, str))
     return Looks(
         layout,
@@ -142,7 +144,7 @@ def looks_of(
         {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
         {site: len(own.entries) for site, own in listings.items()},
         dict(sorted(labels.items())),
-        tuple(looked),
+        tuple(look for look, _ in looked),
         dict(wrong),
         segments,
     )
@@ -176,21 +178,26 @@ def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str
 
 # ---------------------------------------------------------------------------------------------------- opening
 def opened(
-    listings: Mapping[str, Listing], look: Callable[[Entry], Seen]
-) -> tuple[list[tuple[Seen, str]], Counter[str]]:
-    """Return what some cases of each hospital look like, each with its name, and why others can't be used."""
-    total = sum(len(own.entries) for own in listings.values())
-    looked, wrong, names = [], Counter[str](), list[str]()
-    for site, own in listings.items():
-        wrong.update({problem.what: problem.count for problem in own.problems if problem.severity == "left out"})
-        share = max(1, MOST * len(own.entries) // total) if total else 0
-        places = np.unique(np.linspace(0, len(own.entries) - 1, min(share, len(own.entries))).astype(int))
-        for entry in (own.entries[place] for place in places):
+    cases: Mapping[str, Sequence[Case]],
+    look: Callable[[Case], Seen],
+    left_out: Mapping[str, Mapping[str, int]] | None = None,
+) -> tuple[list[Seen], Counter[str]]:
+    """Return what some cases of each hospital look like, and why others can't be used; a DataError where none can.
+
+    look: opens a case, or raises an error that says what is wrong with it. left_out: of each hospital, why it has more.
+    """
+    total = sum(map(len, cases.values()))
+    looked, wrong, names = list[Seen](), Counter[str](), list[str]()
+    for site, own in cases.items():
+        wrong.update((left_out or {}).get(site, {}))
+        share = max(1, MOST * len(own) // total) if total else 0
+        places = np.unique(np.linspace(0, len(own) - 1, min(share, len(own))).astype(int))
+        for case in (own[place] for place in places):
             try:
-                looked.append((look(entry), entry.name))
+                looked.append(look(case))
             except MedsiloError as error:
                 wrong[str(error)] += 1
-                names.append(f"{site}/{entry.name}".lstrip("/"))
+                names.append(f"{site}/{case.name}".lstrip("/"))
     if not looked:
         why = "; ".join(f"{what} ({count})" for what, count in wrong.items()) or "there is none"
         raise DataError(f"no case can be used: {why}", private=", ".join(names[:6]))
@@ -200,11 +207,11 @@ def opened(
 def _look(entry: Entry) -> Look:
     scan = read_scan(entry.images[0])
     mask = CaseReader().mask(scan, entry.label) if isinstance(entry.label, Path) else None
-    return look_of(scan, mask, len(scan.values) if len(entry.images) == 1 else len(entry.images))
+    return look_of(scan, mask, len(entry.images))
 
 
-def look_of(scan: Scan, mask: np.ndarray | None, channels: int) -> Look:
-    """Return the facts of an image and its mask, where it has one."""
+def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> Look:
+    """Return the facts of an image and its mask, where it has one. files: of its channels, where each has one."""
     values, inside = scan.values, scan.values[0]
     if not np.isfinite(values).all():
         raise DataError("images have values that are NaN or infinite")
@@ -214,7 +221,7 @@ def look_of(scan: Scan, mask: np.ndarray | None, channels: int) -> Look:
     return Look(
         tuple(values.shape[:0:-1]),
         tuple(float(length) for length in scan.spacing),
-        channels,
+        files if files > 1 else len(values),
         values.dtype.name,
         float(values.min()),
         float(values.max()),
@@ -224,17 +231,6 @@ def look_of(scan: Scan, mask: np.ndarray | None, channels: int) -> Look:
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
-def refuse_unusable(listings: Mapping[str, Listing]) -> None:
-    """Raise a DataError where something stands against all cases of a hospital, or none is left."""
-    for own in listings.values():
-        if not own.usable:
-            left = next(iter(own.problems), Problem("stops", "there is none"))
-            told = "no image has a label of its name; give each image and its label the same name"
-            raise DataError(
-                told if "no label" in left.what else f"no case can be used: {left.what}", ", ".join(left.private[:6])
-            )
-
-
 def _refuse_mixtures(looked: Sequence[tuple[Look, str]]) -> None:
     """All images have as many axes, and as many channels; grey ones may stand among flat images in colours."""
     for what, of, remedy in (

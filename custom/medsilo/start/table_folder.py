@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -13,21 +13,9 @@ import numpy as np
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
-from medsilo.start.choices import (
-    METHOD,
-    Choice,
-    Draft,
-    asked_for,
-    course_of,
-    own_shares,
-    shares_of,
-    shares_of_small,
-    steps_of,
-    trained_of,
-)
-from medsilo.start.folder_layout import items_of
+from medsilo.start.choices import ADAMS_RATE, Choices, own_shares, shares_of, trained_of
 from medsilo.start.looker import Folder, Sight
-from medsilo.tasks.listing import OTHER_NAMES, TABLE, files_below
+from medsilo.tasks.listing import OTHER_NAMES
 from medsilo.tasks.own.columns import as_level, as_number, as_written
 from medsilo.tasks.sheet import ENDINGS, MOST_LINES, first_lines
 from medsilo.tasks.sources import Columns, DataSource
@@ -144,16 +132,13 @@ def _says(name: str, word: str) -> bool:
     return text == word or (len(word) > 3 and (text.endswith(word) or text.startswith(word)))
 
 
-def tables_in(folder: Path) -> dict[str, CaseTable]:
+def tables_in(folder: Folder) -> dict[str, CaseTable]:
     """Return a folder's tables by hospital: one table, or one for each hospital; none of another kind of folder."""
-    names, _ = files_below(folder)
-    files = [name for name in names if PurePosixPath(name).suffix.lower() in ENDINGS]
+    files = [name for name in folder.files if PurePosixPath(name).suffix.lower() in ENDINGS]
     tops = {PurePosixPath(name).parts[0]: name for name in files}
-    if not files or len(tops) < len(files) or any(name.count("/") > 1 for name in files):
+    if not files or len(tops) < len(files) or any(name.count("/") > 1 for name in files) or folder.images:
         return {}
-    if any(PurePosixPath(item).name != TABLE for item in items_of(names)):
-        return {}
-    found = {PurePosixPath(top).stem: _table(folder / name) for top, name in tops.items()}
+    found = {PurePosixPath(top).stem: _table(folder.path / name) for top, name in tops.items()}
     if any(table is None or table.is_recording for table in found.values()):
         return {}
     known = {site: table for site, table in found.items() if table and table.called(TARGETS + EVENTS)}
@@ -309,54 +294,50 @@ def _why_not(table: CaseTable, name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_tables(looks: TableLooks, device: str | None = None) -> Draft:
-    """Return the choices for tables. device: one that was asked for."""
-    shares, several = shares_of(looks.sites), len(looks.sites) > 1
-    training = sorted(looks.sites[site] for site in trained_of(looks.sites))
-    cases = int(shares.value[0] * training[len(training) // 2])
-    size, why = BATCH, "lines are small: any machine has room"
+def choose_tables(looks: TableLooks, folder: Folder) -> Sight:
+    """Return what was found in tables, and the choices for them."""
+    several, trained = len(looks.sites) > 1, sorted(looks.sites[site] for site in trained_of(looks.sites))
+    batch = BATCH, "lines are small: any machine has room"
     if looks.kind == "survival":
-        size, why = LARGE_BATCH, "Cox's loss compares the cases of a batch, so it is large"
+        batch = LARGE_BATCH, "Cox's loss compares the cases of a batch, so it is large"
     dealt = (
         f"one table for all, dealt by its column {looks.by_column!r}; leave it out where each has a table of its own"
     )
     left = "; ".join(f"{name}: {why}" for name, why in looks.left.items())
-    few = max(training) < FEW
-    plan = (
-        METHOD,
-        Choice("task.name", "table", found_lines(looks)[0]),
-        Choice("task.kind", looks.kind, "by the column that is learned"),
-        *_learned(looks),
-        Choice(
-            "task.columns", list(looks.columns), f"all that hospitals have alike{f', without {left}' if left else ''}"
-        ),
-        Choice("task.missing", "mean", "the site's mean takes the place of a value that is not known"),
-        Choice("task.standardise", "site", "each hospital by its own training cases"),
-        shares,
-        *([Choice("task.partition", {"kind": "column"}, dealt)] if looks.by_column else []),
-        Choice("network.name", "linear" if few else "mlp", "few patients: one layer" if few else "patients enough"),
-        *([] if few else [Choice("network.norm", "none", "small numbers need none")]),
-        *steps_of(cases, Choice("training.batch_size", size, why), 0.01 if few else 0.001),
-        *course_of(list(looks.sites), looks.sites if several else {}),
+    few = max(trained) < FEW
+    plan = {
+        "task.kind": (looks.kind, "by the column that is learned"),
+        **_learned(looks),
+        "task.columns": (list(looks.columns), f"all that hospitals have alike{f', without {left}' if left else ''}"),
+        "task.missing": ("mean", "the site's mean takes the place of a value that is not known"),
+        "task.standardise": ("site", "each hospital by its own training cases"),
+        **({"task.partition": ({"kind": "column"}, dealt)} if looks.by_column else {}),
+        "network.name": ("linear" if few else "mlp", "few patients: one layer" if few else "patients enough"),
+        **({} if few else {"network.norm": ("none", "small numbers need none")}),
+        "training.batch_size": batch,
+        **({"training.learning_rate": (0.01, ADAMS_RATE)} if few else {}),
+    }
+    own = {site: _settings(looks, site, table) for site, table in looks.tables.items()}
+    shares = {"data.shares": own_shares(shares_of(looks.sites))}
+    return replace(folder, path=looks.folder, site=next(iter(looks.sites))).choose(
+        "table",
+        found_lines(looks),
+        looks.sites if several else {"": trained[0]},
+        plan,
+        {**shares, **(next(iter(own.values())) if len(own) == 1 else {})},
+        examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),  # the larger of two in the middle
+        sites=own if len(own) > 1 else None,
     )
-    settings = (Choice("data.folder", str(looks.folder), "nothing is written there"), own_shares(shares))
-    own = {site: tuple(_settings(looks, site, table)) for site, table in looks.tables.items()}
-    small = shares_of_small(looks.sites, shares)
-    if len(looks.tables) == 1:
-        [said] = own.values()
-        return Draft(plan, (*settings, *said, *asked_for(device)), small)
-    sites = {site: (*said, *small.get(site, ())) for site, said in own.items()}
-    return Draft(plan, (*settings, *asked_for(device)), sites)
 
 
-def _learned(looks: TableLooks) -> list[Choice]:
+def _learned(looks: TableLooks) -> Choices:
     """Return the keys of what is learned; the plan calls it as the first table does."""
     names = looks.outcomes[next(iter(looks.tables))]
     if looks.kind == "survival":
         events = dict.fromkeys(name for table in looks.tables.values() for name in table.called(EVENTS))
         why = f"a guess by the names, of {', '.join(events)}: correct it, and data.names where a hospital has others"
-        return [Choice("task.time", names[0], why), Choice("task.event", names[1], "1 where it came, 0 where not yet")]
-    target = Choice("task.target", names[0], "a guess by its name: correct it")
+        return {"task.time": (names[0], why), "task.event": (names[1], "1 where it came, 0 where not yet")}
+    target = names[0], "a guess by its name: correct it"
     if looks.kind == "regression":
         known = [
             as_number(value) or 0.0
@@ -364,15 +345,13 @@ def _learned(looks: TableLooks) -> list[Choice]:
             for value in table.distinct(looks.outcomes[site][0])
         ]
         why = "round numbers around what is there: a line outside is refused, so widen it where others may have more"
-        return [target, Choice("task.range", list(_around(min(known), max(known))), why)]
+        return {"task.target": target, "task.range": (list(_around(min(known), max(known))), why)}
     counted = Counter(
         as_level(cell) for site, table in looks.tables.items() for cell in table.known(looks.outcomes[site][0])
     )
     counts = ", ".join(f"{name} {counted[name]}" for name in looks.labels)
-    return [
-        target,
-        Choice("task.labels", list(_names(looks.labels)), f"the column's values, with their lines: {counts}"),
-    ]
+    why = f"the column's values, with their lines: {counts}"
+    return {"task.target": target, "task.labels": (list(_names(looks.labels)), why)}
 
 
 def _around(least: float, most: float) -> tuple[float, float]:
@@ -385,24 +364,26 @@ def _names(labels: Sequence[str]) -> Sequence[str]:
     return ("no", "yes") if tuple(labels) == ("0", "1") else labels
 
 
-def _settings(looks: TableLooks, site: str, table: CaseTable) -> list[Choice]:
+def _settings(looks: TableLooks, site: str, table: CaseTable) -> Choices:
     """Return what one table's hospital says of it."""
-    found = [Choice("data.table", table.path.relative_to(looks.folder).as_posix(), "a line per case")]
+    found: dict[str, tuple[Any, str]] = {
+        "data.table": (table.path.relative_to(looks.folder).as_posix(), "a line per case")
+    }
     roles = {"patient": table.patient, "site": looks.by_column}
     called = {role: name for role, name in roles.items() if name and name != getattr(Columns(), role)}
     if called:
-        found.append(Choice("data.columns", called, "what these are called here: a guess by the names"))
+        found["data.columns"] = called, "what these are called here: a guess by the names"
     plans, own = looks.outcomes[next(iter(looks.tables))], looks.outcomes[site]
     if names := {plan: name for plan, name in zip(plans, own, strict=True) if plan != name}:
-        found.append(Choice("data.names", names, "the plan's column: its name here"))
+        found["data.names"] = names, "the plan's column: its name here"
     if looks.kind == "survival" and (values := table.distinct(own[1])) != ["0", "1"]:
         event = next((value for value in reversed(values) if value.lower() in HAPPENED), values[-1])
         both = {_number(value): "event" if value == event else "censored" for value in values}
-        found.append(Choice("data.label_map", both, "values of the event's column; a guess: correct it"))
+        found["data.label_map"] = both, "values of the event's column; a guess: correct it"
     if looks.kind == "classification" and _names(looks.labels) != looks.labels:
-        found.append(Choice("data.label_map", {0: "no", 1: "yes"}, "the column's values: names in the plan"))
+        found["data.label_map"] = {0: "no", 1: "yes"}, "the column's values: names in the plan"
     if table.decimal == ",":
-        found.append(Choice("data.decimal", ",", "numbers are written with a comma"))
+        found["data.decimal"] = ",", "numbers are written with a comma"
     return found
 
 
@@ -430,9 +411,8 @@ def look(folder: Folder) -> Sight | None:
         table = _table(folder.path)
         tables = {folder.path.stem: table} if table else {}
     else:
-        tables = tables_in(folder.path) if folder.path.is_dir() else {}
+        tables = tables_in(folder)
     if not tables:
         return None
     place = folder.path.parent if folder.path.is_file() else folder.path
-    looks = look_at_tables(place, tables, folder.site)
-    return Sight(found_lines(looks), len(looks.sites) > 1, choose_tables(looks, folder.device))
+    return choose_tables(look_at_tables(place, tables, folder.site), folder)

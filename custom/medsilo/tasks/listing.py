@@ -52,6 +52,20 @@ class Listing:
         refuse_what_stops(self.problems)
         return self.entries
 
+    @property
+    def left_out(self) -> dict[str, int]:
+        """The reasons for which cases are left out, and how many are for each."""
+        return {problem.what: problem.count for problem in self.problems if problem.severity == "left out"}
+
+    def refuse_unusable(self) -> None:
+        """Raise a DataError where something stands against all cases, or none is left."""
+        if not self.usable:
+            left = next(iter(self.problems), Problem("stops", "there is none"))
+            told = "no image has a label of its name; give each image and its label the same name"
+            raise DataError(
+                told if "no label" in left.what else f"no case can be used: {left.what}", ", ".join(left.private[:6])
+            )
+
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
         """Notes a problem if there are such cases, beside those that already have it."""
         if not names:
@@ -68,9 +82,22 @@ class Listing:
         self.entries = [entry for entry in self.entries if entry.name not in names]
 
     @staticmethod
+    def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
+        """All files below a folder by their path from there, without hidden ones, pipes and devices, which nobody may
+        open; and the folders that are links."""
+        found, links = {}, []
+        for place, folders, files in walk(folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            links += [name for name in folders if Path(place, name).is_symlink()]
+            for path in (Path(place, name) for name in files if not name.startswith(".")):
+                if path.is_file() or not path.exists():  # a link into nothing is told of later
+                    found[plain(path.relative_to(folder).as_posix())] = path
+        return dict(sorted(found.items())), links
+
+    @staticmethod
     def of_cases(source: DataSource, folder: Path, masks: bool) -> "Listing":
         """Return the cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
-        names, links = files_below(folder)
+        names, links = Listing.files_below(folder)
         if table := table_of(source, names, source.images or source.labels):
             columns = source.columns.image
             images = (columns,) if isinstance(columns, str) else columns
@@ -83,7 +110,7 @@ class Listing:
 
         The label of one that no table names is its folder's name.
         """
-        names, links = files_below(folder)
+        names, links = Listing.files_below(folder)
         inside, columns = source.inside, source.columns
         if table := table_of(source, names, source.recordings):
             within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
@@ -149,19 +176,6 @@ def table_of(source: DataSource, names: Collection[str], patterns: object) -> st
     if source.table and patterns:
         raise DataError("data: has a table and patterns of files; give one of the two")
     return source.table or (None if patterns or TABLE not in names else TABLE)
-
-
-def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
-    """All files below a folder by their path from there, without hidden ones, pipes and devices, which nobody may open;
-    and the folders that are links."""
-    found, links = {}, []
-    for place, folders, files in walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        links += [name for name in folders if Path(place, name).is_symlink()]
-        for path in (Path(place, name) for name in files if not name.startswith(".")):
-            if path.is_file() or not path.exists():  # a link into nothing is told of later
-                found[plain(path.relative_to(folder).as_posix())] = path
-    return dict(sorted(found.items())), links
 
 
 def files_of(image: Path) -> list[Path]:
