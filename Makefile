@@ -2,8 +2,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests run in three processes, one thread each: half of a federation's time is waiting. tests/conftest.py orders them.
-PARALLEL := -n 3 --dist loadgroup --no-loadscope-reorder
+# Tests run in several processes, one thread each: half of a federation's time is waiting. tests/conftest.py orders them.
+PROCESSES := 3
+PARALLEL = -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 quick test test-of test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
 quick test test-of test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
@@ -45,6 +46,7 @@ test-of: $(VENV)/.test-ready
 	$(if $(and $(WHAT),$(OF)),,$(error no tests of "$(WHAT)"; say make test-of WHAT=dicom, for tests/*/test_dicom*.py))
 	$(BIN)/python -m pytest -m "not long" $(PARALLEL) $(OF)
 
+test-slow: PROCESSES := 4
 test-slow: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m "slow and not long" $(PARALLEL) --durations=10 --junitxml=build/tests/test-slow.xml
 
@@ -149,8 +151,9 @@ $(VENV)/.demo-ready: requirements.txt pyproject.toml
 		{ echo "medsilo needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing PyTorch, NVFlare and MONAI: 1.8 GB, which takes minutes"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; some packages hold files for other Pythons
 	touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.demo-ready requirements-docs.txt

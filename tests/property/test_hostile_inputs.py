@@ -373,6 +373,7 @@ def test_super_models(place: Path, model: Path, data: st.DataObject) -> None:
         Source.open(folder)
 
 
+@pytest.mark.slow
 @hostile(0.02)
 @given(st.data())
 def test_reports_of_runs(place: Path, run: Path, data: st.DataObject) -> None:

@@ -218,6 +218,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @over_all("method", METHODS)
 def test_every_method_works_over_what_trains(method: str, backbone: dict[str, Any], tmp_path: Path) -> None:
     train = ["adapters", "head", "norms"]

@@ -211,7 +211,7 @@ def test_idle_sites_go_through_a_whole_study_and_give_back_what_they_got(idle_st
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_round_of_both_frameworks(bench: Bench, tmp_path: Path) -> None:
     federation = bench("federation")
     size = federation.Size("tiny", (3, 6), 0, 3)

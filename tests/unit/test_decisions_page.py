@@ -149,6 +149,7 @@ def test_survival_by_risk_group_is_kaplan_and_meiers(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- decision sheets
+@pytest.mark.slow
 def test_a_decision_sheet_names_no_other_hospital(panels_study: Study, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     shutil.copytree(panels_study.folder, folder)

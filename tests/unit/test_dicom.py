@@ -578,6 +578,7 @@ def square(mask: np.ndarray, spacing: tuple[float, float, float]) -> list[np.nda
     return found
 
 
+@pytest.mark.slow
 def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """One hospital has segmentations, the other contours, also of what lies over all; a third folder is no hospital."""
     archive, spacing = tmp_path / "archive", (1.5, 1.5, 2.5)

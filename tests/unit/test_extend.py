@@ -272,6 +272,7 @@ def test_the_check_of_a_site_asks_its_settings(acme: Path, tmp_path: Path, capsy
 
 
 # ---------------------------------------------------------------------------------------------------- which package
+@pytest.mark.slow
 def test_another_version_or_other_files_are_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
     plan = make_plan("fedavg", *GAIT)
     (tmp_path / "plan.yaml").write_text(plan.to_yaml())

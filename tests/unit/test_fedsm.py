@@ -805,6 +805,7 @@ def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: st
     assert not any("the selector names" in line for line in summary.details.cautions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "changes"),
     slow_but(

@@ -66,6 +66,7 @@ def test_a_seed_s_folds_are_one_test() -> None:
     assert both.values.tolist() == [0.1, 0.3, 0.5] and both.patients.tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_comparison_with_folds_is_resumed_and_tells_each_patient_once(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -72,6 +72,7 @@ class Refusing(Trainer):
         return loss
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_costs_its_round_and_the_numbers_are_the_same(tmp_path: Path, isolated_site: Sites) -> None:
     """One site's process is killed in round 2; all else is as in one process, tensor for tensor, private state too."""
     plan = make_plan("fedbn", *SMALL, *GO_ON, "training.rounds=4", sites=[A, B])

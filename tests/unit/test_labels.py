@@ -475,6 +475,7 @@ def photographs(folder: Path, classes: Mapping[str, int], seed: int) -> None:
             Image.fromarray(pixels).save(folder / name / f"{name}{case}.png")
 
 
+@pytest.mark.slow
 def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> None:
     photographs(tmp_path / "a", {"nevus": 0, "keratosis": 1, "melanoma": 2}, 1)
     photographs(tmp_path / "b", {"nevus": 0, "keratosis": 1}, 2)  # nobody looked for melanoma

@@ -144,6 +144,7 @@ class Hurried(Loop):
         return super().ask(sites, outgoing, receive, timeout)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_hears_nothing_is_ended_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, in the middle of a batch that never ends."""
     monkeypatch.setattr(isolated, "STOP_LIMIT", 0.5)

@@ -116,6 +116,7 @@ def enlarged(drawn: Federation, times: float) -> Federation:
     return replace(drawn, hospitals={site: list(map(larger, cases)) for site, cases in drawn.hospitals.items()})
 
 
+@pytest.mark.slow
 def test_where_numbers_cover_cases_the_keys_that_this_may_change_are_named() -> None:
     """Of the keys that differ from the plans of exact numbers, on federations that mix two protocols."""
     differ, missed, named, told = 0, 0, 0, 0

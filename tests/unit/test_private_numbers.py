@@ -91,6 +91,7 @@ def test_scores_together_cost_what_they_may(count: int) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- the account
+@pytest.mark.slow
 def test_all_that_is_charged_is_what_was_promised(photos: Path, tmp_path: Path) -> None:
     one = site(tmp_path, photos, plan=NOISY, public={})
     private, numbers = one.participant.trainer.private, one.participant.disclosure.numbers
@@ -116,6 +117,7 @@ def _selected(folder: Path) -> int:
     return load_tensors(site_folder(folder, "a") / BEST)[1]["round"]
 
 
+@pytest.mark.slow
 def test_a_study_with_noisy_numbers_tells_nothing_exact_and_is_charged(photos: Path, tmp_path: Path) -> None:
     plan = run(tmp_path / "study", photos)
     record, folder = Record(tmp_path / "study"), site_folder(tmp_path / "study", "a")
@@ -151,6 +153,7 @@ def test_what_a_hospital_declares_public_costs_nothing_beside_noise(photos: Path
     assert read_summary(tmp_path / "study").sites["a"].test["loss"] is not None  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) -> None:
     told = []
     for shift in (0.0, 0.1, 0.2):
@@ -164,6 +167,7 @@ def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) 
     assert sum(entry.what == "round 1" for entry in entries) == 3
 
 
+@pytest.mark.slow
 def test_training_rests_on_the_noisy_count(photos: Path, tmp_path: Path) -> None:
     one = site(tmp_path, photos, plan=NOISY, public={})
     assert one.participant.disclosure.numbers and one.participant.disclosure.numbers.counted
@@ -177,6 +181,7 @@ def test_training_rests_on_the_noisy_count(photos: Path, tmp_path: Path) -> None
     assert (sample.rate, sample.expected) == (0.5, 8) and len(trainer.train) != 16  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_hospital_chooses_its_own_model_by_what_it_tells(photos: Path, tmp_path: Path) -> None:
     """The chosen round leaves, so it must not follow from exact scores."""
     own = {**NOISY, "algorithm": {"name": "mr-mtl"}}

@@ -246,6 +246,7 @@ def score_of_the_others(method: str, folder: Path, script: Script, *changes: str
     return sum(scores) / len(scores)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "numbers", "rules"),
     [

@@ -78,6 +78,7 @@ def by_hand(values: list[float], form: str = "{:.3f}") -> str:
 # AdaFed's W
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_it_was", [True, False])
 def test_weights_are_the_mean_over_seeds_with_its_spread(as_it_was: bool, copy: Study) -> None:
     if not as_it_was:
