@@ -43,9 +43,8 @@ class Command:
     'auto'
     """
 
-    OutFile = Annotated[
-        Path, options.OUT_FILE
-    ]  # the type of `out`: -o, a file of which it is tried at once whether it can be written
+    # The type of `out`: -o, a file of which it is tried at once whether it can be written.
+    OutFile = Annotated[Path, options.OUT_FILE]
 
     does: Callable[..., int | None]  # gets a Screen first; returns another code than 0 where it did not succeed
     example: str  # the arguments of one

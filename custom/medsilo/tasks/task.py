@@ -168,7 +168,7 @@ class Task(Section):
     Its own keys and methods are the source of cases; `goal` is what is learned, `use` what becomes of new cases.
     Subclasses declare `name: Literal["..."] = "..."`.
 
-    >>> from typing import Annotated, ClassVar, Self
+    >>> from typing import ClassVar, Self
     >>> from medsilo.extend import Classification, Task
     >>> class Gait(Task):
     ...     channels: ClassVar = 3
