@@ -52,7 +52,7 @@ from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.task import Cases, SiteData
-from medsilo.tasks.volumes import CaseReader, resized_to_majority, write_volume
+from medsilo.tasks.volumes import CaseReader, write_volume
 from medsilo_papers.public_files import read_labels, read_picture
 from tests import inprocess
 
@@ -99,7 +99,7 @@ class Tiles(Dataset):
     def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
         image, mask = (self.folder / kind / f"{place}.png" for kind in ("images", "masks"))
         inputs = self.plan.task.inputs_of(read_picture(image))[0]
-        return inputs, resized_to_majority((read_labels(mask) > 0).astype(np.uint8), tuple(inputs.shape[1:]))
+        return inputs, self.plan.task.labels_of((read_labels(mask) > 0).astype(np.uint8))
 
 
 class Slices(Dataset):
@@ -185,7 +185,7 @@ class MadeUp:
         return {}
 
     def answer(self, facts: dict[str, Any], number: int) -> Parcel:
-        asked = Request.read(facts)
+        asked = Request.received(facts)
         chosen, sums = {"chosen": {"global": 1}}, [1.0] * len(THRESHOLDS)
         told: dict[str, dict[str, Any]] = {
             "join": {"shares": True, "classes": dict.fromkeys(PARTS)},

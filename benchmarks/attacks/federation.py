@@ -71,7 +71,7 @@ class LoopWithBad(Loop):
 
     def _forge(self, asked: Mapping[str, Parcel], answers: Mapping[str, Parcel]) -> None:
         first = min(answers)
-        request = Request.read(asked[first].facts)
+        request = Request.received(asked[first].facts)
         self.attack.forge(
             Turn(self.participants[first].participant.place.plan, request.task, request.round, asked, answers)
         )

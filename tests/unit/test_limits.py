@@ -189,7 +189,7 @@ def test_a_disk_cache_has_its_bound_and_all_cases_are_there(tmp_path: Path) -> N
     plan = parse_plan(STUDY)
     size = 3 * 8 * 8 * 4  # bytes of an image that is ready
     data = {"folder": str(tmp_path / "photos"), "cache": "disk", "cache_folder": str(tmp_path / "cache")}
-    source = make_settings({"data": {**data, "cache_disk": 10 * (size + 1) / 2**30}}, "x").data
+    source = make_settings({"data": {**data, "cache_disk": 10 * (size + 8) / 2**30}}, "x").data
     read = plan.task.read("a", ["a"], 0, source)
     assert len(list((tmp_path / "cache").iterdir())) == 10
     whole = plan.task.read("a", ["a"], 0, make_settings({"data": str(tmp_path / "photos")}, "x").data)

@@ -51,7 +51,7 @@ FACTS = TypeAdapter(Facts)  # of which JSON has lists for tuples
 
 @dataclass(frozen=True)
 class PreparedEntry:
-    """An entry as the network takes it: inputs [cases, C, *grid]; targets [cases, *grid] or [cases], as bytes where
+    """An entry as the network takes it: inputs [cases, C, *grid]; targets [cases], or as bytes [cases, *grid] where
     they are labels."""
 
     inputs: Tensor
