@@ -146,6 +146,9 @@ screenshots: $(VENV)/.demo-ready
 docs-tables: $(VENV)/.demo-ready
 	$(BIN)/python -m docs.tables
 
+# What was installed, on all cores; some packages hold files for other Pythons.
+compiled = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+
 $(VENV)/.demo-ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "medsilo needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -153,7 +156,7 @@ $(VENV)/.demo-ready: requirements.txt pyproject.toml
 	@echo "installing PyTorch, NVFlare and MONAI: 1.8 GB, which takes minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; some packages hold files for other Pythons
+	$(compiled)
 	touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.demo-ready requirements-docs.txt
@@ -161,7 +164,8 @@ $(VENV)/.docs-ready: $(VENV)/.demo-ready requirements-docs.txt
 	touch $@
 
 $(VENV)/.test-ready: $(VENV)/.demo-ready requirements-dev.txt requirements-docs.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-dev.txt
+	$(compiled)
 	touch $@
 
 clean:

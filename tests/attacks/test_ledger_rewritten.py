@@ -222,6 +222,7 @@ def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> N
         )
 
 
+@pytest.mark.slow
 def test_a_whole_study_after_the_ledger_was_put_back_says_so(photos: Path, tmp_path: Path) -> None:
     """Without a kit nobody at the hospital can tell; the server's record names it."""
     plan, own = parse_plan(PRIVATE, ["training.rounds=1"]), settings_of(photos, epsilon=20.0)

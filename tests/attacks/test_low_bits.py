@@ -65,6 +65,7 @@ def test_what_is_decided_exactly_has_more_digits_than_floating_point() -> None:
     assert all(0 < own < 1 and len(own.as_tuple().digits) > 55 for own in drawn) and drawn == sorted(drawn)
 
 
+@pytest.mark.slow
 def test_counts_have_the_law_of_the_discrete_laplace() -> None:
     source, scale = NoiseSource.from_seed(3, "counts"), 1.7
     drawn = Counter(source.geometric(scale) for _ in range(20_000))

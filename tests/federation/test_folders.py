@@ -78,6 +78,7 @@ def test_three_hospitals_of_different_spacing_end_with_masks_on_their_own_grids(
         assert 2 * (one & other).sum() / (one.sum() + other.sum()) > 0.6  # it lies where the ball is
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "network"),
     [("fedbn", {}), ("harmofl", {"norm": "batch-statistics"}), ("adafed", {}), ("fedsm", {})],

@@ -105,6 +105,7 @@ def test_more_of_anything_never_costs_less() -> None:
     assert costs[:3] == sorted(costs[:3]) and costs[3:] == sorted(costs[3:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
 def test_the_noise_for_a_target_keeps_it_and_is_hardly_more_than_needed(target: float) -> None:
     beside = [charge(Geometric(scale=100.0))]

@@ -43,6 +43,7 @@ def bench(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         del sys.modules[name]
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("sync", ["none", "server-adam"])
 def test_made_up_sites_go_through_a_whole_study(sync: str, bench: Bench) -> None:

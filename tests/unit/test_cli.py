@@ -259,6 +259,7 @@ def test_progress_knows_the_sites_and_the_time_left() -> None:
     assert progress.states == {"a": "answered", "b": "refused", "c": "lost"}
 
 
+@pytest.mark.slow
 def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
     """In a pseudo-terminal, as a person would start it: the first words at once, then each round and what goes on."""
     import pty

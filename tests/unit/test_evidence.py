@@ -318,6 +318,7 @@ def test_one_seeds_variance_by_hand() -> None:
     assert not steady[3] and steady.sum() == 5 and luck_of(unsteady, 0)[3] is None
 
 
+@pytest.mark.slow
 def test_a_study_says_what_it_could_have_seen() -> None:
     """The gain that it names is found in about 80 % of such studies, on average over what they know of their spread."""
     random = np.random.default_rng(26)

@@ -677,6 +677,7 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
 
 
 # ---------------------------------------------------------------------------------------------------- Table 6
+@pytest.mark.slow
 @pytest.mark.parametrize("method", INSIDE_FEDSM)
 def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, tmp_path: Path) -> None:
     """The selector learns beside it from the same batches and changes nothing of it."""

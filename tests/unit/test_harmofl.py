@@ -185,6 +185,7 @@ def test_averaging_with_both_halves_is_harmofl_bit_for_bit() -> None:
     assert_same_models(composed, inprocess.run(harmofl()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["fedbn", "scaffold", "ditto"], OTHERS))
 def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
     """Harmonised in the first round that trains; each half makes a difference."""
@@ -205,6 +206,7 @@ def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
 
 
 # One method of each kind: a group that stays, a server's state, a network of the site's own, several phases.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", slow_but(["fedbn", "scaffold", "ditto"], ["fedbn", "scaffold", "ditto", "moon", "adafed"])
 )

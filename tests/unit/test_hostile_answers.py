@@ -348,6 +348,7 @@ def mutate(reply: Parcel, drawn: random.Random) -> None:
             inside.append(odd(drawn))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(15, 30))])
 def test_no_answer_at_random_ends_a_study(method: str, seed: int, tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ def _study(entry: LedgerEntry) -> str:
     return entry.spending.study
 
 
+@pytest.mark.slow
 def test_histories(tmp_path: Path) -> None:
     assert check_history(tmp_path / "0", 0) <= 0.02
     check_history(tmp_path / "budget", 1000, Demands(epsilon=50, delta=DELTA))

@@ -213,6 +213,7 @@ def test_a_month_tells_no_alarm_of_few_outcomes(here: Path, tmp_path: Path) -> N
     assert told.cases == 30 and told.score is None and told.alarms == ()
 
 
+@pytest.mark.slow
 def test_charts_have_the_false_alarms_that_were_chosen() -> None:
     """One a year, with as few cases as that is promised for, and where one has a long tail: it does not hide others."""
     random, years = np.random.default_rng(0), 40

@@ -156,6 +156,7 @@ def test_harmofl_runs_on_drawn_tiles(folder: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "allowed").glob("sites/*/pictures/*.png"))) == 3 * 3 * 3
 
 
+@pytest.mark.slow
 @needs_data
 def test_the_real_tiles_are_split_without_leaks_and_near_the_shares() -> None:
     task = Nuclei(size=16)

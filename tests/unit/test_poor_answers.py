@@ -277,6 +277,7 @@ def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
     assert "MedsiloError: page.html could not be written: the disk is full" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_that_knows_few_letters_keeps_a_number_s_sign(here: Path, encoding: str) -> None:
     command = [sys.executable, "-m", "medsilo.cli", "run", "jobs/fedavg", "--set", "seed=−5→7"]

@@ -74,6 +74,7 @@ def harmofl(*changes: str) -> Plan:
     return make_plan("harmofl", *HISTOLOGY, PROMISE, *amplitude, *changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan",
     [

@@ -106,6 +106,7 @@ def at(plan: Plan, demands: Demands | None = None) -> PrivateSite:
     return PrivateSite(numbers, data.train)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ABLE)
 def test_what_all_rounds_are_charged_is_what_was_promised(method: str) -> None:
     plan = promised(method, "privacy.epsilon=1.0")
@@ -119,6 +120,7 @@ def test_what_all_rounds_are_charged_is_what_was_promised(method: str) -> None:
     assert site.noise == pytest.approx(of.noise * gradients**0.5)  # so many gradients of a batch count together
 
 
+@pytest.mark.slow
 def test_the_stricter_of_plan_and_hospital_holds() -> None:
     plan = promised()
     assert at(plan).numbers.promise.unit == "record"

@@ -268,6 +268,7 @@ def test_a_study_promises_and_predictions_hold_to_it(tmp_path: Path) -> None:
     assert not predicted(tmp_path, ["--with", str(tmp_path / "runs/one")])
 
 
+@pytest.mark.slow
 def test_groups_beside_images_have_promises_of_their_own(tmp_path: Path) -> None:
     draw, settings = np.random.default_rng(3), tmp_path / "settings"
     for site in SITES:

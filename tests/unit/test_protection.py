@@ -203,6 +203,7 @@ def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, t
 
 
 # ---------------------------------------------------------------------------------------------------- what is told
+@pytest.mark.slow
 def test_told_figures_are_right_within_their_step(asks: Asks, tmp_path: Path) -> None:
     """One split for both: with it exact and coarse numbers are of the same patients."""
     names = [f"p{number}" for number in range(240)]

@@ -196,6 +196,7 @@ def _catching(task: str, change: Callable[[dict[str, Any]], None], number: int, 
 
 
 # ------------------------------------------------------------------------------------------------ starting again
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "adafed", "fedsm"])
 def test_a_server_and_sites_that_start_again_end_with_the_same_models(method: str, tmp_path: Path) -> None:
     plan = plan_of(method, "pairwise")

@@ -342,6 +342,7 @@ def killed(schedule: Schedule, sealed: bool) -> Script:
     return script
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_any_sites_that_drop_out_at_any_moment_cost_nothing_but_themselves(count: int, tmp_path: Path) -> None:
     """Every subset that leaves the threshold, at every moment, each in a round of its own; all are back in the next."""

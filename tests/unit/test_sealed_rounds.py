@@ -17,6 +17,7 @@ from tests.sealed import Hospitals, as_groups, block, close, mean_of, names, num
 MOMENTS = ("before the upload", "after the upload", "during unmasking")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 4, 5, 6])
 def test_any_dropouts_at_any_moment(count: int) -> None:
     """As many as the threshold allows cost nothing but themselves; one more ends the round with the reason."""
