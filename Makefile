@@ -2,9 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests run in several processes, one thread each: half of a federation's time is waiting. tests/conftest.py orders them.
-PROCESSES := 3
-PARALLEL = -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
+# Tests run in three processes, one thread each: half of a federation's time is waiting. tests/conftest.py orders them.
+PARALLEL := -n 3 --dist loadgroup --no-loadscope-reorder
 quick test test-of test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
 quick test test-of test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
@@ -46,7 +45,6 @@ test-of: $(VENV)/.test-ready
 	$(if $(and $(WHAT),$(OF)),,$(error no tests of "$(WHAT)"; say make test-of WHAT=dicom, for tests/*/test_dicom*.py))
 	$(BIN)/python -m pytest -m "not long" $(PARALLEL) $(OF)
 
-test-slow: PROCESSES := 4
 test-slow: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m "slow and not long" $(PARALLEL) --durations=10 --junitxml=build/tests/test-slow.xml
 
