@@ -200,6 +200,7 @@ SETTINGS = {
 HERE = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @hostile(0.2)
 @given(st.data())
 def test_plans(place: Path, data: st.DataObject) -> None:

@@ -106,6 +106,7 @@ def monai_networks() -> dict[str, tuple[nn.Module, Tensor]]:
     }
 
 
+@pytest.mark.slow
 def test_adapted_networks_begin_as_they_were_and_merge_into_one_layer_each() -> None:
     for name, (network, inputs) in monai_networks().items():
         network.eval()
@@ -375,6 +376,7 @@ def test_what_a_file_lacks_has_to_train(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- after a study
+@pytest.mark.slow
 def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
     """From a plan with a path in it to MONAI's own network, though the file is gone from where it was."""
     unet = {"name": "basic-unet", "features": [4, 4, 8, 8, 8]}

@@ -351,6 +351,7 @@ def test_frames_and_arrays_are_sites_too() -> None:
     assert medsilo.run(task="regression", sites={"a": numbers}, device="cpu").summary.metric == "closeness"
 
 
+@pytest.mark.slow
 def test_what_the_command_line_takes_python_takes(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
     by = [

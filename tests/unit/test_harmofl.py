@@ -327,6 +327,7 @@ def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_
 
 
 # ---------------------------------------------------------------------------------------------------- resuming
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
 def test_resuming_across_the_phases_changes_nothing(stop_after: int, tmp_path: Path) -> None:
     assert_resumes(harmofl("training.rounds=4", "algorithm.server_lr=0.9"), stop_after, tmp_path)

@@ -92,6 +92,7 @@ def test_output_shape_and_norm(name, norm):
     assert all(parameter.grad is not None for parameter in module.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_weights_come_from_the_global_generator_alone(name):
     def weights(seed):

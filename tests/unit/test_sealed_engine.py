@@ -117,6 +117,7 @@ DROPOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task, does, how", DROPOUTS)
 def test_a_site_that_drops_out_costs_nothing_but_itself(
     task: str, does: Callable[..., Answers], how: str, tmp_path: Path

@@ -213,6 +213,7 @@ def clear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("works", [False, True], ids=["not made", "lost on its way"])
 @pytest.mark.parametrize("task, number", slow_but([("round", 2), ("agree", 0)], LETTERS))
 def test_a_lost_answer_is_asked_for_again_where_the_plan_waits(
