@@ -174,6 +174,7 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
 @pytest.fixture
 def fresh_spills(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No file of an earlier test is handed on to this one, nor one of this to a later test."""
+    gc.collect()  # what an earlier test left gives its file back now, and not to this one
     monkeypatch.setattr(_File, "spare", own := list[int]())
     yield
     gc.collect()

@@ -154,6 +154,15 @@ def test_a_header_that_names_another_file_is_not_followed(name, text, secret: Pa
         read_scan(folder / name)
 
 
+@pytest.mark.parametrize("axes", ["-13", "0", "11", "3\nNDims = 12", "3\n NDims: -2", "3e9", "999999999999", ""])
+def test_a_number_of_axes_for_which_the_library_has_no_room_is_refused_before_it(axes: str, tmp_path: Path) -> None:
+    """SimpleITK writes beyond its memory for them, and the process is gone without a word."""
+    told = META.format(more="").replace("NDims = 3", f"NDims = {axes}")
+    (tmp_path / "a.mha").write_bytes(f"{told}ElementDataFile = LOCAL\n".encode() + bytes(64))
+    with pytest.raises(DataError, match="damaged"):
+        read_scan(tmp_path / "a.mha")
+
+
 @pytest.mark.parametrize("name", ["a.hdf5", "a.vtk", "a.spr", "a.mnc", "a.gipl", "a.lsm", "a.mrc"])
 def test_other_kinds_of_files_are_not_opened(name, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(600))

@@ -97,6 +97,7 @@ BYTES, VALUES, PIXELS = (1 << 30, 100), (1 << 28, 256), (1 << 27, 4)
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins; with + places in it have 64 bits
 META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
 META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
+META_AXES = re.compile(rb"NDims\s*[=:]\s*(\S*)")
 NRRD_DATA = re.compile(rb"(?:^|[\r\n])\s*data\s*file\s*:", re.IGNORECASE)
 NRRD_END = re.compile(rb"\r?\n\r?\n")
 ELSEWHERE = "an image's header names another file; save the image with its values in one file"
@@ -151,6 +152,8 @@ def _file_of_meta(path: Path) -> Path:
     named = META_DATA.fullmatch(key + rest.partition(b"\n")[0][:LONGEST])
     if not clean or lines[-1] or named is None:
         raise DataError(ELSEWHERE if key else "an image has no whole header; export it again", str(path))
+    if META_AXES.findall(before) not in ([b"2"], [b"3"], [b"4"]):  # of others the library writes beyond its memory
+        raise DataError(DAMAGED, str(path))
     name = named[1].decode("ascii", "replace")
     if name.upper() == "LOCAL":
         return path
