@@ -1,5 +1,6 @@
 """Features as somebody outside of medsilo writes them, and how a test installs their files as a package."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,4 +21,6 @@ def installed_as(name: str, entries: str, place: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(place)
     package.facts_of.cache_clear()
     yield
+    for file in Path(__file__).parent.glob("*.py"):
+        sys.modules.pop(file.stem, None)
     package.facts_of.cache_clear()

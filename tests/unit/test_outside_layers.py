@@ -1,7 +1,6 @@
 """Layers of another installed package: one file each, around the site or around the server's channel."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,8 +34,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
         monkeypatch,
     ):
         yield
-    for module in ("group_noise", "hourly_bytes"):
-        sys.modules.pop(module, None)
 
 
 def test_noise_on_one_group_changes_what_leaves_and_nothing_else(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 method written out by hand."""
 
 import copy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +33,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     place = tmp_path_factory.mktemp("installed")
     with installed_as("outside-methods", "[medsilo.methods]\nelastic = elastic:Elastic\n", place, monkeypatch):
         yield
-    sys.modules.pop("elastic", None)
 
 
 def planned(*changes: str) -> Plan:

@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +35,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     place = tmp_path_factory.mktemp("installed")
     with installed_as("outside-notes", ENTRIES, place, monkeypatch):
         yield
-    sys.modules.pop("notes", None)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A reader of another installed package, for a hospital's own files in a format that medsilo does not know."""
 
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     place = tmp_path_factory.mktemp("installed")
     with installed_as("outside-curves", ENTRIES, place, monkeypatch):
         yield
-    sys.modules.pop("curves", None)
 
 
 def curve(wild: float, seed: str) -> str:

@@ -110,7 +110,7 @@ class Folder:
         said = {
             "data.folder": (str(self.path), where),
             **settings,
-            **({"data.shares": choices.own_shares(shares)} if divided and "data.shares" not in settings else {}),
+            **({"data.shares": choices.own_shares(shares)} if divided else {}),
             **({"packages": ([package], f"it brings task {task}: review it")} if package else {}),
             **({"device": (self.device, "as --device asked for")} if self.device else {}),
         }

@@ -13,7 +13,7 @@ import numpy as np
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
-from medsilo.start.choices import ADAMS_RATE, Choices, own_shares, shares_of, trained_of
+from medsilo.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo.start.looker import Folder, Sight
 from medsilo.tasks.listing import OTHER_NAMES
 from medsilo.tasks.own.columns import as_level, as_number, as_written
@@ -318,13 +318,12 @@ def choose_tables(looks: TableLooks, folder: Folder) -> Sight:
         **({"training.learning_rate": (0.01, ADAMS_RATE)} if few else {}),
     }
     own = {site: _settings(looks, site, table) for site, table in looks.tables.items()}
-    shares = {"data.shares": own_shares(shares_of(looks.sites))}
     return replace(folder, path=looks.folder, site=next(iter(looks.sites))).choose(
         "table",
         found_lines(looks),
         looks.sites if several else {"": trained[0]},
         plan,
-        {**shares, **(next(iter(own.values())) if len(own) == 1 else {})},
+        next(iter(own.values())) if len(own) == 1 else {},
         examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),  # the larger of two in the middle
         sites=own if len(own) > 1 else None,
     )
