@@ -88,7 +88,7 @@ def plans_of(
     held = {site: RawData.of(folder / site, question) for site in sites}
     samples = samples or samples_of(sum(len(data.cases) for data in held.values()))
     told = [Fingerprint.of(facts_of(data, samples), samples) for data in held.values()]
-    holdings = {site: MeasuredSite.model_construct(reader=data.reader) for site, data in held.items()}
+    holdings = {site: MeasuredSite.model_construct(**{"reader": data.reader}) for site, data in held.items()}
     return make_plans(question, Fingerprint.merged(told), holdings).plans
 
 

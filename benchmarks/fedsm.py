@@ -26,7 +26,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.participant import Participant
@@ -47,6 +47,7 @@ from medsilo.core.lifeline import most_held
 from medsilo.course.phase import views
 from medsilo.deploy.supermodel import THRESHOLDS
 from medsilo.federation.coordinator import Coordinator
+from medsilo.methods.fedsm import FedSM
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, make_settings
@@ -80,7 +81,7 @@ class Tiles(Dataset):
     def __init__(self, plan: Plan, folder: Path, count: int = 8, size: int = 1000) -> None:
         import SimpleITK
 
-        self.plan, self.folder, self.count = plan, folder, count
+        self.task, self.folder, self.count = cast(Any, plan.task), folder, count
         random = np.random.default_rng(0)
         for kind in ("images", "masks"):
             (folder / kind).mkdir()
@@ -98,15 +99,15 @@ class Tiles(Dataset):
 
     def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
         image, mask = (self.folder / kind / f"{place}.png" for kind in ("images", "masks"))
-        inputs = self.plan.task.inputs_of(read_picture(image))[0]
-        return inputs, self.plan.task.labels_of((read_labels(mask) > 0).astype(np.uint8))
+        inputs = self.task.inputs_of(read_picture(image))[0]
+        return inputs, self.task.labels_of((read_labels(mask) > 0).astype(np.uint8))
 
 
 class Slices(Dataset):
     """Slices of volumes as compressed NIfTI files: a slice costs its volume."""
 
     def __init__(self, plan: Plan, folder: Path, volumes: int = 2, size: int = 320, slices: int = 20) -> None:
-        self.plan, self.folder = plan, folder
+        self.task, self.folder = cast(Any, plan.task), folder
         self.cases = [(volume, place) for volume in range(volumes) for place in range(2, slices, 5)]
         random = np.random.default_rng(0)
         for volume in range(volumes):
@@ -121,7 +122,7 @@ class Slices(Dataset):
         volume, place = self.cases[case]
         scan = read_scan(self.folder / f"{volume}.nii.gz")
         image, mask = scan.values[0], CaseReader().mask(scan, self.folder / f"{volume}-mask.nii.gz")
-        inputs = self.plan.task.inputs_of(image[None, place : place + 1])[0] / 400
+        inputs = self.task.inputs_of(image[None, place : place + 1])[0] / 400
         labels = torch.from_numpy(mask[None, None, place].astype(np.float32))
         return inputs, (functional.interpolate(labels, inputs.shape[1:], mode="area")[0, 0] > 0.5).long()
 
@@ -150,7 +151,7 @@ def training_time(kind: str, from_files: bool) -> tuple[float, float, float]:
         def three_passes() -> None:
             bench.train(bench.lesson("model"))
             bench.train(bench.lesson("global"))
-            with plan.algorithm.learning_selector(bench, tell_apart) as selector:
+            with cast(FedSM, plan.algorithm).learning_selector(bench, tell_apart) as selector:
                 bench.train(selector)
 
         return *fastest_in_turn(three_passes, lambda: plan.course.phase_of(1).work(bench), 5), reading
@@ -248,7 +249,7 @@ def server_step(count: int, selector: str) -> tuple[float, float]:
     groups = made.groups(1)
     with tempfile.TemporaryDirectory() as place:
         state = Coordinator(plan, sites, made, Record(Path(place) / "run"), "made up").state
-        pull = plan.algorithm.pull
+        pull = cast(FedSM, plan.algorithm).pull
 
         def loops() -> None:
             for name, tensors in groups.items():

@@ -77,7 +77,7 @@ def hippocampus(source: Path) -> Callable[[Path, int, bool], None]:
         each = 5 if few else 50
         for place, number in enumerate(order[: each * 4 + (4 if few else 60)]):
             site = (*SITES, JUDGE)[min(place // each, 4)]
-            mask = nibabel.load(source / "labels" / names[number])
+            mask: Any = nibabel.load(source / "labels" / names[number])
             values = np.asarray(mask.dataobj).astype(np.uint8)
             _copy(source / "images" / names[number], folder / site / "images" / names[number])
             _save(folder / site / "labels" / names[number], values, mask.affine)

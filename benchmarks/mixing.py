@@ -42,7 +42,7 @@ LENET = {
 }
 MEDIUM = {f"layer{place:02}.weight": (60 + 5 * place, 256) for place in range(30)}
 MEDIUM |= {f"layer{place:02}.bias": (60 + 5 * place,) for place in range(30)}
-MODELS = {"LeNet": LENET, "1 M": MEDIUM}
+MODELS: dict[str, dict[str, tuple[int, ...]]] = {"LeNet": LENET, "1 M": MEDIUM}
 
 
 def make(name: str, value: float) -> Model:

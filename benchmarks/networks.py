@@ -142,8 +142,8 @@ def train_ours(side: Ours, rounds: int) -> Dice:
 
 def work_of(plan: Plan, cases: int) -> tuple[int, int]:
     """Return the steps of a round, and the operations of one."""
-    network, axes = plan.build_networks()["model"], plan.task.size
-    inputs = torch.zeros(plan.training.batch_size, len(plan.task.modalities), *axes)
+    network = plan.build_networks()["model"]
+    inputs = torch.zeros(plan.training.batch_size, *plan.task.shape)
     steps = plan.training.local_epochs * -(-cases // plan.training.batch_size)
     return steps, operations(lambda: network(inputs).sum().backward())
 
@@ -225,7 +225,7 @@ class Segmenter:
         for case in cases:
             image = self.prepare({"image": str(self.own.file("images", case))})["image"]
             window = {"roi_size": self.patch, "sw_batch_size": 4, "overlap": 0.625, "mode": "gaussian"}
-            output = sliding_window_inference(image[None], predictor=self.network, **window)[0]
+            output: Any = sliding_window_inference(image[None], predictor=self.network, **window)[0]
             truth = read({"label": str(self.own.file("labels", case))})["label"]
             back = match(MetaTensor(output.as_tensor().softmax(0), affine=image.affine), truth).argmax(0)
             found[case] = fmean(overlap(back == label, truth[0] == label) for label in self.own.labels)
@@ -305,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if chosen.only not in (None, name):
                 continue
             plan, found = default_of(own, Path(folder) / "started" / name), []
-            print(f"{name}: {plan.task.size} voxels, batch {plan.training.batch_size}, {plan.network}", flush=True)
+            print(f"{name}: {plan.task.shape[1:]} voxels, batch {plan.training.batch_size}, {plan.network}", flush=True)
             for seed in range(chosen.seeds):
                 one = compared(own, plan, seed, chosen.share, chosen.steps, Path(folder) / f"{name}-{seed}")
                 found.append(one)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import nn
@@ -108,7 +109,7 @@ def _outcome(plan: Plan, root: Path, coordinator: Coordinator, bad: Collection[s
     honest = [site for site in plan.participation.sites if site not in bad]
     rounds = coordinator.rounds
     refused = sum(1 for line in rounds if set(line.refused) & set(bad))
-    tested = coordinator.ends["test"].replies if "test" in coordinator.ends else {}
+    tested: Mapping[str, Any] = coordinator.ends["test"].replies if "test" in coordinator.ends else {}
     scores = {site: float(tested[site].test) for site in honest if site in tested and tested[site].test is not None}
     if reason or len(scores) < len(honest):
         return Outcome(None, {}, None, refused, reason or "a hospital was not tested", rounds)
