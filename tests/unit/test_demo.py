@@ -55,7 +55,7 @@ def test_the_picture_in_the_readme_shows_what_a_fresh_run_gives(root: Path, tmp_
 @pytest.mark.slow
 def test_a_short_demo_ends_with_its_page(tmp_path: Path) -> None:
     lines: list[str] = []
-    study = demo_study(tmp_path, 2, (0, 1), lines.append)
+    study = demo_study(tmp_path, 1, (0, 1), lines.append)
     folder = study.folder
     assert not study.run()
     text = write_demo(folder, HARMONISED).read_text()
