@@ -218,7 +218,7 @@ def test_the_plugins_are_those_of_this_folder() -> None:
     there = {path.name for path in PLACE.glob("medsilo_*") if list(path.glob("*.py"))}
     assert there == set(PLUGINS) == DESCRIBED.keys()
     settings = tomllib.loads((PLACE.parent / "pyproject.toml").read_text("utf-8"))
-    assert set(settings["tool"]["mypy"]["packages"]) == {"medsilo", *PLUGINS}
+    assert set(settings["tool"]["mypy"]["packages"]) == {"benchmarks", "medsilo", *PLUGINS}
 
 
 def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:
@@ -507,6 +507,15 @@ def test_a_plan_is_read_without_torch_s_compiler(root: Path) -> None:
     """It costs a second, and MONAI three."""
     loaded = modules_after(root, ["leak-report", str(root / "jobs/fedavg")])
     assert "medsilo.plan" in loaded and loaded & {"torch._dynamo", "sympy", "monai", "scipy.stats", "nvflare"} == set()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "harmofl", "fedsm", "fedawa"])
+def test_a_site_trains_without_torch_s_compiler(method: str, root: Path, tmp_path: Path) -> None:
+    """It costs every process that trains a second and 70 MB."""
+    sizes = ("task.name=synthetic-activity", "training.rounds=1", "training.local_epochs=1")
+    changes = [part for size in sizes for part in ("--set", size)]
+    loaded = modules_after(root, ["run", method, "--engine", "inprocess", "-o", str(tmp_path), *changes])
+    assert "torch.optim" in loaded and loaded & {"torch._dynamo", "sympy"} == set()
 
 
 # ---------------------------------------------------------------------------------------------------- documented

@@ -19,14 +19,13 @@ from typing import Any
 AT_ONCE = 2 * (os.cpu_count() or 1)  # that start at the same time: with a hundred, none is there before it is given up
 POLL = 0.2  # seconds between two looks
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
-# What all forks share, what NVFlare's lines import, and what torch's optimizers do; the last reads the plan.
+# What all forks share, and what NVFlare's lines import; the last reads the plan.
 SHARED = (
     WORKER,
     "medsilo.flare.executor",
     "medsilo.flare.simulator",
     "aiohttp.web",
     "google.protobuf.message",
-    "torch._dynamo",
 )
 PLAN, READING = "MEDSILO_PLAN", "medsilo.flare.forked_plan"
 _starting = threading.BoundedSemaphore(AT_ONCE)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ class PerturbedOptimizer(Optimizer):
         if "base" in self.__dict__:
             self.base.add_param_group(param_group)
         else:  # Optimizer's own beginning, before there is a base
-            super().add_param_group(param_group)
+            unwrap(Optimizer.add_param_group)(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """The base's: a perturbation leaves nothing behind."""

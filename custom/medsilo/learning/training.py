@@ -1,8 +1,11 @@
 """Describe how a site trains: the numbers of the plan's `training` section and the optimizer that follows from them."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
+from inspect import unwrap
 from typing import Annotated, Any, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import nn, optim
 
@@ -103,17 +106,11 @@ class Training(Feature):
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """The torch optimizer of this plan."""
-        made: optim.Optimizer
+        numbers = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
         if self.optimizer == "adam":
-            made = optim.Adam(parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay)
+            made = uncompiled(optim.Adam)(parameters, betas=self.betas, **numbers)
         else:
-            made = optim.SGD(
-                parameters,
-                lr=self.learning_rate,
-                momentum=self.momentum,
-                weight_decay=self.weight_decay,
-                nesterov=self.nesterov,
-            )
+            made = uncompiled(optim.SGD)(parameters, momentum=self.momentum, nesterov=self.nesterov, **numbers)
         if self.clip:
             made.register_step_pre_hook(_clipping(self.clip))
         return made
@@ -124,6 +121,18 @@ class Training(Feature):
             return
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * (1 - (number - 1) / rounds) ** POWER
+
+
+@cache
+def uncompiled(kind: type[optim.Optimizer]) -> Callable[..., optim.Optimizer]:
+    """Return one of torch's optimizers without what torch puts around its methods for `torch.compile`.
+
+    That imports torch's compiler, which nothing here uses: a second and 70 MB in every process that trains.
+    """
+    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad", "step")
+    methods = {name: unwrap(getattr(kind, name)) for name in names}
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(kind.__name__, (kind,), methods)
 
 
 def _clipping(most: float) -> Callable[..., None]:

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.course.phase import ServerSide
+from medsilo.learning.training import uncompiled
 from medsilo.methods.bases import WeighingMethod
 from medsilo.mixing.late import LateMean, Shares
 
@@ -33,7 +34,7 @@ class FedAWA(WeighingMethod):
         total = sum(mean.samples.values())
         before = [mean.memory.get(site, {"T": n / total})["T"] for site, n in mean.samples.items()]
         t = torch.tensor(before, dtype=torch.float64, requires_grad=True)
-        adam = torch.optim.Adam([t], self.server_lr, BETAS)
+        adam = uncompiled(torch.optim.Adam)([t], self.server_lr, BETAS)
         (products,) = mean.products().values()
         for _ in range(self.server_steps):
             with torch.enable_grad():

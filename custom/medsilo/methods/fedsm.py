@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import Optimizer
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules, Tensors
@@ -106,7 +106,7 @@ class ModelsAndSelector(Algorithm):
     )
     selector_learning_rate: float | None = Field(
         None,
-        gt=0,
+        ge=1e-8,
         le=10,
         description="learning rate of the selector's optimizer at the sites; `null`: 0.02 with `server-adam`, else "
         "0.001",
@@ -167,8 +167,9 @@ class ModelsAndSelector(Algorithm):
     def make_optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
         if name != "selector":
             return super().make_optimizer(name, module, training)
-        kind, rate = (SGD, 0.02) if self.selector_sync == "server-adam" else (Adam, 0.001)
-        return kind(module.parameters(), lr=self.selector_learning_rate or rate)
+        kind, rate = ("sgd", 0.02) if self.selector_sync == "server-adam" else ("adam", 0.001)
+        own = Training(optimizer=kind, learning_rate=self.selector_learning_rate or rate)
+        return own.make_optimizer(module.parameters())
 
     # The groups
     def global_group(self) -> Group:
