@@ -72,10 +72,10 @@ def test_networks_answer_alike_when_torch_changes_how_they_run(device: str, chan
 def test_several_processes_share_a_device_and_end_with_the_same_bits(device: str, root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "medsilo.cli", "run", str(root / "jobs/fedavg"), "--engine", "inprocess"]
     command += ["--device", device, "--set", "training.rounds=2", "--set", "task.patients=6", "-o", str(tmp_path)]
-    runs = [subprocess.Popen([*command, "--name", str(number)], stdout=subprocess.DEVNULL) for number in range(3)]
-    assert [run.wait(300) for run in runs] == [0, 0, 0]
-    first, *others = [load_tensors(tmp_path / str(number) / GLOBAL / LAST)[0] for number in range(3)]
-    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    runs = [subprocess.Popen([*command, "--name", str(number)], stdout=subprocess.DEVNULL) for number in range(2)]
+    assert [run.wait(300) for run in runs] == [0, 0]
+    one, other = (load_tensors(tmp_path / str(number) / GLOBAL / LAST)[0] for number in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @CUDA
