@@ -21,9 +21,12 @@ from medsilo.flare.janitor import MOST
 from medsilo.flare.jobs import write_job
 from medsilo.runs.clean import remove
 from medsilo.runs.reading import read_summary
+from medsilo.site.settings import EachSites, SiteSettings
 from tests.conftest import SITES, make_plan
+from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until
 from tests.secure.relay import Line, Relay
+from tests.secure.test_mutual_tls import gathered
 from tests.unit.test_published import holds
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
@@ -86,8 +89,11 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
 def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
     consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
+    """Teaching hospitals, which send all else, too: what they and the server keep equals the loop."""
     agrees, refuses = SITES[0], SITES[2]
-    plan = make_plan("fedsm", "training.rounds=1", "tracking.select=last", sites=[agrees, refuses])
+    plan = make_plan("fedsm", "tracking.select=last", sites=[agrees, refuses])
+    unwilling = SiteSettings(device="cpu", share_personal_model=False)
+    inprocess.run(plan, folder=tmp_path / "loop", settings=EachSites(device="cpu", sites={refuses: unwilling}))
     write_job(tmp_path / "job", plan)
     kit, settings = consortium.kit(LEAD), consortium.kit(refuses) / "local/medsilo.yaml"
     before = settings.read_text()
@@ -103,6 +109,7 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
     for site in (agrees, refuses):
         own = load_tensors(consortium.kit(site) / "medsilo" / run.name / "sites" / site / "best.safetensors")[0]
         assert holds(run, own) == (site == agrees)
+    assert_same_outcome(tmp_path / "loop", gathered(consortium, run.name, [agrees, refuses], tmp_path / "secure"))
 
 
 def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -122,39 +129,33 @@ def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path, capsys: p
         assert (code, out, len(err)) == (1, [], 1) and words in err[0], (arguments, err)
 
 
-def test_a_job_that_leads_no_study_shows_none_of_anothers_rounds(
+def test_a_study_that_could_not_start_leaves_its_name_free(
     consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    kit = consortium.kit(LEAD)
-    write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=1", sites=SITES[:2]), study="taken")
-    code, out, _ = medsilo(capsys, "submit", tmp_path / "job", "--kit", kit)
-    assert code == 0 and medsilo(capsys, "status", out[0], "--watch", "--kit", kit)[0] == 0
-    code, out, err = medsilo(capsys, "submit", tmp_path / "job", "--kit", kit)
-    assert (code, out) == (1, []) and "not started" in err[-1] and "taken exists" in err[-1]
-    code, out, _ = medsilo(capsys, "status", lead.status(kit).jobs[0].id, "--watch", "--kit", kit)
-    assert code == 1 and not [line for line in out if line.startswith("round ")] and "taken exists" in out[0]
-
-
-def test_a_study_that_could_not_start_leaves_its_name_free(consortium: Consortium, tmp_path: Path) -> None:
-    """A hospital that can't take part; then all can, under another plan."""
+    """A hospital can't take part; then all can, under another plan; a third job leads no study and shows no rounds."""
     kit, settings = consortium.kit(LEAD), consortium.kit(SITES[0]) / "local/medsilo.yaml"
     before = settings.read_text()
 
-    def submit(method: str) -> str:
-        write_job(tmp_path / method, make_plan(method, sites=SITES[:2]), study="tried-again")
-        return lead.submit(tmp_path / method, kit, print)
+    def submit(folder: str, method: str, sites: list[str]) -> str:
+        write_job(tmp_path / folder, make_plan(method, "training.rounds=1", sites=sites), study="tried-again")
+        return lead.submit(tmp_path / folder, kit, print)
 
     settings.write_text("device: cuda:7\n")
     try:
         with pytest.raises(MedsiloError, match=f"not started: .*join: 1 of 2 sites answered.*{SITES[0]} refused"):
-            submit("fedbn")
+            submit("cannot", "fedbn", SITES[:2])
     finally:
         settings.write_text(before)
     run = consortium.kit(SERVER) / "medsilo" / "tried-again"
     assert read_summary(run).never_began
-    job = submit("fedavg")
+    job = submit("can", "fedavg", SITES[:2])
     assert lead.watch(job, kit, lambda line, study: None, print) == lead.COMPLETED
     assert read_summary(run).finished and read_summary(run).method == "fedavg"
+
+    with pytest.raises(MedsiloError, match="not started.*tried-again exists"):
+        submit("taken", "fedavg", SITES[:1])
+    code, out, _ = medsilo(capsys, "status", lead.status(kit).jobs[0].id, "--watch", "--kit", kit)
+    assert code == 1 and not [line for line in out if line.startswith("round ")] and "tried-again exists" in out[0]
 
 
 def test_watching_survives_a_lost_connection_and_abort_ends_it(
