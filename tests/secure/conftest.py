@@ -1,4 +1,7 @@
-"""One federation for all tests over mutual TLS: two teaching hospitals and, between them, a strict one; and a pair."""
+"""One federation for all tests over mutual TLS: two teaching hospitals and, between them, a strict one; and a pair.
+
+Teaching hospitals train in their job's own process, the strict one in another, which is the default.
+"""
 
 from collections.abc import Iterator
 
@@ -7,12 +10,16 @@ import pytest
 from tests.conftest import SITES
 from tests.secure.consortium import Consortium
 
-POLICIES = dict(zip(SITES, ["teaching-hospital", "strict-hospital", "teaching-hospital"], strict=True))
+TEACHING = "teaching-hospital"
+POLICIES = dict(zip(SITES, [TEACHING, "strict-hospital", TEACHING], strict=True))
 
 
-@pytest.fixture(scope="session")
-def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    consortium = Consortium(tmp_path_factory.mktemp("consortium"), POLICIES)
+def running(name: str, sites: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+    own = {site: POLICIES[site] for site in sites}
+    consortium = Consortium(tmp_path_factory.mktemp(name), own)
+    for site, policies in own.items():
+        if policies == TEACHING:
+            (consortium.kit(site) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
     try:
         consortium.start()
         yield consortium
@@ -21,11 +28,11 @@ def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]
 
 
 @pytest.fixture(scope="session")
+def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+    yield from running("consortium", SITES, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
     """Another federation, of a teaching and a strict hospital, for tests that kill its servers and cut its lines."""
-    pair = Consortium(tmp_path_factory.mktemp("pair"), {site: POLICIES[site] for site in SITES[:2]})
-    try:
-        pair.start()
-        yield pair
-    finally:
-        pair.stop()
+    yield from running("pair", SITES[:2], tmp_path_factory)

@@ -22,6 +22,8 @@ def relayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
     """Two hospitals behind a relay that is itself behind another, and one that connects to the server."""
     relays = {"country": ["city"], "city": SITES[:2]}
     relayed = Consortium(tmp_path_factory.mktemp("relayed"), dict.fromkeys(SITES, "teaching-hospital"), relays=relays)
+    for site in SITES:
+        (relayed.kit(site) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
     try:
         relayed.start()
         yield relayed
