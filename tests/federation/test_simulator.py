@@ -13,13 +13,14 @@ from medsilo.site.settings import SiteSettings
 from tests.conftest import FEDSM, METHODS, PLAIN, SITES, make_plan
 
 CPU = SiteSettings(device="cpu")
-# A few methods that need most are tried at every change, one of each kind with the slow tests, all before a release.
+# One that needs most is tried at every change, one with the slow tests, by three sites, and all before a release.
 FIRST = ["fedsm-extra"]
 KINDS = ["adafed", "scaffold"]
-MARKS = {method: pytest.mark.slow if method in KINDS else pytest.mark.long for method in METHODS}
+MARKS = {method: pytest.mark.slow if method == "adafed" else pytest.mark.long for method in METHODS}
 BY_KIND = [method if method in FIRST else pytest.param(method, marks=MARKS[method]) for method in METHODS]
 FROM_DISK = ["fedsm-extra"]
-OWN_FILES = (paths.STATE_FILES, paths.SEALED)  # of no interest here; masks are drawn in every run
+# of no interest here; masks, and names of attempts, are drawn in every run
+OWN_FILES = (paths.STATE_FILES, paths.SEALED, paths.ANSWER_FILES)
 
 
 def assert_same_outcome(one: Path, other: Path) -> None:

@@ -42,12 +42,11 @@ def test_over_tls_equals_the_loop(pair: Consortium, tmp_path: Path) -> None:
     run_both_ways(pair, "fedbn", SITES[:2], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param("adafed", marks=pytest.mark.long), pytest.param("fedsm", marks=pytest.mark.slow)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["adafed", "fedsm"])
 @of_three
 def test_all_else_over_tls_equals_the_loop(consortium: Consortium, method: str, tmp_path: Path) -> None:
-    """Teaching hospitals send all else, too."""
+    """Teaching hospitals send all else, too. At every change a study of test_lead.py shows it of FedSM."""
     run_both_ways(consortium, method, TEACHING, tmp_path)
 
 

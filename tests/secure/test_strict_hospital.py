@@ -31,10 +31,9 @@ def with_component(job: Path, path: str) -> None:
 
 def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> None:
     """All at once: the server runs four jobs at a time."""
-    sites = SITES[:2]
 
-    def job(name: str, method: str = "fedavg") -> Path:
-        write_job(tmp_path / name, make_plan(method, "training.rounds=1", sites=sites), study=name)
+    def job(name: str, method: str = "fedavg", sites: tuple[str, ...] = (STRICT,)) -> Path:
+        write_job(tmp_path / name, make_plan(method, "training.rounds=1", sites=[*sites]), study=name)
         change(tmp_path / name / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server", *sites]}))
         return tmp_path / name
 
@@ -50,7 +49,7 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
     gpus = job("gpus")
     wish = {STRICT: {"num_of_gpus": 1, "mem_per_gpu_in_GiB": 1}}
     change(gpus / "meta.json", lambda meta: meta.update(resource_spec=wish))
-    amplitude = job("amplitude", "harmofl")
+    amplitude = job("amplitude", "harmofl", (SITES[0], STRICT))
     no_filters = {"task_result_filters": [], "task_data_filters": []}
     change(amplitude / CONFIG / "config_fed_client.json", lambda config: config.update(no_filters))
 
