@@ -25,7 +25,7 @@ DESIGNS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "labels differ": (SIX, 4, {"shift": "label", "persons": 20, "windows": 40}),
     "devices differ": (SIX, 4, {"shift": "feature", "persons": 20, "windows": 40}),
     "both differ": (SIX, 4, {"shift": "both", "persons": 20, "windows": 40}),
-    "devices differ, longer": (SIX, 20, {"shift": "feature", "persons": 20, "windows": 40}),
+    "devices differ, longer": (SIX, 12, {"shift": "feature", "persons": 20, "windows": 40}),
 }
 
 
@@ -107,10 +107,11 @@ def test_alone_is_better_than_chance(design: str, least: float, seed: int) -> No
 # ---------------------------------------------------------------------------------------------------- longer
 @every_seed
 def test_where_devices_differ_batch_norm_of_ones_own_is_better(seed: int) -> None:
-    """Design C4 of the benchmarks: FedBN above FedAvg in every seed. Measured after 20 rounds: +3.9, +7.9, +8.8.
+    """Design C4 of the benchmarks: FedBN above FedAvg in every seed. Measured after 12 rounds: +6.8, +16.1, +14.2;
+    after 20: +3.9, +7.9, +8.8.
 
     After 4 rounds it is not so (-21.8, +2.9, +15.5): batch norm of one's own is slower at first.
     """
     design = "devices differ, longer"
-    assert accuracy(design, "fedbn", seed) > accuracy(design, "fedavg", seed) + 0.015
+    assert accuracy(design, "fedbn", seed) > accuracy(design, "fedavg", seed) + 0.03
     assert accuracy(design, "fedavg", seed) > accuracy("devices differ", "fedavg", seed) + 0.1

@@ -51,8 +51,10 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(data: Path, **demands: Any) -> SiteSettings:
-    own = {"device": "cpu", "data": {"folder": str(data), "split": 1}, "privacy": {**DEMANDS, **demands}}
-    return make_settings(own, "x")
+    """Images are made ready once for all studies of these tests."""
+    (cache := data.with_name(f"{data.name}-ready")).mkdir(exist_ok=True)
+    own_data = {"folder": str(data), "split": 1, "cache": "disk", "cache_folder": str(cache)}
+    return make_settings({"device": "cpu", "data": own_data, "privacy": {**DEMANDS, **demands}}, "x")
 
 
 def run(root: Path, data: Path, *changes: str, plan: dict = PRIVATE, **demands: Any) -> Summary:

@@ -4,7 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,24 +31,63 @@ def make_images(folder: Path) -> None:
         write_volume(folder / f"scan{number}{suffix}", Volume(drawn(shape, number), oblique(spacing)), stored_as)
 
 
-def run_bundle(bundle: Path, images: Path, masks: Path, without_medsilo: bool) -> None:
-    """As docs/README.md of the bundle says, in a process of its own."""
-    code = "import sys; sys.modules['medsilo'] = None; " if without_medsilo else ""
-    code += "import runpy; runpy.run_module('monai.bundle', run_name='__main__')"
-    command = ["run", "--config_file", "configs/inference.json", "--meta_file", "configs/metadata.json"]
-    command += ["--dataset_dir", str(images), "--output_dir", str(masks)]
-    package = str(Path(__file__).parents[2] / "custom")
-    environment = {**os.environ, "PYTHONPATH": "" if without_medsilo else package}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command], cwd=bundle, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "scan1" not in done.stdout + done.stderr
+# A process that has imported MONAI's runner, which takes five seconds; each bundle has a process of its own, its child.
+RUNNER = """
+import json, os, runpy, sys, traceback
+import monai.bundle, monai.data, monai.inferers, monai.transforms
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        told, code = json.loads(line), 1
+        log = os.open(told["log"], os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1), os.dup2(log, 2)
+        try:
+            os.chdir(told["bundle"])
+            sys.argv = ["monai.bundle", *told["command"]]
+            runpy.run_module("monai.bundle", run_name="__main__")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+RunBundle = Callable[[Path, Path, Path, bool], None]
+in_monai = pytest.mark.xdist_group("bundle")  # one runner for all
+
+
+@pytest.fixture(scope="session")
+def run_bundle() -> Iterator[RunBundle]:
+    """Runs a bundle as its docs/README.md says: a bundle, images, where masks go, and whether medsilo is not there."""
+    with ExitStack() as stack:
+
+        @cache
+        def runner(without_medsilo: bool) -> subprocess.Popen[str]:
+            code = "import sys; sys.modules['medsilo'] = None" if without_medsilo else ""
+            package = "" if without_medsilo else str(Path(__file__).parents[2] / "custom")
+            command = [sys.executable, "-c", code + RUNNER]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            return stack.enter_context(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": package}, **pipes))
+
+        def run(bundle: Path, images: Path, masks: Path, without_medsilo: bool) -> None:
+            command = ["run", "--config_file", "configs/inference.json", "--meta_file", "configs/metadata.json"]
+            command += ["--dataset_dir", str(images), "--output_dir", str(masks)]
+            log = bundle.with_name("runner.txt")
+            process = runner(without_medsilo)
+            assert process.stdin and process.stdout
+            process.stdin.write(json.dumps({"bundle": str(bundle), "command": command, "log": str(log)}) + "\n")
+            process.stdin.flush()
+            ended, said = process.stdout.readline(), log.read_text()
+            assert ended == "0\n", said
+            assert "scan1" not in said
+
+        yield run
 
 
 @pytest.mark.slow
+@in_monai
 @pytest.mark.parametrize("kind", ["super model", "of monai alone", "with an input layer"])
-def test_monais_runner_finds_the_same_voxels(kind: str, tmp_path: Path) -> None:
+def test_monais_runner_finds_the_same_voxels(kind: str, tmp_path: Path, run_bundle: RunBundle) -> None:
     if kind == "super model":
         make_super_model().save(tmp_path / "model")
     else:

@@ -15,9 +15,11 @@ from medsilo.cli import main
 from medsilo.tasks.scans import read_scan
 from tests.conftest import make_plan
 from tests.hospital import Volume, photograph, write_pixels, write_volume
-from tests.unit.test_bundle import make_images, run_bundle
+from tests.unit.test_bundle import RunBundle, in_monai, make_images, run_bundle
 from tests.unit.test_predict import GRIDS, drawn, oblique, write_run
 
+__all__ = ["run_bundle"]  # a fixture
+pytestmark = in_monai
 VOLUMES = ["task.name=nifti-folder", 'task.labels=["organ","tumour"]', 'task.intensity={"kind":"z-score"}']
 SEGMENTS = {
     "volumes resized": ["task.size=[16,16,8]", "network.dimensions=3"],
@@ -55,7 +57,7 @@ def values_of(folder: Path, name: str) -> np.ndarray:
 
 # Resizing and windows, volumes and slices: each once in the slow ring, all pairs before a release.
 @pytest.mark.parametrize("kind", before_a_release(["volumes in windows", "slices resized"], SEGMENTS))
-def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path) -> None:
+def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path, run_bundle: RunBundle) -> None:
     make_images(tmp_path / "images")
     ours, bundle = export(tmp_path, whole(VOLUMES, SEGMENTS[kind], U_NET))
     run_bundle(bundle, tmp_path / "images", tmp_path / "theirs", without_medsilo=True)
@@ -76,7 +78,7 @@ def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", before_a_release(["rgb resized", "grey cut"], PICTURES))
-def test_masks_of_photographs_are_the_same_pixel_by_pixel(kind: str, tmp_path: Path) -> None:
+def test_masks_of_photographs_are_the_same_pixel_by_pixel(kind: str, tmp_path: Path, run_bundle: RunBundle) -> None:
     """Also of pictures with an opaque alpha channel, of grey ones with 16 bits, and of one in grey among colours."""
     colours, fit = kind.split()
     for number in range(4):
@@ -113,7 +115,7 @@ CLASSIFIES = {
 
 
 @pytest.mark.parametrize("kind", before_a_release(["photographs cut", "volumes cut", "slices"], CLASSIFIES))
-def test_classes_have_the_same_probabilities(kind: str, tmp_path: Path) -> None:
+def test_classes_have_the_same_probabilities(kind: str, tmp_path: Path, run_bundle: RunBundle) -> None:
     if kind.startswith("photographs"):
         for number in range(3):
             write_pixels(tmp_path / f"images/{number}.png", photograph(number, (30 + number, 40 - number))[0])
@@ -132,7 +134,7 @@ def test_classes_have_the_same_probabilities(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_channels_lie_in_folders_of_their_own(tmp_path: Path) -> None:
+def test_several_channels_lie_in_folders_of_their_own(tmp_path: Path, run_bundle: RunBundle) -> None:
     """`predict` takes them as one file, MONAI's runner as one file each."""
     (tmp_path / "images").mkdir()
     for place, channel in enumerate(("t1", "t2")):

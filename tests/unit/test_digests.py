@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from medsilo.federation import inprocess
-from tests.conftest import slow_but
+from tests.conftest import METHODS, slow_but
 from tests.digests import CASES, FILE, left_by, this_processor
 
 KNOWN: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
@@ -23,14 +23,21 @@ IN_EVERY_RUN = [
 ]
 
 
+# Read no more of a case or a network than its loss and its numbers: one task holds their bits at every gate.
+ANY_NETWORK = [
+    *("fedprox", "fedrep", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn", "feddg-ga", "fedawa"),
+    *("cyclic", "mr-mtl", "apfl", "per-fedavg", "pfedme", "fine-tuning", "fedbabu", "fedrod", "fedsm-ensemble"),
+]
+
+
 def cases() -> Iterator[Any]:
     """Yield the cases. A method that takes any loss is held on masks before a release, on classes at every gate."""
-    masks = [f"{case.split(', ')[0]}, synthetic-prostate" for case in IN_EVERY_RUN]
+    several = [case.split(", ")[0] for case in IN_EVERY_RUN]
+    late = {f"{method}, synthetic-prostate" for method in [*METHODS, "central"] if method not in several}
+    late |= {f"{method}, synthetic-histology" for method in ANY_NETWORK}
     for case in slow_but(IN_EVERY_RUN, CASES):
-        once_more = (
-            isinstance(case, str) or not case.values[0].endswith("synthetic-prostate") or case.values[0] in masks
-        )
-        yield case if once_more else pytest.param(*case.values, marks=pytest.mark.long)
+        is_late = not isinstance(case, str) and case.values[0] in late
+        yield pytest.param(*case.values, marks=pytest.mark.long) if is_late else case
 
 
 @pytest.mark.parametrize("case", list(cases()))

@@ -796,8 +796,18 @@ def named_right(plan: Plan, folder: Path) -> list[float]:
     return [float((one == place).float().mean()) for place, one in enumerate(named)]
 
 
-@pytest.mark.parametrize("task", slow_but(["synthetic-activity"], FEDERATIONS))
-@pytest.mark.parametrize("large", [A, pytest.param(B, marks=pytest.mark.slow)])
+# Each task, and either hospital as the large one; all pairs before a release.
+@pytest.mark.parametrize(
+    ("task", "large"),
+    [
+        ("synthetic-activity", A),
+        pytest.param("synthetic-activity", B, marks=pytest.mark.slow),
+        pytest.param("synthetic-histology", A, marks=pytest.mark.slow),
+        pytest.param("synthetic-histology", B, marks=pytest.mark.long),
+        pytest.param("synthetic-prostate", A, marks=pytest.mark.long),
+        pytest.param("synthetic-prostate", B, marks=pytest.mark.slow),
+    ],
+)
 def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: str, tmp_path: Path) -> None:
     """Trained by steps it named the largest hospital for every image (`docs/fedsm.md`)."""
     plan = unequal(task, large, tmp_path / "run")

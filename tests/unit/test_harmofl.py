@@ -188,8 +188,8 @@ def test_averaging_with_both_halves_is_harmofl_bit_for_bit() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["fedbn", "scaffold", "ditto"], OTHERS))
 def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
-    """Harmonised in the first round that trains; each half makes a difference."""
-    plan = make_plan(method, *SMALL, "training.rounds=3")
+    """Harmonised in the first round that trains; without each half it is another model."""
+    plan = make_plan(method, *SMALL, f"training.rounds={3 if method == 'f-adafed' else 2}")
     allowed = HALVES[: 1 if plan.algorithm.own_step else 2]
     first = next(place for place, phase in enumerate(plan.algorithm.phases(plan.training.rounds)) if phase.trains)
     transport, _ = listen(plan.with_changes(allowed), tmp_path / "both")
@@ -200,8 +200,9 @@ def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
         assert down == [first + 2]
     assert all(one.participant.state.modules["amplitude"].frozen for one in transport.participants.values())
     both = transport.participants["hospital-b"].participant.state.model.model.state_dict()
-    for fewer in [[], *([half] for half in allowed if len(allowed) == 2)]:
-        model = inprocess.run(plan.with_changes(fewer)).models["hospital-b"]
+    for left_out in allowed:
+        fewer = plan.with_changes([half for half in allowed if half != left_out])
+        model = inprocess.run(fewer).models["hospital-b"]
         assert not torch.equal(both["4.weight"], getattr(model, "model", model).state_dict()["4.weight"])
 
 

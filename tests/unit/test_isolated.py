@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,8 +100,8 @@ def test_a_killed_trainer_costs_its_round_and_the_numbers_are_the_same(tmp_path:
 @pytest.mark.parametrize("rule", ["wait", pytest.param("stop", marks=pytest.mark.long)])
 def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: Path, isolated_site: Sites) -> None:
     plan = make_plan("fedbn", *SMALL, f"participation.when_missing={rule}", "training.rounds=3", sites=[A, B])
-    sites = {A: isolated_site(plan), B: isolated_site(plan, B, kind=Fragile)}
-    summary = lead(plan, tmp_path / "run", sites)
+    here = site_of(plan, A, [A, B], CPU, tmp_path / "run/sites" / A)
+    summary = lead(plan, tmp_path / "run", {A: here, B: isolated_site(plan, B, kind=Fragile)})
     assert (tmp_path / f"{B}-was-killed").exists()
     assert summary.status == "finished" and summary.sites[B].missed == {}
     lead(plan, tmp_path / "plain", {s: site_of(plan, s, [A, B], CPU, tmp_path / "plain/sites" / s) for s in (A, B)})
@@ -191,31 +189,31 @@ def test_stops_hangs_and_failures(tmp_path: Path, isolated_site: Sites, monkeypa
     assert site.answer(server.ask("join", 0)).facts["task"] == "join"
 
 
-ORPHAN = """
-import sys, time
-from pathlib import Path
-from tests.conftest import make_plan
-from tests.unit.test_isolated import CPU, SMALL, IsolatedParticipant, Place, Server
-
-plan = make_plan("fedavg", *SMALL)
-site = IsolatedParticipant(Place(plan, "hospital-a", plan.participation.sites, CPU, Path(sys.argv[1])))
-site.answer(Server(plan).ask("join", 0))
-print(site.process.pid, flush=True)
-time.sleep(600)
-"""
+def begin_and_sleep(folder: Path, told: int) -> None:
+    """A parent: has a process begin, says which, and sleeps."""
+    plan = make_plan("fedavg", *SMALL)
+    site = IsolatedParticipant(Place(plan, A, plan.participation.sites, CPU, folder))
+    site.answer(Server(plan).ask("join", 0))
+    assert site.process
+    os.write(told, f"{site.process.pid}\n".encode())
+    time.sleep(600)
 
 
 @pytest.mark.slow
-def test_no_orphan_survives_its_parent(tmp_path: Path, root: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "custom"), str(root)])}
-    command = [sys.executable, "-c", ORPHAN, str(tmp_path)]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+def test_no_orphan_survives_its_parent(tmp_path: Path) -> None:
+    heard, told = os.pipe()
+    if not (parent := os.fork()):
+        try:
+            begin_and_sleep(tmp_path, told)
+        finally:
+            os._exit(1)
+    os.close(told)
     try:
-        assert parent.stdout
-        worker = psutil.Process(int(parent.stdout.readline()))
+        with os.fdopen(heard) as pipe:
+            worker = psutil.Process(int(pipe.readline()))
     finally:
-        parent.kill()
-        parent.wait()
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
     worker.wait(timeout=600)
 
 

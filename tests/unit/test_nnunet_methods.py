@@ -44,7 +44,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 )
 def test_each_method_trains_nnunets_networks_or_says_why_not(hospitals: tuple[Path, Any], method: str) -> None:
     folder, plans = hospitals
-    training = {"rounds": 3, "batch_size": 2, "momentum": 0.9}
+    training = {"rounds": 2, "batch_size": 2, "momentum": 0.9}
     asked = {"name": method, **OTHERWISE.get(method, {})}
     if method in REFUSED:
         with pytest.raises(PlanError, match=REFUSED[method]):

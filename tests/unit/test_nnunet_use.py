@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import nibabel
@@ -306,13 +307,16 @@ def test_folds_are_exported_into_one_model_whose_networks_answer_together(
     assert main(["export", str(tmp_path / "other"), "--to", "nnunet", "-o", str(model)]) == 1
     assert not (model / "fold_2").exists()
 
-    theirs.mkdir()
-    predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
-    predictor.initialize_from_trained_model_folder(str(model), (0, 1))
-    predictor.predict_from_files_sequential(str(images), str(theirs))
     sources = [Source.open(tmp_path / str(number)) for number in range(2)]
     task = sources[0].plan.task
     image = next(iter(task.use.images_among(sorted(images.iterdir()))))
+    for place in (theirs, one := tmp_path / "one"):
+        place.mkdir()
+    for channel in image:
+        copy(channel, one)
+    predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
+    predictor.initialize_from_trained_model_folder(str(model), (0, 1))
+    predictor.predict_from_files_sequential(str(one), str(theirs))
     scan = task.use.scan_of(image)
     inputs = task.use.inputs_of(scan)
     with torch.no_grad():
@@ -320,7 +324,7 @@ def test_folds_are_exported_into_one_model_whose_networks_answer_together(
     wanted = task.use.labels_on(scan, torch.stack(each).mean(0))
     found, _ = values_in(theirs / image[0].name.replace("_0000", ""))
     assert np.array_equal(found.transpose(2, 1, 0), wanted.numpy()) and 0 < found.mean() < 1
-    assert all(not torch.equal(one, each[0]) for one in each[1:])
+    assert all(not torch.equal(own, each[0]) for own in each[1:])
 
 
 # ------------------------------------------------------------------------------------------------------ the data

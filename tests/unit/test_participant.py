@@ -315,7 +315,7 @@ def score_of(plan: Plan, path: Path, part: Cases) -> float:
 
 @every_method
 def test_the_best_model_has_the_score_that_was_recorded(method: str, changes: list[str], tmp_path: Path) -> None:
-    plan = planned(method, changes, rounds=5)
+    plan = planned(method, changes, rounds=3)
     summary = inprocess.run(plan, folder=tmp_path / "run").summary
     for site in SITES:
         facts = summary.sites[site]
@@ -485,7 +485,7 @@ OFTEN = [(*one, [1, 2]) for one in [*EVERY, *((method, []) for method in METHODS
 def test_a_study_that_stopped_goes_on_as_if_it_had_not(
     method: str, changes: list[str], stops: list[int], tmp_path: Path, whole: Callable[[Plan], Path]
 ) -> None:
-    plan = planned(method, changes)
+    plan = planned(method, changes, rounds=max(3, *stops))
     stop_and_resume(plan, tmp_path / "run", *stops)
     assert_same_run(whole(plan), tmp_path / "run")
 

@@ -67,7 +67,7 @@ def test_sealed_models_are_those_of_clear_mixing(method: str) -> None:
 
 
 # One of each kind; sealed bits of every method are held by tests/unit/test_digests.py.
-TEN_ROUNDS = ["fedavg", "fedbn", "scaffold", "fednova", "fedadam", "harmofl", "apfl", "pfedme"]
+TEN_ROUNDS = ["fedavg", "fedbn", "scaffold", "fednova", "fedadam", "harmofl", "apfl"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,11 @@ from medsilo.report.read import picture_of
 HERE = Path(__file__).parent
 
 
+@cache  # a template is compiled once in a process
 def templates_in(*folders: Path) -> Environment:
     """Return what fills templates. Escaping is on for everything: names, reasons and plans come from other machines."""
-    return Environment(
-        loader=FileSystemLoader(folders),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    return Environment(loader=FileSystemLoader(folders), autoescape=True, undefined=StrictUndefined, **blocks)
 
 
 def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
