@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -189,31 +191,31 @@ def test_stops_hangs_and_failures(tmp_path: Path, isolated_site: Sites, monkeypa
     assert site.answer(server.ask("join", 0)).facts["task"] == "join"
 
 
-def begin_and_sleep(folder: Path, told: int) -> None:
-    """A parent: has a process begin, says which, and sleeps."""
-    plan = make_plan("fedavg", *SMALL)
-    site = IsolatedParticipant(Place(plan, A, plan.participation.sites, CPU, folder))
-    site.answer(Server(plan).ask("join", 0))
-    assert site.process
-    os.write(told, f"{site.process.pid}\n".encode())
-    time.sleep(600)
+ORPHAN = """
+import sys, time
+from pathlib import Path
+from tests.conftest import make_plan
+from tests.unit.test_isolated import CPU, SMALL, IsolatedParticipant, Place, Server
+
+plan = make_plan("fedavg", *SMALL)
+site = IsolatedParticipant(Place(plan, "hospital-a", plan.participation.sites, CPU, Path(sys.argv[1])))
+site.answer(Server(plan).ask("join", 0))
+print(site.process.pid, flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.mark.slow
-def test_no_orphan_survives_its_parent(tmp_path: Path) -> None:
-    heard, told = os.pipe()
-    if not (parent := os.fork()):
-        try:
-            begin_and_sleep(tmp_path, told)
-        finally:
-            os._exit(1)
-    os.close(told)
+def test_no_orphan_survives_its_parent(tmp_path: Path, root: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "custom"), str(root)])}
+    command = [sys.executable, "-c", ORPHAN, str(tmp_path)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
-        with os.fdopen(heard) as pipe:
-            worker = psutil.Process(int(pipe.readline()))
+        assert parent.stdout
+        worker = psutil.Process(int(parent.stdout.readline()))
     finally:
-        os.kill(parent, signal.SIGKILL)
-        os.waitpid(parent, 0)
+        parent.kill()
+        parent.wait()
     worker.wait(timeout=600)
 
 

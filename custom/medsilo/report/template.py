@@ -22,8 +22,13 @@ HERE = Path(__file__).parent
 @cache  # a template is compiled once in a process
 def templates_in(*folders: Path) -> Environment:
     """Return what fills templates. Escaping is on for everything: names, reasons and plans come from other machines."""
-    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-    return Environment(loader=FileSystemLoader(folders), autoescape=True, undefined=StrictUndefined, **blocks)
+    return Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
