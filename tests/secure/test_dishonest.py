@@ -55,9 +55,10 @@ class Memory:
         self.watching.join()
 
     def _watch(self) -> None:
+        running: list[psutil.Process] = []
         while not self.over:
-            with suppress(psutil.Error, OSError, ValueError):
-                (process,) = self.consortium.family(SERVER, "runner_process")
+            with suppress(psutil.Error, OSError, ValueError, StopIteration):  # not begun yet, or just ended
+                (process,) = running = running or self.consortium.family(SERVER, "runner_process")
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
                 self.most[len(self.record.rounds())] = int(line.split()[1]) * 1024
