@@ -14,7 +14,7 @@ import pytest
 
 from medsilo.flare.jobs import write_job
 from medsilo.runs.record import Record
-from tests.conftest import make_plan
+from tests.conftest import SITES, make_plan
 from tests.secure.consortium import wait_until
 
 LONG = "training.rounds=2000"
@@ -83,11 +83,18 @@ def killed(process: subprocess.Popen, sign: signal.Signals, folder: Path, most: 
     return (folder / "said.txt").read_text()
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["before the sites are there", pytest.param("in a round", marks=pytest.mark.slow)])
-def test_the_simulator_ends_with_its_command(sign: signal.Signals, moment: str, tmp_path: Path) -> None:
-    write_job(tmp_path / "job", make_plan("fedavg", LONG))
+@pytest.mark.parametrize(
+    ("moment", "sign"),
+    [
+        ("before the sites are there", signal.SIGKILL),
+        ("in a round", signal.SIGTERM),
+        pytest.param("before the sites are there", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("in a round", signal.SIGKILL, marks=pytest.mark.long),
+    ],
+)
+def test_the_simulator_ends_with_its_command(moment: str, sign: signal.Signals, tmp_path: Path) -> None:
+    write_job(tmp_path / "job", make_plan("fedavg", LONG, sites=SITES[:2]))
     record = Record(tmp_path / "runs" / "left")
     with command(tmp_path, "run", str(tmp_path / "job"), "--out", str(tmp_path / "runs"), "--name", "left") as process:
         if moment == "in a round":
@@ -103,6 +110,7 @@ def test_the_simulator_ends_with_its_command(sign: signal.Signals, moment: str, 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_the_runs_of_a_comparison_end_with_it(sign: signal.Signals, tmp_path: Path) -> None:
     arguments = ["--task", "synthetic-activity", "--methods", "local,fedavg", "--seeds", "0", "--set", LONG]
+    arguments += ["--set", "task.persons=8", "--set", "task.windows=10"]
     where = ["--out", str(tmp_path / "study"), "--at-once", "2"]
     with command(tmp_path, "compare", *arguments, *where) as process:
         cells = [Record(tmp_path / "study" / name) for name in ("local-0", "fedavg-0")]
@@ -114,7 +122,7 @@ def test_the_runs_of_a_comparison_end_with_it(sign: signal.Signals, tmp_path: Pa
 @pytest.mark.long
 @pytest.mark.slow
 def test_what_the_command_started_ends_when_only_the_simulator_is_killed(tmp_path: Path) -> None:
-    write_job(tmp_path / "job", make_plan("fedavg", LONG))
+    write_job(tmp_path / "job", make_plan("fedavg", LONG, sites=SITES[:2]))
     record = Record(tmp_path / "runs" / "left")
     with command(tmp_path, "run", str(tmp_path / "job"), "--out", str(tmp_path / "runs"), "--name", "left") as process:
         wait_until(lambda: len(record.rounds()) >= 2, 120, "round 2")
