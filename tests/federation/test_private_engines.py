@@ -23,13 +23,12 @@ from tests.federation.test_simulator import CPU, assert_same_outcome
 from tests.unit.test_private_training import promised, same, tensors_of
 
 SAMPLED = ["training.rounds=2"]  # batches of eight: Poisson samples
+TWO = SITES[:2]  # each is a process
+BY_TWO = f"participation.sites=[{','.join(TWO)}]"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "threads"),
-    [("fedavg", None), *(pytest.param(*case, marks=pytest.mark.long) for case in (("fedsm", 1), ("mr-mtl", None)))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("method", "threads"), [("fedavg", None), ("fedsm", 1), ("mr-mtl", None)])
 def test_private_simulator_equals_the_loop(method: str, threads: int | None, tmp_path: Path) -> None:
     plan = promised(method, *SAMPLED)
     inprocess.run(plan, folder=tmp_path / "loop", settings=CPU)
@@ -39,13 +38,13 @@ def test_private_simulator_equals_the_loop(method: str, threads: int | None, tmp
 
 @pytest.mark.slow
 def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
-    plan = promised("ditto", *SAMPLED)
+    plan = promised("ditto", *SAMPLED, BY_TWO)
     inprocess.run(plan, folder=tmp_path / "loop", settings=CPU)
     root = tmp_path / "isolated"
-    sites = {site: IsolatedParticipant(Place(plan, site, SITES, CPU, site_folder(root, site))) for site in SITES}
+    sites = {site: IsolatedParticipant(Place(plan, site, TWO, CPU, site_folder(root, site))) for site in TWO}
     try:
         loop = Loop(sites)  # type: ignore[arg-type]
-        Coordinator(plan, SITES, loop, Record(root), "in-process").run()
+        Coordinator(plan, TWO, loop, Record(root), "in-process").run()
     finally:
         for site in sites.values():
             site.close()
@@ -54,12 +53,12 @@ def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_simulator_writes_the_ledger_of_the_loop(tmp_path: Path) -> None:
-    """Hospitals that demand privacy: the same entries, in the same order at each, and the same ε."""
-    plan = promised("fedavg", *SAMPLED, "privacy.scores.epsilon=0.3", "privacy.counts.epsilon=0.1")
+    """Hospitals that demand privacy: the same entries, in the same order at each, the same ε and the same outcome."""
+    plan = promised("fedavg", *SAMPLED, BY_TWO, "privacy.scores.epsilon=0.3", "privacy.counts.epsilon=0.1")
     own = SiteSettings(device="cpu", privacy=Demands(epsilon=4.0, delta=1e-3, unit="record"))
     inprocess.run(plan, folder=tmp_path / "one/study", settings=own)
     simulator.run(plan, tmp_path / "other/study", own)
-    for site in SITES:
+    for site in TWO:
         told = []
         for root in ("one", "other"):
             book = tmp_path / root / "_hospital" / site
@@ -69,3 +68,4 @@ def test_the_simulator_writes_the_ledger_of_the_loop(tmp_path: Path) -> None:
             assert 1.9 < standing.epsilon(1e-3) <= 2.0
         assert told[0] == told[1]
     assert same(tensors_of(tmp_path / "one/study"), tensors_of(tmp_path / "other/study"))
+    assert_same_outcome(tmp_path / "one/study", tmp_path / "other/study")
