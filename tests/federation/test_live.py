@@ -16,8 +16,8 @@ from medsilo.study.progress import Moment
 from tests.conftest import SITES
 
 pytestmark = pytest.mark.slow
-# Rounds that take longer than people like to wait for a line.
-LONG = ["training.rounds=2", "training.local_epochs=90", "task.patients=12", "task.size=32"]
+# A round that takes longer than people like to wait for a line.
+LONG = ["training.rounds=1", "training.local_epochs=90", "task.patients=12", "task.size=32"]
 
 
 def test_a_simulation_is_never_silent_for_ten_seconds(tmp_path: Path, root: Path) -> None:
