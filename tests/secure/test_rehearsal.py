@@ -19,7 +19,8 @@ KEYS = {
     ],
     "people": [{"name": LEAD, "organisation": "clinic", "role": "lead"}],
 }
-SHORT = ["--set", "training.rounds=2", "--set", "task.name=synthetic-activity"]
+SMALL = ["training.rounds=2", "task.name=synthetic-activity", "task.persons=8", "task.windows=10"]
+SHORT = [part for change in SMALL for part in ("--set", change)]
 
 
 def written(folder: Path, **changed: object) -> Path:
