@@ -1,7 +1,10 @@
 """The lead's commands from afar, against a real server and real hospitals."""
 
+import io
 import logging
 import threading
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,93 +29,129 @@ from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until
 from tests.secure.relay import Line, Relay
-from tests.secure.test_mutual_tls import gathered
+from tests.secure.test_mutual_tls import TEACHING, gathered
 from tests.unit.test_published import holds
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
-def medsilo(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, list[str], list[str]]:
+def medsilo(*arguments: object) -> tuple[int, list[str], list[str]]:
     """Run a command; its exit code and the lines of both outputs."""
-    capsys.readouterr()
-    code = cli.main(list(map(str, arguments)))
-    out, err = capsys.readouterr()
-    return code, out.splitlines(), err.splitlines()
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = cli.main(list(map(str, arguments)))
+    return code, out.getvalue().splitlines(), err.getvalue().splitlines()
 
 
-def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Enough rounds that the study still runs when its results are asked for too early."""
-    plan = make_plan("fedavg", "training.rounds=15", sites=SITES[:2])
-    inprocess.run(plan, folder=tmp_path / "loop")
-    write_job(tmp_path / "job", plan)
-    kit = consortium.kit(LEAD)
-    code, out, err = medsilo(capsys, "submit", tmp_path / "job", "--kit", kit)
-    job = out[0]
-    assert (code, out, err) == (0, [job], [f"medsilo: submitted as {job}; waits until the hospitals have joined"])
-    assert not [line for line in consortium.log(SERVER).splitlines() if job in line and " - ERROR - " in line]
-    code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
-    assert code == 1 and len(err) == 1 and "--watch" in err[0]
+@pytest.fixture(scope="module")
+def never_began(consortium: Consortium, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The name of a study that could not start, as one of its hospitals can't take part."""
+    folder, settings = tmp_path_factory.mktemp("never-began"), consortium.kit(SITES[0]) / "local/medsilo.yaml"
+    before = settings.read_text()
+    write_job(folder / "job", make_plan("fedbn", sites=TEACHING), study="tried-again")
+    settings.write_text("device: cuda:7\n")
+    try:
+        with pytest.raises(MedsiloError, match=f"not started: .*join: 1 of 2 sites answered.*{SITES[0]} refused"):
+            lead.submit(folder / "job", consortium.kit(LEAD), print)
+    finally:
+        settings.write_text(before)
+    assert read_summary(consortium.kit(SERVER) / "medsilo/tried-again").never_began
+    return "tried-again"
 
-    running = [one.path for party in (SERVER, *SITES) for one in find_in_kit(consortium.kit(party), 1e-9)]
-    assert not any(job in path.name for path in running)
-    code, out, err = medsilo(capsys, "status", job, "--watch", "--kit", kit)
+
+@dataclass(frozen=True)
+class Watched:
+    """A finished study of the teaching hospitals, which send all else, too; and the same in this process."""
+
+    job: str
+    study: str
+    loop: Path
+
+
+@pytest.fixture(scope="module")
+def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """Submit a study and watch it: so many rounds that it runs when its results are asked for too early.
+
+    One hospital does not let others have its personal model.
+    """
+    folder, refuses = tmp_path_factory.mktemp("watched"), TEACHING[1]
+    plan = make_plan("fedsm", "training.rounds=15", "tracking.select=last", sites=TEACHING)
+    unwilling = SiteSettings(device="cpu", share_personal_model=False)
+    inprocess.run(plan, folder=folder / "loop", settings=EachSites(device="cpu", sites={refuses: unwilling}))
+    write_job(folder / "job", plan, study=never_began)
+    kit, settings = consortium.kit(LEAD), consortium.kit(refuses) / "local/medsilo.yaml"
+    before = settings.read_text()
+    settings.write_text(before + "share_personal_model: false\n")
+    try:
+        code, out, err = medsilo("submit", folder / "job", "--kit", kit)
+        job = out[0]
+        assert (code, out, err) == (0, [job], [f"medsilo: submitted as {job}; waits until the hospitals have joined"])
+        assert not [line for line in consortium.log(SERVER).splitlines() if job in line and " - ERROR - " in line]
+        code, _, err = medsilo("fetch", job, "--kit", kit, "--out", folder / "too-early")
+        assert code == 1 and len(err) == 1 and "--watch" in err[0]
+
+        running = [one.path for party in (SERVER, *SITES) for one in find_in_kit(consortium.kit(party), 1e-9)]
+        assert not any(job in path.name for path in running)
+        code, out, err = medsilo("status", job, "--watch", "--kit", kit)
+    finally:
+        settings.write_text(before)
     assert (code, err) == (0, [])
     rounds = [line.split()[:3] for line in out if line.startswith("round ") and "/15 " in line]  # no word of waiting
-    assert rounds == [["round", f"{number}/15", site] for number in range(1, 16) for site in SITES[:2]]
+    assert rounds == [["round", f"{number}/15", site] for number in range(1, 16) for site in TEACHING]
     assert out[-1].startswith("FINISHED:COMPLETED; results: medsilo fetch")
+    return Watched(job, never_began, folder / "loop")
 
-    code, out, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
+
+def test_a_study_that_could_not_start_leaves_its_name_free(
+    consortium: Consortium, watched: Watched, tmp_path: Path
+) -> None:
+    """Then all could, under another plan; a third job finds the name taken, and shows none of the other's rounds."""
+    kit, summary = consortium.kit(LEAD), read_summary(consortium.kit(SERVER) / "medsilo" / watched.study)
+    assert summary.finished and summary.method == "fedsm"
+    write_job(tmp_path / "job", make_plan("fedavg", sites=TEACHING[:1]), study=watched.study)
+    code, out, err = medsilo("submit", tmp_path / "job", "--kit", kit)
+    assert (code, out) == (1, []) and "not started" in err[-1] and f"{watched.study} exists" in err[-1]
+    code, out, _ = medsilo("status", lead.status(kit).jobs[0].id, "--watch", "--kit", kit)
+    assert code == 1 and not [line for line in out if line.startswith("round ")]
+    assert f"{watched.study} exists" in out[0]
+
+
+def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
+    consortium: Consortium, watched: Watched, tmp_path: Path
+) -> None:
+    """And what the hospitals and the server keep equals the loop."""
+    kit, job = consortium.kit(LEAD), watched.job
+    agrees, not_asked, _ = SITES
+    code, out, err = medsilo("fetch", job, "--kit", kit, "--out", tmp_path / "runs")
     assert (code, err) == (0, [])
     (run,) = (tmp_path / "runs").iterdir()
     assert (run / "report.html").exists() and read_summary(run).status == "finished"
-    mine, theirs = (load_tensors(folder / "global/best.safetensors")[0] for folder in (run, tmp_path / "loop"))
+    (mine, _), (theirs, _) = (load_tensors(folder / "global/last.safetensors") for folder in (run, watched.loop))
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     files = {"plan.yaml", "provenance.json", "jobs.txt", "rounds.jsonl", "summary.json", "global", "report.html"}
-    assert {path.name for path in run.iterdir()} == files
-    assert not (consortium.kit(SITES[2]) / job).exists()  # a hospital that the plan does not name got nothing of it
+    assert {path.name for path in run.iterdir()} == {*files, "supermodel"}
+    assert not (consortium.kit(not_asked) / job).exists()  # a hospital that the plan does not name got nothing of it
+    assert SuperModel.load(run / "supermodel").agreed == (agrees,)
+    for site in TEACHING:
+        own = load_tensors(consortium.kit(site) / "medsilo" / run.name / "sites" / site / "best.safetensors")[0]
+        assert holds(run, own) == (site == agrees)
+    assert_same_outcome(watched.loop, gathered(consortium, run.name, TEACHING, tmp_path / "secure"))
 
-    code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
+    code, _, err = medsilo("fetch", job, "--kit", kit, "--out", tmp_path / "runs")
     assert code == 1 and "exists" in err[0]
 
     gave_back = [
         [one for one in find_in_kit(consortium.kit(party), 1e-9) if job in one.path.name] for party in (SERVER, *SITES)
     ]  # what NVFlare left of the job: at the server what leads download, at hospitals the job's folder
-    assert [len(old) for old in gave_back] == [1, 1, 1, 0] and all(remove(old) > 0 for old in gave_back[:3])
-    code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "again")
+    assert [len(old) for old in gave_back] == [1, 1, 0, 1] and all(remove(old) > 0 for old in gave_back if old)
+    code, _, err = medsilo("fetch", job, "--kit", kit, "--out", tmp_path / "again")
     assert code == 1 and len(err) == 1 and job in err[0]
-    code, out, _ = medsilo(capsys, "status", "--kit", consortium.kit(MEMBER))
+    code, out, _ = medsilo("status", "--kit", consortium.kit(MEMBER))
     assert code == 0
     assert [line.split("; ")[0] for line in out[1:4]] == [f"{site}: connected" for site in SITES]
     assert not any(job in line for line in out)
 
 
-def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
-    consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """Teaching hospitals, which send all else, too: what they and the server keep equals the loop."""
-    agrees, refuses = SITES[0], SITES[2]
-    plan = make_plan("fedsm", "tracking.select=last", sites=[agrees, refuses])
-    unwilling = SiteSettings(device="cpu", share_personal_model=False)
-    inprocess.run(plan, folder=tmp_path / "loop", settings=EachSites(device="cpu", sites={refuses: unwilling}))
-    write_job(tmp_path / "job", plan)
-    kit, settings = consortium.kit(LEAD), consortium.kit(refuses) / "local/medsilo.yaml"
-    before = settings.read_text()
-    settings.write_text(before + "share_personal_model: false\n")
-    try:
-        code, out, _ = medsilo(capsys, "submit", tmp_path / "job", "--kit", kit)
-        assert code == 0 and medsilo(capsys, "status", out[0], "--watch", "--kit", kit)[0] == 0
-    finally:
-        settings.write_text(before)
-    assert medsilo(capsys, "fetch", out[0], "--kit", kit, "--out", tmp_path / "runs")[0] == 0
-    (run,) = (tmp_path / "runs").iterdir()
-    assert SuperModel.load(run / "supermodel").agreed == (agrees,)
-    for site in (agrees, refuses):
-        own = load_tensors(consortium.kit(site) / "medsilo" / run.name / "sites" / site / "best.safetensors")[0]
-        assert holds(run, own) == (site == agrees)
-    assert_same_outcome(tmp_path / "loop", gathered(consortium, run.name, [agrees, refuses], tmp_path / "secure"))
-
-
-def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path) -> None:
     write_job(tmp_path / "job", make_plan("fedavg"))
     kit, member = consortium.kit(LEAD), consortium.kit(MEMBER)
     absent = "participation.sites=[hospital-a,hospital-z]"
@@ -125,41 +164,12 @@ def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path, capsys: p
         (("abort", "no-such-job", "--kit", kit), "no-such-job"),
         (("fetch", "no-such-job", "--kit", kit), "no-such-job"),
     ]:
-        code, out, err = medsilo(capsys, *arguments)
+        code, out, err = medsilo(*arguments)
         assert (code, out, len(err)) == (1, [], 1) and words in err[0], (arguments, err)
 
 
-def test_a_study_that_could_not_start_leaves_its_name_free(
-    consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """A hospital can't take part; then all can, under another plan; a third job leads no study and shows no rounds."""
-    kit, settings = consortium.kit(LEAD), consortium.kit(SITES[0]) / "local/medsilo.yaml"
-    before = settings.read_text()
-
-    def submit(folder: str, method: str, sites: list[str]) -> str:
-        write_job(tmp_path / folder, make_plan(method, "training.rounds=1", sites=sites), study="tried-again")
-        return lead.submit(tmp_path / folder, kit, print)
-
-    settings.write_text("device: cuda:7\n")
-    try:
-        with pytest.raises(MedsiloError, match=f"not started: .*join: 1 of 2 sites answered.*{SITES[0]} refused"):
-            submit("cannot", "fedbn", SITES[:2])
-    finally:
-        settings.write_text(before)
-    run = consortium.kit(SERVER) / "medsilo" / "tried-again"
-    assert read_summary(run).never_began
-    job = submit("can", "fedavg", SITES[:2])
-    assert lead.watch(job, kit, lambda line, study: None, print) == lead.COMPLETED
-    assert read_summary(run).finished and read_summary(run).method == "fedavg"
-
-    with pytest.raises(MedsiloError, match="not started.*tried-again exists"):
-        submit("taken", "fedavg", SITES[:1])
-    code, out, _ = medsilo(capsys, "status", lead.status(kit).jobs[0].id, "--watch", "--kit", kit)
-    assert code == 1 and not [line for line in out if line.startswith("round ")] and "tried-again exists" in out[0]
-
-
 def test_watching_survives_a_lost_connection_and_abort_ends_it(
-    consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relay between the lead and the server goes away for a while; no round is left out, none is told twice."""
     write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=500", sites=[SITES[0]]))
@@ -182,35 +192,35 @@ def test_watching_survives_a_lost_connection_and_abort_ends_it(
         before = len(told)
         relay.mend()
         wait_until(lambda: len(told) > before, 60, "the rounds after it")
-        assert medsilo(capsys, "abort", job, "--kit", kit)[0] == 0
+        assert medsilo("abort", job, "--kit", kit)[0] == 0
         watching.join(timeout=60)
     assert ended == ["FINISHED:ABORTED"]
     assert told == list(range(1, len(told) + 1)) and len(told) < 500
 
 
 def test_the_server_is_named_when_it_does_not_answer(
-    consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lead, "CONNECT", 1.0)
     monkeypatch.setattr(logging.root, "handlers", [])  # as outside of tests: then warnings go to stderr
     with Relay(consortium.port) as relay:
         kit = relay.kit(consortium.kit(LEAD), tmp_path / "kit")
         relay.cut()
-        code, _, err = medsilo(capsys, "status", "--kit", kit)
+        code, _, err = medsilo("status", "--kit", kit)
     assert code == 1 and err == [
         f"medsilo: the server at {SERVER}:{relay.port} does not answer; is it started, and the way to it open?"
     ]
 
 
 def test_a_connection_that_comes_too_late_is_given_up(
-    consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVFlare waits for ever for one whose handshake ends after it has given up."""
     monkeypatch.setattr(lead, "CONNECT", 2.0)
     with Relay(consortium.port, Line(delay=1.5)) as far:
         kit = far.kit(consortium.kit(LEAD), tmp_path / "kit")
         ended: list[tuple] = []
-        asking = threading.Thread(target=lambda: ended.append(medsilo(capsys, "status", "--kit", kit)), daemon=True)
+        asking = threading.Thread(target=lambda: ended.append(medsilo("status", "--kit", kit)), daemon=True)
         asking.start()
         asking.join(60)
         assert len(ended) == 1 and ended[0][0] == 1 and "does not answer" in ended[0][2][0]
