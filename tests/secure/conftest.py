@@ -1,24 +1,32 @@
-"""One federation for all tests over mutual TLS: two teaching hospitals and, between them, a strict one; and a pair.
+"""Federations that several files' tests over mutual TLS share, each in one process.
 
+One of two teaching hospitals and, between them, a strict one; a pair; and three hospitals, two of them behind relays.
 Teaching hospitals train in their job's own process, the strict one in another, which is the default.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import SITES
+from medsilo.flare.jobs import write_job
+from tests.conftest import SITES, make_plan
 from tests.secure.consortium import Consortium
+from tests.secure.test_mutual_tls import gathered
 
 TEACHING = "teaching-hospital"
 POLICIES = dict(zip(SITES, [TEACHING, "strict-hospital", TEACHING], strict=True))
 
 
-def running(name: str, sites: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    own = {site: POLICIES[site] for site in sites}
-    consortium = Consortium(tmp_path_factory.mktemp(name), own)
-    for site, policies in own.items():
-        if policies == TEACHING:
+def running(
+    name: str,
+    policies: Mapping[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+    relays: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[Consortium]:
+    consortium = Consortium(tmp_path_factory.mktemp(name), policies, relays=relays)
+    for site, own in policies.items():
+        if own == TEACHING:
             (consortium.kit(site) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
     try:
         consortium.start()
@@ -29,10 +37,26 @@ def running(name: str, sites: list[str], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    yield from running("consortium", SITES, tmp_path_factory)
+    yield from running("consortium", POLICIES, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
     """Another federation, of a teaching and a strict hospital, for tests that kill its servers and cut its lines."""
-    yield from running("pair", SITES[:2], tmp_path_factory)
+    yield from running("pair", {site: POLICIES[site] for site in SITES[:2]}, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def relayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+    """Two hospitals behind a relay that is itself behind another, and one that connects to the server."""
+    relays = {"country": ["city"], "city": SITES[:2]}
+    yield from running("relayed", dict.fromkeys(SITES, TEACHING), tmp_path_factory, relays)
+
+
+@pytest.fixture(scope="session")
+def whole(relayed: Consortium, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study of all three, with every party's results."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_job(folder / "job", make_plan("ditto"), study="whole")
+    assert relayed.run(folder / "job") == "FINISHED:COMPLETED"
+    return gathered(relayed, "whole", SITES, folder / "whole")

@@ -1,6 +1,5 @@
 """Hospitals behind relays, over mutual TLS: the same numbers as without, and a relay that dies costs time only."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,26 +16,9 @@ from tests.secure.test_resume import ended
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("relays")]
 
 
-@pytest.fixture(scope="module")
-def relayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Two hospitals behind a relay that is itself behind another, and one that connects to the server."""
-    relays = {"country": ["city"], "city": SITES[:2]}
-    relayed = Consortium(tmp_path_factory.mktemp("relayed"), dict.fromkeys(SITES, "teaching-hospital"), relays=relays)
-    for site in SITES:
-        (relayed.kit(site) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
-    try:
-        relayed.start()
-        yield relayed
-    finally:
-        relayed.stop()
-
-
-def test_a_study_with_personal_rows_is_the_same_behind_relays(relayed: Consortium, tmp_path: Path) -> None:
-    plan = make_plan("ditto")
-    inprocess.run(plan, folder=tmp_path / "loop")
-    write_job(tmp_path / "job", plan, study="relayed")
-    assert relayed.run(tmp_path / "job") == "FINISHED:COMPLETED"
-    assert_same_outcome(tmp_path / "loop", gathered(relayed, "relayed", SITES, tmp_path / "secure"))
+def test_a_study_with_personal_rows_is_the_same_behind_relays(relayed: Consortium, whole: Path, tmp_path: Path) -> None:
+    inprocess.run(make_plan("ditto"), folder=tmp_path / "loop")
+    assert_same_outcome(tmp_path / "loop", whole)
     for site in SITES[:2]:  # they have no line of their own to the server
         links = [link for process in relayed.family(site) for link in process.net_connections("tcp")]
         assert links and not any(link.raddr and link.raddr.port == relayed.port for link in links)

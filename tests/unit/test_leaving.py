@@ -111,6 +111,7 @@ def test_leaving_is_the_study_without_the_hospital(
     assert same(here / "runs/new", here / "fresh")
     gone, _ = read_signed(here / "runs/new/leaving.json", LeavingCertificate)
     assert gone.begun_after == (1 if kept else 0)
+    assert ("global/best.safetensors" in gone.models) == (method == "fedavg")
     assert gone.plan == without(plan, "late").hash and gone.plan_before == plan.hash
     assert "elsewhere/last.safetensors" in gone.copies and "study/sites/late/last.safetensors" in gone.copies
     assert not any(name.startswith("new/") for name in gone.copies)
