@@ -18,7 +18,7 @@ from medsilo.flare.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, REGISTERED, Consortium, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("second-consortium")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
 def environment(consortium: Consortium) -> dict[str, str]:

@@ -13,7 +13,7 @@ from medsilo.flare.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, Consortium
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("second-consortium")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 OTHER, WITHOUT = SITES[0], SITES[2]
 
 
