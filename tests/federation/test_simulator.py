@@ -13,11 +13,10 @@ from medsilo.site.settings import SiteSettings
 from tests.conftest import FEDSM, METHODS, PLAIN, SITES, make_plan
 
 CPU = SiteSettings(device="cpu")
-# A few methods that need most are tried at every change, one of each kind with the slow tests, all before a release.
+# One that needs most is tried at every change, one with the slow tests, by three sites, and all before a release.
 FIRST = ["fedsm-extra"]
 KINDS = ["adafed", "scaffold"]
-BY_TWO = [*FIRST, "scaffold"]
-MARKS = {method: pytest.mark.slow if method in KINDS else pytest.mark.long for method in METHODS}
+MARKS = {method: pytest.mark.slow if method == "adafed" else pytest.mark.long for method in METHODS}
 BY_KIND = [method if method in FIRST else pytest.param(method, marks=MARKS[method]) for method in METHODS]
 FROM_DISK = ["fedsm-extra"]
 # of no interest here; masks, and names of attempts, are drawn in every run
@@ -58,7 +57,7 @@ def assert_same_outcome(one: Path, other: Path) -> None:
 @pytest.mark.first
 @pytest.mark.parametrize("method", BY_KIND)
 def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
-    sites = SITES[:2] if method in BY_TWO else SITES  # each is a process
+    sites = SITES[:2] if method in FIRST else SITES  # each is a process
     plan = make_plan(method, *["algorithm.pull=0.2"] * (method in FEDSM), sites=sites)
     inprocess.run(plan, folder=tmp_path / "loop")
     said: list[str] = []
