@@ -121,27 +121,27 @@ def server_audit(consortium: Consortium, job_id: str, folder: Path) -> str:
 
 def test_what_is_not_run(consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once: the server runs four jobs at a time."""
-    site = SITES[0]
+    site, _, other = SITES
 
-    def job(name: str) -> Path:
-        write_job(tmp_path / name, make_plan("fedavg", "training.rounds=1", sites=[site]), study=name)
-        change(tmp_path / name / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server", site]}))
+    def job(name: str, *sites: str) -> Path:
+        write_job(tmp_path / name, make_plan("fedavg", "training.rounds=1", sites=[*sites]), study=name)
+        change(tmp_path / name / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server", *sites]}))
         return tmp_path / name
 
-    def other_plan_at_the_site(name: str, how: Callable[[dict[str, Any]], None]) -> Path:
-        """A job that gives the hospital another plan than the server."""
-        both = job(name)
-        shutil.copytree(both / "app", both / "theirs")
-        plan = both / "theirs/config" / PLAN.name
+    def other_plan(folder: Path, how: Callable[[dict[str, Any]], None]) -> None:
+        """Another plan than the server's, in an app of its own."""
+        shutil.copytree(folder.parent / "app", folder)
+        plan = folder / "config" / PLAN.name
         values = yaml.safe_load(plan.read_text())
         how(values)
         plan.write_text(yaml.safe_dump(values))
-        change(both / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server"], "theirs": [site]}))
-        return both
 
-    rounds = other_plan_at_the_site("rounds", lambda values: values["training"].update(rounds=99))
-    path = other_plan_at_the_site("path", lambda values: values.update(data="/srv/another-hospital"))
-    argument = job("argument")
+    plans = job("plans", site, other)
+    other_plan(plans / "rounds", lambda values: values["training"].update(rounds=99))
+    other_plan(plans / "path", lambda values: values.update(data="/srv/another-hospital"))
+    each = {"app": ["server"], "rounds": [site], "path": [other]}
+    change(plans / "meta.json", lambda meta: meta.update(deploy_map=each))
+    argument = job("argument", site)
     change(
         argument / CONFIG / "config_fed_client.json",
         lambda config: config["executors"][0]["executor"]["args"].update(data="/srv/another-hospital"),
@@ -155,29 +155,28 @@ def test_what_is_not_run(consortium: Consortium, tmp_path: Path, monkeypatch: py
 
     session = consortium.session()
     try:
-        ids = {path.name: session.submit_job(str(path)) for path in (rounds, path, argument)}
+        ids = {path.name: session.submit_job(str(path)) for path in (plans, argument)}
         with monkeypatch.context() as patch:
             patch.setattr(file_transfer, "sign_folders", sign_and_change)
-            ids["signed"] = session.submit_job(str(job("signed")))
+            ids["signed"] = session.submit_job(str(job("signed", site)))
 
         def over() -> bool:
             return all(str(session.get_job_status(job_id)).startswith("FINISHED") for job_id in ids.values())
 
-        wait_until(over, 300, "four jobs to fail")
+        wait_until(over, 300, "three jobs to fail")
         metas = {name: session.get_job_meta(job_id) for name, job_id in ids.items()}
     finally:
         session.close()
     assert {name: meta["status"] for name, meta in metas.items()} == {
-        "rounds": "FINISHED:EXECUTION_EXCEPTION",
-        "path": "FINISHED:EXECUTION_EXCEPTION",
+        "plans": "FINISHED:EXECUTION_EXCEPTION",
         "argument": "FINISHED:ABNORMAL",
         "signed": "FINISHED:FAILED_TO_RUN",
     }
     hash_differs = "medsilo refused: the job's plan at this site differs from the server's"
-    assert hash_differs in audit(consortium, site, ids["rounds"])
-    assert "medsilo refused: data: unknown key with value '/srv/another" in audit(consortium, site, ids["path"])
+    assert hash_differs in audit(consortium, site, ids["plans"])
+    assert "medsilo refused: data: unknown key with value '/srv/another" in audit(consortium, other, ids["plans"])
     refused = f"medsilo refused the answer of {site}: the job's plan at this site differs"
-    assert refused in server_audit(consortium, ids["rounds"], tmp_path)
+    assert refused in server_audit(consortium, ids["plans"], tmp_path)
     assert "got an unexpected keyword argument 'data'" in consortium.log(site)  # NVFlare's own, without an audit entry
     assert metas["signed"]["job_deploy_detail"] == ["server: app app does not pass signature verification"]
     assert ids["signed"] not in audit(consortium, site)
