@@ -158,8 +158,9 @@ def test_a_line_that_is_cut_for_twenty_seconds(pair: Consortium, tmp_path: Path)
     assert_same_outcome(tmp_path / "loop", gathered(pair, "cut", [A, B], tmp_path / "secure"))
 
 
+@pytest.mark.long  # at every change test_returning.py kills it
 @alone
-@pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
 def test_what_a_hospital_runs_ends_with_its_own_process(sign: signal.Signals, pair: Consortium, tmp_path: Path) -> None:
     """As its stop_fl.sh ends it: the job's process, and the trainer's, are gone ten seconds later."""
     changes = [*GO_ON, "training.rounds=2000", "participation.timeout=60"]

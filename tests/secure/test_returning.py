@@ -12,6 +12,7 @@ from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs.record import Record
 from tests.conftest import SITES, make_plan
+from tests.faults.test_orphans import living
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium, wait_until
 from tests.secure.test_mutual_tls import gathered
@@ -30,10 +31,14 @@ def start(pair: Consortium, folder: Path, study: str, *changes: str) -> tuple[st
 
 
 def die(pair: Consortium, site: str) -> float:
-    """Kill NVFlare's own process at a hospital, and nothing else; returns when."""
+    """Kill NVFlare's own process at a hospital: the job's process, and the trainer's, end with it; returns when."""
+    family = pair.family(site)
+    assert len(family) >= 3 and pair.family(site, "medsilo.federation.process.worker")
     pair.processes[site].kill()
     pair.processes[site].wait()
-    return time.monotonic()
+    died = time.monotonic()
+    wait_until(lambda: not living(family), 10, "the end of all that it ran")
+    return died
 
 
 def back(pair: Consortium, site: str) -> float:
