@@ -32,6 +32,7 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
 ) -> None:
     policies = {STAYS: "teaching-hospital", GOES: "teaching-hospital"}
     consortium = Consortium(tmp_path, policies, with_admin)
+    (consortium.kit(STAYS) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
     lead, server, goes = consortium.kit(LEAD), consortium.kit(SERVER), consortium.kit(GOES)
     try:
         consortium.start()
