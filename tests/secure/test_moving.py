@@ -5,12 +5,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from medsilo.check.kit import check_expelled, read_kit
 from medsilo.cli import main
 from medsilo.consortium.lead import connected
-from medsilo.core.files import write_json
+from medsilo.core.files import load_tensors, write_json
+from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, SERVER, Consortium, provision, wait_until
@@ -36,7 +38,9 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
     lead, server, goes = consortium.kit(LEAD), consortium.kit(SERVER), consortium.kit(GOES)
     try:
         consortium.start()
-        write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=1", sites=[STAYS]))
+        plan = make_plan("fedavg", "training.rounds=1", sites=[STAYS])
+        inprocess.run(plan, folder=tmp_path / "loop")
+        write_job(tmp_path / "job", plan)
         capsys.readouterr()
         assert main(["submit", str(tmp_path / "job"), "--kit", str(lead)]) == 0
         job = capsys.readouterr().out.strip()
@@ -66,6 +70,9 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
         consortium.wait_for_log(GOES, f"'{GOES}' is disabled", before)
         wait_until(lambda: sites_of(lead) == {STAYS}, 60, "the hospital that stays")
         assert main(["fetch", job, "--kit", str(lead), "--out", str(tmp_path / "runs")]) == 0
+        folders = (*(tmp_path / "runs").iterdir(), tmp_path / "loop")
+        mine, theirs = (load_tensors(folder / "global/best.safetensors")[0] for folder in folders)
+        assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     finally:
         consortium.stop()
 
