@@ -120,7 +120,7 @@ def all_texts(folder: Path) -> str:
 @pytest.mark.slow
 def test_an_exception_at_a_site_is_a_refusal_without_patient_data(tmp_path: Path) -> None:
     with pytest.raises(MedsiloError, match=r"hospital-b refused: ValueError"):
-        run_with_fault(tmp_path, "raise", sites=TWO)
+        run_with_fault(tmp_path, "raise", sites=["hospital-b"])
     record = Record(tmp_path / "run")
     assert record.summary().status == "failed"
     assert record.rounds()[-1].refused.keys() == {"hospital-b"}

@@ -57,7 +57,7 @@ class Memory:
     def _watch(self) -> None:
         running: list[psutil.Process] = []
         while not self.over:
-            with suppress(psutil.Error, OSError, ValueError):
+            with suppress(psutil.Error, OSError, ValueError, StopIteration):  # not begun yet, or just ended
                 (process,) = running = running or self.consortium.family(SERVER, "runner_process")
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
