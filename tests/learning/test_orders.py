@@ -59,7 +59,7 @@ every_seed = pytest.mark.parametrize(
 
 # ---------------------------------------------------------------------------------------------------- alike
 @every_seed
-@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedprox", marks=pytest.mark.long)])
 def test_where_sites_are_alike_averaging_is_as_good_as_pooling(method: str, seed: int) -> None:
     """Measured: at most 0.3 points below Central, which has all the data in one place; every site at 99 or more."""
     assert accuracy("alike", method, seed) > accuracy("alike", "central", seed) - 0.02
