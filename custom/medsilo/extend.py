@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.federation.seams import Channel, Place, Site
     from medsilo.models.network import Network
     from medsilo.plan import Plan
-    from medsilo.privacy.mechanisms import Charge
-    from medsilo.privacy.noise import NoiseSource
     from medsilo.runs.messages import Parcel
     from medsilo.start.looker import Folder, Sight
     from medsilo.tasks.classification import Classification
