@@ -21,8 +21,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.course.layer import Layer
     from medsilo.course.phase import Group, Phase
     from medsilo.deploy.exporter import Exporter
-    from medsilo.deploy.predictor import PredictionRequest, Predictor
-    from medsilo.deploy.source import Source
+    from medsilo.deploy.predictor import Predictor
     from medsilo.federation.inquiry import Inquiry
     from medsilo.federation.seams import Channel, Place, Site
     from medsilo.models.network import Network

@@ -347,15 +347,14 @@ def write_settings(local: Path, folder: Path) -> None:
 
 
 def test_a_model_whose_numbers_are_each_hospitals_own_asks_whose(hospitals: Path, tmp_path: Path) -> None:
-    from medsilo.deploy.predicted_rows import predict_tables
-    from medsilo.deploy.predictor import PredictionRequest
+    from medsilo.deploy.predicted_rows import TablePredictor
     from medsilo.deploy.source import Source
 
     plan = plan_of()
     source = Source(plan.algorithm.whole(plan.build_networks()), plan, {})
     with pytest.raises(MedsiloError, match="give --settings"):
         given = [hospitals / "a/cases.csv"]
-        predict_tables(PredictionRequest(source, given, tmp_path, torch.device("cpu"), print, None, tmp_path))
+        TablePredictor(source, given, tmp_path, torch.device("cpu"), print, None, tmp_path).predict()
 
 
 def test_a_hospital_that_protects_its_patients_tells_coarsely(hospitals: Path) -> None:
