@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.core.errors import DataError, MedsiloError, Refused
     from medsilo.core.section import Section
     from medsilo.course.algorithm import Algorithm
-    from medsilo.course.declared import Private
     from medsilo.course.layer import Layer
     from medsilo.course.phase import Group, Phase
     from medsilo.deploy.exporter import Exporter
@@ -27,7 +26,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.models.network import Network
     from medsilo.plan import Plan
     from medsilo.runs.messages import Parcel
-    from medsilo.start.looker import Folder, Sight
+    from medsilo.start.looker import Folder
     from medsilo.tasks.classification import Classification
     from medsilo.tasks.goal import Goal
     from medsilo.tasks.own.own_data import OwnFolder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medsilo.extend import DataError, DataSource, Entry, Folder, Listing, Scan, Sight, sheet
+from medsilo.extend import DataError, DataSource, Entry, Folder, Listing, Scan, sheet
 from medsilo_dicom.dicom_folder import REST, DicomFolder, SeriesReader
 from medsilo_dicom.dicom_masks import OVERLAP
 from medsilo_dicom.header import Header, Tree, library, read_tree
@@ -20,7 +20,7 @@ OUTLINES = {"body", "external", "skin", "patient", "outline", "couch", "couchsur
 KIND = "DICOM series, with segmentations or contours that refer to them"
 
 
-def look(folder: Folder) -> Sight | None:
+def look(folder: Folder) -> Folder | None:
     """Say what suits a folder of studies; nothing of another, and of one without segmentations and contours."""
     tree, names = read_tree(folder.files.values()), {path: name for name, path in folder.files.items()}
     if not tree.annotations:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import DataError, DataSource, Folder, Listing, Sight, columns, sheet
+from medsilo.extend import DataError, DataSource, Folder, Listing, columns, sheet
 from medsilo_series import waves
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.series_folder import by_patient
@@ -194,7 +194,7 @@ def _unit(name: str, cells: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_series(seen: SeriesLooks, folder: Folder) -> Sight:
+def choose_series(seen: SeriesLooks, folder: Folder) -> Folder:
     """Return what was found in a folder of recordings, and the choices for it."""
     window, why = _window(seen)
     step = max(1, window // 2)
@@ -238,7 +238,7 @@ WHY: Mapping[str, str] = {
 }
 
 
-def look(folder: Folder) -> Sight | None:
+def look(folder: Folder) -> Folder | None:
     """Say what suits a folder of recordings; nothing of another."""
     names = recordings_in(folder)
     return choose_series(look_at_series(folder, names), folder) if names else None

@@ -10,18 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from medsilo.extend import (
-    Classification,
-    DataError,
-    Folder,
-    MedsiloError,
-    Network,
-    Predictor,
-    Sight,
-    SiteData,
-    Task,
-    Use,
-)
+from medsilo.extend import Classification, DataError, Folder, MedsiloError, Network, Predictor, SiteData, Task, Use
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CLASSES = ("well", "ill")
@@ -98,7 +87,7 @@ class NotePredictor(Predictor):
             yield {"note": path.name, "sentence": text, **answer}
 
 
-def look(folder: Folder) -> Sight | None:
+def look(folder: Folder) -> Folder | None:
     """Say what suits a folder of notes, of one hospital or of several; nothing of another."""
     names = [name for name in folder.files if name.endswith(".txt") and Path(name).parent.name in CLASSES]
     if not names:

@@ -14,7 +14,7 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
 from medsilo.start.choices import ADAMS_RATE, Choices, trained_of
-from medsilo.start.looker import Folder, Sight
+from medsilo.start.looker import Folder
 from medsilo.tasks.listing import OTHER_NAMES
 from medsilo.tasks.own.columns import as_level, as_number, as_written
 from medsilo.tasks.sheet import ENDINGS, MOST_LINES, first_lines
@@ -294,7 +294,7 @@ def _why_not(table: CaseTable, name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_tables(looks: TableLooks, folder: Folder) -> Sight:
+def choose_tables(looks: TableLooks, folder: Folder) -> Folder:
     """Return what was found in tables, and the choices for them."""
     several, trained = len(looks.sites) > 1, sorted(looks.sites[site] for site in trained_of(looks.sites))
     batch = BATCH, "lines are small: any machine has room"
@@ -404,7 +404,7 @@ def found_lines(looks: TableLooks) -> list[str]:
     return [*found, *(f"not read: {name} ({why})" for name, why in looks.left.items())]
 
 
-def look(folder: Folder) -> Sight | None:
+def look(folder: Folder) -> Folder | None:
     """Say what suits a folder with tables, or one table; nothing of another."""
     if folder.path.is_file() and folder.path.suffix.lower() in ENDINGS:
         table = _table(folder.path)
