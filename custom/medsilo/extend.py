@@ -29,7 +29,9 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.start.looker import Folder
     from medsilo.tasks.classification import Classification
     from medsilo.tasks.goal import Goal
+    from medsilo.tasks.listing import Listing
     from medsilo.tasks.own.own_data import OwnFolder
+    from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.segmentation import Segmentation
     from medsilo.tasks.sources import DataSource
@@ -37,11 +39,9 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.use import Use
 
 if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
-    from medsilo.tasks import headers, sheet, volumes
-    from medsilo.tasks.listing import Entry, Listing
+    from medsilo.tasks import sheet
     from medsilo.tasks.own import columns
     from medsilo.tasks.own.own_data import ByKind
-    from medsilo.tasks.own.volume_folder import VolumeFolder
 
 
 @cache

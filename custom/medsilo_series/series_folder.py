@@ -19,7 +19,6 @@ from medsilo.extend import (
     Classification,
     DataError,
     DataSource,
-    Entry,
     Listing,
     OwnFolder,
     SiteData,
@@ -32,6 +31,7 @@ from medsilo_series.windows import Cutting, Missing, Windows, cut
 NEAR = 0.01  # of a rate: times that say another one are not believed
 MOST_TERM = 1000  # of the fraction by which recordings are resampled
 AT_ONCE = 256  # windows that are measured together
+Known = dict[str, int | None]  # a class of the plan by a name; None where nothing is learned
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 
 
@@ -144,7 +144,7 @@ class SeriesFolder(OwnFolder, ByKind):
     def may_be_absent(self) -> tuple[str, ...]:
         return ()
 
-    def _listing(self, source: DataSource, folder: Path) -> Listing:
+    def listing_of(self, source: DataSource, folder: Path) -> Listing:
         if source.images or source.labels:
             raise DataError("data: recordings have no images or labels; name files under data.recordings")
         if source.each_alone and source.inside.patient:
@@ -166,21 +166,21 @@ class SeriesFolder(OwnFolder, ByKind):
         listing.add("stops", f"{what}; add it to data.label_map{where}", strangers)
         return listing
 
-    def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
+    def classes_of(self, listing: Listing, source: DataSource) -> dict[str, int | None]:
         known = known_labels(self, source)
-        return {entry.name: known.get(columns.as_level(str(entry.label))) or 0 for entry in listing.entries}
+        return {entry.name: known.get(columns.as_level(str(entry.label))) for entry in listing.entries}
 
-    def _maker(self, source: DataSource, classes: dict[str, int]) -> Callable[[Entry], Any]:
+    def maker(self, source: DataSource) -> Callable[..., Any]:
         return partial(self._made, reader=Reader(self.signals, source), known=known_labels(self, source))
 
-    def _made(self, entry: Entry, reader: Reader, known: Mapping[str, int | None]) -> Any:
+    def _made(self, files: tuple[Path, ...], label: int | None, patient: str, reader: Reader, known: Known) -> Any:
         """One patient's windows of a recording."""
-        recording = reader.read(entry.images[0])
+        recording = reader.read(files[0])
         own = np.ones(len(recording.begins), bool)
         if recording.patients:
-            own = recording.patients.rows == recording.patients.names.index(entry.patient)
-        names = recording.labels.names if recording.labels else (str(entry.label),)
-        values = [known.get(columns.as_level(name)) for name in names]
+            own = recording.patients.rows == recording.patients.names.index(patient)
+        told = recording.labels
+        values = [known.get(columns.as_level(name)) for name in told.names] if told else [label]
         usable = [own is not None for own in values]
         found = cut(recording, self.cutting(recording, reader.source), own, usable)
         if not len(found.inputs) or not any(usable):
@@ -223,10 +223,10 @@ class SeriesFolder(OwnFolder, ByKind):
             )
         return Cutting(self.window, self.step or self.window, self.missing, share.numerator, share.denominator)
 
-    def _note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
+    def note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
         listing.add("note", LOST, [one.entry.name for one in every if one.facts.gaps])
 
-    def _ranges(self, every: Sequence[Any]) -> dict[str, Any]:
+    def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
         seconds = [one.facts.seconds for one in every]
         return {"seconds": (min(seconds), max(seconds)) if seconds else None}
 

@@ -167,7 +167,7 @@ def test_the_course_knows_no_method() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- plug-ins
-MOST_NAMES, MOST_INNER = 30, 8  # for everybody; for the plug-ins that come with medsilo, which may become fewer only
+MOST_NAMES, MOST_INNER = 32, 3  # for everybody; for the plug-ins that come with medsilo, which may become fewer only
 
 
 @cache

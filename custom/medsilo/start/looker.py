@@ -24,7 +24,7 @@ from medsilo.start.choices import Choices, Draft
 from medsilo.start.fitting import Fit, Machine, Step, largest_that_fits, steps_for
 from medsilo.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder
 from medsilo.start.looks import Looks, look_at, look_of, looks_of, opened, patient_in
-from medsilo.tasks.listing import TABLE, Entry, Listing
+from medsilo.tasks.listing import TABLE, Listing
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 
@@ -116,17 +116,20 @@ class Folder:
         kind: str,
         source: DataSource,
         listings: Mapping[str, Listing],
-        seen: Callable[[Entry], tuple[Scan, np.ndarray]],
+        seen: Callable[[tuple[Path, ...], Path | str], tuple[Scan, np.ndarray]],
         plan: Choices,
         settings: Choices,
     ) -> "Folder":
         """Return the folder with what was found in volumes with masks that a looker lists itself, and all choices.
 
-        kind: of folder, in words. listings: of each hospital, or of one under "". seen: opens an image and its mask.
+        kind: of folder, in words. listings: of each hospital, or of one under "". seen: opens the files of
+        an image and of its mask.
         plan, settings: the keys that the looker knows better.
         """
         layout = FolderLayout(kind, hospitals=tuple(filter(None, listings)))
-        looks = looks_of(layout, source, listings, lambda entry: look_of(*seen(entry)), segments=True)
+        looks = looks_of(
+            layout, source, listings, lambda entry: look_of(*seen(entry.images, entry.label)), segments=True
+        )
         return self._of_images(task, looks, plan, settings)
 
     def _of_images(self, task: str, looks: Looks, plan: Choices, settings: Choices) -> "Folder":

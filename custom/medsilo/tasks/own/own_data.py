@@ -172,13 +172,13 @@ def check_absent(told: Sequence[str], task: Task) -> None:
 
 
 def dealt(
-    partition: Partition, site: str, sites: Sequence[str], entries: Sequence[Entry], classes: Mapping[str, int]
+    partition: Partition, site: str, sites: Sequence[str], entries: Sequence[Entry], classes: Mapping[str, int | None]
 ) -> list[Entry]:
     """Return a simulated site's share of one folder. classes: of each case, by its name."""
     order = sorted(sites)
     owners = partition.deal(
         [entry.patient for entry in entries],
-        [classes.get(entry.name, 0) for entry in entries],
+        [classes.get(entry.name) or 0 for entry in entries],
         [entry.site for entry in entries],
         order,
     )
@@ -222,7 +222,8 @@ class OwnFolder(OwnData):
     """A task over files in a hospital's folder, each with one case or several, as `data` in its medsilo.yaml says.
 
     A subclass says in `cases_in` how files are read. Which there are, their classes and patients, by a table or by
-    patterns of names; parts, folds, the cache and `medsilo check`: all that is here.
+    patterns of names; parts, folds, the cache and `medsilo check`: all that is here. What of it is another in a
+    subclass has a method: `listing_of`, `classes_of`, `maker`, `note`, `told_of`.
 
     >>> from medsilo.extend import Classification, OwnFolder
     >>> class Traces(OwnFolder):
@@ -249,23 +250,23 @@ class OwnFolder(OwnData):
         own = told.pop("digest", None) or digest(inputs)
         return PreparedEntry(inputs, targets, Facts(own, tuple(shown), (low, high), **told), places)
 
-    @staticmethod
-    def held(cases: Dataset, number: int) -> tuple[HeldEntry, int]:
-        """Return the entry of one of some cases, and which of the entry's cases it is."""
-        return held_case(cases, number)
+    held: ClassVar = staticmethod(held_case)
 
     # ------------------------------------------------------------------ from files
-    def _listing(self, source: DataSource, folder: Path) -> Listing:
+    def listing_of(self, source: DataSource, folder: Path) -> Listing:
         """Return the entries in a folder, as the site describes them."""
         return Listing.of_cases(source, folder, isinstance(self.goal, Segmentation))
 
-    def _maker(self, source: DataSource, classes: dict[str, int]) -> Callable[[Entry], PreparedEntry]:
-        """Return what makes an entry ready. classes: of each entry of a classification, by its name."""
-        return partial(self._of_class, classes=classes)
+    def maker(self, source: DataSource) -> Callable[..., PreparedEntry]:
+        """Return what makes an entry ready, of its files, its label and its patient.
 
-    def _of_class(self, entry: Entry, classes: dict[str, int]) -> PreparedEntry:
-        inputs, own = self.cases_in(entry.images), classes[entry.name]
-        return self.prepared(inputs, torch.full((len(inputs),), own), [(own & 255,)] * len(inputs))
+        label: a mask's file; of a classification the class, with the mark of what this site does not tell apart.
+        """
+        return self._of_class
+
+    def _of_class(self, files: tuple[Path, ...], label: int, patient: str) -> PreparedEntry:
+        inputs = self.cases_in(files)
+        return self.prepared(inputs, torch.full((len(inputs),), label), [(label & 255,)] * len(inputs))
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
@@ -287,8 +288,8 @@ class OwnFolder(OwnData):
             return [number for number, name in enumerate(structures, 1) if name in source.absent]
         return [label for name, labels in structures.items() for label in labels if name in source.absent]
 
-    def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
-        """Return the class of every entry of a classification, by its name."""
+    def classes_of(self, listing: Listing, source: DataSource) -> Mapping[str, int | None]:
+        """Return the class of every entry of a classification, by its name; None where nothing is learned of it."""
         if not self.goal.classifies:
             return {}
         known = self._known_classes(source)
@@ -302,11 +303,11 @@ class OwnFolder(OwnData):
         """Return the classes of a classification, by what a site may call them."""
         names = self.goal.label_names if self.goal.classifies else ()
         known = {str(number): number for number in range(len(names))} | {name: own for own, name in enumerate(names)}
-        known |= {str(own): self._number(plans) for own, plans in source.first_map.items() if names}
+        known |= {str(own): self.number_of(plans) for own, plans in source.first_map.items() if names}
         gone = {names.index(name) for name in self.not_here(source) if names}
         return {own: number for own, number in known.items() if number not in gone}
 
-    def _number(self, label: str | int) -> int:
+    def number_of(self, label: str | int) -> int:
         """Return a plan's label, given by its name or its number."""
         names = self.goal.label_names
         if str(label) in names:
@@ -315,10 +316,10 @@ class OwnFolder(OwnData):
             return int(label)
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
-    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
-        """Note what is odd about entries that could be read."""
+    def note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
+        """Note what is odd about entries that could be read, each with its `entry` and its `facts`."""
 
-    def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
+    def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
         """Return what a survey tells of entries, by its fields; by default of images."""
         values = Counter(value for one in every for value in one.facts.values)
         return {
@@ -338,9 +339,10 @@ class OwnFolder(OwnData):
         self.check_source(source)
         assert source is not None
         self.absent(source)  # which stops what can't be absent before anything is read
-        listing = self._listing(source, self._folder(site, source))
-        classes, marks = self._classes_of(listing, source), self.marks(source)
-        make = self._maker(source, {name: label | marks[label] for name, label in classes.items()})
+        listing = self.listing_of(source, self._folder(site, source))
+        classes, marks = self.classes_of(listing, source), self.marks(source)
+        labels = {name: label if label is None else label | marks[label] for name, label in classes.items()}
+        make = partial(_made_of, self.maker(source), labels)
         if self.partition is not None:
             listing.entries = dealt(self.partition, site, sites, listing.entries, classes)
         parts = divided(listing, source, self.shares, self.split)
@@ -354,11 +356,11 @@ class OwnFolder(OwnData):
         chosen = {part: [self._chosen(one.facts) for one in held[part]] for part in PARTS}
         ready = {part: ReadyCases(held[part], chosen[part]) for part in PARTS}
         every = [one for part in PARTS for one in held[part]]
-        self._note(listing, every, source)
+        self.note(listing, every, source)
         shown = {part: self._part(ready[part]) for part in PARTS}
         self._told(listing, shown, source)
         listing.problems += _twice(held, self.files)
-        return self._survey(listing, shown, source, **self._ranges(every)), ready
+        return self._survey(listing, shown, source, **self.told_of(every)), ready
 
     def _part(self, data: ReadyCases) -> PartFacts:
         counts: Counter[int] = Counter()
@@ -367,6 +369,11 @@ class OwnFolder(OwnData):
         first = 1 if isinstance(self.goal, Segmentation) else 0  # background is no label
         shown = {name: counts[number] for number, name in enumerate(self.goal.label_names) if number >= first}
         return PartFacts(len(data), len(set(data.patients)), shown)
+
+
+def _made_of(make: Callable[..., PreparedEntry], labels: Mapping[str, int | None], entry: Entry) -> PreparedEntry:
+    """Make an entry ready. labels: of those of a classification, by their names."""
+    return make(entry.images, labels.get(entry.name, entry.label), entry.patient)
 
 
 def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
