@@ -187,7 +187,7 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     write(tmp_path, lines(), [*HEAD[:-1], "age"])
     assert "a column twice" in words()
     write(tmp_path, lines())
-    monkeypatch.setattr(sheet, "MOST_LINES", 5)
+    monkeypatch.setattr(sheet.Sheet, "MOST_LINES", 5)
     assert "divide it" in words()
     monkeypatch.setattr(sheet, "MOST_CHARACTERS", 9)
     assert "a line of more than" in words()

@@ -7,7 +7,7 @@ import torch
 
 from medsilo.core.errors import DataError
 from medsilo.deploy.predictor import Predictor, Row, failures
-from medsilo.tasks.own.columns import Scales
+from medsilo.tasks.own.own_numbers import Scales
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.sources import DataSource
 

@@ -20,7 +20,7 @@ from medsilo.learning.loop import Compute
 from medsilo.registry import PREDICTORS, WATCHERS
 from medsilo.runs import paths
 from medsilo.tasks.listing import Listing
-from medsilo.tasks.own.columns import Scales
+from medsilo.tasks.own.own_numbers import Scales
 from medsilo.tasks.sources import DataSource
 
 Say = Callable[[str], None]

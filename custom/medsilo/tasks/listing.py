@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar, Self
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.sheet import OLD_LETTERS, WINDOWS, Sheet, plain, read_sheet
+from medsilo.tasks.sheet import OLD_LETTERS, WINDOWS, Sheet, plain
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS, Problem, in_two_parts, refuse_what_stops
 
@@ -281,7 +281,7 @@ def _by_table(
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = Listing(), source.columns
     needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
-    sheet = read_sheet(path, {}, [*needed, *within, columns.part, columns.site, columns.group])
+    sheet = Sheet().read(path, {}, [*needed, *within, columns.part, columns.site, columns.group])
     if missing := [column for column in needed if column not in sheet.columns]:
         hint = "name yours under data.columns in the site's medsilo.yaml, or add it"
         raise DataError(f"the table has no column {', '.join(missing)}; {hint}", private=str(path))

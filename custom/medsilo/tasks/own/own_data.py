@@ -1,32 +1,28 @@
 """A hospital's own data: what tasks that read images, tables and series have in common; folders of files that are made
-ready once and kept; numbers of which the plan says what is learned."""
+ready once and kept."""
 
 import re
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.text import plain
 from medsilo.learning.undrawn import MOST, mark_of, marks_of_classes
-from medsilo.tasks.classification import Classification
-from medsilo.tasks.goal import Goal, Regression
 from medsilo.tasks.listing import Entry, Listing
-from medsilo.tasks.own.columns import FURTHEST, LARGEST, Column, Scales, Standardise, Text, as_level
 from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases, held_case
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import Partition, Shares, part_alone, parts_by_rank
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, range_of, ranges_of, refuse_what_stops
-from medsilo.tasks.survival import EVENTS, Survival
 from medsilo.tasks.task import SiteData, Task, folded
 
 # Of a site's settings, by which an entry is made ready.
@@ -405,81 +401,3 @@ def _held(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], f
         except Exception as error:
             wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)
     return held
-
-
-Kind = Literal["classification", "regression", "survival"]
-
-
-class ByKind(OwnData):
-    """Numbers of a hospital's own, standardised or not, and what is learned of them."""
-
-    kind: Kind = Field("classification", description="what is learned of a line")
-    labels: tuple[Text, ...] = Field(
-        ("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
-    )
-    range: tuple[float, float] = Field(
-        (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
-    )
-    standardise: Standardise = Field(
-        "site",
-        description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "
-        "those that the plan gives with each",
-    )
-
-    @model_validator(mode="after")
-    def _kind_agrees(self) -> Self:
-        if len({as_level(label) for label in self.labels}) < len(self.labels):
-            raise ValueError(f"labels {list(self.labels)}: name each once")
-        if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
-            raise ValueError(f"range {list(self.range)}: give the least and the greatest number of a regression")
-        if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
-            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
-        lacking = [one.name for one in self.numbers if not one.levels and None in (one.mean, one.deviation)]
-        if self.standardise == "plan" and lacking:
-            raise ValueError(f"standardise: plan needs mean and deviation of every number; {lacking[0]!r} lacks them")
-        return self
-
-    @property
-    def goal(self) -> Goal:
-        return goal_of(self.kind, self.labels, self.range)
-
-    @property
-    @abstractmethod
-    def numbers(self) -> Sequence[Column]:
-        """The columns that a network reads."""
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """The names of the numbers that a network reads, in turn."""
-        return tuple(one.name for one in self.numbers)
-
-    @property
-    def largest_input(self) -> float:
-        """By how numbers are standardised."""
-        if self.standardise != "none":
-            return FURTHEST
-        return max(1.0, *(max(abs(one.low), abs(one.high)) for one in self.numbers if not one.levels))
-
-    @property
-    def needs_scales(self) -> bool:
-        """Return whether a hospital's own numbers are needed to read its cases."""
-        return self.standardise == "site"
-
-    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
-        """Return what a survey told of `scales_of`."""
-        names = self.input_names[: sum(one.inputs for one in self.numbers)]  # before marks of those that are missing
-        means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)
-        return means, deviations
-
-    @property
-    def counted(self) -> tuple[str, ...]:
-        """Names of what is counted of cases: their classes, or that the event came or did not."""
-        return EVENTS if self.kind == "survival" else self.labels
-
-
-@cache
-def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float], outputs: int | None = None) -> Goal:
-    """Return what is learned of these classes, or of numbers between these limits. outputs: of a classification."""
-    if kind == "classification":
-        return Classification(labels, outputs)
-    return Regression(limits) if kind == "regression" else Survival()
