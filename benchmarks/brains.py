@@ -86,7 +86,7 @@ def plans_of(
 ) -> dict[str, Any]:
     """Return the plans for all hospitals' data; samples: intensities per case, nnU-Net's number by default."""
     held = {site: RawData.of(folder / site, question) for site in sites}
-    samples = samples or samples_of(sum(len(data.cases) for data in held.values()))
+    samples = samples or samples_of(sum(len(data.listing.usable) for data in held.values()))
     told = [Fingerprint.of(facts_of(data, samples), samples) for data in held.values()]
     holdings = {site: MeasuredSite.model_construct(**{"reader": data.reader}) for site, data in held.items()}
     return make_plans(question, Fingerprint.merged(told), holdings).plans

@@ -51,9 +51,8 @@ from medsilo.methods.fedsm import FedSM
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo.tasks.scans import read_scan
+from medsilo.tasks.scans import Scan, write_volume
 from medsilo.tasks.task import Cases, SiteData
-from medsilo.tasks.volumes import CaseReader, write_volume
 from medsilo_papers.public_files import read_labels, read_picture
 from tests import inprocess
 
@@ -120,8 +119,8 @@ class Slices(Dataset):
 
     def __getitem__(self, case: int) -> tuple[Tensor, Tensor]:
         volume, place = self.cases[case]
-        scan = read_scan(self.folder / f"{volume}.nii.gz")
-        image, mask = scan.values[0], CaseReader().mask(scan, self.folder / f"{volume}-mask.nii.gz")
+        scan = Scan.read(self.folder / f"{volume}.nii.gz")
+        image, mask = scan.values[0], scan.mask(self.folder / f"{volume}-mask.nii.gz")
         inputs = self.task.inputs_of(image[None, place : place + 1])[0] / 400
         labels = torch.from_numpy(mask[None, None, place].astype(np.float32))
         return inputs, (functional.interpolate(labels, inputs.shape[1:], mode="area")[0, 0] > 0.5).long()

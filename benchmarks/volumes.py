@@ -53,9 +53,9 @@ from medsilo.federation.trainer import SHUFFLE
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel, Request
 from medsilo.site.settings import SiteSettings
+from medsilo.tasks.scans import write_volume
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import patients_of
-from medsilo.tasks.volumes import write_volume
 
 SPACINGS = {"a": (1.5, 1.5, 3.0), "b": (1.4, 1.4, 3.2), "c": (1.6, 1.6, 2.8)}
 KEYS = ("image", "label")

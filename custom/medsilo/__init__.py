@@ -39,9 +39,8 @@ else:
 
         from medsilo.extend import places_in
 
-        (places,) = places_in(__file__)
-        if name in places:
-            found = globals()[name] = getattr(import_module(places[name]), name)
+        if place := places_in(__file__).get(name):
+            found = globals()[name] = getattr(import_module(place), name)
             return found
         from importlib.metadata import entry_points
 

@@ -432,10 +432,7 @@ def predict(
     """
     compute = _settings("medsilo.predict", None, device).compute()
     data = None if site_config is None else SiteSettings.read(Path(site_config)).data
-    predictor, asked = asked_to_predict(
-        _several(model), _several(images), Path(out), site, data, compute, lambda line: None
-    )
-    predictor.predict(asked)
+    asked_to_predict(_several(model), _several(images), Path(out), site, data, compute, lambda line: None).predict()
     return json.loads((Path(out) / "predictions.json").read_text(encoding="utf-8"))["cases"]
 
 

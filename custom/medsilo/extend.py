@@ -11,58 +11,51 @@ from typing import TYPE_CHECKING
 
 from medsilo import __version__
 
-if TYPE_CHECKING:  # for everybody
+if TYPE_CHECKING:
     from medsilo.cli.show import Command, Screen
     from medsilo.core import files
     from medsilo.core.errors import DataError, MedsiloError, Refused
     from medsilo.core.section import Section
     from medsilo.course.algorithm import Algorithm
-    from medsilo.course.declared import Private
     from medsilo.course.layer import Layer
     from medsilo.course.phase import Group, Phase
     from medsilo.deploy.exporter import Exporter
-    from medsilo.deploy.predictor import PredictionRequest, Predictor
-    from medsilo.deploy.source import Source
+    from medsilo.deploy.predictor import Predictor
     from medsilo.federation.inquiry import Inquiry
     from medsilo.federation.seams import Channel, Place, Site
     from medsilo.models.network import Network
     from medsilo.plan import Plan
-    from medsilo.privacy.mechanisms import Charge
-    from medsilo.privacy.noise import NoiseSource
     from medsilo.runs.messages import Parcel
-    from medsilo.start.looker import Folder, Sight
+    from medsilo.start.looker import Folder
     from medsilo.tasks.classification import Classification
     from medsilo.tasks.goal import Goal
+    from medsilo.tasks.listing import Listing
     from medsilo.tasks.own.own_data import OwnFolder
+    from medsilo.tasks.own.own_numbers import SignalFolder
+    from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.segmentation import Segmentation
+    from medsilo.tasks.sheet import Sheet
     from medsilo.tasks.sources import DataSource
     from medsilo.tasks.task import SiteData, Task
     from medsilo.tasks.use import Use
 
-if TYPE_CHECKING:  # for plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
-    from medsilo.tasks import headers, sheet, volumes
-    from medsilo.tasks.listing import Entry, Listing
-    from medsilo.tasks.own import columns
-    from medsilo.tasks.own.own_data import ByKind
-    from medsilo.tasks.own.volume_folder import VolumeFolder
-
 
 @cache
-def places_in(file: str) -> list[dict[str, str]]:
-    """Return the modules of the names that a file imports for type checkers, block by block."""
+def places_in(file: str) -> dict[str, str]:
+    """Return the modules of the names that a file imports for type checkers."""
     blocks = [node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If)]
-    imports = [[node for node in block.body if isinstance(node, ast.ImportFrom)] for block in blocks]
-    return [{alias.name: str(node.module) for node in own for alias in node.names} for own in imports]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-NAMES, INNER = places_in(__file__)
+NAMES = places_in(__file__)
 __all__ = ["__version__", *NAMES]
 
 
 def __getattr__(name: str) -> object:
     """Import a name when it is first used."""
-    if (place := NAMES.get(name) or INNER.get(name)) is None:
+    if (place := NAMES.get(name)) is None:
         raise AttributeError(f"module 'medsilo.extend' has no attribute {name!r}")
     module = import_module(place)
     if not hasattr(module, name):  # a module in a package

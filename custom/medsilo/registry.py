@@ -100,8 +100,8 @@ class PluginTable(Mapping[str, Any]):
         return found
 
     def _check(self, found: Any, name: str, package: str) -> None:
-        base = _imported(self.base)
-        if not isinstance(found, base):
+        base, kind = _imported(self.base), found if isinstance(found, type) else type(found)
+        if not issubclass(kind, base):
             raise PlanError(f"package {package}: {name!r} is no {base.__name__}; make one of {self.base}")
 
 
@@ -269,13 +269,13 @@ NETWORKS = Registry(
 PREDICTORS = PluginTable(
     "medsilo.predictors",
     "medsilo.deploy.predictor:Predictor",
-    {"images": "medsilo.deploy.image_files:PREDICTOR", "tables": "medsilo.deploy.predicted_rows:PREDICTOR"},
+    {"images": "medsilo.deploy.image_files:ImagePredictor", "tables": "medsilo.deploy.predicted_rows:TablePredictor"},
 )
 
 EXPORTERS = PluginTable(
     "medsilo.exporters",
     "medsilo.deploy.exporter:Exporter",
-    {"monai": "medsilo.deploy.bundle:EXPORTER"},
+    {"monai": "medsilo.deploy.bundle:BundleExporter"},
 )
 
 LOOKERS = PluginTable(

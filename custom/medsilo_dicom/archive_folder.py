@@ -3,24 +3,27 @@
 import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
-from medsilo.extend import DataError, DataSource, Entry, Folder, Listing, Scan, Sight, sheet
-from medsilo_dicom.dicom_folder import REST, DicomFolder, SeriesReader
+from medsilo.extend import DataError, DataSource, Folder, Listing, Scan
+from medsilo_dicom.dicom_folder import REST, DicomFolder, mask_of_series
 from medsilo_dicom.dicom_masks import OVERLAP
-from medsilo_dicom.header import Header, Tree, library, read_tree
+from medsilo_dicom.header import Header, Tree, as_compared, library, read_tree
+from medsilo_dicom.series import read_again, scan_of_series
 
 LEAST = 3  # patients of a folder that counts as a hospital's; and studies with a structure, whose name all will read
 TRIED = 2  # studies of a hospital in which structures may lie over each other
 OFTEN = 0.5  # of a hospital's studies that have a structure which is learned
 OUTLINES = {"body", "external", "skin", "patient", "outline", "couch", "couchsurface"}  # lie over others
 KIND = "DICOM series, with segmentations or contours that refer to them"
+Files = tuple[tuple[Path, ...], Path | str]  # a series', and its label's
 
 
-def look(folder: Folder) -> Sight | None:
+def look(folder: Folder) -> Folder | None:
     """Say what suits a folder of studies; nothing of another, and of one without segmentations and contours."""
     tree, names = read_tree(folder.files.values()), {path: name for name, path in folder.files.items()}
     if not tree.annotations:
@@ -40,12 +43,7 @@ def look(folder: Folder) -> Sight | None:
         ]
         raise DataError(f"no study can be used: {'; '.join(dict.fromkeys(faults))}")
     labels, label_map, counts = _structures(listings)
-    reader = SeriesReader(_numbered([own.lower() for own in label_map]))
-
-    def seen(entry: Entry) -> tuple[Scan, np.ndarray]:
-        scan = reader.scan(entry)
-        return scan, reader.mask(scan, Path(entry.label or ""))
-
+    seen = partial(_opened, [own.lower() for own in label_map])
     said = ", ".join(f"{name} {counts[name]}" for name in labels)
     rest = {REST: "background"} if len(counts) > len(labels) else {}
     told = f"structures in the files: names in the plan{'; what is rare or lies over these is background' * bool(rest)}"
@@ -82,7 +80,7 @@ def _structures(listings: Mapping[str, Listing]) -> tuple[list[str], dict[str, s
         own = Counter(name.lower() for entry in listing.entries for name in _named(Path(entry.label or ""), called))
         often |= {name for name, count in own.items() if count >= max(LEAST, OFTEN * len(listing.entries))}
         counts += own
-    some = [entry for listing in listings.values() for entry in listing.entries[:TRIED]]
+    some = [(one.images, one.label) for listing in listings.values() for one in listing.entries[:TRIED]]
     learned = _apart(sorted(often - OUTLINES, key=lambda name: (-counts[name], name)), some)
     if not learned:
         raise DataError(
@@ -95,25 +93,27 @@ def _structures(listings: Mapping[str, Listing]) -> tuple[list[str], dict[str, s
     return list(names.values()), names, own_counts
 
 
-def _apart(names: list[str], some: list[Entry]) -> list[str]:
+def _apart(names: list[str], some: list[Files]) -> list[str]:
     """Return the structures that lie over none before them, as a target does over its tumour."""
-    if not any(_overlap(names, entry) for entry in some):
+    if not any(_overlap(names, one) for one in some):
         return names
     kept: list[str] = []
     for name in names:
-        if not any(_overlap([*kept, name], entry) for entry in some):
+        if not any(_overlap([*kept, name], one) for one in some):
             kept.append(name)
     return kept
 
 
-def _numbered(names: list[str]) -> dict[str, int]:
-    return {name: number for number, name in enumerate(names, 1)} | {REST: 0}
+def _opened(names: list[str], files: tuple[Path, ...], label: Path | str) -> tuple[Scan, np.ndarray]:
+    """Return a series and its mask. names: of structures, in small letters, which have the labels 1, 2, ..."""
+    scan = scan_of_series(read_again(files))
+    numbered = {name: number for number, name in enumerate(names, 1)} | {REST: 0}
+    return scan, mask_of_series(numbered, scan, Path(label or ""))
 
 
-def _overlap(names: list[str], entry: Entry) -> bool:
-    reader = SeriesReader(_numbered(names))
+def _overlap(names: list[str], one: Files) -> bool:
     try:
-        reader.mask(reader.scan(entry), Path(entry.label or ""))
+        _opened(names, *one)
     except DataError as error:  # of another fault is told when the case is opened
         return str(error) == OVERLAP
     return False
@@ -129,4 +129,4 @@ def _named(path: Path, called: dict[str, str]) -> set[str]:
         found += [str(one.ROIName) for one in elements.get("StructureSetROISequence") or () if one.ROINumber in drawn]
     except Exception:  # pydicom raises anything over damaged files; why is told when the case is opened
         return set()
-    return {called.setdefault(name.lower(), name) for name in (sheet.plain(name).strip() for name in found) if name}
+    return {called.setdefault(name.lower(), name) for name in map(as_compared, found) if name}

@@ -1,27 +1,17 @@
 """A hospital's own DICOM studies, as they were exported: series in any nesting, with segmentations or contours."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import model_validator
 
-from medsilo.extend import (
-    DataError,
-    DataSource,
-    Entry,
-    Listing,
-    Scan,
-    Use,
-    VolumeFolder,
-    sheet,
-    volumes,
-)
+from medsilo.extend import DataError, DataSource, Listing, Scan, Use, VolumeFolder
 from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
-from medsilo_dicom.header import STRUCTURES, Header, Tree, library, read_headers, read_tree, words_of
+from medsilo_dicom.header import STRUCTURES, Header, Tree, as_compared, library, read_headers, read_tree, words_of
 from medsilo_dicom.series import ImageSeries, make_series, mask_as_scanned, read_again, scan_of_series
 
 # Elements of the scanner and of how it scanned, which a question may count; none tells who a patient is.
@@ -69,17 +59,19 @@ class DicomFolder(VolumeFolder):
     def use(self) -> Use:
         return Use("dicom", self.inputs_of, self.in_monai())
 
-    def _of_header(self, entry: Entry) -> Mapping[str, str]:
-        return words_of(entry.images[0], SCANNER)
+    def scan_of(self, files: tuple[Path, ...]) -> Scan:
+        return scan_of_series(read_again(files))
 
-    def _numbers(self, source: DataSource) -> dict[int, int]:
-        _structures(self, source)
+    def mask_reader(self, source: DataSource) -> Callable[[Scan, Path], np.ndarray]:
+        return partial(mask_of_series, _structures(self, source))
+
+    def mask_values(self, source: DataSource) -> dict[int, int]:
         return {number: number for number in range(self.goal.classes)} if self.segments else {}
 
-    def _reader(self, source: DataSource) -> volumes.CaseReader:
-        return SeriesReader(_structures(self, source))
+    def columns_of(self, scan: Scan) -> Mapping[str, float | str]:
+        return {**super().columns_of(scan), **words_of(scan.source.files[0], SCANNER)}
 
-    def _listing(self, source: DataSource, folder: Path) -> Listing:
+    def listing_of(self, source: DataSource, folder: Path) -> Listing:
         if source.table or not (source.images is None or isinstance(source.images, str)):
             raise DataError("task dicom-folder reads no table and one channel; give data.images as one pattern or none")
         files, links = Listing.files_below(folder)
@@ -114,10 +106,9 @@ class DicomFolder(VolumeFolder):
         """Add one series to the cases, or to what is left out."""
         place = Path(names[headers[0].path]).parent
         name = f"{place.as_posix()} {headers[0].series}"
-        if self.segments and len(annotations) != 1:
-            listing.add("left out", SEVERAL if annotations else UNLABELLED, [name])
-            return
         try:
+            if self.segments and len(annotations) != 1:
+                raise DataError(SEVERAL if annotations else UNLABELLED)
             series = make_series(headers)
             if self.segments and annotations[0].wrong:
                 raise DataError(DAMAGED, str(annotations[0].path))
@@ -129,7 +120,7 @@ class DicomFolder(VolumeFolder):
         label: Path | str = annotations[0].path if self.segments else place.parts[0] if place.parts else ""
         if not series.frame_of_reference:
             listing.add("note", NO_FRAME, [name])
-        listing.entries.append(Entry(name, series.files, label, headers[0].patient))
+        listing.take(name, series.files, label, headers[0].patient)
 
 
 def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
@@ -161,29 +152,22 @@ def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
     if not task.segments:
         return {}
     own = {name.lower(): number for number, name in enumerate(task.goal.label_names)}
-    return own | {sheet.plain(str(name)).lower(): task._number(label) for name, label in source.first_map.items()}
+    return own | {as_compared(str(name)).lower(): task.number_of(label) for name, label in source.first_map.items()}
 
 
-@dataclass(frozen=True)
-class SeriesReader(volumes.CaseReader):
-    """Reads the slices of a series, and a mask from the file that refers to it."""
+def mask_of_series(structures: Mapping[str, int], scan: Scan, path: Path) -> np.ndarray:
+    """Return a series' mask, from the file that refers to it. structures: labels by names in small letters."""
+    series: ImageSeries = scan.source
+    headers = read_headers(path)
+    if not headers or headers[0].wrong:
+        raise DataError(DAMAGED, str(path))
+    read = mask_of_contours if headers[0].kind == STRUCTURES else mask_of_segmentation
+    return mask_as_scanned(read(path, series, partial(_label_of, structures)), series)
 
-    structures: Mapping[str, int]
 
-    def scan(self, entry: Entry) -> Scan:
-        return scan_of_series(read_again(entry.images))
-
-    def mask(self, scan: Scan, path: Path) -> np.ndarray:
-        series: ImageSeries = scan.source
-        headers = read_headers(path)
-        if not headers or headers[0].wrong:
-            raise DataError(DAMAGED, str(path))
-        read = mask_of_contours if headers[0].kind == STRUCTURES else mask_of_segmentation
-        return mask_as_scanned(read(path, series, self._number), series)
-
-    def _number(self, name: str) -> int:
-        own = self.structures.get(sheet.plain(name).strip().lower(), self.structures.get(REST))
-        if own is None:
-            what = "structures have a name that is not in the plan; say in data.label_map what they are ('*': the rest)"
-            raise DataError(what, private=name)
-        return own
+def _label_of(structures: Mapping[str, int], name: str) -> int:
+    own = structures.get(as_compared(name).lower(), structures.get(REST))
+    if own is None:
+        what = "structures have a name that is not in the plan; say in data.label_map what they are ('*': the rest)"
+        raise DataError(what, private=name)
+    return own

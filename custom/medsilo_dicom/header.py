@@ -1,6 +1,7 @@
 """Read the headers of DICOM files and folders, as far as a volume needs them. No pixel is read here."""
 
 import logging
+import unicodedata
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from medsilo.extend import MedsiloError, headers, sheet
+from medsilo.extend import MedsiloError, Scan
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
 ENHANCED = (  # classes of objects that are many slices, as of modern scanners and of converters; those of MR first
@@ -28,6 +29,7 @@ PACKED = (  # and with one that can be undone here: RLE, JPEG of 8 and 12 bits, 
     "1.2.840.10008.1.2.5",
     *(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70, 80, 81, 90, 91)),
 )
+DEFLATED = "1.2.840.10008.1.2.1.99"  # whose data may become of any size
 LARGEST = 1 << 30  # bytes of a file
 FRAMES = 1 << 16  # of a file
 SIDE = 8192  # pixels along an axis of a slice
@@ -133,9 +135,9 @@ def read_headers(path: Path) -> tuple[Header, ...]:
         return ()
     data = path.read_bytes()
     try:
-        tags = headers.tags_in(data)
+        tags = Scan.dicom_tags(data)
     except ValueError:
-        if headers.DEFLATED in data:
+        if DEFLATED.encode() in data:
             return ()  # no library may open it
         damage = "series have a damaged file; copy or export them again"
     try:
@@ -155,7 +157,12 @@ def read_headers(path: Path) -> tuple[Header, ...]:
 def words_of(path: Path, names: Sequence[str]) -> dict[str, str]:
     """Return what a file's header says under some names, as plain words."""
     read = _elements(path.read_bytes(), names)
-    return {name: sheet.plain(str(read.get(name, "") or "").strip())[:100] for name in names}
+    return {name: as_compared(str(read.get(name, "") or ""))[:100] for name in names}
+
+
+def as_compared(text: str) -> str:
+    """Return a name in the one of the two ways in which letters with marks are written, as the hospital's settings."""
+    return unicodedata.normalize("NFC", text).strip()
 
 
 def _elements(data: bytes, wanted: Sequence[str]) -> Any:
@@ -317,7 +324,7 @@ def read_tree(files: Iterable[Path]) -> Tree:
 
 def _headers(path: Path, tree: Tree) -> tuple[Header, ...]:
     try:
-        if not headers.is_dicom(path):
+        if not Scan.is_dicom(path):
             return ()
         found = read_headers(path)
     except OSError:

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
-from medsilo.extend import DataError, MedsiloError, files, headers
+from medsilo.extend import DataError, MedsiloError, Scan, files
 from medsilo_dicom.header import PACKED, PLAIN, SEGMENTATIONS, SLICES, STRUCTURES, library, network
 
 FOLDER = "MEDSILO_DICOM_TLS"  # the environment variable with the folder of the three files
@@ -150,7 +150,7 @@ def _name(content: bytes, only: frozenset[str]) -> Path:
     """Return a name made of hashes of an object's UIDs."""
     names = ("SOPClassUID", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
     try:
-        headers.tags_in(content)
+        Scan.dicom_tags(content)
         elements = library().dcmread(BytesIO(content), stop_before_pixels=True, specific_tags=names)
         kind, *uids = (str(elements.get(name) or "") for name in names)
     except Exception as error:  # pydicom raises anything over damaged files

@@ -8,15 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import (
-    MedsiloError,
-    PredictionRequest,
-    Predictor,
-    Scan,
-    Segmentation,
-    __version__,
-    files,
-)
+from medsilo.extend import MedsiloError, Predictor, Scan, Segmentation, __version__, files
 from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, network, read_tree, words_of
 from medsilo_dicom.node import address_of, send
 from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, report, segmentation, sources_of
@@ -80,31 +72,37 @@ def promise_of(found: Mapping[str, Any]) -> str:
     return ": ".join([f"level {level:g}", *(str(found[name]) for name in PROMISED if name in found)])
 
 
-def predict_series(asked: PredictionRequest) -> int:
-    """Predict the series below folders (or among files) that are volumes, or should be; return how many failed."""
-    library()
-    plan = asked.source.plan
-    structures = plan.task.goal.label_names[1:] if isinstance(plan.task.goal, Segmentation) else ()
-    codes = {name: code_of(name) for name in structures}
-    maker = MadeBy(f"{asked.source.facts['kind']} {plan.algorithm.name} {plan.task.name}"[:64], __version__, plan.hash)
-    series = {
-        uid: headers
-        for uid, headers in read_tree(asked.files()).images.items()
-        if any(header.wrong not in (NOT_SLICES, SECONDARY) for header in headers)
-    }
-    if not series:
-        raise MedsiloError("there are no DICOM series of original CT, MR or PET slices; give their files or folders")
-    images = [
-        DicomSeries(uid, number, headers, codes, maker) for number, (uid, headers) in enumerate(series.items(), 1)
-    ]
-    return asked.predict_images(images)
+class DicomPredictor(Predictor):
+    """Predicts the series below folders, or among files, that are volumes, or should be."""
+
+    cases = "images"
+
+    def predict(self) -> int:
+        library()
+        plan = self.source.plan
+        structures = plan.task.goal.label_names[1:] if isinstance(plan.task.goal, Segmentation) else ()
+        codes = {name: code_of(name) for name in structures}
+        made_by = f"{self.source.facts['kind']} {plan.algorithm.name} {plan.task.name}"[:64]
+        maker = MadeBy(made_by, __version__, plan.hash)
+        series = {
+            uid: headers
+            for uid, headers in read_tree(self.files()).images.items()
+            if any(header.wrong not in (NOT_SLICES, SECONDARY) for header in headers)
+        }
+        if not series:
+            why = "there are no DICOM series of original CT, MR or PET slices; give their files or folders"
+            raise MedsiloError(why)
+        images = [
+            DicomSeries(uid, number, headers, codes, maker) for number, (uid, headers) in enumerate(series.items(), 1)
+        ]
+        return self.predict_images(images)
+
+    @classmethod
+    def connect(cls, node: str) -> Callable[[Sequence[Path]], int]:
+        """Check a node's address, and return what sends files to it."""
+        address_of(node)
+        network()
+        return lambda results: send(results, node)
 
 
-def connect(node: str) -> Callable[[Sequence[Path]], int]:
-    """Check a node's address, and return what sends files to it."""
-    address_of(node)
-    network()
-    return lambda results: send(results, node)
-
-
-PREDICTOR = Predictor("images", predict_series, connect)
+PREDICTOR = DicomPredictor

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from medsilo.extend import Exporter, MedsiloError, Source
+from medsilo.extend import Exporter, MedsiloError
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from medsilo_nnunet.nnunet_network import DeeplySupervised
 
@@ -15,46 +15,49 @@ CHECKPOINT = "checkpoint_final.pth"
 ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}  # of files that a reader takes; of all others .nii.gz
 
 
-def export_to_nnunet(source: Source, out: Path) -> dict[str, bytes]:
-    """Return the folder: dataset.json, plans.json and the model's fold. Folds of one study may be in one folder."""
-    task = source.plan.task
-    if not isinstance(task, NnUNetFolder):
-        raise MedsiloError(f"task {task.name} has no plans of nnU-Net's; export it without --to")
-    network = plain_network(source)
-    same = {
-        "trainer_name": task.trainer,  # nnU-Net asks its class how the network is built
-        "init_args": {"configuration": task.configuration},
-        "inference_allowed_mirroring_axes": list(task.parts.mirrored or ()) if task.mirror else None,
-    }
-    told = _described(task, same | {"method": source.plan.algorithm.name}, out)
-    content = BytesIO()
-    # nnU-Net reads nothing but PyTorch's own files, which are pickles. Written with tensors, numbers, strings and lists
-    # alone, this one is loaded with weights_only=True, too, which runs no code. medsilo itself never loads one.
-    weights = {name: tensor.cpu() for name, tensor in network.network.state_dict().items()}
-    torch.save({"network_weights": weights, **same}, content)
-    return told | {f"{fold_of(source)}/{CHECKPOINT}": content.getvalue()}
+class NnUNetExporter(Exporter):
+    """Writes dataset.json, plans.json and the model's fold. Folds of one study may be in one folder."""
+
+    what = "nnU-Net model"
+
+    def write(self, out: Path) -> dict[str, bytes]:
+        task = self.source.plan.task
+        if not isinstance(task, NnUNetFolder):
+            raise MedsiloError(f"task {task.name} has no plans of nnU-Net's; export it without --to")
+        network = self.plain_network()
+        same = {
+            "trainer_name": task.trainer,  # nnU-Net asks its class how the network is built
+            "init_args": {"configuration": task.configuration},
+            "inference_allowed_mirroring_axes": list(task.parts.mirrored or ()) if task.mirror else None,
+        }
+        told = _described(task, same | {"method": self.source.plan.algorithm.name}, out)
+        content = BytesIO()
+        # nnU-Net reads nothing but PyTorch's own files, which are pickles. Written with tensors, numbers, strings and
+        # lists alone, this one is loaded with weights_only=True, too, which runs no code. medsilo never loads one.
+        weights = {name: tensor.cpu() for name, tensor in network.network.state_dict().items()}
+        torch.save({"network_weights": weights, **same}, content)
+        return told | {f"{self.part}/{CHECKPOINT}": content.getvalue()}
+
+    @property
+    def part(self) -> str:
+        """nnU-Net's name for the part of the data that the model did not learn from. It counts from 0."""
+        fold = self.source.plan.task.fold
+        return f"fold_{fold.number - 1}" if fold else "fold_all"
+
+    def plain_network(self) -> DeeplySupervised:
+        """Return the model's network, which must be one of nnU-Net's with nothing added to it."""
+        plan, network = self.source.plan, self.source.network
+        with torch.device("meta"):
+            plain = plan.network.plain.build(plan.task.channels, plan.task.goal.outputs).state_dict()
+        if not isinstance(network, DeeplySupervised) or plain.keys() != network.state_dict().keys():
+            raise MedsiloError(
+                f"{plan.algorithm.name} with network {plan.network.name} leaves more than a network of nnU-Net's; "
+                "predict with medsilo, or choose one model with --site"
+            )
+        return network
 
 
-def fold_of(source: Source) -> str:
-    """Return what nnU-Net calls the part of the data that a model did not learn from. It counts from 0."""
-    fold = source.plan.task.fold
-    return f"fold_{fold.number - 1}" if fold else "fold_all"
-
-
-EXPORTER = Exporter("nnU-Net model", export_to_nnunet, fold_of)
-
-
-def plain_network(source: Source) -> DeeplySupervised:
-    """Return a model's network, which must be one of nnU-Net's with nothing added to it."""
-    task, network = source.plan.task, source.network
-    with torch.device("meta"):
-        plain = source.plan.network.plain.build(task.channels, task.goal.outputs).state_dict()
-    if not isinstance(network, DeeplySupervised) or plain.keys() != network.state_dict().keys():
-        raise MedsiloError(
-            f"{source.plan.algorithm.name} with network {source.plan.network.name} leaves more than a network of "
-            "nnU-Net's; predict with medsilo, or choose one model with --site"
-        )
-    return network
+EXPORTER = NnUNetExporter
 
 
 def _described(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> dict[str, bytes]:

@@ -352,7 +352,7 @@ def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
     from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
 
     reader = recursive_find_reader_writer_by_name(data.reader)
-    for case in data.cases:
+    for case in data.listing.usable:
         files = list(map(str, case.images))
         try:
             size, spacing, intensities, _, share = DatasetFingerprintExtractor.analyze_case(

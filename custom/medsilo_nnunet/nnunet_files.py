@@ -2,12 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast, get_args
 
-from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError
+from medsilo.extend import DataError, DataSource, Listing, MedsiloError
 from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
@@ -43,14 +43,9 @@ class RawData:
         return cls(listing, _reader(settings, listing))
 
     @property
-    def cases(self) -> Sequence[Entry]:
-        """The cases; raises DataError where what is wrong stands against all of them."""
-        return self.listing.usable
-
-    @property
     def most_of_a_patient(self) -> int:
         """Return how many cases the patient with most of them has."""
-        return max(Counter(entry.patient for entry in self.cases).values())
+        return max(Counter(entry.patient for entry in self.listing.usable).values())
 
 
 def _settings(folder: Path, question: SegmentationQuestion) -> Mapping[str, Any]:

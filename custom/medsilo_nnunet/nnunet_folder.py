@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -13,19 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.extend import (
-    DataError,
-    DataSource,
-    Entry,
-    Listing,
-    Network,
-    OwnFolder,
-    Scan,
-    Segmentation,
-    Task,
-    Use,
-    headers,
-)
+from medsilo.extend import DataError, DataSource, Listing, Network, OwnFolder, Scan, Segmentation, Task, Use
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUNet, NnUNetPlans
 from medsilo_nnunet.nnunet_parts import FOREGROUND, NnUNetParts, TrainerName, places_in
@@ -130,7 +118,7 @@ class NnUNetFolder(OwnFolder):
         return one == same
 
     # ------------------------------------------------------------------------------------------ from files
-    def _listing(self, source: DataSource, folder: Path) -> Listing:
+    def listing_of(self, source: DataSource, folder: Path) -> Listing:
         data = RawData.of(folder, self.question, source)
         if data.reader != self.plans.image_reader_writer:
             raise DataError(
@@ -139,10 +127,19 @@ class NnUNetFolder(OwnFolder):
             )
         return data.listing
 
-    def _maker(self, source: DataSource, classes: dict[str, int]) -> Callable[[Entry], Any]:
-        return partial(_made, self.parts, self.question)
+    def maker(self, source: DataSource) -> Callable[..., Any]:
+        return self._made
 
-    def _note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
+    def _made(self, files: tuple[Path, ...], label: Path, patient: str) -> Any:
+        image, labels, notes = self.parts.prepared(files, label)
+        shown = tuple(value for value in torch.unique(labels).tolist() if value >= 0)
+        last = len(self.question.names) - 1
+        if shown and shown[-1] > last:
+            raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
+        places, size = places_in(notes["class_locations"]), tuple(image.shape[:0:-1])
+        return self.prepared(image[None], labels[None], [shown], places, size=size, values=shown)
+
+    def note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
         absent = self.absent(source)
         not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
         here = [set(own) for name, own in self.question.regions.items() if name not in absent]
@@ -176,17 +173,18 @@ class NnUNetGoal(Segmentation):
             each = []
             for one in output:
                 held, _ = NnUNetFolder.held(cases, next(numbers))
-                found, right, spacing = self._on_own_grid(held.entry, one)
+                found, right, spacing = self._on_own_grid(held.entry.images, held.entry.label, one)
                 each.append(self.compared(found[None], self.marked(right, held.mark)[None], spacing))
             return {name: torch.cat([own[name] for own in each]) for name in each[0]}
 
         return measured
 
-    def _on_own_grid(self, entry: Entry, output: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...]]:
-        assert isinstance(entry.label, Path)
-        values, notes = self.task.parts.read(entry.images)
+    def _on_own_grid(
+        self, files: tuple[Path, ...], label: Path | str, output: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[float, ...]]:
+        values, notes = self.task.parts.read(files)
         self.task.parts.on_its_grid(values, notes)  # which notes what it cuts off
-        right = self.task.parts.own_labels(entry.label)
+        right = self.task.parts.own_labels(Path(label))
         return self.task.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
 
 
@@ -213,7 +211,7 @@ class NnUNetUse(Use):
 
     def scan_of(self, image: tuple[Path, ...]) -> Scan:
         """Return an image as nnU-Net reads it: not turned."""
-        header, *_ = [headers.open_reader(file) for file in image]  # which refuses headers that claim too much
+        header, *_ = [Scan.header_of(file) for file in image]  # which refuses headers that claim too much
         values, notes = self.task.parts.read(image)
         if len(values) != len(self.task.question.channels):
             raise DataError(
@@ -248,15 +246,3 @@ class _Patches(Dataset):
             assert places is not None
             patch, found = self.parts.drawn((image, labels, places), Task.seed_for(self.seed, number), certain)
         return patch, NnUNetGoal.marked(found, held.mark)
-
-
-def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> Any:
-    """Prepare one case."""
-    assert isinstance(entry.label, Path)
-    image, labels, notes = parts.prepared(entry.images, entry.label)
-    shown = tuple(value for value in torch.unique(labels).tolist() if value >= 0)
-    last = len(question.names) - 1
-    if shown and shown[-1] > last:
-        raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
-    places, size = places_in(notes["class_locations"]), tuple(image.shape[:0:-1])
-    return NnUNetFolder.prepared(image[None], labels[None], [shown], places, size=size, values=shown)

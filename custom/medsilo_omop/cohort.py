@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from medsilo.extend import DataError, Section, sheet
+from medsilo.extend import DataError, Section, Sheet
 
 PERSON = ("person_id", "year_of_birth", "gender_concept_id")
 CONDITION = ("person_id", "condition_concept_id", "condition_start_date")
@@ -107,8 +107,8 @@ def _rows(folder: Path, table: str) -> Iterator[Sequence[str]]:
     beside = sorted(path for path in folder.iterdir() if path.is_file() and path.resolve().parent == folder.resolve())
     names = TABLES[table]
     for path in beside:
-        if path.stem.lower() == table and path.suffix.lower() in (".csv", ".tsv", *sheet.PARQUET):
-            found = sheet.read_sheet(path, dict(zip(names, names, strict=True)))
+        if path.stem.lower() == table and path.suffix.lower() in Sheet.PLAIN:
+            found = Sheet().read(path, dict(zip(names, names, strict=True)))
             if found.uneven or found.long:
                 raise DataError(
                     f"{table} has {len(found.uneven + found.long)} lines that can't be read; extract it again"
@@ -121,10 +121,10 @@ def _rows(folder: Path, table: str) -> Iterator[Sequence[str]]:
     is_duckdb = base.suffix.lower() == ".duckdb"
     with closing(_duckdb(base) if is_duckdb else sqlite3.connect(read_only, uri=True)) as opened:
         try:
-            answer = opened.execute(f"SELECT {', '.join(names)} FROM {table} LIMIT {sheet.MOST_LINES + 1}")
+            answer = opened.execute(f"SELECT {', '.join(names)} FROM {table} LIMIT {Sheet.MOST_LINES + 1}")
             for number, cells in enumerate(iter(answer.fetchone, None)):
-                if number == sheet.MOST_LINES:
-                    raise DataError(sheet.TOO_MANY)
+                if number == Sheet.MOST_LINES:
+                    raise DataError(Sheet.TOO_MANY)
                 yield ["" if cell is None else str(cell) for cell in cells]
         except DataError:
             raise

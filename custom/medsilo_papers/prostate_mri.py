@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import DataError, Network, Segmentation, SiteData, volumes
+from medsilo.extend import DataError, Network, Scan, Segmentation, SiteData
 from medsilo_papers.networks import BasicUNet
 from medsilo_papers.public_files import PictureTask, Split, files_in, monai_loss, site_folder
 
@@ -76,10 +76,10 @@ class Prostate(PictureTask):
             raise DataError(message, private=without)
         images, masks, cases, patients = [], [], [], []
         for image_path, mask_path in pairs:
-            scan = volumes.read_scan(image_path)
-            organ = (volumes.CaseReader().mask(scan, mask_path) > 0).astype(np.float32)
+            scan = Scan.read(image_path)
+            organ = (scan.mask(mask_path) > 0).astype(np.float32)
             images.append(self._single(scan.values))
-            masks.append((volumes.resized(torch.from_numpy(organ)[:, None], (self.size, self.size))[:, 0] > 0.5).byte())
+            masks.append((Scan.slices_of(organ[None], (1, self.size, self.size))[:, 0] > 0.5).byte())
             reach = self.slices // 2
             shown = np.flatnonzero(organ.any((1, 2)))
             own = shown[(shown >= reach) & (shown < len(organ) - reach)]
@@ -123,7 +123,7 @@ class Prostate(PictureTask):
         else:
             values = np.floor(np.clip(volume, 0, BRIGHTEST) * (255 / BRIGHTEST)) / 255
         scaled = (values * self.brightest).astype(np.float32)
-        return volumes.slices_of(scaled, (1, self.size, self.size))[:, 0]
+        return Scan.slices_of(scaled, (1, self.size, self.size))[:, 0]
 
 
 class Slices(Dataset):

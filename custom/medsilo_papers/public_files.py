@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.extend import DataError, SiteData, Task, Use, headers, sheet
+from medsilo.extend import DataError, Scan, Sheet, SiteData, Task, Use
 
 Split = Literal["patient", "paper"]
 LARGEST_VALUE = 8  # bytes, as int64
@@ -182,7 +182,7 @@ def files_in(place: Path, pattern: str = "*") -> list[Path]:
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """The rows of a CSV file that has these columns."""
-    found = sheet.read_sheet(path, {}, columns)
+    found = Sheet().read(path, {}, columns)
     if missing := [column for column in columns if column not in found.columns]:
         raise DataError(
             f"{path.name} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}", private=str(path)
@@ -226,7 +226,7 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
         with Image.open(path) as image:
             if mode and image.mode[0] in "IF":
                 raise DataError(f"a {what} has more than 8 bits per value; save it with 8", private=str(path))
-            headers.check_size((*image.size, len(image.getbands())), LARGEST_VALUE, path)
+            Scan.check_size((*image.size, len(image.getbands())), LARGEST_VALUE, path)
             return np.asarray(image.convert(mode) if mode else image)
     except DataError:
         raise

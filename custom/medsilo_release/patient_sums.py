@@ -18,7 +18,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import read_bounded, write_json
 from medsilo.core.section import Section
 from medsilo.deploy import watch
-from medsilo.deploy.predictor import PredictionRequest
+from medsilo.deploy.predictor import Predictor
 from medsilo.deploy.source import Source
 from medsilo_release.release_folder import MANIFEST, Hash, Release, Word, today
 
@@ -325,7 +325,7 @@ class Validated:
         return reference.model_copy(update={"cases": tuple(cases)})
 
 
-def watching(asked: PredictionRequest) -> watch.Watch | None:
+def watching(asked: Predictor) -> watch.Watch | None:
     """Return what keeps numbers of a released model's predictions, where this hospital watches it."""
     for folder in (asked.own, asked.source.run or asked.own):
         if (folder.parent / MANIFEST).is_file():

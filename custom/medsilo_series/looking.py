@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import DataError, DataSource, Folder, Listing, Sight, columns, sheet
+from medsilo.extend import DataError, DataSource, Folder, Listing, Sheet
 from medsilo_series import waves
 from medsilo_series.recordings import Reader, Recording
-from medsilo_series.series_folder import by_patient
+from medsilo_series.series_folder import SeriesFolder, by_patient
 from medsilo_series.windows import stretches
 
 LINES = 200  # of a recording, by which its columns are told apart
@@ -85,7 +85,7 @@ def look_at_series(folder: Folder, names: Sequence[str]) -> SeriesLooks:
         patient = folder.patient_in(called, by_folder)
         source = source.model_copy(update={"patient": patient})
         listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}
-    reader = Reader([columns.Column(name=name) for name in signals], source)
+    reader = Reader(SeriesFolder.model_validate({"signals": signals}).limits, source)
     cases = {site: own.entries for site, own in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
     every, wrong = folder.opened(cases, lambda entry: reader.read(entry.images[0]), left_out)
@@ -152,7 +152,7 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[st
 
 
 def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    head, *below = sheet.first_lines(path, LINES) or [[]]
+    head, *below = Sheet.first_lines(path, LINES) or [[]]
     lines = [line for line in below if len(line) == len(head)]
     time, label, patient = (_called(head, words) for words in (TIMES, LABELS, PATIENTS))
     cells = {name: [line[place] for line in lines if line[place]] for place, name in enumerate(head)}
@@ -179,13 +179,13 @@ def _called(names: Sequence[str], words: set[str]) -> str | None:
 
 
 def _is_number(cell: str, decimal: str) -> bool:
-    return columns.as_number(columns.as_written(cell, decimal)) is not None
+    return Sheet.number(cell, decimal) is not None
 
 
 def _unit(name: str, cells: Sequence[str]) -> str:
     """Return the unit of a time, by its name or by how it is written."""
     try:
-        if cells and columns.as_number(cells[0].replace(",", ".")) is None and datetime.fromisoformat(cells[0]):
+        if cells and Sheet.number(cells[0], ",") is None and datetime.fromisoformat(cells[0]):
             return "datetime"
     except ValueError:
         pass
@@ -194,7 +194,7 @@ def _unit(name: str, cells: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_series(seen: SeriesLooks, folder: Folder) -> Sight:
+def choose_series(seen: SeriesLooks, folder: Folder) -> Folder:
     """Return what was found in a folder of recordings, and the choices for it."""
     window, why = _window(seen)
     step = max(1, window // 2)
@@ -238,7 +238,7 @@ WHY: Mapping[str, str] = {
 }
 
 
-def look(folder: Folder) -> Sight | None:
+def look(folder: Folder) -> Folder | None:
     """Say what suits a folder of recordings; nothing of another."""
     names = recordings_in(folder)
     return choose_series(look_at_series(folder, names), folder) if names else None

@@ -6,15 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from medsilo.extend import (
-    DataError,
-    DataSource,
-    MedsiloError,
-    PredictionRequest,
-    Predictor,
-    columns,
-)
+from medsilo.extend import DataError, DataSource, MedsiloError, Predictor, files
 from medsilo_series.recordings import KINDS, Reader
 from medsilo_series.series_folder import SeriesFolder
 
@@ -22,33 +16,35 @@ RECORDINGS = "recordings.csv"
 COLUMNS = ("recording", "patient", "window", "row", "seconds", "error")
 
 
-def predict_series(asked: PredictionRequest) -> int:
-    """Predict every window of these recordings, files or folders with such; returns how many files failed.
+class SeriesPredictor(Predictor):
+    """Predicts every window of recordings, files or folders with such.
 
     The hospital's own recordings say how numbers are standardised, unless its part of a run has that from training.
     """
-    task = asked.source.plan.task
-    assert isinstance(task, SeriesFolder)
-    if not (files := asked.files(KINDS)):
-        raise MedsiloError(f"there are no recordings; give files ({', '.join(KINDS)}), or folders with such")
-    scales = asked.scales(lambda: task.scales_of([]))
-    rows = asked.predict_rows(files, lambda path: _predicted(asked, task, path, scales), COLUMNS)
-    asked.write_rows(RECORDINGS, list(_means(rows, task)), ("recording", "patient"))
-    return sum(row["error"] is not None for row in rows)
+
+    cases = "recordings"
+
+    def predict(self) -> int:
+        task = self.source.plan.task
+        assert isinstance(task, SeriesFolder)
+        if not (given := self.files(KINDS)):
+            raise MedsiloError(f"there are no recordings; give files ({', '.join(KINDS)}), or folders with such")
+        scales = self.scales(lambda: task.scales_of([]))
+        rows = self.predict_rows(given, lambda path: _predicted(self, task, path, scales), COLUMNS)
+        files.write_csv(self.out / RECORDINGS, list(_means(rows, task)), ("recording", "patient"))
+        return sum(row["error"] is not None for row in rows)
 
 
-PREDICTOR = Predictor("recordings", predict_series)
-
-
+PREDICTOR = SeriesPredictor
 Row = dict[str, Any]
 
 
-def _predicted(asked: PredictionRequest, task: SeriesFolder, path: Path, scales: columns.Scales) -> Iterator[Row]:
+def _predicted(asked: Predictor, task: SeriesFolder, path: Path, scales: tuple[Tensor, Tensor]) -> Iterator[Row]:
     """Yield a row for each window of a recording, in time; a recording that can't be read has its reason."""
     data = asked.data or DataSource(folder=path.parent)
     none: Row = {**dict.fromkeys(COLUMNS), "recording": path.name}
     try:
-        found = list(task.windows(path, Reader(task.signals, data, label=False)))
+        found = list(task.windows(path, Reader(task.limits, data, label=False)))
         if not any(len(windows.inputs) for _, _, windows in found):
             raise DataError(f"a recording has no window of {task.window} steps in a row that are whole")
     except DataError as error:

@@ -3,17 +3,17 @@
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
-from medsilo.extend import DataError, DataSource, columns, sheet
+from medsilo.extend import DataError, DataSource, Sheet
 from medsilo_series import waves
 
-KINDS = (".csv", ".tsv", ".txt", *sheet.PARQUET, *waves.ENDINGS)
+KINDS = (*Sheet.PLAIN, ".txt", *waves.ENDINGS)
 MOST_NAMES = 100_000  # of labels or patients in a file
 FEWEST = 0.5, 1.5  # of the usual time between rows: what is shorter or longer is a gap
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -56,13 +56,13 @@ class Recording:
 class Reader:
     """One site's way to read its recordings. It keeps the file that was read last."""
 
-    def __init__(self, signals: Sequence[columns.Column], source: DataSource, label: bool = True) -> None:
-        """label: whether it is read, too."""
-        self.signals, self.source, inside = tuple(signals), source, source.inside
+    def __init__(self, limits: Mapping[str, tuple[float, float]], source: DataSource, label: bool = True) -> None:
+        """limits: of what is possible, by the plan's signals; label: whether it is read, too."""
+        self.limits, self.source, inside = limits, source, source.inside
         self.label, self.patients = inside.label if label else None, inside.patient
         self.texts = tuple(filter(None, (self.label, self.patients)))
         others = [name for name in (inside.label, inside.patient, inside.time) if name]
-        self.names = columns.own_names([one.name for one in self.signals], source.names, others, source.names)
+        self.names = source.own_names([*limits], others, source.names)
         self.last: tuple[Path, Recording] | None = None
 
     def read(self, path: Path) -> Recording:
@@ -92,12 +92,10 @@ class Reader:
 
     # ------------------------------------------------------------------------------------------ rows
     def _from_rows(self, path: Path, signals: bool) -> Recording:
-        read = {self.names[one.name]: one.name for one in self.signals} if signals else {}
+        read = {self.names[name]: name for name in self.limits} if signals else {}
         time = self.source.inside.time if signals else None
         needed = read | {name: name for name in (*self.texts, *([time] if time else []))}
-        rows = sheet.read_into(
-            _Rows({}, source=self.source, numbers=tuple(read), texts=self.texts, time=time), path, needed
-        )
+        rows = _Rows(source=self.source, numbers=tuple(read), texts=self.texts, time=time).read(path, needed)
         if rows.uneven:
             raise DataError("recordings have rows with more or fewer cells than the first; export them again")
         if rows.long or rows.wrong:
@@ -120,20 +118,19 @@ class Reader:
 
     def _bounded(self, values: np.ndarray) -> np.ndarray:
         """Return values of which those that can't be are not known."""
-        low = np.array([one.low for one in self.signals])[: values.shape[1]]
-        high = np.array([one.high for one in self.signals])[: values.shape[1]]
+        low, high = np.array([*self.limits.values()]).T[:, : values.shape[1]]
         with np.errstate(invalid="ignore"):
             return np.where((values >= low) & (values <= high), values, np.float32("nan"))
 
     def _from_wave(self, path: Path, signals: bool) -> Recording:
         if self.texts or self.source.inside.time:
             raise DataError(f"WFDB and EDF hold no labels and patients that are read; write them to {DataSource.TABLE}")
-        wave, values = waves.rows_of(path, [self.names[one.name] for one in self.signals] if signals else [])
+        wave, values = waves.rows_of(path, [self.names[name] for name in self.limits] if signals else [])
         return Recording(self._bounded(values), np.arange(wave.rows) == 0, rate=wave.rate)
 
 
 @dataclass
-class _Rows(sheet.Sheet):
+class _Rows(Sheet):
     """The rows of a CSV file as numbers, which are kept in little memory."""
 
     source: DataSource = field(kw_only=True)
@@ -160,12 +157,12 @@ class _Rows(sheet.Sheet):
             self.wrong.append(place)
         for name in self.texts:
             known = self.known[name]
-            self.codes[name].append(known.setdefault(cells[places[name]].strip()[: sheet.LONGEST], len(known)))
+            self.codes[name].append(known.setdefault(cells[places[name]].strip()[: Sheet.LONGEST], len(known)))
             if len(known) > MOST_NAMES:
                 raise DataError(f"a column of labels or patients has more than {MOST_NAMES} different ones; correct it")
         self.count += 1
-        if self.count * len(cells) > sheet.MOST_CELLS:
-            raise DataError(f"the table has more than {sheet.MOST_CELLS} numbers; divide it")
+        if self.count * len(cells) > Sheet.MOST_CELLS:
+            raise DataError(f"the table has more than {Sheet.MOST_CELLS} numbers; divide it")
 
     def _number(self, cell: str) -> float:
         text = cell.strip()

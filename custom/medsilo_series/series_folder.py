@@ -1,49 +1,29 @@
 """A hospital's own time series: windows of recordings that lie in files."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from medsilo.extend import (
-    ByKind,
-    Classification,
-    DataError,
-    DataSource,
-    Entry,
-    Listing,
-    OwnFolder,
-    SiteData,
-    Use,
-    columns,
-)
+from medsilo.extend import Classification, DataError, DataSource, Listing, Sheet, SignalFolder, Use
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
 
 NEAR = 0.01  # of a rate: times that say another one are not believed
 MOST_TERM = 1000  # of the fraction by which recordings are resampled
-AT_ONCE = 256  # windows that are measured together
+Known = dict[str, int | None]  # a class of the plan by a name; None where nothing is learned
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 
 
-def known_labels(task: ByKind, source: DataSource) -> dict[str, int | None]:
-    """Return the plan's classes by what a site calls them, as `as_level` has it; None where nothing is learned."""
-    said = source.first_map
-    known = columns.own_labels(task.labels, {own: plans for own, plans in said.items() if plans != ""})
-    nothing = dict.fromkeys(columns.as_level(str(own)) for own, plans in said.items() if plans == "")
-    return {**dict.fromkeys(map(columns.as_level, source.missing)), **known, **nothing}
-
-
-class SeriesFolder(OwnFolder, ByKind):
+class SeriesFolder(SignalFolder):
     """Windows of recordings (CSV, Parquet, WFDB, EDF) and their classes, from a folder that the site describes.
 
     A window is `window` steps of all signals, [signals, steps], and the next begins `step` steps later. It never holds
@@ -56,12 +36,6 @@ class SeriesFolder(OwnFolder, ByKind):
     target: ClassVar[str] = "class"
 
     name: Literal["series-folder"] = "series-folder"
-    kind: Literal["classification"] = Field("classification", description="what is learned of a window")
-    signals: columns.ReadColumns = Field(
-        default=(columns.Column(name="signal"),),
-        description="what the network reads: names of columns with numbers, in turn; `{name: ..., low: 0, high: 300}` "
-        "bounds them ([your-data.md](your-data.md#time-series))",
-    )
     rate: float = Field(
         default=50.0, gt=0, le=1e6, description="steps in a second; a site resamples where it says another `data.rate`"
     )
@@ -75,25 +49,7 @@ class SeriesFolder(OwnFolder, ByKind):
         "(split)",
     )
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        names = [signal.name for signal in self.signals]
-        if len(set(names)) < len(names):
-            raise ValueError(f"signals {names}: name each once")
-        if levels := [signal.name for signal in self.signals if signal.levels]:
-            raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
-        return self
-
     # ------------------------------------------------------------------------------------------ what is learned
-    @property
-    def numbers(self) -> tuple[columns.Column, ...]:
-        return self.signals
-
-    @property
-    def channels(self) -> int:
-        """The signals."""
-        return len(self.signals)
-
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.channels, self.window)
@@ -109,42 +65,15 @@ class SeriesFolder(OwnFolder, ByKind):
         shares = torch.tensor([[answer[f"probability_{label}"] for label in self.labels] for answer in answers])
         return goal.in_words(shares.mean(0).tolist())
 
-    # ------------------------------------------------------------------------------------------ standardised
     def across_patients(self) -> str:
-        return columns.from_training_cases("signal") if self.needs_scales else super().across_patients()
-
-    def scales_of(self, blocks: Iterable[Tensor]) -> columns.Scales:
-        """Return what is subtracted of each signal and what it is divided by. blocks: windows, some at a time."""
-        means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
-        if self.standardise == "plan":
-            means = torch.tensor([float(one.mean or 0) for one in self.signals], dtype=torch.float64)
-            deviations = torch.tensor([float(one.deviation or 1) for one in self.signals], dtype=torch.float64)
-        elif self.standardise == "site":
-            means, deviations = _spread(blocks, self.channels)
-        return means, deviations
-
-    def finished(self, windows: Tensor, scales: columns.Scales) -> Tensor:
-        """Return what the network reads of windows [..., signals, steps]."""
-        if self.standardise == "none":
-            return windows
-        return columns.scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
-
-    def _finished(self, data: SiteData) -> SiteData:
-        if self.standardise == "none":
-            return data
-        known = data.train if len(data.train) else data.test  # type: ignore[arg-type]
-        scales = self.scales_of(_blocks(known))
-        train, validation, test = (_Finished(self, own, scales) for own in (data.train, data.validation, data.test))
-        told = {name: (float(a), float(b)) for name, a, b in zip(self.input_names, *scales, strict=True)}
-        surveyed = data.survey and replace(data.survey, scales=told)
-        return replace(data, train=train, validation=validation, test=test, survey=surveyed)
+        return super().across_patients()  # a recording is read by itself
 
     # ------------------------------------------------------------------------------------------ from files
     @property
     def may_be_absent(self) -> tuple[str, ...]:
         return ()
 
-    def _listing(self, source: DataSource, folder: Path) -> Listing:
+    def listing_of(self, source: DataSource, folder: Path) -> Listing:
         if source.images or source.labels:
             raise DataError("data: recordings have no images or labels; name files under data.recordings")
         if source.each_alone and source.inside.patient:
@@ -153,34 +82,34 @@ class SeriesFolder(OwnFolder, ByKind):
                 "read of the others; write a file for each patient where the plan promises privacy"
             )
         listing = Listing.of_recordings(source, folder)
-        reader, known = Reader(self.signals, source), known_labels(self, source)
+        reader, known = Reader(self.limits, source), self.known_labels(source)
         shown = by_patient(listing, reader) if reader.texts else {}
         strangers = [
             f"{entry.name}: {label}"
             for entry in listing.entries
             for label in shown.get(entry.name) or [str(entry.label)]
-            if columns.as_level(label) not in known
+            if Sheet.level(label) not in known
         ]
         where = "" if reader.label or source.table else ", or name the column that has it under data.inside"
         what = f"recordings have a label that is not among the plan's ({', '.join(self.labels)})"
         listing.add("stops", f"{what}; add it to data.label_map{where}", strangers)
         return listing
 
-    def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
-        known = known_labels(self, source)
-        return {entry.name: known.get(columns.as_level(str(entry.label))) or 0 for entry in listing.entries}
+    def classes_of(self, listing: Listing, source: DataSource) -> Known:
+        known = self.known_labels(source)
+        return {entry.name: known.get(Sheet.level(str(entry.label))) for entry in listing.entries}
 
-    def _maker(self, source: DataSource, classes: dict[str, int]) -> Callable[[Entry], Any]:
-        return partial(self._made, reader=Reader(self.signals, source), known=known_labels(self, source))
+    def maker(self, source: DataSource) -> Callable[..., Any]:
+        return partial(self._made, reader=Reader(self.limits, source), known=self.known_labels(source))
 
-    def _made(self, entry: Entry, reader: Reader, known: Mapping[str, int | None]) -> Any:
+    def _made(self, files: tuple[Path, ...], label: int | None, patient: str, reader: Reader, known: Known) -> Any:
         """One patient's windows of a recording."""
-        recording = reader.read(entry.images[0])
+        recording = reader.read(files[0])
         own = np.ones(len(recording.begins), bool)
         if recording.patients:
-            own = recording.patients.rows == recording.patients.names.index(entry.patient)
-        names = recording.labels.names if recording.labels else (str(entry.label),)
-        values = [known.get(columns.as_level(name)) for name in names]
+            own = recording.patients.rows == recording.patients.names.index(patient)
+        told = recording.labels
+        values = [known.get(Sheet.level(name)) for name in told.names] if told else [label]
         usable = [own is not None for own in values]
         found = cut(recording, self.cutting(recording, reader.source), own, usable)
         if not len(found.inputs) or not any(usable):
@@ -201,9 +130,9 @@ class SeriesFolder(OwnFolder, ByKind):
         for patient, own in recording.by_patient():
             yield patient, recording, cut(recording, self.cutting(recording, reader.source), own)
 
-    def own_scales(self, source: DataSource) -> columns.Scales:
+    def own_scales(self, source: DataSource) -> tuple[Tensor, Tensor]:
         """Return `scales_of` all of a hospital's recordings."""
-        reader = Reader(self.signals, source, label=False)
+        reader = Reader(self.limits, source, label=False)
         found = Listing.of_recordings(source, source.folder)
         paths = dict.fromkeys(entry.images[0] for entry in found.entries)
         every = (found.inputs for path in paths for _, _, found in self.windows(path, reader))
@@ -223,10 +152,10 @@ class SeriesFolder(OwnFolder, ByKind):
             )
         return Cutting(self.window, self.step or self.window, self.missing, share.numerator, share.denominator)
 
-    def _note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
+    def note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
         listing.add("note", LOST, [one.entry.name for one in every if one.facts.gaps])
 
-    def _ranges(self, every: Sequence[Any]) -> dict[str, Any]:
+    def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
         seconds = [one.facts.seconds for one in every]
         return {"seconds": (min(seconds), max(seconds)) if seconds else None}
 
@@ -254,39 +183,3 @@ def by_patient(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
         listing.add("left out", what, names)
     listing.check_patients(reader.source)
     return shown
-
-
-class _Finished(Dataset):
-    """Windows as a network reads them."""
-
-    def __init__(self, task: SeriesFolder, data: Dataset, scales: columns.Scales) -> None:
-        self.task, self.data, self.scales = task, data, scales
-        self.patients, self.labels = data.patients, data.labels  # type: ignore[attr-defined]
-        self.records = getattr(data, "records", None)
-        self.groups = getattr(data, "groups", ("",) * len(self.patients))
-
-    def __len__(self) -> int:
-        return len(self.patients)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, target = self.data[index]
-        return self.task.finished(inputs, self.scales), target
-
-
-def _blocks(data: Dataset) -> Iterator[Tensor]:
-    """Yield a data set's windows, some at a time."""
-    count = len(data)  # type: ignore[arg-type]
-    for first in range(0, count, AT_ONCE):
-        yield torch.stack([data[place][0] for place in range(first, min(first + AT_ONCE, count))])
-
-
-def _spread(blocks: Iterable[Tensor], signals: int) -> columns.Scales:
-    """Return each signal's mean and standard deviation (n - 1) over all steps of all windows; 1 where all are alike."""
-    count, means, squares = 0, torch.zeros(signals).double(), torch.zeros(signals).double()
-    for block in blocks:
-        values = block.double().transpose(1, 2).reshape(-1, signals)
-        more, apart = len(values), values.mean(0) - means
-        squares += (values - values.mean(0)).square().sum(0) + apart.square() * count * more / (count + more)
-        means, count = means + apart * more / (count + more), count + more
-    deviations = (squares / max(count - 1, 1)).sqrt()
-    return means, deviations.where(deviations > 0, torch.ones(signals).double())

@@ -14,7 +14,7 @@ from medsilo.core.errors import DataError
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.runs.messages import Message
-from medsilo.tasks import sheet
+from medsilo.tasks.sheet import Sheet
 from medsilo.tasks.sources import DataSource
 from medsilo_statistics.asked_question import Harmonised, Question, Text, Variable, Word
 from medsilo_statistics.patients import Floats, Patients, read_patients
@@ -133,14 +133,14 @@ class HarmonisedSheet:
         patients, reference = (
             read_patients(question, source.model_copy(update={"table": file.name}), "") for file in files
         )
-        head = sheet.first_lines(files[0], 1)[0]
-        read = sheet.read_sheet(files[0], dict.fromkeys(head, "a column"))
+        head = Sheet.first_lines(files[0], 1)[0]
+        read = Sheet().read(files[0], dict.fromkeys(head, "a column"))
         features = common.adjusted(patients, reference)
         places = [read.columns[own.names.get(name, name)] for name in common.asked.features]
         return list(read.columns), _lines(read, places, features)
 
 
-def _lines(read: sheet.Sheet, places: list[int], features: Floats) -> Iterator[tuple[str, list[str]]]:
+def _lines(read: Sheet, places: list[int], features: Floats) -> Iterator[tuple[str, list[str]]]:
     for (where, cells), own in zip(read.lines, features, strict=True):
         for place, value in zip(places, own.tolist(), strict=True):
             cells[place] = repr(value) if np.isfinite(value) else ""

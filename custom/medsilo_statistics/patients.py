@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from medsilo.core.errors import DataError
 from medsilo.registry import TABLES
-from medsilo.tasks import sheet
-from medsilo.tasks.own import columns
+from medsilo.tasks.sheet import Sheet, as_written
 from medsilo.tasks.sources import DataSource
 from medsilo_statistics.asked_question import Question, RegressionAsked, Variable
 
@@ -102,7 +101,7 @@ def own_columns(question: Question, source: DataSource, site: str) -> dict[str, 
 
 def _of_table(source: DataSource, own: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, list[str]]]:
     needed = {called: name for name, called in own.items()}
-    read = sheet.read_sheet(source.table_file(), needed, [source.columns.patient])
+    read = Sheet().read(source.table_file(), needed, [source.columns.patient])
     if read.uneven or read.long:
         raise DataError(
             f"the table has {len(read.uneven) + len(read.long)} lines that can't be read; export it again",
@@ -135,23 +134,23 @@ def _text(value: float | str) -> str:
 
 def _values(variable: Variable, cells: list[str], source: DataSource, levels: Mapping[str, str | int]) -> Floats:
     """Return what cells stand for; NaN for those that stand for nothing."""
-    own = {columns.as_level(key): columns.as_level(str(level)) for key, level in levels.items()}
-    known = {columns.as_level(cell): n for n, called in enumerate(variable.levels.values()) for cell in called}
-    known |= {columns.as_level(level): n for n, level in enumerate(variable.levels)}
+    own = {Sheet.level(key): Sheet.level(str(level)) for key, level in levels.items()}
+    known = {Sheet.level(cell): n for n, called in enumerate(variable.levels.values()) for cell in called}
+    known |= {Sheet.level(level): n for n, level in enumerate(variable.levels)}
     found = np.full(len(cells), np.nan)
     for number, cell in enumerate(cells):
         if cell in source.missing:
             continue
-        value = _value(variable, columns.as_written(cell, source.decimal), known, own)
+        value = _value(variable, as_written(cell, source.decimal), known, own)
         found[number] = np.nan if value is None else value
     return found
 
 
 def _value(variable: Variable, cell: str, known: Mapping[str, int], own: Mapping[str, str]) -> float | None:
-    number = columns.as_number(cell)
+    number = Sheet.number(cell)
     if variable.range:
         return number if number is not None and variable.range[0] <= number <= variable.range[1] else None
-    level = columns.as_level(cell)
+    level = Sheet.level(cell)
     if (place := known.get(own.get(level, level))) is not None:
         return float(place)
     return float(np.searchsorted(variable.cuts, number)) if variable.cuts and number is not None else None

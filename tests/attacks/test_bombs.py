@@ -21,8 +21,7 @@ from medsilo.core.files import load_facts, load_tensors
 from medsilo.runs.messages import MOST_ROUNDS, Request
 from medsilo.site.ledger import Ledger
 from medsilo.site.policy import Policy
-from medsilo.tasks.scans import read_scan
-from medsilo.tasks.volumes import mask_of
+from medsilo.tasks.scans import Scan
 from medsilo_papers.public_files import arrays_of
 from tests.histories import DATA
 from tests.unit.test_ledger import filled
@@ -101,7 +100,7 @@ def test_a_volume_of_two_megabytes_that_claims_two_gigabytes(tmp_path: Path, kin
     header[344:348] = b"n+1\0"
     path = tmp_path / "bomb.nii.gz"
     path.write_bytes(gzip.compress(bytes(header) + np.random.default_rng(0).bytes(2 << 20)))
-    for read in (read_scan, mask_of):
+    for read in (Scan.read, Scan.of_mask):
         with one_line("claims more values than its file holds", DataError):
             read(path)
 
@@ -116,7 +115,7 @@ def test_a_picture_of_thirty_thousand_squared(tmp_path: Path) -> None:
     path = tmp_path / "bomb.png"
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + padding + data + chunk(b"IEND", b""))
     with one_line("claims more values than its file holds", DataError):
-        read_scan(path)
+        Scan.read(path)
 
 
 # ---------------------------------------------------------------------------------------------------- other files

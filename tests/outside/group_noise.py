@@ -1,6 +1,6 @@
 """A layer of another package: Gaussian noise on one group of what a hospital sends, charged to its ledger."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medsilo.extend import Charge, Layer, NoiseSource, Parcel, Place, Plan, Site
+from medsilo.extend import Layer, Parcel, Place, Plan, Site
 
 
 class GroupNoise(Layer):
@@ -26,9 +26,9 @@ class GroupNoise(Layer):
     def leaves(self, plan: Plan) -> Iterable[str]:
         yield f"{self.group} leaves with Gaussian noise of {self.noise:g} times its bound, {self.bound:g}."
 
-    def charges(self, task: str, number: int) -> Sequence[Charge]:
+    def charges(self, task: str, number: int) -> Mapping[str, float]:
         # Two results of a group are at most 2 C apart, whatever data they rest on.
-        return [Charge.normal(f"noise on {self.group}", self.noise / 2)] if task == "round" else []
+        return {f"noise on {self.group}": self.noise / 2} if task == "round" else {}
 
     def site(self, inner: Site, place: Place) -> Site:
         return NoisySite(self, inner)
@@ -45,6 +45,6 @@ class NoisySite:
             return reply
         length = torch.stack([tensor.double().norm() for tensor in numbers.values()]).norm()
         factor = min(1.0, self.layer.bound / max(float(length), 1e-30))
-        secret, deviation = NoiseSource(), self.layer.noise * self.layer.bound
-        noisy = {key: secret.with_normal(tensor * factor, deviation) for key, tensor in numbers.items()}
+        deviation = self.layer.noise * self.layer.bound
+        noisy = {key: Place.with_noise(tensor * factor, deviation) for key, tensor in numbers.items()}
         return replace(reply, groups={**reply.groups, name: reply.groups[name] | noisy})

@@ -10,19 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from medsilo.extend import (
-    Classification,
-    DataError,
-    Folder,
-    MedsiloError,
-    Network,
-    PredictionRequest,
-    Predictor,
-    Sight,
-    SiteData,
-    Task,
-    Use,
-)
+from medsilo.extend import Classification, DataError, Folder, MedsiloError, Network, Predictor, SiteData, Task, Use
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CLASSES = ("well", "ill")
@@ -76,30 +64,30 @@ def letters(sentence: str) -> np.ndarray:
     return np.array([sentence.lower().count(letter) for letter in LETTERS], np.float32)
 
 
-def predict(asked: PredictionRequest) -> int:
-    """Write a line for each sentence of each note; return how many notes could not be read."""
-    if not (files := asked.files((".txt",))):
-        raise MedsiloError("there are no notes; give text files, or folders with such")
-    rows = asked.predict_rows(files, lambda path: rows_of(asked, path), ("note", "sentence", "error"))
-    return sum(row["error"] is not None for row in rows)
+class NotePredictor(Predictor):
+    """Writes a line for each sentence of each note."""
+
+    cases = "notes"
+
+    def predict(self) -> int:
+        if not (files := self.files((".txt",))):
+            raise MedsiloError("there are no notes; give text files, or folders with such")
+        rows = self.predict_rows(files, self.rows_of, ("note", "sentence", "error"))
+        return sum(row["error"] is not None for row in rows)
+
+    def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
+        """Yield a line for each sentence of a note, or one that says why there is none."""
+        try:
+            said = sentences(path)
+        except DataError as error:
+            yield {"note": path.name, "error": str(error)}
+            return
+        inputs = torch.from_numpy(np.stack([*map(letters, said)]))
+        for text, answer in zip(said, self.answers(inputs), strict=True):
+            yield {"note": path.name, "sentence": text, **answer}
 
 
-def rows_of(asked: PredictionRequest, path: Path) -> Iterator[dict[str, Any]]:
-    """Yield a line for each sentence of a note, or one that says why there is none."""
-    try:
-        said = sentences(path)
-    except DataError as error:
-        yield {"note": path.name, "error": str(error)}
-        return
-    inputs = torch.from_numpy(np.stack([*map(letters, said)]))
-    for text, answer in zip(said, asked.answers(inputs), strict=True):
-        yield {"note": path.name, "sentence": text, **answer}
-
-
-PREDICTOR = Predictor("notes", predict)
-
-
-def look(folder: Folder) -> Sight | None:
+def look(folder: Folder) -> Folder | None:
     """Say what suits a folder of notes, of one hospital or of several; nothing of another."""
     names = [name for name in folder.files if name.endswith(".txt") and Path(name).parent.name in CLASSES]
     if not names:

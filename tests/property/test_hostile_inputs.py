@@ -36,8 +36,7 @@ from medsilo.plan import load_plan, parse_plan
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.scans import read_scan
-from medsilo.tasks.volumes import mask_of
+from medsilo.tasks.scans import Scan
 from medsilo_papers.public_files import read_labels
 from tests.conftest import SITES, make_plan
 from tests.hospital import Volume, write_volume
@@ -306,7 +305,7 @@ def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> N
     name = data.draw(st.sampled_from(sorted(images)))
     other = data.draw(st.sampled_from([name, name, name, *images]))  # now and then another kind's content
     path = put(place / f"x{name}", data.draw(damaged(images[other])))
-    for read in (read_scan, mask_of, read_labels):
+    for read in (Scan.read, Scan.of_mask, read_labels):
         with one_line_at_most():
             read(path)
     path.unlink()

@@ -12,7 +12,7 @@ import SimpleITK
 import torch
 
 from medsilo.cli import main
-from medsilo.tasks.scans import read_scan
+from medsilo.tasks.scans import Scan
 from tests.conftest import make_plan
 from tests.hospital import Volume, photograph, write_pixels, write_volume
 from tests.unit.test_bundle import RunBundle, in_monai, make_images, run_bundle
@@ -145,7 +145,7 @@ def test_several_channels_lie_in_folders_of_their_own(tmp_path: Path, run_bundle
     for number in range(2):
         images = [SimpleITK.ReadImage(str(tmp_path / channel / f"scan{number}.nii.gz")) for channel in ("t1", "t2")]
         SimpleITK.WriteImage(SimpleITK.Compose(images), str(tmp_path / f"images/scan{number}.nrrd"))
-    assert read_scan(tmp_path / "images/scan0.nrrd").values.shape[0] == 2
+    assert Scan.read(tmp_path / "images/scan0.nrrd").values.shape[0] == 2
     ours, bundle = export(
         tmp_path, whole(VOLUMES, [*SEGMENTS["volumes resized"], 'task.modalities=["t1","t2"]'], U_NET)
     )

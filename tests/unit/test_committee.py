@@ -21,7 +21,7 @@ from medsilo.runs.record import Record
 from medsilo.site.owner import ALL_MINE
 from medsilo.study.judging import run_settings
 from medsilo.tasks.own.patient_table import PatientTable
-from medsilo.tasks.volumes import mask_of
+from medsilo.tasks.scans import Scan
 from tests.conftest import SITES, make_plan
 from tests.hospital import Volume, write_volume
 from tests.unit.test_predict import drawn, oblique, small_plan, write_run
@@ -167,7 +167,7 @@ def test_a_mask_is_what_the_mean_of_all_models_says(tmp_path: Path) -> None:
     assert cli.main(["predict", str(own), str(scan), "--with", str(shared), "-o", str(out)]) == 0
     with torch.no_grad():
         said = [network(torch.from_numpy(values)[:, None]).softmax(1) for network in (one, other)]
-    mask = mask_of(out / "scan_mask.nii").values[0]
+    mask = Scan.of_mask(out / "scan_mask.nii").values[0]
     assert np.array_equal(mask, (said[0] + said[1]).argmax(1))
     assert all((mask != own.argmax(1).numpy()).any() for own in said)
     model = json.loads((out / "predictions.json").read_text())["model"]

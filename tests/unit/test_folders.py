@@ -25,7 +25,7 @@ from medsilo.site.settings import make_settings
 from medsilo.tasks.listing import Listing
 from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_patches import from_windows, patch
-from medsilo.tasks.scans import Scan, read_scan
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import FURTHEST
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
@@ -825,7 +825,7 @@ def test_volumes_along_a_fourth_axis_are_channels(tmp_path: Path) -> None:
 
     def scan(shown: np.ndarray) -> Scan:
         nibabel.save(nibabel.Nifti1Image(shown, affine), tmp_path / "scan.nii.gz")
-        return read_scan(tmp_path / "scan.nii.gz")
+        return Scan.read(tmp_path / "scan.nii.gz")
 
     together, alone = scan(values), [scan(values[..., place]) for place in range(4)]
     assert np.array_equal(together.values, np.concatenate([one.values for one in alone]))

@@ -14,9 +14,8 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError
 from medsilo.plan import parse_plan
 from medsilo.tasks.headers import check_dicom
-from medsilo.tasks.scans import read_scan
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.volumes import mask_of
 from tests.hospital import Volume, write_volume
 from tests.unit.test_predict import drawn, oblique, small_plan, write_run
 
@@ -115,7 +114,7 @@ def test_check_leaves_out_what_a_library_can_not_read(spoil, kind, tmp_path: Pat
 def test_a_broken_mask_is_an_error_of_ours(spoil, tmp_path: Path) -> None:
     spoil(tmp_path / "mask.nii")
     with pytest.raises(DataError, match="a mask can't be read"):
-        mask_of(tmp_path / "mask.nii")
+        Scan.of_mask(tmp_path / "mask.nii")
 
 
 # ---------------------------------------------------------------------------------------------------- M2
@@ -151,7 +150,7 @@ def test_a_header_that_names_another_file_is_not_followed(name, text, secret: Pa
     (folder / "link.raw").symlink_to(secret)
     (folder / name).write_text(text.format(secret=secret, more=""))
     with pytest.raises(DataError, match="names another file"):
-        read_scan(folder / name)
+        Scan.read(folder / name)
 
 
 @pytest.mark.parametrize("axes", ["-13", "0", "11", "3\nNDims = 12", "3\n NDims: -2", "3e9", "999999999999", ""])
@@ -160,14 +159,14 @@ def test_a_number_of_axes_for_which_the_library_has_no_room_is_refused_before_it
     told = META.format(more="").replace("NDims = 3", f"NDims = {axes}")
     (tmp_path / "a.mha").write_bytes(f"{told}ElementDataFile = LOCAL\n".encode() + bytes(64))
     with pytest.raises(DataError, match="damaged"):
-        read_scan(tmp_path / "a.mha")
+        Scan.read(tmp_path / "a.mha")
 
 
 @pytest.mark.parametrize("name", ["a.hdf5", "a.vtk", "a.spr", "a.mnc", "a.gipl", "a.lsm", "a.mrc"])
 def test_other_kinds_of_files_are_not_opened(name, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(600))
     with pytest.raises(DataError, match="no image"):
-        read_scan(tmp_path / name)
+        Scan.read(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["a.mha", "a.mhd", "a.nrrd"])
@@ -175,7 +174,7 @@ def test_other_kinds_of_files_are_not_opened(name, tmp_path: Path) -> None:
 def test_values_in_the_file_and_an_mhd_s_beside_it_are_read(name, packed, tmp_path: Path) -> None:
     values = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
     SimpleITK.WriteImage(SimpleITK.GetImageFromArray(values), str(tmp_path / name), packed)
-    assert np.array_equal(read_scan(tmp_path / name).values[0], values)
+    assert np.array_equal(Scan.read(tmp_path / name).values[0], values)
 
 
 @pytest.mark.parametrize(
@@ -189,13 +188,13 @@ def test_values_in_the_file_and_an_mhd_s_beside_it_are_read(name, packed, tmp_pa
 def test_no_memory_is_taken_for_what_a_header_only_claims(name, content, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match="claims more values|damaged"):
-        read_scan(tmp_path / name)
+        Scan.read(tmp_path / name)
 
 
 def test_a_nifti_of_a_few_bytes_that_claims_terabytes_is_refused(tmp_path: Path) -> None:
     for name in ("a.nii", "b.nii"):
         nifti(tmp_path / name, at_42=struct.pack("<hhh", 32000, 32000, 32000))
-        for read in (read_scan, mask_of):
+        for read in (Scan.read, Scan.of_mask):
             with pytest.raises(DataError, match="claims more values"):
                 read(tmp_path / name)
 
@@ -210,14 +209,14 @@ def dicom(path: Path) -> bytes:
 def test_a_dicom_element_that_claims_gigabytes_is_refused_before_they_are_taken(tmp_path: Path) -> None:
     """GDCM alone takes the memory and never gives it back."""
     whole = dicom(tmp_path / "a.dcm")
-    assert read_scan(tmp_path / "a.dcm").values.size == 30
+    assert Scan.read(tmp_path / "a.dcm").values.size == 30
     place = whole.rindex(struct.pack("<HH", 0x7FE0, 0x0010)) + 4  # implicit: no kind before the length
     (tmp_path / "a.dcm").write_bytes(whole[:place] + struct.pack("<I", 3_000_000_000) + whole[place + 4 :])
     with pytest.raises(DataError, match="damaged") as caught:
-        read_scan(tmp_path / "a.dcm")
+        Scan.read(tmp_path / "a.dcm")
     assert "claims 3000000000 bytes" in caught.value.private
     with pytest.raises(DataError, match="damaged"):  # as one of a series, too
-        read_scan(tmp_path)
+        Scan.read(tmp_path)
 
 
 def test_sequences_and_both_ways_of_writing_are_walked_through(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_the_course_knows_no_method() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- plug-ins
-MOST_NAMES, MOST_INNER = 36, 8  # for everybody; for the plug-ins that come with medsilo, which may become fewer only
+MOST_NAMES = 34  # may become fewer only
 
 
 @cache
@@ -184,7 +184,7 @@ def wrong_of_plugin(own: str, name: str) -> str:
     uses = DESCRIBED[own].uses
     if first == "medsilo" and rest and rest[0] not in uses | {"__version__"}:
         return f"{own} imports {name}"
-    if name.startswith("medsilo.extend.") and rest[1] not in [*extend.__all__, *extend.INNER]:
+    if name.startswith("medsilo.extend.") and rest[1] not in extend.__all__:
         return f"medsilo.extend gives no {name}"
     if first in PLUGINS and first != own:
         return f"{own} imports {name}"
@@ -222,11 +222,8 @@ def test_the_plugins_are_those_of_this_folder() -> None:
 
 
 def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:
-    assert len(extend.NAMES) <= MOST_NAMES and len(extend.INNER) <= MOST_INNER
-    assert not extend.NAMES.keys() & extend.INNER.keys()
-    used = {name.rpartition(".")[2] for path in plugin_sources() for name, _ in imports_of(path)}
-    assert extend.INNER.keys() <= used  # what no plug-in uses goes
-    for name in (*extend.NAMES, *extend.INNER):
+    assert len(extend.NAMES) <= MOST_NAMES
+    for name in extend.NAMES:
         assert getattr(extend, name) is not None
     code = "import sys, medsilo.extend; from medsilo.extend import Command, Screen; print('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(PLACE)}

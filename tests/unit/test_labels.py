@@ -20,9 +20,8 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.course import structures
 from medsilo.course.phase import ServerSide
 from medsilo.course.structures import mix_by_structure, outputs_of
-from medsilo.deploy.image_files import predict_images
+from medsilo.deploy.image_files import ImagePredictor
 from medsilo.deploy.model_card import card_facts, write_card
-from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
@@ -260,10 +259,10 @@ def test_predicting_gives_all_structures_where_one_was_drawn_and_a_channel_is_la
     data = each(hospitals, OWN).of("b").data
     source = Source.open(folder, "")
     image = hospitals / "b" / "flair" / "c0.nii.gz"
-    asked = PredictionRequest(
+    asked = ImagePredictor(
         source, [image], tmp_path / "out", torch.device("cpu"), lambda line: None, data=data, own=folder
     )
-    assert predict_images(asked) == 0
+    assert asked.predict() == 0
     mask = np.asarray(nibabel.load(next((tmp_path / "out").glob("*mask.nii.gz"))).dataobj)
     values = source.plan.task.use.own_values(data)
     assert values[2] == 1 and values[1] not in (0, 1)  # its own word for post; ant has a value that means nothing else

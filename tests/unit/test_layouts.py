@@ -14,7 +14,7 @@ from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.ready import LazyCases, Memory
-from medsilo.tasks.scans import read_scan
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_draw
 from medsilo.tasks.task import SiteData, patients_of
@@ -136,7 +136,7 @@ def test_a_file_is_the_same_in_training_and_prediction(name: str, tmp_path: Path
         pattern = f"{train.patients[0]}/*_1.png" if name == "tnbc" else f"{train.patients[0]}.*"
         cases = [(next(tmp_path.glob(f"*/{pattern}")), train[0][0])]
     for path, inputs in cases:
-        predicted = task.inputs_of(read_scan(path).values)
+        predicted = task.inputs_of(Scan.read(path).values)
         assert min(float((one - inputs).abs().mean()) for one in predicted) < 0.02  # two libraries decode JPEG
 
 

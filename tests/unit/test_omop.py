@@ -12,7 +12,7 @@ import pytest
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import dump_yaml
-from medsilo.tasks.sheet import read_sheet
+from medsilo.tasks.sheet import Sheet
 from tests.conftest import SITES
 
 DIABETES, STROKE, HBA1C, PERCENT, MMOL = 201826, 381316, 3004410, 8554, 9579
@@ -122,7 +122,7 @@ def extract(
 
 def read(path: Path) -> list[list[str]]:
     names = ("patient", *COHORT["columns"])
-    return [cells for _, cells in read_sheet(path, dict(zip(names, names, strict=True))).lines]
+    return [cells for _, cells in Sheet().read(path, dict(zip(names, names, strict=True))).lines]
 
 
 @pytest.mark.parametrize("write", [as_csv, as_parquet, as_sqlite, as_duckdb])

@@ -23,7 +23,7 @@ notes = notes:Notes
 [medsilo.networks]
 letter-net = notes:LetterNet
 [medsilo.predictors]
-notes = notes:PREDICTOR
+notes = notes:NotePredictor
 [medsilo.lookers]
 notes = notes:look
 """

@@ -1,15 +1,18 @@
 """A reader of another installed package, for a hospital's own files in a format that medsilo does not know."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 import medsilo
+from medsilo.extend import DataSource, Scan, SignalFolder, VolumeFolder
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
-from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import records_of
 from tests.conftest import SITES, make_plan
 from tests.outside import installed_as
@@ -101,3 +104,55 @@ def test_a_study_learns_from_an_outside_format(hospital: Path, tmp_path: Path) -
     run = medsilo.run(plan, folder=tmp_path / "run", data=tmp_path / "all", device="cpu", engine="inprocess")
     assert run.plan.packages["outside-curves"].version == "1.0" and run.plan.network.name == "activity-cnn"
     assert run.plan.task.not_private == ""  # it says itself what other patients change: nothing
+
+
+class Breath(SignalFolder):
+    """Whole curves, standardised."""
+
+    name: str = "breath"
+
+    def default_network(self) -> str:
+        return "activity-cnn"
+
+    def cases_in(self, files: tuple[Path, ...]) -> Tensor:
+        return torch.tensor([float(line) for line in files[0].read_text().split()]).reshape(1, 1, STEPS)
+
+
+def test_signals_of_an_outside_format_are_standardised_by_their_site(hospital: Path) -> None:
+    for name in ("p1-3.txt", "p3-3.txt"):
+        (hospital / "calm" / name).unlink()
+    task = Breath(signals=["flow"], labels=["even", "uneven"])  # type: ignore[arg-type]
+    data = task.site_data("a", ["a"], 0, source(hospital, **OWN))
+    values = torch.stack([inputs for inputs, _ in data.train])  # type: ignore[attr-defined]
+    assert abs(float(values.mean())) < 1e-5 and float(values.std()) == pytest.approx(1, abs=1e-5)
+    assert data.survey and data.survey.scales.keys() == {"flow"}
+    assert task.across_patients().startswith("numbers are scaled") and len(data.train) == 12  # type: ignore[arg-type]
+
+
+class Stored(VolumeFolder):
+    """Volumes and masks that numpy wrote."""
+
+    name: str = "stored"
+
+    def scan_of(self, files: tuple[Path, ...]) -> Scan:
+        return Scan(np.load(files[0])[None], np.eye(4), (1.0, 1.0, 1.0), header=None)
+
+    def mask_reader(self, source: DataSource) -> Callable[[Scan, Path], np.ndarray]:
+        return lambda scan, path: np.load(path)
+
+
+def test_volumes_of_an_outside_format_are_read_as_volumes_are(tmp_path: Path) -> None:
+    drawn = np.random.default_rng(0)
+    for number in range(6):
+        image = drawn.normal(size=(4, 8, 8)).astype(np.float32)
+        for kind, values in {"images": image, "masks": (image > 0).astype(np.int64)}.items():
+            (tmp_path / kind).mkdir(exist_ok=True)
+            np.save(tmp_path / kind / f"p{number}.npy", values)
+    task = Stored(labels=["high"], size=[8, 8, 4])  # type: ignore[arg-type]
+    data = task.site_data("a", ["a"], 0, source(tmp_path, images="images/*.npy", labels="masks/*.npy"))
+    parts = [data.train, data.validation, data.test]
+    assert sum(map(len, parts)) == 6  # type: ignore[arg-type]
+    image, mask = data.train[0]
+    assert image.shape == (1, 4, 8, 8) and mask.shape == (4, 8, 8)
+    name = records_of(data.train)[0]  # type: ignore[index]
+    assert np.array_equal(mask.numpy(), np.load(tmp_path / "masks" / f"{name}.npy"))

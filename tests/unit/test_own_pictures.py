@@ -18,7 +18,7 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.report.page import write
 from medsilo.site.settings import make_settings
 from medsilo.tasks.overlays import COLOURS, FOUND, THERE, TILE, tile
-from medsilo.tasks.scans import read_scan
+from medsilo.tasks.scans import Scan
 from tests.hospital import photograph, write_balls, write_pixels
 from tests.unit.test_predict import write_run
 
@@ -106,7 +106,7 @@ def test_masks_have_the_hospitals_own_values(tmp_path: Path) -> None:
     for row in rows:
         mask = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(out / row["mask"])))
         values |= set(np.unique(mask).tolist())
-        counted = np.prod(read_scan(out / row["mask"]).spacing) / 1000 * np.array([(mask == v).sum() for v in (7, 300)])
+        counted = np.prod(Scan.read(out / row["mask"]).spacing) / 1000 * np.array([(mask == v).sum() for v in (7, 300)])
         assert counted == pytest.approx([row["volume_ml_ball"], row["volume_ml_tumour"]], abs=1e-4)
     assert task.labels == ("ball", "tumour") and {0} < values <= {0, 7, 300}
 

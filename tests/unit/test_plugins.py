@@ -23,7 +23,7 @@ from tests.unit.test_extend import a_distribution
 OUTSIDE = """
 from pathlib import Path
 
-from medsilo.extend import Command, Exporter, Inquiry, PredictionRequest, Predictor, Screen
+from medsilo.extend import Command, Exporter, Inquiry, Predictor, Screen
 
 
 def count_letters(screen: Screen, text: str, times: int = 1) -> int:
@@ -33,20 +33,24 @@ def count_letters(screen: Screen, text: str, times: int = 1) -> int:
     return 0
 
 
-def predict(asked: PredictionRequest) -> int:
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "predictions.json").write_text('{"cases": [{"file": "%s"}]}' % asked.given[0].name)
-    return 0
+class Letters(Predictor):
+    cases = "texts"
+
+    def predict(self) -> int:
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / "predictions.json").write_text('{"cases": [{"file": "%s"}]}' % self.given[0].name)
+        return 0
 
 
-def write(source, out: Path) -> dict[str, bytes]:
-    size = sum(tensor.numel() for tensor in source.network.state_dict().values())
-    return {"told/size.txt": str(size).encode()}
+class Size(Exporter):
+    what = "size"
+
+    def write(self, out: Path) -> dict[str, bytes]:
+        size = sum(tensor.numel() for tensor in self.source.network.state_dict().values())
+        return {"told/size.txt": str(size).encode()}
 
 
 COUNT = Command(count_letters, "text --times 2", "For people who count")
-PREDICTOR = Predictor("texts", predict)
-EXPORTER = Exporter("size", write)
 INQUIRY = Inquiry(lambda path: None, lambda question: None, lambda *_: {}, lambda question, own: None)
 """
 ENTRIES = """
@@ -54,10 +58,10 @@ ENTRIES = """
 count-letters = counting:COUNT
 broken = counting:Nothing
 [medsilo.predictors]
-texts = counting:PREDICTOR
+texts = counting:Letters
 [medsilo.exporters]
-size = counting:EXPORTER
-wrong = counting:PREDICTOR
+size = counting:Size
+wrong = counting:Letters
 [medsilo.inquiries]
 how-many = counting:INQUIRY
 """

@@ -20,8 +20,7 @@ from medsilo.deploy.predict import predict
 from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
 from medsilo.models.architectures import SmallCnn
-from medsilo.tasks.scans import read_scan
-from medsilo.tasks.volumes import mask_of
+from medsilo.tasks.scans import Scan
 from tests.conftest import make_plan
 from tests.hospital import Volume, write_volume
 from tests.unit.test_files import files_of_at_most
@@ -106,7 +105,7 @@ def test_the_mask_is_the_models_and_lies_where_the_image_lies(shape, spacing, st
         output = functional.interpolate(output, shape[1:], mode="bilinear")
     expected = output.argmax(1).numpy()
     assert 0.02 < expected.mean() < 0.98
-    found = mask_of(tmp_path / "out" / "scan_mask.nii.gz").values[0]  # turned to LPS
+    found = Scan.of_mask(tmp_path / "out" / "scan_mask.nii.gz").values[0]  # turned to LPS
     assert np.array_equal(found, expected)
 
     (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())["cases"]
@@ -211,10 +210,10 @@ def test_a_broken_image_is_refused_in_training_too(tmp_path) -> None:
         (tmp_path / name).write_bytes(content[: len(content) * 2 // 3])
         assert SimpleITK.ReadImage(str(tmp_path / name)).GetSize() == (32, 32, 6)
         with pytest.raises(DataError):
-            read_scan(tmp_path / name)
+            Scan.read(tmp_path / name)
     write_volume(tmp_path / "holes.nii", Volume(np.full((6, 32, 32), np.nan, np.float32), np.eye(4)))
     with pytest.raises(DataError, match="6144 values that are NaN"):
-        read_scan(tmp_path / "holes.nii")
+        Scan.read(tmp_path / "holes.nii")
 
 
 # ---------------------------------------------------------------------------------------------------- single models
@@ -245,7 +244,7 @@ def test_every_methods_model_predicts(method, file, options, tmp_path) -> None:
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "scan.nii"), "-o", str(out), *options]) == 0
     with torch.no_grad():
         expected = network(torch.from_numpy(values)[:, None]).argmax(1)
-    assert np.array_equal(mask_of(out / "scan_mask.nii").values[0], expected)
+    assert np.array_equal(Scan.of_mask(out / "scan_mask.nii").values[0], expected)
     (row,) = json.loads((out / "predictions.json").read_text())["cases"]
     assert (row["expert"], row["confidence"]) == ("model", None)
 
@@ -323,7 +322,7 @@ def test_a_classification_gives_label_and_probability(tmp_path) -> None:
     pixels = np.zeros((32, 32, 3), np.uint8)
     pixels[0, 1] = 255
     SimpleITK.WriteImage(SimpleITK.GetImageFromArray(pixels, isVector=True), str(tmp_path / "tile.png"))
-    found = predict(Source(Classifier(), plan, {}), read_scan(tmp_path / "tile.png"), torch.device("cpu"))
+    found = predict(Source(Classifier(), plan, {}), Scan.read(tmp_path / "tile.png"), torch.device("cpu"))
     assert found.labels is None
     assert found.found["label"] == 1
     assert found.found["probability"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-6)
@@ -333,7 +332,7 @@ def test_a_classification_gives_label_and_probability(tmp_path) -> None:
 def test_a_mask_that_does_not_fit_on_the_disk_is_not_written(name: str, tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 3, (20, 30, 40))
     write_volume(tmp_path / "image.nii.gz", Volume(values.astype(np.float32), np.eye(4)))
-    scan = read_scan(tmp_path / "image.nii.gz")
+    scan = Scan.read(tmp_path / "image.nii.gz")
     with pytest.raises(MedsiloError, match="disk full"), files_of_at_most(3000):
         write_mask(scan, values, tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["image.nii.gz"]

@@ -280,7 +280,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
     assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, inside={"label": "doing"})
-    monkeypatch.setattr(recordings.sheet, "MOST_CELLS", 3)
+    monkeypatch.setattr(recordings.Sheet, "MOST_CELLS", 3)
     assert "more than 3 numbers (4); divide it" in words()
     monkeypatch.setattr(recordings, "MOST_NAMES", 0)
     assert "more than 0 different ones (4); correct it" in words()

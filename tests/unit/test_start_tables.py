@@ -16,7 +16,7 @@ from medsilo.plan import load_plan
 from medsilo.runs.reading import read_verdict
 from medsilo.start.choices import Draft, nested
 from medsilo.start.looker import Folder, first_sight, write_start
-from medsilo.tasks.sheet import first_lines
+from medsilo.tasks.sheet import Sheet
 
 HEAD = ["nr", "pid", "alter", "größe", "stadium", "note", "time", "status"]
 
@@ -104,22 +104,24 @@ def test_a_hospital_may_have_one_class_of_what_others_learn(tmp_path: Path) -> N
 def test_tables_of_other_programs_are_read_alike(tmp_path: Path) -> None:
     lines = [["anna", 1.5, "ä"], ["bert", 2.5, "ö"]]
     csv_file = write(tmp_path / "a.csv", ["who", "dose", "kind"], lines)
-    expected = first_lines(csv_file, 9)
+    expected = Sheet.first_lines(csv_file, 9)
     of_r = tmp_path / "r.csv"
     of_r.write_text('"who" "dose" "kind"\n"1" "anna" 1.5 "ä"\n"2" "bert" 2.5 "ö"\n', "utf-8")
-    assert [line[1:] for line in first_lines(of_r, 9)] == expected
+    assert [line[1:] for line in Sheet.first_lines(of_r, 9)] == expected
     for coding in ("cp1252", "utf-16"):
-        assert first_lines(write(tmp_path / f"{coding}.csv", ["who", "dose", "kind"], lines, coding), 9) == expected
+        assert (
+            Sheet.first_lines(write(tmp_path / f"{coding}.csv", ["who", "dose", "kind"], lines, coding), 9) == expected
+        )
     pandas.DataFrame(lines, columns=["who", "dose", "kind"]).to_stata(
         tmp_path / "a.dta", write_index=False, version=118
     )
-    assert first_lines(tmp_path / "a.dta", 9) == expected
+    assert Sheet.first_lines(tmp_path / "a.dta", 9) == expected
     if find_spec("pyarrow"):  # medsilo[parquet]
         pandas.DataFrame(lines, columns=["who", "dose", "kind"]).to_parquet(tmp_path / "a.parquet")
-        assert first_lines(tmp_path / "a.parquet", 9) == expected
+        assert Sheet.first_lines(tmp_path / "a.parquet", 9) == expected
     (tmp_path / "b.dta").write_bytes(b"no table")
     with pytest.raises(DataError, match="can't be read; export it again"):
-        first_lines(tmp_path / "b.dta", 9)
+        Sheet.first_lines(tmp_path / "b.dta", 9)
 
 
 @pytest.mark.parametrize(

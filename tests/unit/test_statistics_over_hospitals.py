@@ -14,7 +14,7 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.flare.jobs import write_job
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.own.columns import Column
+from medsilo.tasks.own.own_numbers import Column
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.sources import DataSource
 from medsilo_statistics.asked_question import Question

@@ -187,7 +187,7 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     write(tmp_path, lines(), [*HEAD[:-1], "age"])
     assert "a column twice" in words()
     write(tmp_path, lines())
-    monkeypatch.setattr(sheet, "MOST_LINES", 5)
+    monkeypatch.setattr(sheet.Sheet, "MOST_LINES", 5)
     assert "divide it" in words()
     monkeypatch.setattr(sheet, "MOST_CHARACTERS", 9)
     assert "a line of more than" in words()
@@ -347,15 +347,14 @@ def write_settings(local: Path, folder: Path) -> None:
 
 
 def test_a_model_whose_numbers_are_each_hospitals_own_asks_whose(hospitals: Path, tmp_path: Path) -> None:
-    from medsilo.deploy.predicted_rows import predict_tables
-    from medsilo.deploy.predictor import PredictionRequest
+    from medsilo.deploy.predicted_rows import TablePredictor
     from medsilo.deploy.source import Source
 
     plan = plan_of()
     source = Source(plan.algorithm.whole(plan.build_networks()), plan, {})
     with pytest.raises(MedsiloError, match="give --settings"):
         given = [hospitals / "a/cases.csv"]
-        predict_tables(PredictionRequest(source, given, tmp_path, torch.device("cpu"), print, None, tmp_path))
+        TablePredictor(source, given, tmp_path, torch.device("cpu"), print, None, tmp_path).predict()
 
 
 def test_a_hospital_that_protects_its_patients_tells_coarsely(hospitals: Path) -> None:

@@ -6,11 +6,10 @@ import torch
 from pydantic import ValidationError
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.scans import read_scan
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.synthetic.activity import SyntheticActivity
 from medsilo.tasks.synthetic.histology import SyntheticHistology
 from medsilo.tasks.synthetic.prostate import SyntheticProstate
-from medsilo.tasks.volumes import CaseReader, mask_of
 from tests.hospital import Volume, write_volume
 
 SITES = ["a", "b", "c", "d"]
@@ -146,8 +145,8 @@ def test_volumes_survive_their_files(tmp_path, stored_as, suffix):
     write_volume(tmp_path / f"image{suffix}", image, stored_as)
     write_volume(tmp_path / f"mask{suffix}", mask, "LPS")
     places = tmp_path / f"image{suffix}", tmp_path / f"mask{suffix}"
-    read, found = read_scan(places[0]), mask_of(places[1])
-    values, labels = read.values[0], CaseReader().mask(read, places[1])
+    read, found = Scan.read(places[0]), Scan.of_mask(places[1])
+    values, labels = read.values[0], read.mask(places[1])
     assert np.array_equal(values, image.values) and np.array_equal(labels, mask.values)
     assert values.dtype == np.float32 and labels.dtype == np.int64
     assert read.spacing == pytest.approx((0.5, 0.75, 3.0), abs=1e-4)
@@ -162,13 +161,13 @@ def test_volumes_that_do_not_fit_are_data_errors_without_file_names(tmp_path):
     write_volume(tmp_path / "moved.nii", Volume(values.astype(np.uint8), moved))
     write_volume(tmp_path / "cut.nii", Volume(values[1:].astype(np.uint8), np.eye(4)))
     (tmp_path / "text.nii").write_text("no volume")
-    image, reader = read_scan(tmp_path / "image.nii"), CaseReader()
+    image = Scan.read(tmp_path / "image.nii")
     with pytest.raises(DataError, match="different places") as caught:
-        reader.mask(image, tmp_path / "moved.nii")
+        image.mask(tmp_path / "moved.nii")
     assert str(tmp_path) not in str(caught.value) and "moved.nii" in caught.value.private
     with pytest.raises(DataError, match="different sizes"):
-        reader.mask(image, tmp_path / "cut.nii")
-    for read in (read_scan, mask_of):
+        image.mask(tmp_path / "cut.nii")
+    for read in (Scan.read, Scan.of_mask):
         for name in ("text.nii", "absent.nii"):
             with pytest.raises(DataError) as caught:
                 read(tmp_path / name)

@@ -47,15 +47,15 @@ def predict(
     if (out / "predictions.csv").exists():
         raise MedsiloError("the folder has predictions already, which stay as they are; choose another -o", str(out))
     screen.note("reading the model")
-    from medsilo.deploy.predictor import asked_to_predict, sender_to
+    from medsilo.deploy.predictor import asked_to_predict
     from medsilo.site.settings import make_settings
 
     settings, data = make_settings({"device": device}, "the command line"), Command.settings(site_config).data
     compute = settings.compute()
-    predictor, asked = asked_to_predict([model, *others], images, out, site, data, compute, screen.say)
-    sender = sender_to(predictor, send) if send else None
+    predictor = asked_to_predict([model, *others], images, out, site, data, compute, screen.say)
+    sender = predictor.connect(send) if send else None
     with screen.busy("predicting"):
-        failed = predictor.predict(asked)
+        failed = predictor.predict()
     screen.say(f"predictions: {out / 'predictions.csv'}")
     screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
     if failed:

@@ -46,6 +46,7 @@ class Algorithm(Section):
     # protocol that is missing here can't be declared, but for "clinical", which says nothing.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     personal: ClassVar[bool] = False  # whether each hospital ends with a model of its own
+    at_home: ClassVar[tuple[str, ...]] = ()  # networks that learn by exact steps where privacy is promised
     own_step: ClassVar[bool] = False  # the step is the method itself, so it can't be a perturbed one
 
     name: str
@@ -102,8 +103,9 @@ class Algorithm(Section):
         inputs: each call goes through its training cases in batches, or through its test cases where it has no others.
         """
 
-    def private(self) -> Private:
-        """Return how the method keeps a promise of privacy; raises PlanError where it can't with these numbers.
+    def private(self) -> Private | tuple[str, ...]:
+        """Return how the method keeps a promise of privacy: by default by the networks that learn by noisy steps, from
+        which all follows that leaves; raises PlanError where it can't with these numbers.
 
         A method declares that for itself: what it does beside the one that it derives from is not covered by that.
         """
@@ -184,7 +186,8 @@ class Algorithm(Section):
                 "account of its own, so a promise of privacy would be false; set algorithm.amplitude.measured=before, "
                 "or algorithm.amplitude=null"
             )
-        return self.private()
+        told = self.private()
+        return told if isinstance(told, Private) else Private(told, self.at_home)
 
     def input_layer(self, modules: Modules) -> nn.Module | None:
         """Return what every batch passes through once before a network sees it, in training as in evaluation."""

@@ -18,9 +18,6 @@ class Private:
 
     All networks learn from the same sampled cases, so that their noisy gradients count together. What the noisy weights
     are used for afterwards costs nothing: averages, pulls, momentum, moments.
-
-    >>> Private(networks=("global",), at_home=("personal",)).says
-    'everything that leaves follows from noisy gradients'
     """
 
     networks: tuple[str, ...]  # learn by noisy steps

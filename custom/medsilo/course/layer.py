@@ -11,7 +11,6 @@ from torch.utils.data import Dataset
 from medsilo.core.coarse import Resolution
 from medsilo.core.section import Feature
 from medsilo.course.outcome import Part
-from medsilo.privacy.mechanisms import Charge
 from medsilo.tasks.task import Task
 
 Found = dict[str, Tensor]  # of every case, [cases, ...]
@@ -48,9 +47,10 @@ class Layer(Feature):
     name: str
     files: ClassVar[tuple[str, ...]] = ()  # of a site's part of a run, or of the run, that go with its model
 
-    def charges(self, task: str, number: int) -> Sequence[Charge]:
-        """Return what this layer makes an answer to a task, in a round, cost on a hospital's ledger."""
-        return ()
+    def charges(self, task: str, number: int) -> Mapping[str, float]:
+        """Return what this layer lets out with normal noise in an answer to a task, in a round, for the hospital's
+        ledger: by its name there, the noise's standard deviation over the most that one unit's data change it."""
+        return {}
 
     # What a layer asks of the finished model, before the test (of validation cases) and with it (of test cases)
     def asks(self, plan: Any) -> Mapping[str, int]:

@@ -34,26 +34,27 @@ def network(folder: str) -> nn.Module:
     return Source.open(Path(folder)).network
 
 
-def write_bundle(source: Source, out: Path) -> None:
-    """Write the bundle."""
-    task = source.plan.task
-    words = task.use.in_monai
-    if words is None or task.shape is None:
-        why = "MONAI has no transforms that read its cases as it does; medsilo release hands the model on"
-        raise MedsiloError(f"task {task.name} can't be exported: {why}")
-    own = _without_medsilo(source)
-    if own:
-        save_tensors(out / "models" / WEIGHTS, source.network.state_dict())
-    else:
-        source.save(out / "models")
-    _write_scripts(out / "scripts")
-    write_json(out / "configs" / "inference.json", _inference(words, own))
-    packages = ["pillow" if words.flat else "nibabel", "safetensors", *(["medsilo"] if own is None else [])]
-    write_json(out / "configs" / "metadata.json", _metadata(source, words, packages))
-    write_text(out / "docs" / "README.md", _readme(source, words, own is None))
+class BundleExporter(Exporter):
+    """Writes a bundle."""
 
+    what = "bundle"
 
-EXPORTER = Exporter("bundle", write_bundle)
+    def write(self, out: Path) -> None:
+        source, task = self.source, self.source.plan.task
+        words = task.use.in_monai
+        if words is None or task.shape is None:
+            why = "MONAI has no transforms that read its cases as it does; medsilo release hands the model on"
+            raise MedsiloError(f"task {task.name} can't be exported: {why}")
+        own = _without_medsilo(source)
+        if own:
+            save_tensors(out / "models" / WEIGHTS, source.network.state_dict())
+        else:
+            source.save(out / "models")
+        _write_scripts(out / "scripts")
+        write_json(out / "configs" / "inference.json", _inference(words, own))
+        packages = ["pillow" if words.flat else "nibabel", "safetensors", *(["medsilo"] if own is None else [])]
+        write_json(out / "configs" / "metadata.json", _metadata(source, words, packages))
+        write_text(out / "docs" / "README.md", _readme(source, words, own is None))
 
 
 def _without_medsilo(source: Source) -> dict[str, Any] | None:

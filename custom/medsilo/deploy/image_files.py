@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from medsilo.core.errors import MedsiloError
-from medsilo.deploy.predictor import PredictionRequest, Predictor
+from medsilo.deploy.predictor import Predictor
 from medsilo.tasks import listing
 from medsilo.tasks.headers import is_dicom
 from medsilo.tasks.scans import Scan
@@ -21,19 +21,20 @@ MARKED = "promised_"  # before the name of a mask that a layer of the plan marks
 COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
 
 
-def predict_images(asked: PredictionRequest) -> int:
-    """Predict image files, whose masks have the values of the hospital's own masks; returns how many failed."""
-    use = asked.source.plan.task.use
-    channels = {image[0]: image for image in use.images_among(find_images(asked.given, asked.say))}
-    named = masks_for(list(channels))
-    if any(path.resolve().parent == asked.out.resolve() for path, _ in named):
-        raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
-    own_values, lacks = (use.own_values(asked.data), use.lacking_of(asked.data)) if asked.data else ({}, ())
-    images = [ImageFile(path.name, channels[path], mask, own_values, use, lacks) for path, mask in named]
-    return asked.predict_images(images)
+class ImagePredictor(Predictor):
+    """Predicts image files, whose masks have the values of the hospital's own masks."""
 
+    cases = "images"
 
-PREDICTOR = Predictor("images", predict_images)
+    def predict(self) -> int:
+        use = self.source.plan.task.use
+        channels = {image[0]: image for image in use.images_among(find_images(self.given, self.say))}
+        named = masks_for(list(channels))
+        if any(path.resolve().parent == self.out.resolve() for path, _ in named):
+            raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
+        own_values, lacks = (use.own_values(self.data), use.lacking_of(self.data)) if self.data else ({}, ())
+        images = [ImageFile(path.name, channels[path], mask, own_values, use, lacks) for path, mask in named]
+        return self.predict_images(images)
 
 
 @dataclass

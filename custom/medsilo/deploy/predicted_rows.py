@@ -6,30 +6,31 @@ from pathlib import Path
 import torch
 
 from medsilo.core.errors import DataError
-from medsilo.deploy.predictor import PredictionRequest, Predictor, Row, failures
-from medsilo.tasks.own.columns import Scales
+from medsilo.deploy.predictor import Predictor, Row, failures
+from medsilo.tasks.own.own_numbers import Scales
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.sources import DataSource
 
 COLUMNS = ("table", "line", "patient", "error")
 
 
-def predict_tables(asked: PredictionRequest) -> int:
-    """Predict every line of these tables; returns how many failed.
+class TablePredictor(Predictor):
+    """Predicts every line of tables.
 
     The hospital's own table says how its numbers are standardised, unless its part of a run has that from training.
     """
-    task = asked.source.plan.task
-    assert isinstance(task, PatientTable)
-    nobody = torch.zeros(0, task.read_numbers, dtype=torch.float64)
-    scales = asked.scales(lambda: task.scales_of(nobody))
-    return failures(asked.predict_rows(asked.given, lambda path: _predicted(asked, task, path, scales), COLUMNS))
+
+    cases = "lines"
+
+    def predict(self) -> int:
+        task = self.source.plan.task
+        assert isinstance(task, PatientTable)
+        nobody = torch.zeros(0, task.read_numbers, dtype=torch.float64)
+        scales = self.scales(lambda: task.scales_of(nobody))
+        return failures(self.predict_rows(self.given, lambda path: _predicted(self, task, path, scales), COLUMNS))
 
 
-PREDICTOR = Predictor("lines", predict_tables)
-
-
-def _predicted(asked: PredictionRequest, task: PatientTable, path: Path, scales: Scales) -> Iterator[Row]:
+def _predicted(asked: Predictor, task: PatientTable, path: Path, scales: Scales) -> Iterator[Row]:
     """Yield a row for each line of a table, in its order; a line that can't be read has its reason."""
     try:
         rows = task.rows(path, asked.data or DataSource(folder=path.parent), outcome=False)

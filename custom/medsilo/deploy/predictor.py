@@ -1,10 +1,11 @@
 """Predicting whatever a model reads: a task names its predictor, which reads the files and writes the answers."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from medsilo.learning.loop import Compute
 from medsilo.registry import PREDICTORS, WATCHERS
 from medsilo.runs import paths
 from medsilo.tasks.listing import Listing
-from medsilo.tasks.own.columns import Scales
+from medsilo.tasks.own.own_numbers import Scales
 from medsilo.tasks.sources import DataSource
 
 Say = Callable[[str], None]
@@ -34,15 +35,21 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class PredictionRequest:
-    """The files that are to be predicted, by which model, and where the answers go.
+class Predictor(ABC):
+    """Predicts cases of one kind: the files that were given, by which model, and where the answers go.
+
+    Derive from it. A task's `use` has its name among the entry points `medsilo.predictors`.
 
     >>> import torch
     >>> from pathlib import Path
-    >>> cpu = torch.device("cpu")
-    >>> PredictionRequest(None, [Path("scan.nii.gz")], Path("found"), cpu, print, data=None, own=Path("run")).given
-    [PosixPath('scan.nii.gz')]
+    >>> class Counting(Predictor):
+    ...     cases = "recordings"
+    ...     def predict(self): return len(self.given)
+    >>> Counting(None, [Path("a.csv")], Path("found"), torch.device("cpu"), print, data=None, own=Path("run")).predict()
+    1
     """
+
+    cases: ClassVar[str]  # what is predicted, in the plural: "images"
 
     source: Source
     given: Sequence[Path]  # files, or folders with such
@@ -51,6 +58,15 @@ class PredictionRequest:
     say: Say  # takes lines for people, in which no file is named
     data: DataSource | None  # the hospital's own description of its data, by which its files are read
     own: Path  # the hospital's part of a run, where the model was trained on this machine
+
+    @abstractmethod
+    def predict(self) -> int:
+        """Write predictions.csv and predictions.json; return how many cases failed."""
+
+    @classmethod
+    def connect(cls, node: str) -> Send:
+        """Return what sends results to a node; refused before anything is predicted, where nothing could be sent."""
+        raise MedsiloError("--send needs a model of task dicom-folder; others write no DICOM")
 
     def files(self, endings: tuple[str, ...] = ("",)) -> list[Path]:
         """Return the files that were given, and those below given folders that end so; none of them is hidden."""
@@ -110,12 +126,8 @@ class PredictionRequest:
         if self.source.watch:
             self.source.watch.keep(_by_patient(rows))
         write_json(self.out / "predictions.json", {"model": self.source.facts, "cases": rows})
-        self.write_rows("predictions.csv", rows, columns)
+        write_csv(self.out / "predictions.csv", rows, columns)
         return rows
-
-    def write_rows(self, name: str, rows: Sequence[Row], columns: Sequence[str]) -> None:
-        """Write rows as CSV, under these columns and all others that any of them has."""
-        write_csv(self.out / name, rows, columns)
 
     def predict_images(self, images: Sequence[PredictedImage]) -> int:
         """Predict every image, and write predictions.json, predictions.csv and a picture; return how many failed."""
@@ -138,20 +150,6 @@ def _by_patient(rows: Sequence[Row]) -> list[Seen]:
     return [mean_of(cases) for cases in whose.values()]
 
 
-@dataclass(frozen=True)
-class Predictor:
-    """Predicts cases of one kind. A task's `use` has its name among the entry points `medsilo.predictors`.
-
-    >>> from medsilo.extend import Predictor
-    >>> Predictor("recordings", lambda asked: len(asked.given)).cases
-    'recordings'
-    """
-
-    cases: str  # what is predicted, in the plural: "images"
-    predict: Callable[[PredictionRequest], int]  # writes predictions.csv and .json, and returns how many cases failed
-    connect: Callable[[str], Send] | None = None  # checks an address of --send; returns what sends results there
-
-
 def asked_to_predict(
     models: Sequence[Path],
     given: Sequence[Path],
@@ -160,24 +158,17 @@ def asked_to_predict(
     data: DataSource | None,
     compute: Compute,
     say: Say,
-) -> tuple[Predictor, PredictionRequest]:
-    """Open the models, which answer together, and return what predicts their task's cases and what it is asked."""
+) -> Predictor:
+    """Open the models, which answer together, and return what predicts these cases of their task."""
     source = Source.together([Source.open(folder, site) for folder in models])
     run = models[0] / paths.SITES / site if is_safe_name(site) else models[0]
     source = replace(source, own=run)
-    request = PredictionRequest(source, given, out, compute.device, say, data, run)
     name, task = source.plan.task.use.predictor, source.plan.task.name
     if name not in PREDICTORS:
         raise MedsiloError(
             f"task {task} reads no image files or others that could be predicted; give a model of a task that does "
             "(docs/your-data.md), or of synthetic-prostate to try it"
         )
-    watch = next((watch for own in WATCHERS if (watch := WATCHERS[own](request))), None)
-    return PREDICTORS[name], replace(request, source=replace(source, watch=watch))
-
-
-def sender_to(predictor: Predictor, node: str) -> Send:
-    """Return what sends results to a node; refused before anything is predicted, where nothing could be sent."""
-    if predictor.connect is None:
-        raise MedsiloError("--send needs a model of task dicom-folder; others write no DICOM")
-    return predictor.connect(node)
+    predictor: Predictor = PREDICTORS[name](source, given, out, compute.device, say, data, run)
+    watch = next((watch for own in WATCHERS if (watch := WATCHERS[own](predictor))), None)
+    return replace(predictor, source=replace(source, watch=watch))

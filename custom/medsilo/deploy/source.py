@@ -58,13 +58,7 @@ def _log_mean(logarithms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Source:
-    """A model that is ready to answer, and the plan it was trained by.
-
-    >>> import torch
-    >>> output, experts, confidence = Source(torch.nn.Linear(4, 2), None, {}).answer(torch.ones(3, 4))
-    >>> output.shape, confidence
-    (torch.Size([3, 2]), None)
-    """
+    """A model that is ready to answer, and the plan it was trained by."""
 
     network: nn.Module
     plan: Plan

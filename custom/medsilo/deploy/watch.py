@@ -11,7 +11,7 @@ MACHINE = "scanner "  # before a scanner's maker and model: 1 for a case of it
 
 
 class Watch(Protocol):
-    """Keeps numbers of cases. An entry point `medsilo.watchers` is a function from a PredictionRequest to one or None;
+    """Keeps numbers of cases. An entry point `medsilo.watchers` is a function from a Predictor to one or None;
     the first that returns one does.
     """
 

@@ -166,7 +166,7 @@ def training_site(place: Place, kind: Callable[..., Participant] = Participant) 
     if account:
 
         def beside(task: str, number: int) -> list[Charge]:
-            return [charge for layer in place.plan.layers for charge in layer.charges(task, number)]
+            return [Charge.normal(*told) for layer in place.plan.layers for told in layer.charges(task, number).items()]
 
         whole.site = Accounting(whole.site, account, whole.participant, beside)
     return whole

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from torch import Tensor
+
 from medsilo.core.errors import Died, Lacks, MedsiloError, Refused
 from medsilo.core.tensors import Groups, Modules
 from medsilo.core.text import plain
@@ -15,6 +17,7 @@ from medsilo.course.phase import Phase
 from medsilo.federation.sealed.identity import KitFiles
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan, parse_plan
+from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.paths import MODELS
 from medsilo.site.settings import SiteSettings
@@ -63,6 +66,11 @@ class Place:
     folder: Path  # the site's, of the study
     lead: str = ""  # who submitted the study, as far as it is known
     kit: KitFiles | None = None  # what the site signs with
+
+    @staticmethod
+    def with_noise(exact: Tensor, deviation: float) -> Tensor:
+        """Return numbers with normal noise of this standard deviation, which is secret and new in every answer."""
+        return NoiseSource().with_normal(exact, deviation)
 
     @property
     def study(self) -> str:

@@ -19,6 +19,7 @@ class Ditto(SharedAndOwn):
     title = "Ditto"
     paper = "Li et al. 2021 (Ditto)"
 
+    at_home = ("model",)
     name: Literal["ditto"] = "ditto"
     pull: float = Field(
         0.1,
@@ -29,7 +30,7 @@ class Ditto(SharedAndOwn):
 
     def private(self) -> Private:
         says = "the site's own model learns by exact steps: it stays, and the shared one does not depend on it"
-        return Private(("global",), at_home=("model",), says=says)
+        return Private(("global",), self.at_home, says)
 
     @contextmanager
     def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:

@@ -53,12 +53,7 @@ Mechanism: TypeAlias = Annotated[Gaussian | SampledGaussian | Geometric | Public
 
 
 class Charge(Section):
-    """One thing that leaves, and what it tells: "weights of phase train, round 3" by SampledGaussian(...).
-
-    >>> from medsilo.privacy.accounting import epsilon
-    >>> round(epsilon([Charge.normal("a mean", 5.0)], 1e-5), 2)
-    0.73
-    """
+    """One thing that leaves, and what it tells: "weights of phase train, round 3" by SampledGaussian(...)."""
 
     what: Reason
     of: Mechanism

@@ -35,12 +35,7 @@ Floats = NDArray[np.float64]
 
 
 class NoiseSource:
-    """A stream of secret random numbers. Make a new one for every attempt of an answer; a number is given once.
-
-    >>> one, other = (NoiseSource.from_seed(0, "an example").uniform(5) for _ in range(2))
-    >>> len(one), bool((one == other).all()), bool((one == NoiseSource().uniform(5)).all())
-    (5, True, False)
-    """
+    """A stream of secret random numbers. Make a new one for every attempt of an answer; a number is given once."""
 
     def __init__(self, key: bytes | None = None) -> None:
         """Begin a stream with a fresh key; with a given one of 32 bytes it is secret only as far as the key is."""

@@ -5,7 +5,7 @@ The choices are written as a hospital's medsilo.yaml and a job with its plan, ea
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -24,27 +24,14 @@ from medsilo.start.choices import Choices, Draft
 from medsilo.start.fitting import Fit, Machine, Step, largest_that_fits, steps_for
 from medsilo.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder
 from medsilo.start.looks import Looks, look_at, look_of, looks_of, opened, patient_in
-from medsilo.tasks.listing import TABLE, Entry, Listing
+from medsilo.tasks.listing import TABLE, Listing
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 
 
 @dataclass(frozen=True)
-class Sight:
-    """Findings, one sentence a line, and the choices that follow.
-
-    >>> Sight(["40 photographs"], several=False, choices=None).found
-    ['40 photographs']
-    """
-
-    found: list[str]
-    several: bool  # whether the folder has several hospitals
-    choices: Draft
-
-
-@dataclass(frozen=True)
 class Folder:
-    """A folder that `medsilo init` is to look at, with what a looker needs.
+    """A folder that `medsilo init` is to look at, with what a looker needs; then with what it found and chose.
 
     >>> from pathlib import Path
     >>> folder = Folder(Path("docs"), "st-anna", lambda: None, None)
@@ -52,8 +39,8 @@ class Folder:
     True
     >>> folder.by_hospital(["north/well/1.txt", "south/ill/1.txt"])
     {'north': ['north/well/1.txt'], 'south': ['south/ill/1.txt']}
-    >>> sight = folder.choose("synthetic-activity", ["9 walks"], {"": 9}, {"task.windows": (8, "few walk far")}, {})
-    >>> sight.choices.plan["task.windows"], sight.choices.plan["seed"]
+    >>> seen = folder.choose("synthetic-activity", ["9 walks"], {"": 9}, {"task.windows": (8, "few walk far")}, {})
+    >>> seen.choices.plan["task.windows"], seen.choices.plan["seed"]
     ((8, 'few walk far'), (0, 'the same seed gives the same numbers'))
     """
 
@@ -61,6 +48,9 @@ class Folder:
     site: str  # this hospital's name, where the folder is one hospital's
     machine: Callable[[], Machine]
     device: str | None  # one that was asked for
+    found: Sequence[str] = ()  # what lies there, one sentence a line
+    several: bool = False  # whether these are several hospitals
+    choices: Draft = field(default_factory=lambda: Draft({}, {}))
 
     by_hospital = staticmethod(by_hospital)
     opened = staticmethod(opened)
@@ -86,8 +76,8 @@ class Folder:
         *,
         examples: Mapping[str, float] | None = None,
         sites: Mapping[str, Choices] | None = None,
-    ) -> Sight:
-        """Return what was found, and a looker's choices with those that are the same for all kinds of data.
+    ) -> "Folder":
+        """Return the folder with what was found, and a looker's choices beside those that all kinds of data have.
 
         plan, settings: the keys that the looker knows, each with its value and the reason; they stand in the place of
         usual ones. sites: what only these hospitals' settings say. patients: of each hospital, or {"": 40} of a folder
@@ -118,7 +108,7 @@ class Folder:
         own = {site: {**(sites or {}).get(site, {}), **small.get(site, {})} for site in patients}
         own = {site: single for site, single in own.items() if single}
         draft = Draft(choices.in_order({**usual, **plan}), choices.in_order(said), own)
-        return Sight(found, "" not in patients, draft)
+        return replace(self, found=found, several="" not in patients, choices=draft)
 
     def choose_for_images(
         self,
@@ -126,21 +116,24 @@ class Folder:
         kind: str,
         source: DataSource,
         listings: Mapping[str, Listing],
-        seen: Callable[[Entry], tuple[Scan, np.ndarray]],
+        seen: Callable[[tuple[Path, ...], Path | str], tuple[Scan, np.ndarray]],
         plan: Choices,
         settings: Choices,
-    ) -> Sight:
-        """Return what was found in volumes with masks that a looker lists itself, and all choices.
+    ) -> "Folder":
+        """Return the folder with what was found in volumes with masks that a looker lists itself, and all choices.
 
-        kind: of folder, in words. listings: of each hospital, or of one under "". seen: opens an image and its mask.
+        kind: of folder, in words. listings: of each hospital, or of one under "". seen: opens the files of
+        an image and of its mask.
         plan, settings: the keys that the looker knows better.
         """
         layout = FolderLayout(kind, hospitals=tuple(filter(None, listings)))
-        looks = looks_of(layout, source, listings, lambda entry: look_of(*seen(entry)), segments=True)
+        looks = looks_of(
+            layout, source, listings, lambda entry: look_of(*seen(entry.images, entry.label)), segments=True
+        )
         return self._of_images(task, looks, plan, settings)
 
-    def _of_images(self, task: str, looks: Looks, plan: Choices, settings: Choices) -> Sight:
-        """Return a sight of images; their network is the largest for which this machine has room."""
+    def _of_images(self, task: str, looks: Looks, plan: Choices, settings: Choices) -> "Folder":
+        """Return what was found in images; their network is the largest for which this machine has room."""
         machine, dimensions = self.machine(), choices.dimensions_of(looks)
         axes = dimensions.value if dimensions else 2
         (labels, label_map), spacing = choices.labels_of(looks), choices.spacing_of(looks, axes)
@@ -158,19 +151,19 @@ class Folder:
         examples = {site: count * slices for site, count in looks.cases.items()}
         said = {**choices.settings_of(looks, label_map), **settings}
 
-        def sight(fit: Fit) -> Sight:
+        def chosen(fit: Fit) -> "Folder":
             limit = fit.limit(machine)
             fitted = {**choices.size_of(looks, fit.step, spacing, limit), **choices.network_of(fit, looks)}
             whole = {**of_images, **fitted, "training.batch_size": (fit.step.batch, limit), **plan}
             return self.choose(task, looks.found, looks.patients, whole, said, examples=examples)
 
         def plan_for(step: Step) -> Plan:
-            return parse_plan(choices.nested(sight(Fit(step)).choices.plan))
+            return parse_plan(choices.nested(chosen(Fit(step)).choices.plan))
 
-        return sight(largest_that_fits(steps_for(looks.segments, axes, machine), plan_for, machine))
+        return chosen(largest_that_fits(steps_for(looks.segments, axes, machine), plan_for, machine))
 
 
-def first_sight(folder: Folder) -> Sight:
+def first_sight(folder: Folder) -> Folder:
     """Open some of a folder's files, and choose; a folder that no entry point `medsilo.lookers` knows has images."""
     for name in LOOKERS:
         if (sight := LOOKERS[name](folder)) is not None:
@@ -178,7 +171,7 @@ def first_sight(folder: Folder) -> Sight:
     return look(folder)
 
 
-def look(folder: Folder) -> Sight:
+def look(folder: Folder) -> Folder:
     """Say what suits a folder of images; a DataError says what is missing in it."""
     looks = look_at(folder.path, layout_of_folder(folder.path))
     return folder._of_images("image-folder" if looks.flat else "nifti-folder", looks, {}, {})

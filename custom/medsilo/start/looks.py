@@ -12,9 +12,8 @@ import numpy as np
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.start.folder_layout import FolderLayout
 from medsilo.tasks.listing import Entry, Listing
-from medsilo.tasks.scans import Scan, read_scan
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.volumes import CaseReader
 
 MOST = 60  # cases that are opened, from all hospitals in turn
 TAIL = (0.5, 99.5)  # percentiles of intensities that are told
@@ -205,8 +204,8 @@ def opened(
 
 
 def _look(entry: Entry) -> Look:
-    scan = read_scan(entry.images[0])
-    mask = CaseReader().mask(scan, entry.label) if isinstance(entry.label, Path) else None
+    scan = Scan.read(entry.images[0])
+    mask = scan.mask(entry.label) if isinstance(entry.label, Path) else None
     return look_of(scan, mask, len(entry.images))
 
 

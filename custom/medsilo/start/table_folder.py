@@ -14,10 +14,9 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
 from medsilo.start.choices import ADAMS_RATE, Choices, trained_of
-from medsilo.start.looker import Folder, Sight
+from medsilo.start.looker import Folder
 from medsilo.tasks.listing import OTHER_NAMES
-from medsilo.tasks.own.columns import as_level, as_number, as_written
-from medsilo.tasks.sheet import ENDINGS, MOST_LINES, first_lines
+from medsilo.tasks.sheet import ENDINGS, Sheet, as_written
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS
 
@@ -51,7 +50,7 @@ class CaseTable:
 
     def is_numbers(self, name: str) -> bool:
         """Return whether all values of a column are numbers."""
-        return all(as_number(as_written(cell, self.decimal)) is not None for cell in self.known(name))
+        return all(Sheet.number(cell, self.decimal) is not None for cell in self.known(name))
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
         """Return the columns that are called so, the surest first."""
@@ -60,7 +59,7 @@ class CaseTable:
 
     def distinct(self, name: str) -> list[str]:
         """Return a column's values, each once, numbers by their size."""
-        return _in_order({as_level(as_written(cell, self.decimal)) for cell in self.known(name)})
+        return _in_order({Sheet.level(as_written(cell, self.decimal)) for cell in self.known(name)})
 
     @cached_property
     def patient(self) -> str | None:
@@ -98,7 +97,7 @@ class CaseTable:
         numbers go on from line to line, as those of patients who are sorted by their label do not."""
         for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
             cells = self.cells[name]
-            numbers = [as_number(as_written(cell, self.decimal)) for cell in cells]
+            numbers = [Sheet.number(cell, self.decimal) for cell in cells]
             steps = cells if any(number is None for number in numbers) else numbers
             if len(cells) > 2 and all(a <= b for a, b in pairwise(steps)):  # type: ignore[operator]
                 return True
@@ -115,7 +114,7 @@ class CaseTable:
             places.setdefault(cell, []).append(place)
         found = []
         for name in (name for name in self.cells if name != label and self.is_numbers(name)):
-            numbers = np.array([as_number(as_written(cell, self.decimal)) for cell in self.cells[name]], float)
+            numbers = np.array([Sheet.number(cell, self.decimal) for cell in self.cells[name]], float)
             near = np.concatenate([np.abs(np.diff(numbers[own])) for own in places.values()])
             far = np.concatenate(
                 [np.abs(numbers[own] - np.roll(numbers[own], len(own) // 2)) for own in places.values()]
@@ -149,16 +148,16 @@ def tables_in(folder: Folder) -> dict[str, CaseTable]:
 
 def _table(path: Path) -> CaseTable | None:
     """Read a table; None where its lines are no cases, as they name files or there is nothing below its first line."""
-    head, *lines = first_lines(path, MOST_LINES) or [[]]
+    head, *lines = Sheet.first_lines(path, Sheet.MOST_LINES) or [[]]
     lines = [line for line in lines if len(line) == len(head)]
     if not lines or len(head) < 2 or "image" in head or "recording" in head:
         return None
-    if all(as_number(cell) is not None for cell in head):
+    if all(Sheet.number(cell) is not None for cell in head):
         raise DataError(f"{path.name} has numbers in its first line, which has to name the columns; add such a line")
     if twice := [name for name, times in Counter(filter(None, head)).items() if times > 1]:
         raise DataError(f"{path.name} has {head.count(twice[0])} columns {twice[0]!r}; give each its own name")
     cells = {name: tuple(line[place] for line in lines) for place, name in enumerate(head) if name}
-    commas = sum(as_number(cell.replace(",", ".")) is not None for own in cells.values() for cell in own if "," in cell)
+    commas = sum(Sheet.number(cell, ",") is not None for own in cells.values() for cell in own if "," in cell)
     return CaseTable(path, len(lines), cells, "," if commas else ".")
 
 
@@ -213,7 +212,7 @@ def _patients(table: CaseTable, by: str | None = None) -> list[str]:
     names = table.cells[table.patient] if table.patient else tuple(map(str, range(table.lines)))
     if by is None:
         return list(names)
-    return list({name: as_level(site) for name, site in zip(names, table.cells[by], strict=True)}.values())
+    return list({name: Sheet.level(site) for name, site in zip(names, table.cells[by], strict=True)}.values())
 
 
 def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str, ...]]]:
@@ -245,7 +244,7 @@ def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str
 
 def _in_order(levels: set[str]) -> list[str]:
     """Return levels in order, numbers first and by their size."""
-    return sorted(levels, key=lambda level: (as_number(level) is None, as_number(level) or 0.0, level))
+    return sorted(levels, key=lambda level: (Sheet.number(level) is None, Sheet.number(level) or 0.0, level))
 
 
 def _read(
@@ -288,13 +287,13 @@ def _why_not(table: CaseTable, name: str) -> str:
     if len(values) < 2:
         return "is always the same"
     if table.is_numbers(name):
-        whole = all(as_number(value) == int(as_number(value) or 0) for value in values)
+        whole = all(Sheet.number(value) == int(Sheet.number(value) or 0) for value in values)
         return "numbers the lines" if whole and len(values) == table.lines and table.lines > MOST_LEVELS else ""
     return "has too many different values for a category" if len(values) > MOST_LEVELS else ""
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_tables(looks: TableLooks, folder: Folder) -> Sight:
+def choose_tables(looks: TableLooks, folder: Folder) -> Folder:
     """Return what was found in tables, and the choices for them."""
     several, trained = len(looks.sites) > 1, sorted(looks.sites[site] for site in trained_of(looks.sites))
     batch = BATCH, "lines are small: any machine has room"
@@ -339,14 +338,14 @@ def _learned(looks: TableLooks) -> Choices:
     target = names[0], "a guess by its name: correct it"
     if looks.kind == "regression":
         known = [
-            as_number(value) or 0.0
+            Sheet.number(value) or 0.0
             for site, table in looks.tables.items()
             for value in table.distinct(looks.outcomes[site][0])
         ]
         why = "round numbers around what is there: a line outside is refused, so widen it where others may have more"
         return {"task.target": target, "task.range": (list(_around(min(known), max(known))), why)}
     counted = Counter(
-        as_level(cell) for site, table in looks.tables.items() for cell in table.known(looks.outcomes[site][0])
+        Sheet.level(cell) for site, table in looks.tables.items() for cell in table.known(looks.outcomes[site][0])
     )
     counts = ", ".join(f"{name} {counted[name]}" for name in looks.labels)
     why = f"the column's values, with their lines: {counts}"
@@ -404,7 +403,7 @@ def found_lines(looks: TableLooks) -> list[str]:
     return [*found, *(f"not read: {name} ({why})" for name, why in looks.left.items())]
 
 
-def look(folder: Folder) -> Sight | None:
+def look(folder: Folder) -> Folder | None:
     """Say what suits a folder with tables, or one table; nothing of another."""
     if folder.path.is_file() and folder.path.suffix.lower() in ENDINGS:
         table = _table(folder.path)

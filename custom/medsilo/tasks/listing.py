@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar, Self
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.sheet import OLD_LETTERS, WINDOWS, Sheet, plain, read_sheet
+from medsilo.tasks.sheet import OLD_LETTERS, WINDOWS, Sheet, plain
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS, Problem, in_two_parts, refuse_what_stops
 
@@ -37,7 +37,15 @@ class Entry:
 
 @dataclass
 class Listing:
-    """The cases of a folder, sorted by name, and what is wrong with others."""
+    """The cases of a folder, sorted by name, and what is wrong with others.
+
+    >>> from pathlib import Path
+    >>> listing = Listing()
+    >>> listing.take("p1/a", (Path("p1/a.nii"),), Path("p1/mask.nii"), "p1")
+    >>> listing.add("left out", "images have no label; draw one", ["p2/a"])
+    >>> [entry.patient for entry in listing.usable], listing.left_out
+    (['p1'], {'images have no label; draw one': 1})
+    """
 
     RECORDINGS: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".parquet", ".pq", ".hea", ".edf", ".bdf")
 
@@ -65,6 +73,10 @@ class Listing:
             raise DataError(
                 told if "no label" in left.what else f"no case can be used: {left.what}", ", ".join(left.private[:6])
             )
+
+    def take(self, name: str, files: tuple[Path, ...], label: Path | str, patient: str) -> None:
+        """Take a case. label: its mask's file, or what the site calls its class."""
+        self.entries.append(Entry(name, files, label, patient))
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
         """Notes a problem if there are such cases, beside those that already have it."""
@@ -121,7 +133,7 @@ class Listing:
         usual = () if source.recordings else Listing.RECORDINGS
         known = {name: path for name, path in names.items() if not usual or name.lower().endswith(usual)}
         for name, path in _matching(pattern, known, listing).items():
-            listing.entries.append(Entry(name, (path,), path.parent.name, name))
+            listing.take(name, (path,), path.parent.name, name)
         if not listing.entries:
             hint = (
                 "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet, WFDB or EDF there"
@@ -219,7 +231,7 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> List
     for name in whole:
         if name not in set(unlabelled):
             images = tuple(channel[name] for channel in channels)
-            listing.entries.append(Entry(name, images, labels[name] if masks else images[0].parent.name, name))
+            listing.take(name, images, labels[name] if masks else images[0].parent.name, name)
     listing.tell_patients(source)
     return listing
 
@@ -269,7 +281,7 @@ def _by_table(
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = Listing(), source.columns
     needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
-    sheet = read_sheet(path, {}, [*needed, *within, columns.part, columns.site, columns.group])
+    sheet = Sheet().read(path, {}, [*needed, *within, columns.part, columns.site, columns.group])
     if missing := [column for column in needed if column not in sheet.columns]:
         hint = "name yours under data.columns in the site's medsilo.yaml, or add it"
         raise DataError(f"the table has no column {', '.join(missing)}; {hint}", private=str(path))

@@ -231,7 +231,7 @@ class ReadyCases(Dataset):
 
 
 def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
-    """Return a case's entry, and its number there, of ready cases or of some of them."""
+    """Return the entry of one of some cases, and which of the entry's cases it is."""
     if isinstance(cases, ReadyCases):
         return cases.at(index)
     if isinstance(cases, ConcatDataset):

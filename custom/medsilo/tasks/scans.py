@@ -1,16 +1,22 @@
 """Image files of any kind that SimpleITK reads: their values as tasks want them, and labels back on their own grid."""
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.headers import DAMAGED, check_dicom, check_size, is_dicom, open_reader
+from medsilo.tasks.headers import DAMAGED, check_dicom, check_size, is_dicom, open_reader, tags_in
 
 MOST_VOLUMES = 32  # along a fourth axis, which are channels
+SAME_PLACE = 1e-2  # in millimetres
+GREATEST = 65_535  # value of a mask
 ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
 
 
@@ -18,6 +24,8 @@ ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the he
 class Scan:
     """One image. values: a volume [C, D, H, W] as float32, turned so that its axes come nearest to LPS, slices from
     foot to head; or a flat image [C, H, W] as stored. affine: [4, 4] from voxel (x, y, z) to millimetres, LPS.
+
+    What opens files by itself, or writes them, checks a header first: `header_of`, `check_size`, `dicom_tags`.
 
     >>> import numpy as np
     >>> Scan(np.zeros((1, 8, 16, 16), np.float32), np.eye(4), (1.0, 1.0, 2.0), header=None).values.shape
@@ -32,6 +40,46 @@ class Scan:
     source: Any = field(default=None, repr=False)  # what it was made from, where a task wants to know
     machine: str = ""  # maker and model of the scanner, where a file tells them
     lacks: tuple[int, ...] = ()  # channels of the plan that are not there, so that values have the others alone
+
+    header_of = staticmethod(open_reader)
+    check_size = staticmethod(check_size)
+    is_dicom = staticmethod(is_dicom)
+    dicom_tags = staticmethod(tags_in)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the image of a file, or of the one DICOM series of a folder."""
+        try:
+            return cls.of(_image_in(path))
+        except DataError:
+            raise
+        except Exception as error:  # readers of images raise anything over damaged files
+            raise DataError(DAMAGED, str(error).strip()) from error
+
+    @classmethod
+    def of_channels(cls, paths: Sequence[Path]) -> Self:
+        """Return one image, whose channels lie in a file each."""
+        first, *others = map(cls.read, paths)
+        for scan, path in zip(others, paths[1:], strict=True):
+            first._refuse_another_place(scan, "channels of a case", path)
+        return replace(first, values=np.concatenate([one.values for one in (first, *others)])) if others else first
+
+    @classmethod
+    def of_mask(cls, path: Path) -> Self:
+        """Return a mask: whole numbers [1, (D,) H, W]."""
+        try:
+            mask = cls.read(path)
+        except DataError as error:
+            raise DataError(str(error).replace("an image", "a mask"), error.private) from error
+        if len(mask.values) != 1:
+            raise DataError("masks have several channels; save them with one number per place, not as colours")
+        values = mask.values
+        whole = np.rint(values) if values.dtype.kind == "f" else values
+        if whole is not values and not np.allclose(values, whole, atol=1e-3):
+            raise DataError("masks have values that are no whole numbers; save the labels and not probabilities")
+        if whole.min() < 0 or whole.max() > GREATEST:
+            raise DataError(f"masks have values below 0 or above {GREATEST}; is an image among them?")
+        return replace(mask, values=whole.astype(np.int64))
 
     @classmethod
     def of(cls, image: Any) -> Self:
@@ -53,6 +101,28 @@ class Scan:
         affine[:axes, :axes] = np.array(image.GetDirection()).reshape(axes, axes) * np.array(image.GetSpacing())
         affine[:axes, 3] = image.GetOrigin()
         return cls(values, affine, image.GetSpacing(), header, turn)
+
+    def mask(self, path: Path) -> np.ndarray:
+        """Return the values of a mask of this image, whole numbers on its grid, [(D,) H, W]."""
+        mask = self.of_mask(path)
+        self._refuse_another_place(mask, "an image and its mask", path)
+        return mask.values[0]
+
+    def _refuse_another_place(self, other: "Scan", what: str, path: Path) -> None:
+        """Raise a DataError unless another image lies on the same grid. path: of the other."""
+        if self.values.shape[1:] != other.values.shape[1:]:
+            raise DataError(f"{what} have different sizes; export both on one grid", str(path))
+        if self.values.ndim == 4 and not np.allclose(self.affine, other.affine, atol=SAME_PLACE):
+            raise DataError(f"{what} lie in different places; export both on one grid", str(path))
+
+    @staticmethod
+    def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+        """Return the slices of a volume's values, [D, C, size, size], as a network reads them for (C, size, size)."""
+        if values.ndim != 4:
+            raise DataError("a flat image, where the task reads volumes")
+        if len(values) != shape[0]:
+            raise DataError(f"the image has {len(values)} channels, the task reads {shape[0]}")
+        return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
     def columns(self) -> dict[str, float]:
         """Return its size, spacing and intensities as columns of a table."""
@@ -81,17 +151,7 @@ class Scan:
         return image
 
 
-def read_scan(path: Path) -> Scan:
-    """Reads an image file, or the one DICOM series of a folder."""
-    try:
-        return _read(path)
-    except DataError:
-        raise
-    except Exception as error:  # readers of images raise anything over damaged files
-        raise DataError(DAMAGED, str(error).strip()) from error
-
-
-def _read(path: Path) -> Scan:
+def _image_in(path: Path) -> Any:
     _refuse_palette(path)
     _refuse_broken_nifti(path)
     image = _read_series(path) if path.is_dir() else open_reader(path).Execute()
@@ -99,7 +159,7 @@ def _read(path: Path) -> Scan:
         image = _volumes_as_channels(image)
     if image.GetDimension() not in (2, 3):
         raise DataError(f"an image has {image.GetDimension()} axes; give volumes or flat images", str(path))
-    return Scan.of(image)
+    return image
 
 
 def _volumes_as_channels(image: Any) -> Any:
@@ -186,3 +246,26 @@ def _refuse_broken_nifti(path: Path) -> None:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             wrong = np.count_nonzero(~np.isfinite(values))
             raise DataError(f"an image has {wrong} values that are NaN or infinite", str(path))
+
+
+# ---------------------------------------------------------------------------------------------------- grids
+def resized(images: Tensor, size: Sequence[int]) -> Tensor:
+    """Return images [B, C, *grid] on another grid, (tri)linear and not smoothed."""
+    if tuple(images.shape[2:]) == tuple(size):
+        return images
+    mode = "trilinear" if len(size) == 3 else "bilinear"
+    return functional.interpolate(images, tuple(size), mode=mode, align_corners=False)
+
+
+def resized_to_nearest(labels: Tensor, size: Sequence[int]) -> Tensor:
+    """Return labels [B, C, *grid] on another grid: each place takes the label of the nearest one."""
+    same = tuple(labels.shape[2:]) == tuple(size)
+    return labels if same else functional.interpolate(labels, tuple(size), mode="nearest-exact")
+
+
+def write_volume(path: Path, values: np.ndarray, spacing: Sequence[float]) -> None:
+    """Write a volume [D, H, W] as NIfTI: x grows to the left, y to the back, z to the head; spacing: along x, y, z."""
+    import nibabel
+
+    x, y, z = spacing
+    nibabel.save(nibabel.Nifti1Image(values.transpose(2, 1, 0), np.diag([-x, -y, z, 1.0])), path)

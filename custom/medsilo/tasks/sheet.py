@@ -1,6 +1,8 @@
 """Read a table of a hospital line by line, CSV, Parquet or what pandas reads: bounded, believing nothing of it."""
 
 import csv
+import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +12,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, ClassVar, Self, TextIO
 from zipfile import ZipFile
 
 from medsilo.core.errors import DataError
@@ -20,17 +22,15 @@ WINDOWS, PIECE = "cp1252", 2**20
 UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
 OLD_LETTERS = "the table is not in UTF-8 and was read as Windows writes it (cp1252): look whether its umlauts are right"
 MOST_BYTES = 2**30  # of a file
-MOST_LINES = 1_000_000
 MOST_COLUMNS = 20_000
 MOST_CHARACTERS = 2**22  # of a line
-MOST_CELLS = 2**28  # of the columns that are read
-LONGEST = 1000  # characters of a cell
 PARQUET = (".parquet", ".pq")
 OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}  # pandas' readers
-ENDINGS = (".csv", ".tsv", *PARQUET, *OFFICE)
 SHEETS = "medsilo.sheets"  # entry points by the ending of a file
 PEEKED = 3  # lines that tell whether the first has one name too few, as R's write.table writes it
-TOO_MANY = f"the table has more than {MOST_LINES} lines or {MOST_CELLS} values; divide it"
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
+Lines = Iterator[tuple[str, list[str]]]  # with their places, for people
+Read = tuple[list[str], Lines]  # a table's columns, and its lines
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
 
 
@@ -55,9 +55,21 @@ def coding_of(path: Path) -> str:
 
 @dataclass
 class Sheet:
-    """The cells of some columns, line by line, and the lines that could not be read."""
+    """The cells of some columns of a table, line by line, and the lines that could not be read.
 
-    columns: dict[str, int]  # name -> place in each line's cells
+    >>> sheet = Sheet({"age": 0, "dose": 1})
+    >>> sheet.add("line 2", [" 61", "2,50"])
+    >>> sheet.lines, Sheet.number("2,50", ","), Sheet.level("61.0")
+    ([('line 2', ['61', '2,50'])], 2.5, '61')
+    """
+
+    PLAIN: ClassVar[tuple[str, ...]] = (".csv", ".tsv", *PARQUET)  # endings of tables that need no pandas
+    MOST_LINES: ClassVar[int] = 1_000_000
+    MOST_CELLS: ClassVar[int] = 2**28  # of the columns that are read
+    LONGEST: ClassVar[int] = 1000  # characters of a cell
+    TOO_MANY: ClassVar[str] = f"the table has more than {MOST_LINES} lines or {MOST_CELLS} values; divide it"
+
+    columns: dict[str, int] = field(default_factory=dict)  # name -> place in each line's cells
     lines: list[tuple[str, list[str]]] = field(default_factory=list)  # where a line is, for people; its cells
     uneven: list[str] = field(default_factory=list)  # lines with another number of cells than the first
     long: list[str] = field(default_factory=list)  # lines with a cell that is too long
@@ -65,44 +77,74 @@ class Sheet:
 
     def add(self, place: str, cells: Sequence[str]) -> None:
         """Take a line, unless a cell is too long."""
-        if any(len(cell) > LONGEST for cell in cells):
+        if any(len(cell) > self.LONGEST for cell in cells):
             self.long.append(place)
             return
         self.lines.append((place, [plain(cell.strip()) for cell in cells]))
-        if len(self.lines) > MOST_LINES or len(self.lines) * len(self.columns) > MOST_CELLS:
-            raise DataError(TOO_MANY)
+        if len(self.lines) > self.MOST_LINES or len(self.lines) * len(self.columns) > self.MOST_CELLS:
+            raise DataError(self.TOO_MANY)
 
+    def read(self, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None = ()) -> Self:
+        """Take the lines of a table, and return itself. needed: columns by their names there, with the plan's; besides:
+        those that it may lack, None: all that it has."""
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            told = "the table is not there; correct data.table in the site's medsilo.yaml"
+            raise DataError(told, str(path)) from error
+        if size > MOST_BYTES:
+            raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")
+        if path.suffix.lower() in PARQUET:
+            _parquet(self, path, needed, besides)
+        elif read := _office if path.suffix.lower() in OFFICE else _brought(path):
+            self._take(*read(path), needed, besides)
+        else:
+            with _opened(path) as file:
+                self.coding = str(file.encoding)
+                self._take(*_csv(file), needed, besides)
+        return self
 
-S = TypeVar("S", bound=Sheet)
-Read = tuple[list[str], Iterator[tuple[str, list[str]]]]  # a table's columns, and its lines with their places
-
-
-def read_sheet(path: Path, needed: Mapping[str, str], besides: Sequence[str] | None = ()) -> Sheet:
-    """Return columns of a table. needed: their names there, with the plan's; besides: columns that it may lack, None:
-    all that it has."""
-    return read_into(Sheet({}), path, needed, besides)
-
-
-def read_into(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None = ()) -> S:
-    """Give the lines of a table to a sheet, and return it."""
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise DataError("the table is not there; correct data.table in the site's medsilo.yaml", str(path)) from error
-    if size > MOST_BYTES:
-        raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")
-    if path.suffix.lower() in PARQUET:
-        return _parquet(sheet, path, needed, besides)
-    if read := _office if path.suffix.lower() in OFFICE else _brought(path):
-        head, lines = read(path)
-        sheet.columns = _of(head, needed, besides)
-        places = [head.index(name) for name in sheet.columns]
+    def _take(
+        self, head: Sequence[str], lines: Lines, needed: Mapping[str, str], besides: Sequence[str] | None
+    ) -> None:
+        self.columns = _of(head, needed, besides)
+        places = [head.index(name) for name in self.columns]
         for place, cells in lines:
-            sheet.add(place, [cells[own] for own in places])
-        return sheet
-    with _opened(path) as file:
-        sheet.coding = str(file.encoding)
-        return _csv(sheet, file, needed, besides)
+            if len(cells) != len(head):
+                self.uneven.append(place)
+            else:
+                self.add(place, [cells[own] for own in places])
+
+    @classmethod
+    def first_lines(cls, path: Path, most: int) -> list[list[str]]:
+        """Return the first lines of a table, that with its columns' names among them."""
+        if path.suffix.lower() in PARQUET or path.suffix.lower() in OFFICE:
+            sheet = cls().read(path, {}, None)
+            return [[*sheet.columns], *(cells for _, cells in sheet.lines[:most])]
+        with _opened(path) as file:
+            return [[plain(cell.strip()) for cell in cells] for _, cells in islice(_rows(file), most)]
+
+    @staticmethod
+    def number(cell: str, decimal: str = ".") -> float | None:
+        """Return the number that is written in a cell; None where there is none, or none that is finite."""
+        text = as_written(cell, decimal)
+        value = float(text) if NUMBER.fullmatch(text) else math.inf
+        return value if math.isfinite(value) else None
+
+    @staticmethod
+    def level(cell: str) -> str:
+        """Return a level as it is compared: a whole number is the same however it is written, as 1 and 1.0."""
+        text = plain(str(cell).strip())
+        value = Sheet.number(text)
+        return str(int(value)) if value is not None and value == int(value) else text
+
+
+def as_written(cell: str, decimal: str) -> str:
+    """Return a number that a site writes with a comma as others write it."""
+    return cell.strip().replace(",", ".") if decimal == "," else cell.strip()
+
+
+ENDINGS = (*Sheet.PLAIN, *OFFICE)
 
 
 def _brought(path: Path) -> Callable[[Path], Read] | None:
@@ -121,15 +163,6 @@ def mixes_patients(path: Path) -> bool:
     return bool(getattr(_brought(path), "mixes_patients", False))
 
 
-def first_lines(path: Path, most: int) -> list[list[str]]:
-    """Return the first lines of a table, that with its columns' names among them."""
-    if path.suffix.lower() in PARQUET or path.suffix.lower() in OFFICE:
-        sheet = read_sheet(path, {}, None)
-        return [[*sheet.columns], *(cells for _, cells in sheet.lines[:most])]
-    with _opened(path) as file:
-        return [[plain(cell.strip()) for cell in cells] for _, cells in islice(_rows(file), most)]
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
     """Open a CSV file; what is wrong with it is a DataError."""
@@ -142,20 +175,10 @@ def _opened(path: Path) -> Iterator[TextIO]:
         raise DataError("the table can't be read as CSV; export it again", f"{path}: {error}") from error
 
 
-def _csv(sheet: S, file: TextIO, needed: Mapping[str, str], besides: Sequence[str] | None) -> S:
+def _csv(file: TextIO) -> Read:
     rows = _rows(file)
     head = [plain(name.strip()) for name in next(rows, (1, []))[1]]
-    sheet.columns = _of(head, needed, besides)
-    places = [head.index(name) for name in sheet.columns]
-    for number, cells in rows:
-        place = f"line {number}"
-        if not cells or not any(cells):
-            continue
-        if len(cells) != len(head):
-            sheet.uneven.append(place)
-            continue
-        sheet.add(place, [cells[own] for own in places])
-    return sheet
+    return head, ((f"line {number}", cells) for number, cells in rows if any(cells))
 
 
 def _rows(file: TextIO) -> Iterator[tuple[int, list[str]]]:
@@ -203,7 +226,7 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] |
     return {name: place for place, name in enumerate(wanted)}
 
 
-def _parquet(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None) -> S:
+def _parquet(sheet: Sheet, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None) -> None:
     try:
         import pyarrow.parquet as parquet
         from pyarrow import ArrowException
@@ -212,8 +235,8 @@ def _parquet(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[
     try:
         file = parquet.ParquetFile(path)
         groups = (file.metadata.row_group(place) for place in range(file.metadata.num_row_groups))
-        if file.metadata.num_rows > MOST_LINES or sum(group.total_byte_size for group in groups) > 4 * MOST_BYTES:
-            raise DataError(TOO_MANY)
+        if file.metadata.num_rows > Sheet.MOST_LINES or sum(group.total_byte_size for group in groups) > 4 * MOST_BYTES:
+            raise DataError(Sheet.TOO_MANY)
         head = [plain(name.strip()) for name in file.schema_arrow.names]
         sheet.columns = _of(head, needed, besides)
         own = {plain(name.strip()): name for name in file.schema_arrow.names}
@@ -225,19 +248,15 @@ def _parquet(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[
                 sheet.add(f"row {number}", [_text(cell) for cell in cells])
     except (ArrowException, OSError, ValueError) as error:
         raise DataError("the table can't be read as Parquet; export it again", f"{path}: {error}") from error
-    return sheet
 
 
 def _office(path: Path) -> Read:
     frame = _frame(path)
-    if len(frame) > MOST_LINES:
-        raise DataError(TOO_MANY)
+    if len(frame) > Sheet.MOST_LINES:
+        raise DataError(Sheet.TOO_MANY)
     lines = enumerate(frame.itertuples(index=False, name=None), 1)
-    return _names_of(frame), ((f"row {number}", [_text(cell) for cell in cells]) for number, cells in lines)
-
-
-def _names_of(frame: Any) -> list[str]:
-    return [plain(str(name).strip()) for name in frame.columns]
+    head = [plain(str(name).strip()) for name in frame.columns]
+    return head, ((f"row {number}", [_text(cell) for cell in cells]) for number, cells in lines)
 
 
 def _frame(path: Path) -> Any:
@@ -248,7 +267,7 @@ def _frame(path: Path) -> Any:
         if path.suffix.lower() == ".xlsx":
             with ZipFile(path) as packed:
                 if sum(one.file_size for one in packed.infolist()) > 4 * MOST_BYTES:
-                    raise DataError(TOO_MANY)
+                    raise DataError(Sheet.TOO_MANY)
         frame = getattr(pandas, OFFICE[path.suffix.lower()])(path)
     except ImportError as error:
         raise DataError(

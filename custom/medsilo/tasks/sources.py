@@ -1,7 +1,7 @@
 """A site's word on its own data: where they lie, and how its files and labels are to be read."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -106,6 +106,29 @@ class DataSource(Section):
         parts = {"**/": "((?:.*/)?)", "*": "([^/]*)", "?": "([^/])"}
         pieces = re.split(r"(\*\*/|\*|\?)", plain(pattern))
         return re.compile("".join(parts.get(piece) or re.escape(piece) for piece in pieces))
+
+    def own_names(
+        self, read: Sequence[str], reserved: Sequence[str], given: Iterable[str], known: Sequence[str] = ()
+    ) -> dict[str, str]:
+        """Return what the plan's columns are called here.
+
+        reserved: columns here that never enter a network; given: the plan's columns of which the settings say
+        something; known: others that the plan has.
+        """
+        if unknown := [key for key in given if key not in {*read, *known}]:
+            raise DataError(
+                "data.names or data.levels has a column that the plan does not read; write the plan's name first",
+                private=unknown[0],
+            )
+        called = {name: self.names.get(name, name) for name in read}
+        if clash := [name for name, own in called.items() if own in reserved]:
+            raise DataError(
+                f"the plan reads column {clash[0]!r}, which names patients, parts or sites here, or labels or times, "
+                "and such columns are never read; ask for another plan, or correct data.columns or data.inside"
+            )
+        if len(set(called.values())) < len(called):
+            raise DataError("data.names: two columns of the plan have the same name here; give each its own")
+        return called
 
     def table_file(self, folder: Path | None = None) -> Path:
         """Return the table of cases, which has to lie in the data folder. folder: where it is sought first."""

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.tasks.scans import Scan, read_scan
+from medsilo.tasks.scans import Scan, resized
 from medsilo.tasks.segmentation import likeliest
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.volumes import resized
 
 IN_MONAI = "scripts.in_monai"  # where a bundle holds what MONAI has not got
 Words = dict[str, Any]  # a class under "_target_", and its arguments
@@ -77,7 +76,7 @@ class Use:
 
     def scan_of(self, image: tuple[Path, ...]) -> Scan:
         """Return one of these images."""
-        return read_scan(image[0])
+        return Scan.read(image[0])
 
     def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
         """Return the label of each place of an image, from the network's output for its cases: an image's, or that of

@@ -23,16 +23,15 @@ from medsilo.models.network import Dimensions, Network
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
-from medsilo.tasks.listing import Entry, Listing
+from medsilo.tasks.listing import Listing
 from medsilo.tasks.own.image_patches import Augmentation, augmented, from_windows, middle_of, patch
 from medsilo.tasks.own.own_data import OwnFolder
 from medsilo.tasks.ready import HeldEntry, PreparedEntry
-from medsilo.tasks.scans import Scan
+from medsilo.tasks.scans import Scan, resized, resized_to_nearest
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem, digest
 from medsilo.tasks.use import IN_MONAI, InMonai, Use, whole_images
-from medsilo.tasks.volumes import CaseReader, resized, resized_to_nearest
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
@@ -191,9 +190,17 @@ class FolderTask(OwnFolder):
         """Return the turns and resampling of `inputs_of` in a MONAI bundle's words."""
 
     # ------------------------------------------------------------------------------------------ from files
-    def _maker(self, source: DataSource, classes: dict[str, int]) -> Callable[[Entry], PreparedEntry]:
-        numbers, lacks = self._numbers(source), self.lacking_of(source)
-        return partial(self._made, reader=self._reader(source), classes=classes, numbers=numbers, lacks=lacks)
+    def scan_of(self, files: tuple[Path, ...]) -> Scan:
+        """Return the image of an entry's files: by default of one for each channel."""
+        return Scan.of_channels(files)
+
+    def mask_reader(self, source: DataSource) -> Callable[[Scan, Path], np.ndarray]:
+        """Return what reads a mask's file, as whole numbers [(D,) H, W] on the grid of its image."""
+        return Scan.mask
+
+    def maker(self, source: DataSource) -> Callable[..., PreparedEntry]:
+        values, lacks = self.mask_values(source), self.lacking_of(source)
+        return partial(self._made, mask=self.mask_reader(source), numbers=values, lacks=lacks)
 
     def lacking_of(self, source: DataSource) -> tuple[int, ...]:
         """Return the places of the plan's channels that a site has not."""
@@ -202,58 +209,60 @@ class FolderTask(OwnFolder):
     def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
         """Yield each image's patient and columns. What can't be read is left out, as in training."""
         self.check_source(source)
-        reader, known = self._reader(source), self._known_classes(source)
-        for entry in self._listing(source, self._folder(site, source)).entries:
+        known = self._known_classes(source)
+        for entry in self.listing_of(source, self._folder(site, source)).entries:
             own = str(entry.label)
             label = {} if self.segments else {"label": self.labels[known[own]] if own in known else own}
             with suppress(DataError):
-                yield entry.patient, {**reader.scan(entry).columns(), **self._of_header(entry), **label}
+                yield entry.patient, {**self.columns_of(self.scan_of(entry.images)), **label}
 
-    def _of_header(self, entry: Entry) -> Mapping[str, float | str]:
-        """Return more columns of an image, which its header tells."""
-        return {}
+    def columns_of(self, scan: Scan) -> Mapping[str, float | str]:
+        """Return the columns of an image that questions to hospitals count."""
+        return scan.columns()
 
     def own_values(self, source: DataSource) -> dict[int, int]:
         """Return the value of each label in a site's own masks; of several that mean one structure the first."""
-        own = {label: value for value, label in reversed(self._numbers(source).items())}
+        own = {label: value for value, label in reversed(self.mask_values(source).items())}
         for label in self._undrawn(source):
             if own.get(label, label) in {value for one, value in own.items() if one != label}:
                 own[label] = max(*own.values(), self.goal.classes) + 1  # a value that means nothing else here
         return own
 
-    def _numbers(self, source: DataSource) -> dict[int, int]:
-        """A mask's values as the plan's labels."""
+    def mask_values(self, source: DataSource) -> dict[int, int]:
+        """Return the plan's labels by the values that masks have."""
         if not self.segments:
             return {}
         if source.label_map:
             own = [str(value) for value in source.label_map]
             if wrong := [value for value in own if not value.isdecimal()]:
                 raise DataError(f"data.label_map: {wrong[0]!r} is no value of a mask; give whole numbers from 0 on")
-            return {0: 0} | {int(value): self._number(plans) for value, plans in source.first_map.items()}
+            return {0: 0} | {int(value): self.number_of(plans) for value, plans in source.first_map.items()}
         numbers = {number: number for number in range(self.goal.classes)}
         return numbers | {255: 1} if len(self.labels) == 1 else numbers  # a mask of one structure is often 0 and 255
 
-    def _reader(self, source: DataSource) -> CaseReader:
-        """Return what reads a case's files."""
-        return CaseReader()
-
     def _made(
-        self, entry: Entry, reader: CaseReader, classes: dict[str, int], numbers: dict[int, int], lacks: tuple[int, ...]
+        self,
+        files: tuple[Path, ...],
+        label: Path | int,
+        patient: str,
+        mask: Callable[[Scan, Path], np.ndarray],
+        numbers: dict[int, int],
+        lacks: tuple[int, ...],
     ) -> PreparedEntry:
         """One entry from its files."""
-        scan = replace(reader.scan(entry), lacks=lacks)
+        scan = replace(self.scan_of(files), lacks=lacks)
         between = float(scan.values.min()), float(scan.values.max())  # before a z-score, which is taken in place
         inputs = self.inputs_of(scan)
         values: tuple[int, ...] = ()
-        if isinstance(entry.label, Path):
-            labels = reader.mask(scan, entry.label)
+        if isinstance(label, Path):
+            labels = mask(scan, label)
             values = tuple(np.flatnonzero(np.bincount(labels.ravel())).tolist())
             table = np.zeros(values[-1] + 1, np.uint8)
             table[list(values)] = [numbers.get(value, 0) for value in values]
             cases = self._cases(torch.from_numpy(table[labels])[None])
             targets = resized_to_nearest(cases, inputs.shape[2:])[:, 0]
         else:
-            targets = torch.full((len(inputs),), classes[entry.name])
+            targets = torch.full((len(inputs),), label)
         return self.prepared(
             inputs,
             targets,
@@ -307,9 +316,9 @@ class FolderTask(OwnFolder):
         return self.size[::-1] if self.alike else grid
 
     # ------------------------------------------------------------------------------------------ what is found
-    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
+    def note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
         if self.segments:
-            known = set(self._numbers(source))
+            known = set(self.mask_values(source))
             strangers = sorted({value for one in every for value in one.facts.values} - known)
             if strangers:
                 shown = ", ".join(map(str, strangers[:SHOWN])) + (", ..." if len(strangers) > SHOWN else "")

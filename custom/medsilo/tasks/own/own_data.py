@@ -1,32 +1,28 @@
 """A hospital's own data: what tasks that read images, tables and series have in common; folders of files that are made
-ready once and kept; numbers of which the plan says what is learned."""
+ready once and kept."""
 
 import re
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.text import plain
 from medsilo.learning.undrawn import MOST, mark_of, marks_of_classes
-from medsilo.tasks.classification import Classification
-from medsilo.tasks.goal import Goal, Regression
 from medsilo.tasks.listing import Entry, Listing
-from medsilo.tasks.own.columns import FURTHEST, LARGEST, Column, Scales, Standardise, Text, as_level
 from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases, held_case
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import Partition, Shares, part_alone, parts_by_rank
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, range_of, ranges_of, refuse_what_stops
-from medsilo.tasks.survival import EVENTS, Survival
 from medsilo.tasks.task import SiteData, Task, folded
 
 # Of a site's settings, by which an entry is made ready.
@@ -172,13 +168,13 @@ def check_absent(told: Sequence[str], task: Task) -> None:
 
 
 def dealt(
-    partition: Partition, site: str, sites: Sequence[str], entries: Sequence[Entry], classes: Mapping[str, int]
+    partition: Partition, site: str, sites: Sequence[str], entries: Sequence[Entry], classes: Mapping[str, int | None]
 ) -> list[Entry]:
     """Return a simulated site's share of one folder. classes: of each case, by its name."""
     order = sorted(sites)
     owners = partition.deal(
         [entry.patient for entry in entries],
-        [classes.get(entry.name, 0) for entry in entries],
+        [classes.get(entry.name) or 0 for entry in entries],
         [entry.site for entry in entries],
         order,
     )
@@ -222,7 +218,8 @@ class OwnFolder(OwnData):
     """A task over files in a hospital's folder, each with one case or several, as `data` in its medsilo.yaml says.
 
     A subclass says in `cases_in` how files are read. Which there are, their classes and patients, by a table or by
-    patterns of names; parts, folds, the cache and `medsilo check`: all that is here.
+    patterns of names; parts, folds, the cache and `medsilo check`: all that is here. What of it is another in a
+    subclass has a method: `listing_of`, `classes_of`, `maker`, `note`, `told_of`.
 
     >>> from medsilo.extend import Classification, OwnFolder
     >>> class Traces(OwnFolder):
@@ -249,23 +246,23 @@ class OwnFolder(OwnData):
         own = told.pop("digest", None) or digest(inputs)
         return PreparedEntry(inputs, targets, Facts(own, tuple(shown), (low, high), **told), places)
 
-    @staticmethod
-    def held(cases: Dataset, number: int) -> tuple[HeldEntry, int]:
-        """Return the entry of one of some cases, and which of the entry's cases it is."""
-        return held_case(cases, number)
+    held: ClassVar = staticmethod(held_case)
 
     # ------------------------------------------------------------------ from files
-    def _listing(self, source: DataSource, folder: Path) -> Listing:
+    def listing_of(self, source: DataSource, folder: Path) -> Listing:
         """Return the entries in a folder, as the site describes them."""
         return Listing.of_cases(source, folder, isinstance(self.goal, Segmentation))
 
-    def _maker(self, source: DataSource, classes: dict[str, int]) -> Callable[[Entry], PreparedEntry]:
-        """Return what makes an entry ready. classes: of each entry of a classification, by its name."""
-        return partial(self._of_class, classes=classes)
+    def maker(self, source: DataSource) -> Callable[..., PreparedEntry]:
+        """Return what makes an entry ready, of its files, its label and its patient.
 
-    def _of_class(self, entry: Entry, classes: dict[str, int]) -> PreparedEntry:
-        inputs, own = self.cases_in(entry.images), classes[entry.name]
-        return self.prepared(inputs, torch.full((len(inputs),), own), [(own & 255,)] * len(inputs))
+        label: a mask's file; of a classification the class, with the mark of what this site does not tell apart.
+        """
+        return self._of_class
+
+    def _of_class(self, files: tuple[Path, ...], label: int, patient: str) -> PreparedEntry:
+        inputs = self.cases_in(files)
+        return self.prepared(inputs, torch.full((len(inputs),), label), [(label & 255,)] * len(inputs))
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
@@ -287,8 +284,8 @@ class OwnFolder(OwnData):
             return [number for number, name in enumerate(structures, 1) if name in source.absent]
         return [label for name, labels in structures.items() for label in labels if name in source.absent]
 
-    def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
-        """Return the class of every entry of a classification, by its name."""
+    def classes_of(self, listing: Listing, source: DataSource) -> Mapping[str, int | None]:
+        """Return the class of every entry of a classification, by its name; None where nothing is learned of it."""
         if not self.goal.classifies:
             return {}
         known = self._known_classes(source)
@@ -302,11 +299,11 @@ class OwnFolder(OwnData):
         """Return the classes of a classification, by what a site may call them."""
         names = self.goal.label_names if self.goal.classifies else ()
         known = {str(number): number for number in range(len(names))} | {name: own for own, name in enumerate(names)}
-        known |= {str(own): self._number(plans) for own, plans in source.first_map.items() if names}
+        known |= {str(own): self.number_of(plans) for own, plans in source.first_map.items() if names}
         gone = {names.index(name) for name in self.not_here(source) if names}
         return {own: number for own, number in known.items() if number not in gone}
 
-    def _number(self, label: str | int) -> int:
+    def number_of(self, label: str | int) -> int:
         """Return a plan's label, given by its name or its number."""
         names = self.goal.label_names
         if str(label) in names:
@@ -315,10 +312,10 @@ class OwnFolder(OwnData):
             return int(label)
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
-    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
-        """Note what is odd about entries that could be read."""
+    def note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
+        """Note what is odd about entries that could be read, each with its `entry` and its `facts`."""
 
-    def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
+    def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
         """Return what a survey tells of entries, by its fields; by default of images."""
         values = Counter(value for one in every for value in one.facts.values)
         return {
@@ -338,9 +335,10 @@ class OwnFolder(OwnData):
         self.check_source(source)
         assert source is not None
         self.absent(source)  # which stops what can't be absent before anything is read
-        listing = self._listing(source, self._folder(site, source))
-        classes, marks = self._classes_of(listing, source), self.marks(source)
-        make = self._maker(source, {name: label | marks[label] for name, label in classes.items()})
+        listing = self.listing_of(source, self._folder(site, source))
+        classes, marks = self.classes_of(listing, source), self.marks(source)
+        labels = {name: label if label is None else label | marks[label] for name, label in classes.items()}
+        make = partial(_made_of, self.maker(source), labels)
         if self.partition is not None:
             listing.entries = dealt(self.partition, site, sites, listing.entries, classes)
         parts = divided(listing, source, self.shares, self.split)
@@ -354,11 +352,11 @@ class OwnFolder(OwnData):
         chosen = {part: [self._chosen(one.facts) for one in held[part]] for part in PARTS}
         ready = {part: ReadyCases(held[part], chosen[part]) for part in PARTS}
         every = [one for part in PARTS for one in held[part]]
-        self._note(listing, every, source)
+        self.note(listing, every, source)
         shown = {part: self._part(ready[part]) for part in PARTS}
         self._told(listing, shown, source)
         listing.problems += _twice(held, self.files)
-        return self._survey(listing, shown, source, **self._ranges(every)), ready
+        return self._survey(listing, shown, source, **self.told_of(every)), ready
 
     def _part(self, data: ReadyCases) -> PartFacts:
         counts: Counter[int] = Counter()
@@ -367,6 +365,11 @@ class OwnFolder(OwnData):
         first = 1 if isinstance(self.goal, Segmentation) else 0  # background is no label
         shown = {name: counts[number] for number, name in enumerate(self.goal.label_names) if number >= first}
         return PartFacts(len(data), len(set(data.patients)), shown)
+
+
+def _made_of(make: Callable[..., PreparedEntry], labels: Mapping[str, int | None], entry: Entry) -> PreparedEntry:
+    """Make an entry ready. labels: of those of a classification, by their names."""
+    return make(entry.images, labels.get(entry.name, entry.label), entry.patient)
 
 
 def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
@@ -398,81 +401,3 @@ def _held(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], f
         except Exception as error:
             wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)
     return held
-
-
-Kind = Literal["classification", "regression", "survival"]
-
-
-class ByKind(OwnData):
-    """Numbers of a hospital's own, standardised or not, and what is learned of them."""
-
-    kind: Kind = Field("classification", description="what is learned of a line")
-    labels: tuple[Text, ...] = Field(
-        ("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
-    )
-    range: tuple[float, float] = Field(
-        (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
-    )
-    standardise: Standardise = Field(
-        "site",
-        description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "
-        "those that the plan gives with each",
-    )
-
-    @model_validator(mode="after")
-    def _kind_agrees(self) -> Self:
-        if len({as_level(label) for label in self.labels}) < len(self.labels):
-            raise ValueError(f"labels {list(self.labels)}: name each once")
-        if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
-            raise ValueError(f"range {list(self.range)}: give the least and the greatest number of a regression")
-        if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
-            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
-        lacking = [one.name for one in self.numbers if not one.levels and None in (one.mean, one.deviation)]
-        if self.standardise == "plan" and lacking:
-            raise ValueError(f"standardise: plan needs mean and deviation of every number; {lacking[0]!r} lacks them")
-        return self
-
-    @property
-    def goal(self) -> Goal:
-        return goal_of(self.kind, self.labels, self.range)
-
-    @property
-    @abstractmethod
-    def numbers(self) -> Sequence[Column]:
-        """The columns that a network reads."""
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """The names of the numbers that a network reads, in turn."""
-        return tuple(one.name for one in self.numbers)
-
-    @property
-    def largest_input(self) -> float:
-        """By how numbers are standardised."""
-        if self.standardise != "none":
-            return FURTHEST
-        return max(1.0, *(max(abs(one.low), abs(one.high)) for one in self.numbers if not one.levels))
-
-    @property
-    def needs_scales(self) -> bool:
-        """Return whether a hospital's own numbers are needed to read its cases."""
-        return self.standardise == "site"
-
-    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
-        """Return what a survey told of `scales_of`."""
-        names = self.input_names[: sum(one.inputs for one in self.numbers)]  # before marks of those that are missing
-        means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)
-        return means, deviations
-
-    @property
-    def counted(self) -> tuple[str, ...]:
-        """Names of what is counted of cases: their classes, or that the event came or did not."""
-        return EVENTS if self.kind == "survival" else self.labels
-
-
-@cache
-def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float], outputs: int | None = None) -> Goal:
-    """Return what is learned of these classes, or of numbers between these limits. outputs: of a classification."""
-    if kind == "classification":
-        return Classification(labels, outputs)
-    return Regression(limits) if kind == "regression" else Survival()

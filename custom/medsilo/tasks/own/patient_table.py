@@ -25,22 +25,20 @@ from medsilo.tasks.listing import (
     tell_sheet,
     without_who_left,
 )
-from medsilo.tasks.own.columns import (
+from medsilo.tasks.own.own_data import FEWEST, dealt, divided
+from medsilo.tasks.own.own_numbers import (
     LARGEST,
+    ByKind,
     Column,
     ReadColumns,
     Scales,
     Text,
-    as_level,
-    as_number,
-    as_written,
     from_training_cases,
+    goal_of,
     own_labels,
-    own_names,
     scaled,
 )
-from medsilo.tasks.own.own_data import FEWEST, ByKind, dealt, divided, goal_of
-from medsilo.tasks.sheet import Sheet, mixes_patients, read_sheet
+from medsilo.tasks.sheet import Sheet, as_written, mixes_patients
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import incomparable
@@ -252,7 +250,7 @@ class TableRows:
         self.classes: dict[str, int] = {}  # of a classification, or whether there was an event
         self.missing = frozenset(source.missing)
         self.levels = {
-            name: {as_level(own): str(plan) for own, plan in kinds.items()} for name, kinds in source.levels.items()
+            name: {Sheet.level(own): str(plan) for own, plan in kinds.items()} for name, kinds in source.levels.items()
         }
         names = task.counted
         here = [name for name in names if name not in task.not_here(source)]
@@ -267,13 +265,12 @@ class TableRows:
         read = [one.name for one in task.columns if one.name not in absent]
         columns = [*read, *(task._outcomes if self.outcome else ())]
         roles, given = source.columns, (*source.names, *source.levels)
-        called = own_names(
-            columns, source.names, (roles.patient, roles.part, roles.site), given, (*task._outcomes, *absent)
-        )
+        reserved = (roles.patient, roles.part, roles.site)
+        called = source.own_names(columns, reserved, given, (*task._outcomes, *absent))
         needed = {own: name for name, own in called.items()}
         if roles.patient != Columns().patient:
             needed[roles.patient] = "patient"
-        sheet = read_sheet(path, needed, (roles.patient, roles.part, roles.site))
+        sheet = Sheet().read(path, needed, (roles.patient, roles.part, roles.site))
         self.marks = task.marks(source)  # on each class
         self.names_patients = roles.patient in sheet.columns
         for place, cells in sheet.lines:
@@ -360,14 +357,14 @@ class TableRows:
             self._note("left out", "lines have no outcome", place)
             return None
         if task.kind != "regression":
-            label = self.labels.get(as_level(texts[-1]))
+            label = self.labels.get(Sheet.level(texts[-1]))
             if label is None:
                 what = f"lines have a label that is not the plan's ({self.known}); add it to data.label_map"
                 self._note("stops", what, place)
                 return None
             if task.kind == "classification":
                 return (float(label),)
-        number = as_number(as_written(texts[0], self.source.decimal))
+        number = Sheet.number(texts[0], self.source.decimal)
         low, high = (0.0, LARGEST) if task.kind == "survival" else task.range
         if number is None or not low <= number <= high:
             self._note(

@@ -18,11 +18,17 @@ from medsilo.tasks.use import IN_MONAI
 
 
 class VolumeFolder(FolderTask):
-    """Volumes and their masks or classes, from a folder that the site describes itself.
+    """A task over volumes and their masks or classes, from a folder that the site describes itself.
 
-    Every volume is turned to LPS. With `target_spacing` it is resampled to that, and a segmentation learns from pieces
-    of `size`; without, it is resized to `size`. With `dimensions: 2` slices are the cases: numbers are x and y then,
-    and slices of one volume stay in one part.
+    A subclass may say in `listing_of` which cases a folder has, in `scan_of` how an image is read, and in `mask_reader`
+    how a mask is. Every volume is turned to LPS. With `target_spacing` it is resampled to that, and a segmentation
+    learns from pieces of `size`; without, it is resized to `size`. With `dimensions: 2` slices are the cases: numbers
+    are x and y then, and slices of one volume stay in one part.
+
+    >>> class Stored(VolumeFolder):  # with numpy
+    ...     def scan_of(self, files): return Scan(np.load(files[0])[None], np.eye(4), (1.0, 1.0, 1.0), header=None)
+    >>> Stored(name="stored", labels=["liver"], size=[64, 64, 32]).shape
+    (1, 32, 64, 64)
     """
 
     dimensions: Dimensions = Field(default=3, description="3: volumes; 2: their slices")

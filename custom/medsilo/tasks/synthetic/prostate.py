@@ -13,6 +13,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import make_folder, write_text
 from medsilo.models.architectures import UNet
 from medsilo.models.network import Network
+from medsilo.tasks.scans import Scan, write_volume
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 from medsilo.tasks.synthetic.hospitals import (
     numbers_for,
@@ -23,7 +24,6 @@ from medsilo.tasks.synthetic.hospitals import (
 )
 from medsilo.tasks.task import SiteData, Task
 from medsilo.tasks.use import InMonai, Use, whole_images
-from medsilo.tasks.volumes import slices_of, write_volume
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
 
@@ -104,7 +104,7 @@ class SyntheticProstate(Task):
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return the slices of a volume, [slices, 1, size, size]."""
-        return slices_of(values, self.shape)
+        return Scan.slices_of(values, self.shape)
 
     @property
     def goal(self) -> Segmentation:
