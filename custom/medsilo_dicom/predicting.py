@@ -103,6 +103,3 @@ class DicomPredictor(Predictor):
         address_of(node)
         network()
         return lambda results: send(results, node)
-
-
-PREDICTOR = DicomPredictor

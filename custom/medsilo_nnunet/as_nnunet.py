@@ -57,9 +57,6 @@ class NnUNetExporter(Exporter):
         return network
 
 
-EXPORTER = NnUNetExporter
-
-
 def _described(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> dict[str, bytes]:
     """Return what nnU-Net says of all folds beside their weights. Folds that are there must be of the same study."""
     ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")

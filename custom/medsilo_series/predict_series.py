@@ -35,7 +35,6 @@ class SeriesPredictor(Predictor):
         return sum(row["error"] is not None for row in rows)
 
 
-PREDICTOR = SeriesPredictor
 Row = dict[str, Any]
 
 
