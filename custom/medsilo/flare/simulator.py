@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -175,6 +176,9 @@ def simulated(job: Path, workspace: Path, sites: Sequence[str], threads: int, lo
             for one in (first, *first.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
+        if sys.platform != "win32":  # a process of NVFlare's goes on where the simulator alone has died
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
