@@ -80,6 +80,7 @@ def send_over_a_cut(cells: Cells) -> str:
     return codes[0]
 
 
+@pytest.mark.slow
 def test_connections_that_were_lost_keep_no_handle_beyond_a_job(cells: Cells) -> None:
     """NVFlare leaves their sockets open, in circles of references."""
     gc.collect()
@@ -229,6 +230,7 @@ def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch
     assert torch.equal(to_parcel(cells.got[-1]).groups["model"]["w"], few.groups["model"]["w"])
 
 
+@pytest.mark.slow
 def test_a_site_that_never_says_that_there_are_no_more_costs_one_thread(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:

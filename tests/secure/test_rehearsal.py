@@ -47,6 +47,7 @@ def test_a_consortium_is_walked_through_by_the_commands_that_are_shown(
     assert not left_running(out)
 
 
+@pytest.mark.slow
 def test_what_fails_ends_the_walk_before_anybody_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rehearsal"
     assert main(["rehearse", str(written(tmp_path)), "-o", str(out), "--set", "training.rounds=none"]) == 1

@@ -800,8 +800,8 @@ def named_right(plan: Plan, folder: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("task", "large"),
     [
-        ("synthetic-activity", A),
-        pytest.param("synthetic-activity", B, marks=pytest.mark.slow),
+        pytest.param("synthetic-activity", A, marks=pytest.mark.slow),
+        pytest.param("synthetic-activity", B, marks=pytest.mark.long),
         pytest.param("synthetic-histology", A, marks=pytest.mark.slow),
         pytest.param("synthetic-histology", B, marks=pytest.mark.long),
         pytest.param("synthetic-prostate", A, marks=pytest.mark.long),

@@ -180,6 +180,7 @@ def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, s
     assert ledger.standing().epsilon(DELTA) == cost(4) and not ledger.standing().torn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [41, pytest.param(2, marks=pytest.mark.long)])
 def test_a_death_at_every_line_of_the_first_answer(tmp_path: Path, step: int) -> None:
     """Step by step through all the code that writes; the answer then leaves once, and is charged once."""

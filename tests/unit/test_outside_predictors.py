@@ -82,6 +82,7 @@ def test_predict_goes_through_an_outside_predictor(
         assert allowed or "outside-notes, which is not allowed here" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_init_goes_through_an_outside_looker(
     notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_medsilo_runs_without_a_network_from_its_wheelhouse(root: Path, tmp_path
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_release_is_signed_and_every_change_is_noticed(root: Path, tmp_path: Path) -> None:
     place, dist = tmp_path / "packages", tmp_path / "dist"
     below = small_wheel(place, "below")
