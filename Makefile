@@ -2,7 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests run in three processes, one thread each: half of a federation's time is waiting. tests/conftest.py orders them.
+# Tests run in three processes, one thread each, slow ones in four: much of a federation's time is waiting.
+# tests/conftest.py orders them.
 PARALLEL := -n 3 --dist loadgroup --no-loadscope-reorder
 quick test test-of test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
@@ -46,7 +47,7 @@ test-of: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m "not long" $(PARALLEL) $(OF)
 
 test-slow: $(VENV)/.test-ready
-	$(BIN)/python -m pytest -m "slow and not long" $(PARALLEL) --durations=10 --junitxml=build/tests/test-slow.xml
+	$(BIN)/python -m pytest -m "slow and not long" $(PARALLEL) -n 4 --durations=10 --junitxml=build/tests/test-slow.xml
 
 # Each promise and each outcome of a record names tests: all of them ran in the two above, and passed, in this very build.
 claims: $(VENV)/.test-ready
