@@ -377,6 +377,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
     from benchmarks.timing import run
 
     run(main, globals(), TABLES={"import": imports}, REPEATS=1)

@@ -33,6 +33,7 @@ from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Missing, Outgoing, Place, Receive
 from medsilo.runs.messages import ANSWERS, PARTS, Counted, Parcel, Request
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np

@@ -5,6 +5,7 @@ Times say nothing here; where a benchmark compares two ways of one computation, 
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -279,6 +280,29 @@ def test_every_benchmark_runs_quickly(here: bool, root: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.quick", *names]
     done = subprocess.run(command, cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+ALONE = """
+import os, runpy, sys
+sys.path[0] = os.path.dirname(sys.argv[1])
+import timing
+timing.run = lambda *told, **numbers: print("began")
+sys.modules["benchmarks.timing"] = timing
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+@linux
+@pytest.mark.slow
+def test_the_scripts_of_make_bench_begin_as_make_begins_them(root: Path, tmp_path: Path) -> None:
+    """Their own folder is where Python looks first, and the project's is not there."""
+    scripts = re.findall(r"\$\(BIN\)/python (benchmarks/\w+\.py)", (root / "Makefile").read_text("utf-8"))
+    assert len(scripts) >= 9
+    for script in scripts:
+        command = [sys.executable, "-c", ALONE, str(root / script)]
+        once = {**os.environ, "MALLOC_TOP_PAD_": str(64 << 20)}  # one of them starts itself a second time to set it
+        done = subprocess.run(command, cwd=tmp_path, env=once, capture_output=True, text=True)
+        assert "began" in done.stdout, (script, done.stderr)
 
 
 def test_a_regression_since_the_last_release_is_told(
