@@ -346,8 +346,10 @@ def killed(schedule: Schedule, sealed: bool) -> Script:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_any_sites_that_drop_out_at_any_moment_cost_nothing_but_themselves(count: int, tmp_path: Path) -> None:
-    """As many as leave the threshold, whoever they are, at every moment, each in a round of its own; all are back in
-    the next."""
+    """The most sites that may be missing, in every choice and at every moment, each in a round of its own.
+
+    All are back in the next round.
+    """
     sites = [f"site-{place}" for place in range(count)]
     most = count - (count // 2 + 1)
     groups = combinations(sites, most)
