@@ -143,7 +143,14 @@ def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str,
 )
 def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: int, mode: str, tmp_path: Path) -> None:
     """Each study has a seed of its own, so that nothing that is left of another one is alike to its models."""
-    plan = make_plan("fedsm", *WIDE, f"seed={seed}", "training.rounds=8", f"transport.sealing={mode}")
+    plan = make_plan(
+        "fedsm",
+        *WIDE,
+        "algorithm.selector_sync=server-adam",
+        f"seed={seed}",
+        "training.rounds=8",
+        f"transport.sealing={mode}",
+    )
     study, start = f"memory-{mode}", time.time()
     write_job(tmp_path / "plain", plan, study=study)
     write_job(tmp_path / "job", plan, tmp_path / "plain")  # as it is submitted
@@ -153,9 +160,11 @@ def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: 
     contents = watch.changed.union(written_since(teaching, start))
     found = found_pieces(contents, {name: pieces_of(model, initial) for name, model in models.items()})
     last = {name.partition(" ")[0]: model for name, model in models.items()}  # a site's own, where it is there
-    mean = sum(last.values()) / len(last)  # which the server may know
+    mean = sum(last.values()) / len(
+        last
+    )  # which the server may know, as those of earlier rounds, which are alike a little
     alike = most_alike(contents, [strange_part(model, initial, mean) for model in last.values()], initial)
     if mode == "none":
-        assert alike > 3 * CHANCE and {f"{site} last.safetensors" for site in SITES} <= found, (alike, found)
+        assert alike > 50 * CHANCE and {f"{site} last.safetensors" for site in SITES} <= found, (alike, found)
     else:
-        assert alike < CHANCE and not found, (alike, found)
+        assert alike < 5 * CHANCE and not found, (alike, found)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from shutil import copytree, rmtree
 from tempfile import mkdtemp
 
 import pytest
@@ -281,6 +282,23 @@ def test_a_round_whose_sum_was_opened_is_repeated_with_the_same_hospitals(tmp_pa
     coordinator = lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", resume=True)
     assert [line.answered for line in coordinator.rounds] == [HOSPITALS, ["a", "b", "c"], HOSPITALS]
     assert "is repeated with the hospitals whose sum was opened before" in coordinator.rounds[1].refused["d"]
+
+
+def test_rounds_that_a_restored_server_repeats_have_the_same_hospitals_as_before(tmp_path: Path) -> None:
+    """Its backup is of before round 2, in which d was missing; rounds 2 and 3 were opened since."""
+    folder, backup = tmp_path / "run", tmp_path / "backup"
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        if (site, asked.facts["task"], asked.facts["round"]) == ("a", "offer", 2):
+            copytree(folder / "checkpoints", backup)
+        gone = (site, asked.facts["task"], asked.facts["round"]) == ("d", "round", 2)
+        return LOST if gone else honest(site, asked, work)
+
+    lead(plan_of("fedavg", "pairwise", *GO_ON), folder, script)
+    rmtree(folder / "checkpoints")
+    copytree(backup, folder / "checkpoints")
+    coordinator = lead(plan_of("fedavg", "pairwise", *GO_ON), folder, resume=True)
+    assert [line.answered for line in coordinator.rounds] == [HOSPITALS, ["a", "b", "c"], HOSPITALS]
 
 
 def test_a_round_whose_sum_was_opened_is_not_opened_over_others(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from medsilo.sealing.terms import MOST_SITES
 
 NONCE, TAG = 12, 16  # bytes
 BOX = NONCE + TAG + 2 * SHARE  # with shares of both secrets of a site
-TOLD_SUMS = 2  # of a site, when a study goes on
 
 
 def _from_hex(value: Any) -> Any:

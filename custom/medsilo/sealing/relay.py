@@ -3,7 +3,7 @@
 A study: `Gathering` collects the sites' keys. A round: `MaskedSums`, which lives as long as it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -71,8 +71,9 @@ class MaskedSums:
             raise Refused(f"{site}: its shares are not one box for each other site")
         self._offers[site] = offer
 
-    def deals(self) -> dict[str, letters.Deal]:
-        """Begin the round with the sites whose offers have come; return what each of them is sent."""
+    def deals(self, among: Collection[str] = ()) -> dict[str, letters.Deal]:
+        """Begin the round with the sites whose offers have come, those among others; return what each is sent."""
+        self._offers = {site: own for site, own in self._offers.items() if site in (among or self.terms.sites)}
         self._enough(len(self._offers), self.terms.least, "offered keys")
         self._dealt = tuple(self._offers[site].offered for site in sorted(self._offers))
         return {

@@ -46,7 +46,6 @@ class SealedServer(RoundAggregation):
         self.layout, self.mixers = state.layout, state.mixers
         self.terms: Terms  # its sites have agreed on keys
         self.blocks: Blocks
-        self._opened: dict[str, dict[int, tuple[str, ...]]] = {}  # site → round → whose sum it has helped to open
         self._told = ServerLetter()  # what all are told
         self._deals: dict[str, Deal] = {}
         self._round: MaskedSums | None = None
@@ -79,7 +78,6 @@ class SealedServer(RoundAggregation):
 
         def introduced(site: str, said: SiteLetter) -> None:
             gathering.add(site, needed(site, said.introduction))
-            self._opened[site] = dict(said.opened)
 
         here = self._agreed(ServerLetter(agreement=agreement), introduced)
         if here != list(self.terms.sites):
@@ -121,26 +119,29 @@ class SealedServer(RoundAggregation):
         if not self.groups:
             return absent
         sums = self._round = MaskedSums(self.terms, number, [own.block for own in self.groups.values()])
+        opened: list[tuple[str, ...]] = []
 
         def offered(site: str, said: SiteLetter) -> None:
             sums.offer(site, needed(site, said.offer))
+            opened.append(said.opened)
 
-        again = self._repeated(number)
-        exchange = self._ask("offer", number, again or self.terms.sites, self._told, offered)
+        exchange = self._ask("offer", number, self.terms.sites, self._told, offered)
         self.asker.check(exchange, f"keys of round {number}")
-        self._deals = sums.deals()
+        again = self._repeated(number, opened)
+        self._deals = sums.deals(again)
         repeated = Missing("refused", f"round {number} is repeated with the hospitals whose sum was opened before")
-        others = {site: repeated for site in self.terms.sites if again and site not in again}
+        others = dict.fromkeys(exchange.replies.keys() - self._deals.keys(), repeated)
         return {**absent, **others, **exchange.missing}
 
-    def _repeated(self, number: int) -> tuple[str, ...]:
+    def _repeated(self, number: int, opened: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         """Return whose sum was opened before the server stopped, where enough sites say so: a second one over others
         would tell the models of those that are in one of them only. Raises ParticipationError where they are not there.
+
+        opened: what sites have helped to open of this round.
         """
-        told = [sums[number] for sums in self._opened.values() if number in sums]
-        before = max(told, key=lambda sites: (told.count(sites), sites), default=())
-        if told.count(before) < self.terms.threshold:
-            return ()
+        before = max(opened, key=lambda sites: (bool(sites), opened.count(sites), sites), default=())
+        if not before or opened.count(before) < self.terms.threshold:
+            return self.terms.sites
         if gone := sorted(set(before) - set(self.terms.sites)):
             raise ParticipationError(
                 f"sealing: the sum of round {number} over {', '.join(before)} was opened before the server stopped, so "

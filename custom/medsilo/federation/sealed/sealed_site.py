@@ -28,7 +28,7 @@ from medsilo.mixing.forms import Pulled, Summed
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request
-from medsilo.sealing.letters import TOLD_SUMS, Deal, needed
+from medsilo.sealing.letters import Deal, needed
 from medsilo.sealing.member import SERVER_SAYS, Member
 from medsilo.sealing.signing import Signer
 from medsilo.sealing.terms import SealedBlock
@@ -67,12 +67,12 @@ class SealedSite(Envelope):
                 seat.member.meet(told.assembly)
                 answer = SiteLetter()
             else:
-                last = tuple(sorted(seat.member.opened.items())[-TOLD_SUMS:])
-                answer = SiteLetter(introduction=seat.member.introduction(), opened=last)
+                answer = SiteLetter(introduction=seat.member.introduction())
         else:
             seat = self._current(told)
             if asked.task == "offer":
-                answer = SiteLetter(offer=seat.member.offer(asked.round))
+                opened = seat.member.opened.get(asked.round, ())
+                answer = SiteLetter(offer=seat.member.offer(asked.round), opened=opened)
             else:
                 answer = SiteLetter(reveal=seat.member.unmask(needed(SERVER_SAYS, told.request)))
         self._keep(seat)

@@ -17,8 +17,8 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
 from medsilo.sealing import letters
 from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat
-from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
-from medsilo.sealing.terms import MOST_SITES, SealedBlock, Terms
+from medsilo.sealing.letters import Letter, Names, SiteName
+from medsilo.sealing.terms import LEAST, MOST_SITES, SealedBlock, Terms
 
 WORDS = "@sealed"  # under which a group's masked numbers travel, beside its whole numbers
 MOST_GROUPS = 16  # of a phase
@@ -40,7 +40,7 @@ class Held(Letter):
     """The facts that a site needs to move its own tensors towards a mean: its round, and over how many sites it is."""
 
     round: Annotated[int, Field(ge=1, le=10_000_000)]
-    sites: Annotated[int, Field(ge=2, le=MOST_SITES)]
+    sites: Annotated[int, Field(ge=LEAST, le=MOST_SITES)]
 
 
 class ServerLetter(Letter):
@@ -60,14 +60,11 @@ class ServerLetter(Letter):
 class SiteLetter(Letter):
     """All that a site may answer to a letter; the task decides which of it the server needs.
 
-    opened: the last sums that it helped to open before the study went on, each a round and the sites in it.
+    opened: the sites in the sum that it has helped to open of a round that is begun again.
     """
 
     introduction: letters.Introduction | None = None
-    opened: Annotated[
-        tuple[Annotated[tuple[RoundNumber, Names], Field(strict=False)], ...],
-        Field(max_length=letters.TOLD_SUMS, strict=False),
-    ] = ()
+    opened: Names = ()
     offer: letters.Offer | None = None
     reveal: letters.Reveal | None = None
 
