@@ -58,7 +58,7 @@ class SealedSite(Envelope):
         }
 
     # ------------------------------------------------------------------ letters
-    def letter(self, asked: Request, groups: Groups) -> dict[str, Any]:
+    def letter(self, asked: Request) -> dict[str, Any]:
         """Do what a letter asks; returns the answer's."""
         told = ServerLetter.read(SERVER_SAYS, asked.sealing)
         if asked.task == "agree":
