@@ -271,12 +271,20 @@ def _with_files(values: Any, folder: Path) -> Any:
     if not isinstance(values, dict):
         return values
     task, network = values.get("task"), values.get("network")
-    if isinstance(network, dict) and isinstance(name := network.get("from"), str):
-        values = {**values, "network": {**network, "from": _begun_with(folder, name)}}
+    if isinstance(network, dict) and (begun := _beginning(network.get("from"), folder)):
+        values = {**values, "network": {**network, "from": begun}}
     if not isinstance(task, dict):
         return values
     named = {key: task[key] for key in FROM_FILES if isinstance(task.get(key), str) and not HASH.fullmatch(task[key])}
     return {**values, "task": {**task, **{key: _content_of(folder, key, name) for key, name in named.items()}}}
+
+
+def _beginning(told: Any, folder: Path) -> dict[str, Any] | None:
+    """Return what a network begins with, by its hash, where a plan names the file alone: its path, or a section."""
+    own = {"file": told} if isinstance(told, str) else told
+    if not isinstance(own, dict) or "sha256" in own or not isinstance(own.get("file"), str):
+        return None
+    return {**own, **_begun_with(folder, own["file"])}
 
 
 def _begun_with(folder: Path, name: str) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def pretrain(
     made = study.with_changes(["algorithm.name=masked-images", of, f"training.rounds={rounds}", "tracking.select=last"])
     write_job(out, made)
     screen.say(f"job: {out}\nnow: medsilo run {out} --name backbone, or medsilo submit {out}")
-    tuned = f"{{name: tuned, from: runs/backbone/{LAST}, of: {{name: {network.name}}}}}"
+    begins = f"{{file: runs/backbone/{LAST}, confirmed: true}}"  # of this very network
+    tuned = f"{{name: tuned, from: {begins}, of: {{name: {network.name}}}}}"
     screen.say(f"then in the plan with labels, network: {tuned}")
     screen.answer(job=out, hash=made.hash)
     return 0

@@ -1,7 +1,7 @@
 """Reading checkpoints of others: tensors by name, never code. They are matched with a network by name and shape."""
 
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -87,10 +87,14 @@ class Match:
     def __str__(self) -> str:
         parts = [f"{len(self.found)} tensors found ({self.share:.0%} of the network's numbers)"]
         for what in ("missing", "surplus", "other_shape"):
-            names = getattr(self, what)
-            shown = f" ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})" if names else ""
-            parts.append(f"{len(names)} {what.replace('_', ' ')}{shown}")
+            parts.append(counted(what.replace("_", " "), getattr(self, what)))
         return ", ".join(parts)
+
+
+def counted(what: str, names: Sequence[str]) -> str:
+    """Return how many tensors are missing, or whatever they are, and the first ones' names."""
+    shown = f" ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})" if names else ""
+    return f"{len(names)} {what}{shown}"
 
 
 def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:

@@ -1,7 +1,9 @@
 """A partly trained network: from a checkpoint or from initial weights, with or without adapters."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from fnmatch import fnmatchcase
+from itertools import combinations
 from typing import Annotated, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -15,7 +17,7 @@ from medsilo.core.section import Section
 from medsilo.learning import layers
 from medsilo.models.network import Network
 from medsilo.registry import TABLES
-from medsilo_adapters.checkpoint import Match, match, read_checkpoint
+from medsilo_adapters.checkpoint import Match, counted, match, read_checkpoint
 from medsilo_adapters.frozen import Frozen, freeze, keep_rounded, values_of
 from medsilo_adapters.low_rank import Adapters, adapt, merged_weight
 
@@ -31,6 +33,13 @@ ADAPTERS = "adapters"
 _KNOWN: MutableMapping[tuple[str, ...], Frozen] = WeakValueDictionary()
 
 
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_several), Field(max_length=100)]
+
+
 class Checkpoint(Section):
     """The file that a network begins with."""
 
@@ -40,10 +49,21 @@ class Checkpoint(Section):
     least: float = Field(
         0.5, gt=0, le=1, description="the share of the network's numbers that must be found in it, by name and shape"
     )
-
-
-def _several(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    ignore: Patterns = Field(
+        (), exclude_if=lambda value: not value, description="patterns of the file's names that the network has not"
+    )
+    initial: Patterns = Field(
+        ("head",),
+        exclude_if=lambda value: value == ("head",),
+        description="what begins from the plan's seed where the file lacks it, or has another shape: `head`, `norms`, "
+        "`bias`, or patterns of the network's names",
+    )
+    confirmed: bool = Field(
+        False,
+        exclude_if=lambda value: not value,
+        description="that activations and norms without weights are those of the file's network. Needed where the file "
+        "would fit MONAI's own defaults as well, which are others",
+    )
 
 
 _FROM: Any = {  # `from` is no name that Python lets a class write
@@ -52,7 +72,7 @@ _FROM: Any = {  # `from` is no name that Python lets a class write
         Field(
             None,
             description="the file that it begins with: the name of one beside the plan, which becomes `file`, "
-            "`sha256` and `bytes`. `null`: the plan's seed alone decides",
+            "`sha256` and `bytes`; or a section with it as `file`. `null`: the plan's seed alone decides",
         ),
     )
 }
@@ -100,7 +120,7 @@ class Tuned(_Begun):
         network = self.of.build(channels, classes)
         found: dict[str, Tensor] = {}
         if self.start and not is_without_values(network):
-            found = dict(self._matched(network).found)
+            found = dict(self._matched(network, channels, classes).found)
             network.load_state_dict(found, strict=False)
         trained = self._trained(network)
         if len(trained) == sum(1 for _ in network.named_parameters(remove_duplicate=False)):
@@ -114,12 +134,34 @@ class Tuned(_Begun):
         freeze(network, trained, _KNOWN if same else {}, key)
         return network
 
-    def _matched(self, network: nn.Module) -> Match:
+    def _matched(self, network: nn.Module, channels: int, classes: int) -> Match:
         assert self.start
-        found = match(network.state_dict(), read_checkpoint(shelf.find(self.start.sha256, self.start.bytes)))
+        given = read_checkpoint(shelf.find(self.start.sha256, self.start.bytes))
+        found = match(network.state_dict(), given)
         if found.share < self.start.least:
             raise MedsiloError(f"network.from: the file is not of this network: {found}; give another, or lower least")
+        begins = [pattern for word in self.start.initial for pattern in self._patterns(word, network)]
+        strange = {
+            "missing": _but(found.missing, [*begins, "num_batches_tracked", "*.num_batches_tracked"]),
+            "of another shape": _but(found.other_shape, begins),
+            "surplus": _but(found.surplus, self.start.ignore),
+        }
+        if any(strange.values()):
+            told = ", ".join(counted(what, names) for what, names in strange.items() if names)
+            raise MedsiloError(
+                f"network.from: the file is of another network: {told}; make network.of that network (norm and "
+                "activation, too), or name surplus ones in network.from.ignore, the others in network.from.initial"
+            )
+        if not self.start.confirmed and (other := defaults_that_fit(self.of.monai(channels, classes), given)):
+            raise MedsiloError(
+                f"network.from: the file may be of another network: it fits {other}, too; make network.of that one, or "
+                "say that it is none (network.from.confirmed=true)"
+            )
         return found
+
+    @staticmethod
+    def _patterns(word: str, network: nn.Module) -> list[str]:
+        return list(WORDS[word](network)) if word in WORDS else [word]
 
     def _trained(self, network: nn.Module) -> set[str]:
         every = [name for name, _ in network.named_parameters(remove_duplicate=False)]
@@ -127,7 +169,7 @@ class Tuned(_Begun):
         for word in self.train:
             if word == ADAPTERS:
                 continue
-            patterns = list(WORDS[word](network)) if word in WORDS else [word]
+            patterns = self._patterns(word, network)
             own = {name for name in every if any(fnmatchcase(name, pattern) for pattern in patterns)}
             if not own:
                 raise MedsiloError(
@@ -158,6 +200,41 @@ class Tuned(_Begun):
                 values[f"{prefix}.weight"] = weight
         plain.load_state_dict({name: values[name] for name in plain.state_dict()})
         return self.of.finished(plain, channels, classes)
+
+
+def _but(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """Return the names that none of the patterns names."""
+    allowed = list(patterns)
+    return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in allowed)]
+
+
+def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tensor]) -> str:
+    """Return which of MONAI's own activations and norms, where a network has others, a file would fit as well; else "".
+
+    words: the network in a MONAI bundle's words. ReLU and norms without weights leave nothing in a file.
+    """
+    if not words:
+        return ""
+    from monai.networks import nets  # here, because importing MONAI takes seconds
+
+    kind = getattr(nets, str(words["_target_"]).rpartition(".")[2])
+    normal = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+    others = [key for key in ("act", "norm") if key in words and _layer(words[key]) != _layer(normal[key])]
+    for changed in (keys for count in range(1, len(others) + 1) for keys in combinations(others, count)):
+        own = {key: value for key, value in words.items() if key != "_target_" and key not in changed}
+        with torch.device("meta"):
+            found = match(kind(**own).state_dict(), given)
+        if not (found.missing or found.surplus or found.other_shape):
+            return f"MONAI's {kind.__name__} with its own {' and '.join(f'{key} {normal[key]}' for key in changed)}"
+    return ""
+
+
+def _layer(words: Any) -> Any:
+    """Return a layer of MONAI's, its name and arguments, in one form."""
+    if words is None:
+        return None
+    name, given = (words, {}) if isinstance(words, str) else words
+    return str(name).lower(), {key: value for key, value in given.items() if key != "inplace"}
 
 
 def is_without_values(network: nn.Module) -> bool:

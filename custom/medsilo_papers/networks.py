@@ -88,6 +88,11 @@ class BasicUNet(Network):
     )
     dimensions: Literal[2, 3] = Field(2, description="2: flat images and slices; 3: volumes")
     norm: Literal["batch", "batch-statistics", "instance"] = Field("batch", description=Network.NORM)
+    activation: Literal["relu", "leaky-relu", "prelu"] = Field(
+        "relu",
+        description="activation after each convolution; `leaky-relu` has slope 0.1 and is MONAI's default",
+        exclude_if=lambda name: name == "relu",
+    )
 
     def monai(self, channels: int, classes: int) -> dict[str, Any]:
         return {
@@ -96,6 +101,6 @@ class BasicUNet(Network):
             "in_channels": channels,
             "out_channels": classes,
             "features": (*self.features, self.features[0]),
-            "act": ("RELU", {"inplace": True}),
+            "act": self.MONAI_ACTIVATIONS[self.activation],
             "norm": self.MONAI_NORMS[self.norm],
         }

@@ -1,4 +1,4 @@
-"""A hospital's budget over mutual TLS: it counts for the lead whom NVFlare authenticated, and refuses in one line."""
+"""A hospital's budget and floors over mutual TLS: what a lead may ask for, and what a plan can't lower."""
 
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from medsilo.runs.reading import read_summary
 from medsilo.site.book import Book
 from tests.conftest import SITES
 from tests.secure.consortium import LEAD, SERVER, Consortium
+from tests.unit.test_private_numbers import LOUD, PRIVATE, parts_of
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
@@ -39,3 +40,27 @@ def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_pa
         assert "medsilo refused: the study needs 4 answers with scores over validation cases" in audit
     finally:
         local.write_text(before)
+
+
+def test_a_plan_that_offers_noise_lowers_no_floor_of_a_hospital(pair: Consortium, tmp_path: Path) -> None:
+    """The hospital demands no privacy itself: three patients tell no score, counts are rounded, groups remembered."""
+    local = pair.kit(HOSPITAL) / "local/medsilo.yaml"
+    before = local.read_text()
+    photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 16))
+    local.write_text(yaml.safe_dump({"device": "cpu", "data": str(photos)}))
+    try:
+        told = []
+        for study, validated in (("few", 16), ("near", 17)):
+            write_photos(photos, NAMES, parts_of(3, validated))
+            plan = parse_plan({**PRIVATE, "privacy": LOUD}, [f"participation.sites=[{HOSPITAL}]"])
+            write_job(tmp_path / study, plan, study=study)
+            assert pair.run(tmp_path / study) == "FINISHED:COMPLETED"
+            told.append(read_summary(pair.kit(SERVER) / "medsilo" / study).sites[HOSPITAL])
+    finally:
+        local.write_text(before)
+    few, near = told
+    assert few.test and few.test["accuracy"] is None and few.test["loss"] is None
+    assert all(count % 5 == 0 for count in few.cases.values())
+    scores = [score for score in few.validation if score is not None]
+    assert scores and all(score == pytest.approx(round(score / 0.2) * 0.2) for score in scores)  # of 16 patients
+    assert set(near.validation) == {None}  # one patient more than in the study before

@@ -32,13 +32,14 @@ from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Compute
 from medsilo.learning.private import ClippedSum, gradients_of_cases
 from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.registry import TABLES
 from medsilo.runs.messages import Parcel
 from medsilo.tasks.synthetic.histology import SyntheticHistology
 from medsilo_adapters.checkpoint import match, read_checkpoint
 from medsilo_adapters.frozen import freeze, values_of
 from medsilo_adapters.low_rank import ADAPTABLE, Adapters, adapt, adapters_of, merged_weight
 from tests import inprocess
-from tests.conftest import over_all
+from tests.conftest import over_all, slow_but
 from tests.unit.test_account import PRIVATE, standing
 from tests.unit.test_account import run as run_with_ledger
 from tests.unit.test_protection import NAMES, write_photos
@@ -375,6 +376,101 @@ def test_what_a_file_lacks_has_to_train(tmp_path: Path) -> None:
     assert torch.equal(dict(values_of(model))["blocks.1.norm1.weight"], drawn["blocks.1.norm1.weight"])
 
 
+OTHERS = ("DenseNet121", "SwinUNETR", "ViT")
+
+
+def begun(own: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path, **start: Any) -> nn.Module:
+    """Return a network that begins with a file of these tensors, for one channel and two classes."""
+    save_tensors(folder / "given.safetensors", state)
+    shelf.look_in(folder)
+    file = folder / "given.safetensors"
+    begins = {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": file.stat().st_size, **start}
+    network = TABLES["network"].read({"name": "tuned", "of": own, "from": begins, "train": "head"})
+    return network.build(1, 2)
+
+
+def monai_defaults() -> dict[str, tuple[nn.Module, Tensor, list[dict[str, Any]]]]:
+    """MONAI's networks with its own defaults, and every way in which a plan can write a network of that size."""
+    flat, small = torch.randn(2, 1, 32, 32), {"features": [4, 8, 8]}
+    norms = ["batch", "batch-statistics", "instance", "instance-statistics", "none"]
+    ways = [(norm, own) for norm in norms for own in ("relu", "leaky-relu", "prelu")]
+    basic = [(norm, own) for norm, own in ways if norm not in ("instance-statistics", "none")]
+    levels = (4, 4, 8, 8, 8, 4)
+    return {
+        "UNet": (
+            nets.UNet(2, 1, 2, (4, 8, 8), (2, 2)),
+            flat,
+            [{"name": "unet", **small, "norm": norm, "activation": own} for norm, own in ways],
+        ),
+        "UNet with residual units": (
+            nets.UNet(2, 1, 2, (4, 8, 8), (2, 2), num_res_units=2),
+            flat,
+            [{"name": "unet", **small, "residual_units": 2, "norm": norm, "activation": own} for norm, own in ways],
+        ),
+        "BasicUNet": (
+            nets.BasicUNet(2, 1, 2, levels),
+            flat,
+            [{"name": "basic-unet", "features": levels[:5], "norm": norm, "activation": own} for norm, own in basic],
+        ),
+        "DenseNet121": (nets.DenseNet121(2, 1, 2), flat, [{"name": "densenet121"}]),
+        "SwinUNETR": (
+            nets.SwinUNETR(1, 2, feature_size=12, spatial_dims=2),
+            torch.randn(1, 1, 64, 64),
+            [{"name": "swin-unetr", "features": 12, "dimensions": 2}],
+        ),
+        "ViT": (
+            FirstOf(nets.ViT(1, (32, 32), (8, 8), 32, 128, 2, 4, classification=True, spatial_dims=2)),
+            flat,
+            [VIT],
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", slow_but(["UNet", "BasicUNet"], ["UNet", "UNet with residual units", "BasicUNet", *OTHERS])
+)
+def test_a_foreign_checkpoint_never_becomes_another_network(name: str, tmp_path: Path) -> None:
+    """It gives MONAI's own scores, or is refused in one line; weights don't show ReLU or a norm without weights."""
+    torch.manual_seed(0)
+    network, inputs, ways = monai_defaults()[name]
+    wanted, loaded = network.eval()(inputs), []
+    for number, own in enumerate(ways):
+        (folder := tmp_path / str(number)).mkdir()
+        try:
+            found = begun(own, network.state_dict(), folder).eval()(inputs)
+        except MedsiloError as error:
+            assert str(error).startswith("network.from: the file ") and "\n" not in str(error), own
+            continue
+        assert torch.allclose(found, wanted, atol=1e-5), own
+        loaded.append(own)
+    assert len(loaded) == (name != "ViT"), loaded  # ours has a bias for queries, keys and values
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    own = {"name": "small-cnn", "width": 2}
+    state = TABLES["network"].read(own).build(1, 2).state_dict()
+    strange = {**state, "other.slope": torch.ones(1)}
+    with pytest.raises(MedsiloError, match=r"1 surplus \(other\.slope\).*network\.from\.ignore"):
+        begun(own, strange, tmp_path)
+    begun(own, strange, tmp_path, ignore="other.*")
+    lacking = {name: tensor for name, tensor in state.items() if name != "1.1.running_mean"}
+    with pytest.raises(MedsiloError, match=r"1 missing \(1\.1\.running_mean\).*network\.from\.initial"):
+        begun(own, lacking, tmp_path)
+    begun(own, lacking, tmp_path, initial=["head", "*.running_mean"])
+    unet = {"name": "unet", "features": [4, 8], "norm": "none"}
+    state = TABLES["network"].read({**unet, "activation": "prelu"}).build(1, 2).state_dict()
+    with pytest.raises(MedsiloError, match=r"fits MONAI's UNet with its own norm INSTANCE, too.*confirmed=true"):
+        begun({**unet, "activation": "prelu"}, state, tmp_path)
+    begun({**unet, "activation": "prelu"}, state, tmp_path, confirmed=True)
+
+
+def test_an_activation_that_is_not_named_changes_no_plan() -> None:
+    """Plans from before hash as they did."""
+    unet = TABLES["network"].read({"name": "unet"})
+    assert "activation" not in unet.model_dump() and unet.activation == "relu"
+    assert TABLES["network"].read({"name": "unet", "activation": "prelu"}).model_dump()["activation"] == "prelu"
+
+
 # ---------------------------------------------------------------------------------------------------- after a study
 @pytest.mark.slow
 def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
@@ -390,7 +486,8 @@ def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
     plan.write_text(
         "algorithm: {name: fedavg}\nparticipation: {sites: [a, b]}\n"
         "task: {name: synthetic-prostate, size: 32, patients: 4, slices: 4}\n"
-        "network: {name: tuned, from: ../weights/unet.safetensors, of: {name: basic-unet, features: [4, 4, 8, 8, 8]}}\n"
+        "network:\n  name: tuned\n  from: {file: ../weights/unet.safetensors, confirmed: true}\n"
+        "  of: {name: basic-unet, features: [4, 4, 8, 8, 8]}\n"
         "training: {rounds: 1, batch_size: 16, learning_rate: 0.05}\ntracking: {select: last}\n",
         "utf-8",
     )

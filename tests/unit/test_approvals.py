@@ -490,3 +490,15 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     ):
         assert main([*wrong, *kit]) != 0
         assert words in capsys.readouterr().err
+
+
+def test_a_changed_plan_of_a_job_is_approved_by_its_own_hash(
+    home: Home, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_job(tmp_path / "job", home.plan)
+    kit = ["--kit", str(home.folder)]
+    assert main(["approve", str(tmp_path / "job"), "--set", "training.rounds=3", *kit, "--json"]) == 0
+    approved = json.loads(capsys.readouterr().out)["plan"]
+    assert approved == home.plan.with_changes(["training.rounds=3"]).hash != home.plan.hash
+    assert main(["approve", approved, "--set", "training.rounds=2", *kit]) == 1
+    assert "give the job, or no --set" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("fetch ID", "--kit is missing: your own kit"),
         ("nnunet plann", "nnunet: 'plann' is no command; did you mean plan?"),
         ("nnunet plan question.yaml --outt x", "nnunet plan: there is no option --outt; did you mean --out?"),
-        ("list --json list.json", "to keep the JSON in a file, write --json > FILE"),
+        ("leak-report jobs/fedavg --json leaks.json", "to keep the JSON in a file, write --json > FILE"),
     ],
 )
 def test_wrong_use_is_one_line_with_the_remedy(line: str, words: str, capsys: pytest.CaptureFixture) -> None:

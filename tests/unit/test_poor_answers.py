@@ -13,11 +13,14 @@ import pytest
 import typer
 
 from medsilo import cli
+from medsilo.check.method_facts import FACTS
 from medsilo.check.result import Finding, Report
-from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.errors import DataError, MedsiloError, Refused
+from medsilo.core.text import size_text
+from medsilo.federation.limits import check_limits
 from medsilo.flare.simulator import Needs, Starting
 from medsilo.plan import load_plan
-from medsilo.registry import TASKS
+from medsilo.registry import METHODS, TASKS
 from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
@@ -232,6 +235,88 @@ def test_a_poor_answer_of_before_says_what_to_do(
     document = json.loads(capsys.readouterr().out)
     assert words in document["error"] and document["code"] == code
     assert (document["kind"] == "usage") == (code == 2 and "check" not in line)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("run jobs/fedavg/plan.yaml", 1, ["jobs/fedavg,", "--plan"]),
+        ("run jobs/fedavg --set training.rounds 3", 2, ["write --set training.rounds=3"]),
+        ("run jobs/fedavg training.rounds=3", 2, ["write --set training.rounds=3"]),
+        ("run jobs/fedavg --gpu 1", 2, ["write --device cuda:1"]),
+        ("compare --gpu=0", 2, ["write --device cuda:0"]),
+        ("train jobs/fedavg", 2, ["medsilo run JOB"]),
+        ("logs", 2, ["medsilo status ID --watch"]),
+        ("start", 2, ["medsilo run JOB", "medsilo submit JOB", "startup/start.sh"]),
+        ("stop", 2, ["medsilo abort ID", "startup/stop_fl.sh"]),
+        (
+            "run jobs/fedavg --set task.name=image-folder --set task.kind=classification --set task.labels=[a,b] "
+            "--set task.size=[32,32] --set network.name=small-cnn --data table.csv",
+            1,
+            ["a file", "give the folder", "data.table"],
+        ),
+        ("compare --methods local~fedavg", 1, ["commas", "local,fedavg"]),
+        ("init blank.csv", 1, ["no column names", "first line"]),
+        ("init blank.csv -o other", 1, ["blank.csv"]),
+        ("resume study", 1, ["medsilo compare", "-o study", "again"]),
+        ("list fedbm", 1, ["did you mean"]),
+    ],
+)
+def test_the_first_hour(here: Path, line: str, code: int, words: list[str], capsys: pytest.CaptureFixture) -> None:
+    """Lines that newcomers typed, and the fact and remedy that they need."""
+    (here / "study/fedavg-0").mkdir(parents=True)
+    (here / "study/fedavg-0/plan.yaml").touch()
+    (here / "table.csv").write_text("image,label\n")
+    (here / "blank.csv").touch()
+    assert cli.main([word.replace("~", " ") for word in line.split()]) == code
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert all(word in told for word in words) and len(told) < 400, told
+
+
+def test_list_says_what_each_method_is_for(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, method in METHODS.items():
+        [line] = [line for line in lines if line.startswith(f"{name} ")]
+        assert method.title in line
+        assert name not in METHODS.builtin or FACTS[name][3].partition(" (")[0] in line
+    assert cli.main(["list", "harmofl", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["idea"] and told["when"] and told["bytes"] and told["work"]
+    assert told["keys"]["algorithm.server_lr"] == {
+        "default": 1.0,
+        "meaning": "the server's step along the sites' mean change (η)",
+    }
+    assert all(key["meaning"] and "](" not in key["meaning"] for key in told["keys"].values())
+
+
+def test_a_full_disk_is_told_in_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan("fedavg")
+    with pytest.raises(Refused) as found:
+        check_limits(plan, SiteSettings(), plan.parameters, None, free=300_000)
+    assert "disk is full" in str(found.value) and "limits.disk_free" in str(found.value)
+    assert size_text(300_000) in str(found.value) and "GiB" not in str(found.value)
+
+
+def test_a_server_that_is_silent_is_named_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is waited for; a log or a pipe hears it, too."""
+    (lead := tmp_path / "lead@x.org").mkdir()
+    (lead / "startup").mkdir()
+    files = {"client_cert": "client.crt", "client_key": "client.key", "ca_cert": "rootCA.pem"}
+    admin = {**files, "username": "lead@x.org", "host": "localhost", "port": 8002}
+    (lead / "startup/fed_admin.json").write_text(json.dumps({"admin": admin}))
+    heard = []
+
+    def waits(*_: object) -> None:
+        heard.append(capsys.readouterr().err)
+        raise MedsiloError("nobody")
+
+    monkeypatch.setattr("medsilo.consortium.lead.connect", waits)
+    for line in ("status", "abort 1", "fetch 1"):
+        assert cli.main([*line.split(), "--kit", str(lead)]) == 1
+    assert len(heard) == 3 and all("trying localhost:8002" in one and "15 s" in one for one in heard)
 
 
 @pytest.mark.parametrize("line", ["help", "-h", "help run", "run -h", "nnunet -h", "version", "-V", "--version"])

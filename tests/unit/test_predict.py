@@ -249,6 +249,19 @@ def test_every_methods_model_predicts(method, file, options, tmp_path) -> None:
     assert (row["expert"], row["confidence"]) == ("model", None)
 
 
+def test_a_models_test_score_stands_beside_what_it_predicts(tmp_path, capsys) -> None:
+    """A model of Dice .15 draws masks as any other does."""
+    write_run(tmp_path / "run", small_plan("fedbn"), "sites/hospital-b/best.safetensors")
+    site = {"test": {"dice": 0.152, "loss": 1.0, "cases": 9}}
+    summary = {"status": "finished", "method": "fedbn", "title": "FedBN", "metric": "dice", "pooled_test": 0.31}
+    summary |= {"schema": 1, "rounds": {"planned": 1, "done": 1}, "sites": {"hospital-b": site}}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+    write_volume(tmp_path / "scan.nii", Volume(drawn((6, 32, 32)), oblique((0.6, 0.6, 3.0))), "PIR")
+    asked = ["predict", str(tmp_path / "run"), str(tmp_path / "scan.nii"), "-o", str(tmp_path / "out")]
+    assert main([*asked, "--site", "hospital-b"]) == 0
+    assert "test score: 0.15 (dice)" in capsys.readouterr().out
+
+
 def test_a_flat_image_goes_through_the_tasks_own_preprocessing(tmp_path) -> None:
     plan = make_plan("fedavg", "task.name=nuclei", "task.size=32", "network.name=unet", "network.features=[4,8]")
     network = write_run(tmp_path / "run", plan, "global/best.safetensors")

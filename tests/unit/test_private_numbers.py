@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from medsilo.check.demands import price_list, privacy_findings
+from medsilo.core.coarse import Resolution
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
@@ -21,6 +22,10 @@ from medsilo.privacy.mechanisms import Charge, Demands, Geometric, Promise
 from medsilo.runs.paths import BEST, NOISY_COUNTS, site_folder
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
+from medsilo.runs.schema import SiteResult
+from medsilo.site.book import PARTS, Book, data_set
+from medsilo.site.settings import make_settings
+from medsilo.tasks.sources import DataSource
 from tests.unit.test_account import PRIVATE, ask, settings_of, site, standing, weights
 from tests.unit.test_private_training import promised
 from tests.unit.test_protection import NAMES, write_photos
@@ -204,3 +209,92 @@ def test_prices_check_and_cautions_say_so(photos: Path) -> None:
     assert prices["loss over training cases"] == "0: does not leave"
     assert all(one.severity != "stops" for one in privacy_findings(plan, own, None))
     assert any(one.severity == "stops" for one in privacy_findings(parse_plan(PRIVATE), own, None))
+
+
+# ---------------------------------------------------------------------------------------------------- whose floors hold
+LOUD = {"epsilon": 1000.0, "delta": 1e-3, "scores": {"epsilon": 400.0}, "counts": {"epsilon": 400.0}}
+
+
+def parts_of(tests: int, validated: int) -> dict[str, str]:
+    """So many patients in test and validation, the others in training."""
+    return {
+        name: "test" if number < tests else "validation" if number < tests + validated else "train"
+        for number, name in enumerate(NAMES)
+    }
+
+
+def offered(root: Path, data: Path, epsilon: float = 1000.0, **settings: Any) -> SiteResult:
+    """A hospital's result of a study whose plan offers noise, next to none by default."""
+    share = epsilon / 1000
+    noise = {"epsilon": 400.0 * share}
+    plan = parse_plan({**PRIVATE, "privacy": {**LOUD, "epsilon": epsilon, "scores": noise, "counts": noise}})
+    own = make_settings({"device": "cpu", "data": {"folder": str(data)}, **settings}, "x")
+    return inprocess.run(plan, folder=root, settings=own).summary().sites["a"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("private", [None, {"epsilon": 1000.0, "delta": 1e-3, "unit": "record"}])
+def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_path: Path) -> None:
+    """Not at a hospital that demands no privacy, nor where ε is above what it counts as noise."""
+    photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 17))
+    told = offered(tmp_path / "study", photos, privacy=private)
+    assert told.test and told.test["accuracy"] is None and told.test["loss"] is None  # three patients
+    assert all(count % 5 == 0 for count in told.cases.values())  # of 40, 17 and 3
+    step = Resolution(1 / 17, 2).step(0, 1)
+    scores = [score for score in told.validation if score is not None]
+    assert step == 0.2 and scores and all(score == pytest.approx(round(score / step) * step) for score in scores)
+    assert (
+        Book(tmp_path / "_hospital/a").used(data_set(DataSource(folder=photos), "image-folder"))[""]["validation"] == 3
+    )  # and answers are counted
+
+
+def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
+    """A lead who asks for the same score again and again learns the rounded one, and no digit more."""
+    plan = parse_plan(
+        {**PRIVATE, "privacy": {**LOUD, "epsilon": 20.0, "scores": {"epsilon": 8.0}, "counts": {"epsilon": 1.0}}}
+    )
+    promise = Promise(epsilon=20.0, delta=1e-3)
+    units = {part: [f"p{number}" for number in range(402)] for part in PARTS}
+    own = PrivateNumbers(plan, "a", None, promise, True, tmp_path, units, 5)
+    values, step = torch.full((402,), 0.47), 0.05
+    scores = np.array([own.score("validation", number, values, 0.0, 1.0, step) for number in range(4000)])
+    assert np.allclose(scores / step, np.round(scores / step)) and len(set(scores)) > 3
+    assert scores.mean() == pytest.approx(0.45, abs=4 * scores.std() / 4000**0.5)
+    found: list[int] = []
+    for number in range(100):
+        (tmp_path / str(number)).mkdir()
+        counted = replace(own, folder=tmp_path / str(number)).counted
+        found += counted[1].values() if counted else []
+    counts = np.array(found)
+    assert len(counts) == 300 and set(counts % 5) == {0} and len(set(counts)) > 3
+    assert counts.mean() == pytest.approx(400, abs=4 * counts.std() / 300**0.5)
+
+
+def test_a_plans_noise_does_not_make_a_hospital_forget_earlier_groups(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", NAMES, parts_of(15, 15))
+    assert offered(tmp_path / "one", photos).validation != [None, None, None]
+    write_photos(photos, NAMES, parts_of(15, 16))  # one patient more is in validation
+    told = offered(tmp_path / "other", photos)
+    assert told.validation == [None, None, None] and told.test and told.test["accuracy"] is not None
+    assert any("fewer than 5 patients" in line for line in told.warnings["join"])
+
+
+def test_noise_that_the_hospital_demands_stands_in_the_place_of_its_floors(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 17))
+    demands = {"epsilon": 1000.0, "delta": 1e-3, "unit": "record", "protective_epsilon": 1000.0}
+    told = offered(tmp_path / "study", photos, privacy=demands)
+    assert told.test and told.test["accuracy"] is not None
+    assert told.cases == {"train": 40, "validation": 17, "test": 3}  # as it set it, and it was warned
+    told = offered(tmp_path / "other/less", photos, epsilon=8.0, privacy={**demands, "protective_epsilon": 10.0})
+    assert told.test and told.test["accuracy"] is not None  # below the default, with much noise
+
+
+def test_check_and_disclosure_report_say_whose_floors_hold(photos: Path) -> None:
+    plan = parse_plan({**PRIVATE, "privacy": LOUD})
+    for own in (None, {"epsilon": 50.0, "delta": 1e-3}):
+        settings = make_settings({"data": str(photos), "privacy": own}, "x")
+        [note] = [one for one in privacy_findings(plan, settings, None) if "smallest_metric" in one.what]
+        assert note.severity == "note" and ("protective_epsilon" if own else "privacy") in note.what + note.remedy
+        assert "both hold" in dict(price_list(plan, settings))["score, loss and counts over test cases"]
+    settings = make_settings({"data": str(photos), "privacy": {"epsilon": 5.0, "delta": 1e-3}}, "x")
+    assert not any("smallest_metric" in one.what for one in privacy_findings(plan, settings, None))
+    assert "both hold" not in dict(price_list(plan, settings))["score, loss and counts over test cases"]

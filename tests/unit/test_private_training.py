@@ -101,7 +101,7 @@ def test_a_promise_is_part_of_the_plan() -> None:
 # ---------------------------------------------------------------------------------------------------- what is charged
 def at(plan: Plan, demands: Demands | None = None) -> PrivateSite:
     data = plan.task.read(SITES[0], SITES, plan.seed, None)
-    numbers = PrivateNumbers.of(plan, SITES[0], demands, True, Path(), data)
+    numbers = PrivateNumbers.of(plan, SITES[0], SiteSettings(device="cpu", privacy=demands), Path(), data)
     assert numbers
     return PrivateSite(numbers, data.train)
 

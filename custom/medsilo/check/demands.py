@@ -98,6 +98,8 @@ def privacy_findings(
     if how_told(plan, demands, "counts", settings.protects(plan.task.synthetic)) == "silent":
         what, _, todo = COUNTS_REFUSED.partition(": ")
         yield Finding(where, "stops", what, todo)
+    if floors := floors_beside(plan, settings):
+        yield Finding(where, "note", *floors)
     if demands is None:
         yield Finding(where, "note", told, "say in medsilo.yaml what all studies may cost together (privacy)")
         return
@@ -114,6 +116,28 @@ def privacy_findings(
         yield Finding(where, "ok", told)
     else:
         yield Finding(where, "stops", told, "see medsilo ledger show")
+
+
+def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
+    """Return that this hospital's floors hold beside the plan's noise, and when noise takes their place; None where it
+    does, or where no patients are behind the numbers."""
+    if plan.privacy is None or not settings.protects(plan.task.synthetic):
+        return None
+    demands = settings.privacy
+    promise = plan.privacy.under(demands)
+    if promise.suffices(demands):
+        return None
+    both = "smallest_metric, score_cases and the memory of earlier groups hold beside the plan's noise"
+    if demands is None:
+        return (
+            f"{both}, since this hospital itself demands none",
+            "with privacy in medsilo.yaml noise takes their place",
+        )
+    most = f"{demands.protective_epsilon:g} (privacy.protective_epsilon)"
+    return (
+        f"{both}: ε = {promise.epsilon:g} is above {most}",
+        "lower privacy.study_epsilon, and noise takes their place",
+    )
 
 
 def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
@@ -164,7 +188,8 @@ def _price_of_numbers(plan: Plan, told: Told, settings: SiteSettings) -> str:
         assert offer
         share = offer.epsilon * plan.privacy.under(demands).epsilon / plan.privacy.epsilon
         what = "drawn once" if told == "counts" else "on the score; nothing else of it leaves"
-        return f"geometric noise {what}; ε = {share:.3g} for all of the study, part of the study's"
+        beside = "; noise and this hospital's floors both hold" if floors_beside(plan, settings) else ""
+        return f"geometric noise {what}; ε = {share:.3g} for all of the study, part of the study's{beside}"
     if how == "silent":
         return "not declared public: this hospital does not join" if told == "counts" else "0: does not leave"
     if demands and told in demands.public:

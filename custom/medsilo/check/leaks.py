@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from medsilo.check.demands import price_list
+from medsilo.check.demands import floors_beside, price_list
 from medsilo.core.coarse import Resolution
 from medsilo.core.text import aligned, size_text
 from medsilo.course.algorithm import Algorithm
@@ -194,6 +194,10 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
         lines = ["Scores and losses leave exactly (score_cases is 0)."]
     if unit > 1:
         lines.append(f"Counts leave in multiples of {unit} (smallest_metric).")
+    if beside := floors_beside(plan, settings):
+        lines.append(f"{beside[0]}; {beside[1]}.")
+    elif plan.privacy:
+        lines.append("Numbers that have noise leave neither in steps nor in multiples: noise takes their place here.")
     if plan.task.split_by_site:
         lines.append("This hospital decides by itself which patient is in which part; task.shares is not used.")
     planned = planned_answers(plan)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from io import TextIOWrapper
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -62,6 +63,16 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
 HELP = {"help_option_names": ["--help", "-h"]}
 # Commands of earlier versions: what does the same now.
 OPTIONS_NOW = {"--site-config": "--settings", "--local": "--settings"}
+# What other programs call it: words that are typed in the first hour.
+OTHERWISE = {
+    "fit": "medsilo run JOB",
+    "log": "'medsilo status ID --watch --kit KIT' for a job's rounds; a run's are in its folder, rounds.jsonl",
+    "logs": "'medsilo status ID --watch --kit KIT' for a job's rounds; a run's are in its folder, rounds.jsonl",
+    "start": "'medsilo run JOB' here, 'medsilo submit JOB --kit KIT' in a consortium; startup/start.sh starts a kit",
+    "stop": "'medsilo abort ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
+    "train": "medsilo run JOB",
+}
+GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
 NOW = {
     "advise": "medsilo compare",
     "analyse": "python -m benchmarks.analyses",
@@ -128,6 +139,8 @@ class Commands(TyperGroup):
         whole = f"{ctx.command_path} {name}"
         if (now := NOW.get(whole.partition(" ")[2])) and name not in self.commands:
             raise typer.BadParameter(f"'{whole}' is now '{now}'", ctx=ctx)
+        if name not in self.commands and (other := OTHERWISE.get(whole.partition(" ")[2])):
+            raise typer.BadParameter(f"{name!r} is no command; use {other}", ctx=ctx)
         if name not in self.commands and not name.startswith("-"):
             raise typer.BadParameter(f"{name!r} is no command{_meant(name, list(self.commands))}", ctx=ctx)
         return super().resolve_command(ctx, args)
@@ -238,6 +251,7 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
         key = _of_the_plan(ctx, option)
         meant = f": it is in the plan, --set {key}=VALUE" if key else _meant(option, error.possibilities or [])
         meant = f"; it is now {OPTIONS_NOW[option]}" if option in OPTIONS_NOW else meant
+        meant = _device_of(ctx, option, given) or meant
         return f"there is no option {option}{meant}"
     if option is not None:
         return f"{option} {'needs a value' if 'requires' in error.message else 'takes no value'}"
@@ -254,7 +268,34 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     unexpected = error.message.partition("unexpected extra argument")[2].rpartition("(")[2].rstrip(").")
     if unexpected and "--json" in given:
         return f"{unexpected} is not expected here; to keep the JSON in a file, write --json > FILE"
-    return f"{unexpected} is not expected here" if unexpected else error.message
+    return f"{unexpected} is not expected here{_change_of(ctx, unexpected, given)}" if unexpected else error.message
+
+
+def _device_of(ctx: Any, option: str, given: Sequence[str]) -> str:
+    """Return the option for a device that is called otherwise elsewhere, where the command has it."""
+    if option not in GPU_OPTIONS or not ctx or not any("--device" in one.opts for one in ctx.command.params):
+        return ""
+    words = " ".join(given).replace("=", " ").split()
+    number = next((after for word, after in pairwise(words) if word == option and after.isdecimal()), "0")
+    return f"; write --device cuda:{number}"
+
+
+def _change_of(ctx: Any, unexpected: str, given: Sequence[str]) -> str:
+    """Return the change of the plan that is meant, where its value stands apart, or --set is missing."""
+    if not ctx or not any("--set" in one.opts for one in ctx.command.params):
+        return ""
+    words = [*given]
+    if "=" in unexpected:
+        return f"; write --set {unexpected}"
+    key = next(
+        (
+            one
+            for mark, one, value in zip(words, words[1:], words[2:], strict=False)
+            if mark == "--set" and value == unexpected and "=" not in one
+        ),
+        "",
+    )
+    return f"; write --set {key}={unexpected}" if key else ""
 
 
 def _of_the_plan(ctx: Any, option: str) -> str | None:

@@ -53,6 +53,7 @@ def predict(
     settings, data = make_settings({"device": device}, "the command line"), Command.settings(site_config).data
     compute = settings.compute()
     predictor = asked_to_predict([model, *others], images, out, site, data, compute, screen.say)
+    _say_score(screen, predictor.source.run, site)
     sender = predictor.connect(send) if send else None
     with screen.busy("predicting"):
         failed = predictor.predict()
@@ -62,6 +63,20 @@ def predict(
         screen.warn(f"{failed} of the {predictor.cases} failed; the reasons are in {out / 'predictions.csv'}")
     lost = _sent(screen, out, sender) if sender else 0
     return 1 if failed or lost else 0
+
+
+def _say_score(screen: Screen, run: Path | None, site: str) -> None:
+    """Say how well the model did on its test cases, where its run is here: a poor one answers like a good one."""
+    from medsilo.runs import paths
+    from medsilo.runs.reading import read_summary
+
+    if run is None or not (run / paths.SUMMARY).is_file():
+        return
+    summary = read_summary(run)
+    tested = {**summary.sites, **summary.unseen}[site].test if site in {**summary.sites, **summary.unseen} else None
+    score = (tested or {}).get(summary.metric) if site else summary.pooled_test
+    if score is not None:
+        screen.say(f"this model's test score: {score:.2f} ({summary.metric})")
 
 
 def _sent(screen: Screen, out: Path, send: "Send") -> int:

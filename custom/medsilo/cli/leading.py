@@ -1,6 +1,7 @@
 """Commands for a consortium's lead: provision, submit, status, abort, fetch."""
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,14 @@ from medsilo.study.progress import Moment, StudyProgress
 if TYPE_CHECKING:
     from medsilo.runs.schema import Progress
 
-CONNECTING = "connecting to the server"
+
+def _connecting(screen: Screen, kit: Path) -> None:
+    """Say whom the next seconds are spent on, at once: a server that is gone is silent."""
+    from medsilo.check.kit import read_kit
+
+    with suppress(MedsiloError):  # what is wrong with a kit the work itself says
+        own = read_kit(kit, "person")
+        screen.aside(f"trying {own.host}:{own.port} (15 s at most)")
 
 
 def provision(
@@ -70,6 +78,7 @@ def submit(
 
     found = jobs.find_job(job)
     if kit:
+        _connecting(screen, kit)
         from medsilo.consortium import lead
 
         submitted: str | Path = lead.submit(found, kit, screen.warn, changes, plan)
@@ -97,12 +106,12 @@ def status(
     20 jobs, with id and state. With --watch it ends with 0 if the job finished, else with 1; Ctrl-C ends the watching,
     not the job.
     """
-    screen.note(CONNECTING)
+    if watch and job is None:
+        raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")
+    _connecting(screen, kit)
     from medsilo.consortium import lead
 
-    if watch:
-        if job is None:
-            raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")
+    if watch and job:
         return _watch(screen, job, kit)
     state = lead.status(kit, None if require else job)
     screen.say(*state.lines())
@@ -146,7 +155,7 @@ def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> None:
 
     What is finished is kept: 'medsilo resume' goes on from there.
     """
-    screen.note(CONNECTING)
+    _connecting(screen, kit)
     from medsilo.consortium import lead
 
     said = lead.abort(job, kit)
@@ -159,7 +168,7 @@ def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.
 
     Scores, rounds and shared models of a job that ended; hospitals' own models stay with them.
     """
-    screen.note(CONNECTING)
+    _connecting(screen, kit)
     from medsilo.consortium import lead
 
     conclude(screen, lead.fetch(job, kit, out))

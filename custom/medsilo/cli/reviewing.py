@@ -1,5 +1,7 @@
 """Commands that say what there is and what leaves, before anything runs, and decide: approve, leak-report, list."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, DecisionKind
 
 HEXADECIMAL = "0123456789abcdefABCDEF"
+LINK, REFERENCE = re.compile(r"\[([^]]*)\]\([^)]*\)"), re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # in Markdown
+SAID = {"when": "worth a try", "leaves": "leaves a hospital", "bytes": "bytes a round", "work": "extra work"}
 HOURS = {"h": 1, "d": 24, "w": 168}
 
 
@@ -38,6 +42,7 @@ def approve(
     ] = None,
     *,
     kit: Annotated[Path, option("KIT", options.SITES_KIT)],
+    changes: options.Changes,
     expires: Annotated[
         int | None, option("TIME", "maximum duration: 12h, 30d or 8w (default: no end)", parser=lasting)
     ] = None,
@@ -68,7 +73,7 @@ def approve(
         limits = ApprovalLimits.lasting(expires, rounds, sites)
         if decline and limits.words():
             raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
-        _decide(screen, "declined" if decline else "approved", kit, hash, by, limits)
+        _decide(screen, "declined" if decline else "approved", kit, hash, by, limits, changes)
     elif decline:
         raise MedsiloError("which plan? give a job or the beginning of a hash")
     else:
@@ -122,13 +127,14 @@ def _decide(
     given: str,
     by: str,
     limits: "ApprovalLimits",
+    changes: Sequence[str],
 ) -> None:
     import getpass
 
     from medsilo.check.at_home import KitAtHome
 
     home = KitAtHome.read(kit)
-    meant, asked = _meant(home, given)
+    meant, asked = _meant(home, given, changes)
     if asked and asked.question:
         from medsilo.check.approving import question_in_words
 
@@ -152,7 +158,7 @@ def _decide(
     screen.answer(**decision.model_dump(mode="json"))
 
 
-def _meant(home: "KitAtHome", given: str) -> "tuple[str, AskingPlan | None]":
+def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str, AskingPlan | None]":
     """Return the hash of the plan that is meant, and the plan where it is here."""
     import time
 
@@ -160,9 +166,11 @@ def _meant(home: "KitAtHome", given: str) -> "tuple[str, AskingPlan | None]":
     from medsilo.site.approvals import AskingPlan
 
     if given.strip(HEXADECIMAL):
-        plan = plan_of(find_job(given), allowed=home.settings.packages)
+        plan = plan_of(find_job(given), changes, allowed=home.settings.packages)
         asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
         return asked.hash, asked
+    if changes:
+        raise MedsiloError("--set changes a job's plan, and a hash stands for one as it is; give the job, or no --set")
     meant, found = given.lower(), home.approvals.asked(given.lower())
     if len(meant) == 64:  # which need not have asked
         return meant, found[0] if found else None
@@ -228,25 +236,95 @@ def _print_question(screen: Screen, file: Path) -> None:
     screen.answer(question=question.hash, lines=lines)
 
 
-def list_(screen: Screen) -> None:
-    """List the methods, each with its paper and what leaves a hospital, and the tasks, each with its metric.
+def list_(
+    screen: Screen,
+    method: Annotated[str | None, typer.Argument(metavar="METHOD", help="one method: its idea, keys and cost")] = None,
+) -> None:
+    """List the methods, each with when it is worth a try and what leaves, and the tasks, each with its metric.
 
-    A plan names them as algorithm.name and task.name.
+    A plan names them as algorithm.name and task.name. With a METHOD: its idea, when it is worth a try, its keys, and
+    what it costs.
     """
     screen.note("loading the methods and tasks")
     from medsilo.check.leaks import leaving
+    from medsilo.check.method_facts import FACTS
     from medsilo.registry import METHODS, TASKS
 
+    if method:
+        _show_method(screen, method)
+        return
     methods = [
-        {"name": name, "title": own.title, "paper": own.paper, "leaves": leaving(own())}
+        {
+            "name": name,
+            "title": own.title,
+            "paper": own.paper,
+            "when": _plain(FACTS[name][3]) if name in FACTS else "",
+            "leaves": leaving(own()),
+        }
         for name, own in METHODS.items()
     ]
-    width = max(len(one["paper"]) for one in methods)
-    screen.say(*("{name:<14} {paper:<{width}} leaves: {leaves}".format(**one, width=width) for one in methods))
+    width = max(len(one["title"]) for one in methods)
+    screen.say("methods, as algorithm.name of a plan (medsilo list METHOD: idea, when to try it, keys, cost)")
+    screen.say(
+        *(
+            "{name:<14} {title:<{width}} {purpose}leaves: {leaves}".format(**one, width=width, purpose=_clause(one))
+            for one in methods
+        )
+    )
     screen.say("run central with --engine inprocess, or beside others: medsilo compare --methods central,fedavg")
     tasks = [{"name": name, "title": task.title, "metric": _metric_of(task)} for name, task in TASKS.items()]
+    screen.say("tasks, as task.name of a plan, each with its metric")
     screen.say(*("{name:<19} {title} ({metric})".format(**one) for one in tasks))
     screen.answer(methods=methods, tasks=tasks)
+
+
+def _show_method(screen: Screen, name: str) -> None:
+    """Show one method."""
+    import inspect
+    from difflib import get_close_matches
+
+    from medsilo.check.leaks import leaving
+    from medsilo.check.method_facts import FACTS
+    from medsilo.registry import METHODS
+
+    if name not in METHODS:
+        near = get_close_matches(name.lower(), list(METHODS), 1)
+        hint = f"did you mean {near[0]}?" if near else "'medsilo list' has all of them"
+        raise MedsiloError(f"{name!r} is no method; {hint}")
+    own = METHODS[name]
+    _, sent, work, when = FACTS.get(name, ("", "", "", ""))
+    keys = {
+        f"algorithm.{key}": {"default": _default_of(field.default), "meaning": _plain(_meaning_of(own, key))}
+        for key, field in own.model_fields.items()
+        if key != "name"
+    }
+    facts = {"when": when, "leaves": leaving(own()), "bytes": sent and f"{sent} (FedAvg: 1)", "work": work}
+    facts = {what: _plain(told) for what, told in facts.items() if told}
+    idea = inspect.cleandoc(own.__doc__ or "")
+    screen.say(f"{own.title}, {own.paper}", "", idea, "")
+    screen.say(*(f"{SAID[what]}: {told}" for what, told in facts.items()))
+    screen.say(*(["", "keys"] if keys else []))
+    screen.say(*(f"  {key} ({one['default']}): {one['meaning']}" for key, one in keys.items()))
+    screen.answer(name=name, title=own.title, paper=own.paper, idea=idea, keys=keys, **facts)
+
+
+def _plain(text: str) -> str:
+    """Return a text of Markdown without links."""
+    return LINK.sub(r"\1", REFERENCE.sub("", text))
+
+
+def _clause(method: dict[str, str]) -> str:
+    return f"{method['when']}; " if method["when"] else ""
+
+
+def _default_of(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def _meaning_of(kind: Any, key: str) -> str:
+    """Return what a key means: said where it was first declared."""
+    fields = (getattr(base, "model_fields", {}).get(key) for base in kind.__mro__)
+    return next((field.description for field in fields if field and field.description), "")
 
 
 def _metric_of(task: Any) -> str:

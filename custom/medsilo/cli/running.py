@@ -246,6 +246,11 @@ def resume(
         return
     folder = Path(run)
     if not (folder / "plan.yaml").is_file():
+        if any(folder.glob("*/plan.yaml")):
+            raise MedsiloError(
+                f"{run} is a comparison, or a folder of runs; call the same 'medsilo compare ... -o {run}' again, "
+                "which goes on with it, or give one of its runs"
+            )
         raise MedsiloError(
             f"{run} is no run's folder; give one under runs/, or --kit with the id of a consortium's job"
         )

@@ -150,6 +150,11 @@ class Screen:
             self._told_aside(f"{line} ...")
             self.doing(line, aside=True)
 
+    def aside(self, line: str) -> None:
+        """Say on stderr what is being done, to people and to logs, and go on with it."""
+        self._told_aside(line)
+        self.doing(line, aside=True)
+
     def _told_aside(self, line: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
         self._said = time.monotonic()

@@ -2,7 +2,8 @@
 
 Scores, losses, counts, choices of a threshold, and numbers of cases: a participant finds them
 exactly (exact.py), and every field of an answer is made of that here. Where a plan promises privacy, private_site.py
-adds noise and says its price; who asked for how much is in the hospital's book (protection.py).
+adds noise and says its price; who asked for how much is in the hospital's book (protection.py). Noise that the hospital
+did not demand itself comes on top of its floors and takes the place of none.
 """
 
 import math
@@ -72,7 +73,7 @@ class Disclosure:
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
         self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
-        self.too_near = {part for part in protection.too_near(data) if self._how(part) == "exact"}
+        self.too_near = {part for part in protection.too_near(data) if not self._noise_alone(part)}
 
     def told(self, found: ExactResult) -> Told:
         """Return what an answer tells of what was found, and count it as told."""
@@ -198,8 +199,10 @@ class Disclosure:
     def tells(self, part: DataPart) -> bool:
         """Return whether a score over a part may leave. It may not if it covers too few patients, alone or as the
         difference to another score, or if the study promises privacy and it is neither public nor has noise."""
-        if self._how(part) != "exact":
-            return self._how(part) == "noisy"
+        if self._how(part) == "silent" or not self.cases[part]:
+            return False
+        if self._noise_alone(part):
+            return True
         if part in self.too_near or (self.protected and (self.sway[part] or 0) * self.least > PAIR):
             return False
         return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
@@ -207,10 +210,14 @@ class Disclosure:
     def _how(self, part: DataPart) -> How:
         return self.numbers.how(part) if self.numbers else "exact"
 
+    def _noise_alone(self, part: DataPart) -> bool:
+        """Return whether noise stands in the place of the minimum count, the rounding and the memory of groups."""
+        return self.numbers is not None and self.numbers.suffices and self._how(part) == "noisy"
+
     @property
     def noisy(self) -> list[Part]:
         """Return the parts of which a score leaves with noise, and nothing else."""
-        return [part for part in SCORED if self._how(part) == "noisy"]
+        return [part for part in SCORED if self._how(part) == "noisy" and self.tells(part)]
 
     def samples(self, cases: int) -> int:
         """Return the number of training cases on which tensors rest, as it is told."""
@@ -221,7 +228,17 @@ class Disclosure:
     def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
         """Return a part's score with noise; every call is another release."""
         assert self.numbers
-        return self.numbers.score(part, number, measures[self.task.goal.metric], *self.task.goal.metric_range)
+        values, between = measures[self.task.goal.metric], self.task.goal.metric_range
+        return self.numbers.score(part, number, values, *between, step=self._step_of_units(part))
+
+    def _step_of_units(self, part: Part) -> float:
+        """Return in what steps a mean over units leaves; 0 where noise is enough."""
+        assert self.numbers
+        if self._noise_alone(part):
+            return 0.0
+        patient_of_unit = dict(zip(self.numbers.units[part], self.patients[part], strict=True))
+        resolutions = self.resolution[part], self.protection.resolution([*patient_of_unit.values()])
+        return max(own.step(*self.task.goal.metric_range) for own in resolutions)
 
     @property
     def least(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medsilo.core.errors import Refused
+from medsilo.core.text import size_text
 from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
 from medsilo.site.settings import FILE_NAME, Limits, SiteSettings
@@ -31,6 +32,12 @@ def check_limits(
     limits = settings.limits
     for one in asked_of(plan, limits, parameters, free):
         if one.most is not None and one.asked > one.most:
+            if one.key == "disk_free":
+                free_now, needed = (size_text(max(0, int(gib * 2**30))) for gib in (one.most, one.asked))
+                raise Refused(
+                    f"this hospital's disk is full: {free_now} are free for this study, and it needs {needed}; make "
+                    f"room, or lower {_where(one.key)}"
+                )
             raise Refused(
                 f"the plan asks this hospital for {one.asked:.10g} {one.unit}, more than it allows ({_where(one.key)})"
             )

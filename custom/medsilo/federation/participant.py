@@ -61,8 +61,7 @@ class Participant:
         self.place, self.data = place, data
         self.envelope = envelope or Envelope()
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
-        demands = place.settings.privacy
-        numbers = PrivateNumbers.of(plan, place.site, demands, protection.on or demands is not None, folder, data)
+        numbers = PrivateNumbers.of(plan, place.site, place.settings, folder, data)
         self.disclosure = Disclosure(place, data, protection, numbers)
         self.evaluation = self.evaluates(compute, protection.on)
         trained = self.disclosure.cases["train"] if place.trains else None

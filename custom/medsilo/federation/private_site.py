@@ -2,7 +2,8 @@
 
 Each kind of number is told as it is, where the hospital declared it public; with noise and an account of its own, where
 the plan offers that; or not at all. A unit (a record, or a patient with all cases) counts for one: in a count, and in
-the mean of a score.
+the mean of a score. Noise stands in the place of a hospital's own floors (minimum count, rounding, memory of groups)
+only where the hospital demands privacy; elsewhere both hold (disclosure.py).
 """
 
 import json
@@ -18,6 +19,7 @@ from typing import Literal
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import write_json
 from medsilo.course.phase import Phase
@@ -39,7 +41,7 @@ from medsilo.privacy.mechanisms import (
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import NOISY_COUNTS
 from medsilo.site.book import PARTS
-from medsilo.site.settings import FILE_NAME
+from medsilo.site.settings import FILE_NAME, SiteSettings
 from medsilo.tasks.task import SiteData, patients_of, records_of
 
 DIGITS = 4  # of a score with noise
@@ -111,12 +113,12 @@ class PrivateNumbers:
     guarded: bool  # whether patients are behind the numbers: what is neither public nor noisy is not told
     folder: Path
     units: Mapping[str, Sequence[str]] = field(repr=False)  # by part, the unit of each case
+    step: int = 1  # numbers of units are rounded to multiples of it before they get noise
 
     @classmethod
-    def of(
-        cls, plan: Plan, site: str, demands: Demands | None, guarded: bool, folder: Path, data: SiteData
-    ) -> "PrivateNumbers | None":
+    def of(cls, plan: Plan, site: str, settings: SiteSettings, folder: Path, data: SiteData) -> "PrivateNumbers | None":
         """Return them where the plan promises privacy."""
+        demands, synthetic = settings.privacy, plan.task.synthetic
         promise = agreed(plan, demands)
         if promise is None:
             return None
@@ -126,7 +128,14 @@ class PrivateNumbers:
         for part in PARTS:
             cases = getattr(data, part)
             units[part] = units_of(cases, promise.unit) or [str(case) for case in range(len(cases))]
-        return cls(plan, site, demands, promise, guarded, folder, units)
+        guarded = settings.protects(synthetic) or demands is not None
+        step = 1 if promise.suffices(demands) else settings.count_unit(synthetic)
+        return cls(plan, site, demands, promise, guarded, folder, units, step)
+
+    @property
+    def suffices(self) -> bool:
+        """Return whether the noise stands in the place of this hospital's floors; else both hold."""
+        return self.promise.suffices(self.demands)
 
     def how(self, told: Told) -> How:
         """Return how one kind of number is told."""
@@ -194,10 +203,10 @@ class PrivateNumbers:
             with reading("this site's noisy counts"):
                 kept = json.loads(path.read_text("utf-8"))
                 return str(kept["draw"]), {part: int(kept["counts"][part]) for part in PARTS}
-        secret = self.secret("counts")
-        sensitivity = self.counting.sensitivity
+        secret, rounding = self.secret("counts"), Resolution(unit=self.step)
+        noise = self.counting.scale * self.counting.sensitivity  # in steps: one unit moves a rounded count by one
         found: dict[str, int] = {
-            part: max(1, len(set(self.units[part])) + secret.geometric(self.counting.scale * sensitivity))
+            part: max(self.step, rounding.count(len(set(self.units[part]))) + self.step * secret.geometric(noise))
             for part in PARTS
         }
         draw = secrets.token_hex(16)
@@ -209,11 +218,13 @@ class PrivateNumbers:
         """Return the number of a part's units as everybody may know it."""
         return self.counted[1][part] if self.counted else len(set(self.units[part]))
 
-    def score(self, part: str, number: int, values: Tensor, low: float, high: float) -> float:
+    def score(self, part: str, number: int, values: Tensor, low: float, high: float, step: float = 0.0) -> float:
         """Return a part's mean score with noise: the mean over units of each unit's mean over its cases.
 
         Each unit's distance from the middle of the range is at most half of the range, in whole steps of a thousandth
         of that, and so is what it changes in their sum.
+        step: in which scores leave this hospital. The mean is rounded first, and the noise is added to that, so that no
+        number of answers, averaged, tells more than one without noise; one unit then moves it by whole steps.
         """
         middle, half = (low + high) / 2, (high - low) / 2
         own: dict[str, list[float]] = defaultdict(list)
@@ -221,8 +232,14 @@ class PrivateNumbers:
         for unit, value in zip(self.units[part], cut, strict=True):
             own[unit].append(value)
         total = sum(round((sum(found) / len(found) - middle) / half * STEPS) for found in own.values())
-        noise = self.secret("score", part, number).geometric(self.scoring.scale * STEPS)
-        return round(min(max(middle + (total + noise) / STEPS * half / self.size(part), low), high), DIGITS)
+        secret, each = self.secret("score", part, number), half / self.size(part)  # most that one unit moves the mean
+        if not step:
+            noise = secret.geometric(self.scoring.scale * STEPS)
+            return round(min(max(middle + (total + noise) / STEPS * each, low), high), DIGITS)
+        rounded = round((min(max(middle + total / STEPS * each, low), high) - low) / step)
+        noise = secret.geometric(self.scoring.scale * STEPS * math.ceil(each / step))
+        told = rounded + round(noise / STEPS)
+        return round(min(max(low + told * step, low), high), DIGITS)
 
     def secret(self, *purpose: str | int) -> NoiseSource:
         """Return the random numbers of one release: nobody's, or with drawn hospitals the seed's."""

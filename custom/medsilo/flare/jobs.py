@@ -60,6 +60,9 @@ def find_job(job: str | Path) -> Path:
     folder = Path(job)
     if (folder / PLAN).is_file():
         return folder
+    inside = next((above for above in folder.parents if (above / PLAN).is_file()), None)
+    if inside:
+        raise MedsiloError(f"{folder} lies in a job; give the job's folder, {inside}, and another plan with --plan")
     if folder.is_file():
         raise MedsiloError(f"{folder} is no job but a file; give the job's folder, and a plan with --plan")
     if folder.parent == Path() and (JOBS / folder / PLAN).is_file():

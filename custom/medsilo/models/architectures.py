@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medsilo.models.network import Dimensions, Network
+from medsilo.models.network import Activation, Dimensions, Network
 
 Norm = Annotated[Literal["batch", "batch-statistics", "group", "none"], Field(description=Network.NORM)]
 
@@ -146,7 +146,10 @@ class UNet(Network):
     )
     dimensions: Dimensions = 2
     residual_units: int = Field(default=0, ge=0, le=4, description="residual convolutions per level; 0: one plain one")
-    norm: Literal["batch", "batch-statistics", "instance", "none"] = Field("batch", description=Network.NORM)
+    norm: Literal["batch", "batch-statistics", "instance", "instance-statistics", "none"] = Field(
+        "batch", description=Network.NORM + "; `instance-statistics` is instance norm without weights, MONAI's default"
+    )
+    activation: Activation = "relu"
 
     def monai(self, channels: int, classes: int) -> dict[str, Any]:
         return {
@@ -157,7 +160,7 @@ class UNet(Network):
             "channels": self.features,
             "strides": (2,) * (len(self.features) - 1),
             "num_res_units": self.residual_units,
-            "act": ("RELU", {"inplace": True}),
+            "act": self.MONAI_ACTIVATIONS[self.activation],
             "norm": self.MONAI_NORMS[self.norm],
         }
 

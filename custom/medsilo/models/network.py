@@ -11,6 +11,13 @@ from torch import nn
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Feature
 
+Activation = Annotated[
+    Literal["relu", "leaky-relu", "prelu"],
+    Field(
+        description="activation after each convolution; `leaky-relu` has slope 0.1, `prelu` learns its slope",
+        exclude_if=lambda name: name == "relu",
+    ),
+]
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
 LITTLE_WORK = 1 << 34  # numbers of a network times values of a case: a fraction of a second, and 64 MiB at most
 MOST_GROUPS = 8
@@ -43,7 +50,13 @@ class Network(Feature):
         "batch": "BATCH",
         "batch-statistics": ("BATCH", {"affine": False, "track_running_stats": False}),
         "instance": ("INSTANCE", {"affine": True}),
+        "instance-statistics": "INSTANCE",
         "none": None,
+    }
+    MONAI_ACTIVATIONS: ClassVar[Mapping[str, Any]] = {
+        "relu": ("RELU", {"inplace": True}),
+        "leaky-relu": ("LEAKYRELU", {"negative_slope": 0.1, "inplace": True}),
+        "prelu": "PRELU",
     }
     MOST_PARAMETERS: ClassVar[int] = 500_000_000  # of all networks of a method together
 

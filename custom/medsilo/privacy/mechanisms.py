@@ -78,6 +78,11 @@ class Promise(Section):
     delta: Delta
     unit: Unit = "record"
 
+    def suffices(self, demands: "Demands | None") -> bool:
+        """Return whether noise that keeps this promise stands in the place of a hospital's own floors: where the
+        hospital itself demands privacy, and ε is small enough. A lead's offer alone lowers nothing."""
+        return demands is not None and self.epsilon <= demands.protective_epsilon
+
     def under(self, demands: "Demands | None") -> "Promise":
         """Return what holds where a study promises this and a hospital demands that: of each the stricter."""
         if demands is None:
@@ -94,6 +99,11 @@ class Demands(Section):
     delta: Delta = Field(description="δ at which that ε is counted; less than 1 / number of patients")
     study_epsilon: Epsilon | None = Field(None, description="ε that one study may cost; null: all that is left")
     unit: Unit = Field("patient", description="whom it protects: a patient with all cases, or a single record")
+    protective_epsilon: Epsilon = Field(
+        10.0,
+        description="largest ε of a study at which noise stands in the place of `smallest_metric`, `score_cases` and "
+        "the memory of earlier groups; above it noise protects little, and they hold as well",
+    )
     public: dict[Told, Reason] = Field(
         {},
         description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: "

@@ -55,6 +55,11 @@ class FolderLayout:
 
 def layout_of_folder(folder: Path) -> FolderLayout:
     """Return what lies in a folder; a DataError says what is missing there and what to do."""
+    if folder.is_file() and folder.suffix.lower() in (".csv", ".tsv"):
+        raise DataError(
+            "the table has no column names; write them into its first line, or give the folder that holds the images",
+            private=str(folder),
+        )
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise DataError(f"the folder {what}; give the one that holds the images", private=str(folder))

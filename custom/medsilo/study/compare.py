@@ -204,7 +204,10 @@ class Asked:
             raise MedsiloError("--out is the folder of a run; give another", str(self.out))
         task = [f"task.name={self.task}"] if self.task else []
         plan = jobs.plan_of(self.plan, task) if self.plan else parse_plan(base_plan(), task)
-        rows = [Row.parse(text) for text in [*",".join(self.methods).split(","), *self.row] if text]
+        named = [text.strip() for text in ",".join(self.methods).split(",")]
+        if spaced := next((text for text in named if " " in text and ":" not in text), ""):
+            raise MedsiloError(f"--methods {spaced!r}: separate methods by commas, {','.join(spaced.split())}")
+        rows = [Row.parse(text) for text in [*named, *self.row] if text]
         if not rows:
             raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
         rows = [_suited(row, plan, self.changes) for row in rows]

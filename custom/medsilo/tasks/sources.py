@@ -189,6 +189,12 @@ class DataSource(Section):
 
     def check_folder(self) -> None:
         """Raises DataError when there is no such folder."""
+        if self.folder.is_file():
+            raise DataError(
+                "the data are a file, and have to be a folder; give the folder that it lies in, and its name as "
+                "data.table in medsilo.yaml",
+                private=str(self.folder),
+            )
         if not self.folder.is_dir():
             message = "the data folder does not exist; correct 'data' in this site's medsilo.yaml, or --data"
             raise DataError(message, private=str(self.folder))
