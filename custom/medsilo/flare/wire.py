@@ -1,8 +1,10 @@
-"""A parcel as NVFlare carries it: a DXO collection with one WEIGHTS member per group.
+"""A parcel as NVFlare carries it: a DXO of kind WEIGHTS whose names are "group/tensor"; facts travel as meta.
 
-So NVFlare's own filters (a site's privacy policies, quantisation) see every tensor; facts travel as meta.
+So NVFlare's own filters (a site's privacy policies, quantisation) see every tensor, and its Client API reads a parcel
+as a model.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from torch import Tensor
 
 from medsilo.core.errors import Died, Lacks, Refused
@@ -23,21 +26,39 @@ TASK = "medsilo"  # the name of every task
 REFUSAL, DIED, LACKS = "medsilo.refusal", "medsilo.died", "medsilo.lacks"
 
 
-def let_tensors_travel(to_files: bool = False) -> None:
+def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
     """Have NVFlare send this process's tensors as they are, in pieces.
 
-    to_files: whether those that arrive here lie in nameless files, since many may be on their way at once.
+    to_files: whether those that arrive here lie in nameless files, since many may be on their way at once. plainly: by
+    NVFlare's own decomposer, which a training script's process knows.
     """
     PiecedTensors.to_files = to_files
-    send_tensors_by(PiecedTensors)
+    send_tensors_by(TensorDecomposer if plainly else PiecedTensors)
 
 
 def to_shareable(parcel: Parcel) -> Shareable:
     """Wrap a parcel. Tensors are referenced and not copied; dicts are new, since filters change them in place."""
-    groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in parcel.groups.items()}
-    dtypes = {group: {name: str(tensor.dtype) for name, tensor in parcel.groups[group].items()} for group in groups}
-    meta = {META: {"facts": parcel.facts, "dtypes": dtypes}}
-    return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
+    return DXO(DataKind.WEIGHTS, *flat(parcel)).to_shareable()
+
+
+def flat(parcel: Parcel) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return a parcel's tensors by "group/name", and its meta."""
+    tensors = {f"{group}/{name}": own for group, groups in parcel.groups.items() for name, own in groups.items()}
+    dtypes = {name: str(tensor.dtype) for name, tensor in tensors.items()}
+    return tensors, {META: {"facts": parcel.facts, "dtypes": dtypes, "groups": list(parcel.groups)}}
+
+
+def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> Parcel:
+    """Return the parcel of what came; raises Refused where it is none."""
+    try:
+        content = meta[META]
+        groups: dict[str, dict[str, Any]] = {str(group): {} for group in content["groups"]}
+        for name, value in tensors.items():
+            group, _, own = name.partition("/")
+            groups[group][own] = _as_sent(value, content["dtypes"][name])
+        return Parcel(groups, dict(content["facts"]))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
 
 
 def to_parcel(shareable: Shareable) -> Parcel:
@@ -54,17 +75,12 @@ def to_parcel(shareable: Shareable) -> Parcel:
             raise Lacks(reason)
         raise Refused(reason)
     try:
-        collection = from_shareable(shareable)
-        if collection.data_kind != DataKind.COLLECTION:
-            raise ValueError(collection.data_kind)
-        content = collection.meta[META]
-        groups = {
-            group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in member.data.items()}
-            for group, member in collection.data.items()
-        }
-        return Parcel(groups, dict(content["facts"]))
+        sent = from_shareable(shareable)
+        if sent.data_kind != DataKind.WEIGHTS:
+            raise ValueError(sent.data_kind)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
+    return unflat(sent.data, sent.meta)
 
 
 def _as_sent(value: Any, dtype: str) -> Any:
