@@ -26,11 +26,8 @@ from torch import nn
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.controller import MedsiloController
 from medsilo.flare.patience import Patience, limits
-from medsilo.plan import parse_plan
 from medsilo.runs import paths
-from medsilo.script.network import ScriptNetwork
-
-INITIAL = "initial.safetensors"
+from medsilo.script.study import INITIAL, plan_of_script
 
 
 class MethodRecipe(Recipe):
@@ -60,7 +57,7 @@ class MethodRecipe(Recipe):
         sites: Sequence[str] = (),
         input_shape: Sequence[int] | None = None,
         seed: int = 0,
-        plan: Mapping[str, Any] | None = None,
+        plan: Mapping[str, Mapping[str, Any]] | None = None,
         **method: Any,
     ) -> None:
         """sites: names of the sites; FedSM needs them, by default site-1, site-2, ..., as the simulator and POC have
@@ -82,27 +79,19 @@ class MethodRecipe(Recipe):
         )
         module = _module(model, initial_ckpt)
         self._files = TemporaryDirectory(prefix="medsilo-recipe-")
-        initial = Path(self._files.name) / INITIAL
-        network = ScriptNetwork.section(module, initial)
-        named = sites or ([f"site-{place + 1}" for place in range(min_clients)] if self.names_sites else ())
-        further = dict(plan or {})
-        participation = {"sites": list(named), "minimum": min_clients, **further.pop("participation", {})}
-        self.plan = parse_plan(
-            {
-                "algorithm": {"name": self.algorithm, **self.numbers, **method},
-                "task": {
-                    "name": "script",
-                    "metric": key_metric,
-                    "lower_is_better": key_metric_mode == "min",
-                    "input_channels": _channels(module),
-                    "input_shape": list(input_shape) if input_shape else None,
-                },
-                "network": network,
-                "training": {"rounds": num_rounds, **further.pop("training", {})},
-                "participation": participation,
-                "seed": seed,
-                **further,
-            }
+        names = [f"site-{place + 1}" for place in range(min_clients)] if self.names_sites else ()
+        self.plan = plan_of_script(
+            module,
+            Path(self._files.name),
+            {"name": self.algorithm, **self.numbers, **method},
+            rounds=num_rounds,
+            minimum=min_clients,
+            sites=sites or names,
+            metric=key_metric,
+            lower_is_better=key_metric_mode == "min",
+            input_shape=input_shape,
+            seed=seed,
+            further=plan,
         )
         written = Path(self._files.name) / paths.PLAN
         written.write_text(self.plan.to_yaml())
@@ -111,7 +100,7 @@ class MethodRecipe(Recipe):
         job.to_server(MedsiloController())
         patience = Patience.of(self.plan)
         job.to_server({"server": {"task_request_interval": 0.1}, **limits(patience, "server")})
-        for file in (written, initial):
+        for file in (written, written.with_name(INITIAL)):
             job.add_file_to_server(str(file), app_folder_type="config")
         super().__init__(job)
 
@@ -139,15 +128,6 @@ def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.
             told = str(error).splitlines()[0]
             raise MedsiloError(f"initial_ckpt: {Path(checkpoint).name} can't be loaded ({told}); it must lie here") from error
     return model
-
-
-def _channels(module: nn.Module) -> int:
-    """Return how many channels the network's first layer takes."""
-    for layer in module.modules():
-        for name in ("in_channels", "in_features"):
-            if isinstance(number := getattr(layer, name, None), int):
-                return number
-    return 1
 
 
 def _recipe(method: str, title: str, tells_apart: bool = False, **numbers: Any) -> type[MethodRecipe]:

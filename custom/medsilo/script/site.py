@@ -103,17 +103,20 @@ class ScriptTraining(Training):
         return self._steps() or super().steps_of_round(in_epoch)
 
 
-class Perturbed(PerturbedOptimizer):
-    """HarmoFL's step, which tells the input layer when a batch comes for the second time."""
+class Stepping(PerturbedOptimizer):
+    """The optimizer that a script steps a network with: its own kind, by HarmoFL's step if `alpha` is not 0."""
 
-    again: bool = False
+    again: bool = False  # whether a batch passes the network for the second time
 
-    def step(self, closure: Closure | None = None) -> Tensor:  # type: ignore[override]
-        if closure is None:
+    def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
+        if closure is None and self.alpha:
             raise MedsiloError(
                 "optimizer.step: this method looks at the loss twice; write step(closure), where closure() clears the "
                 "gradients, computes the loss and calls backward (as for torch.optim.LBFGS)"
             )
+        if closure is None:
+            self.base.step()
+            return None
         passes = 0
 
         def counted() -> Tensor:
@@ -125,6 +128,12 @@ class Perturbed(PerturbedOptimizer):
             return super().step(counted)
         finally:
             self.again = False
+
+
+def refuse_closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise MedsiloError for a step with a closure: torch would correct the gradients before the closure made them."""
+    if any(given is not None for given in (*args[1:], *kwargs.values())):
+        raise MedsiloError("optimizer.step(closure): step site.optimizer, or the optimizer of site.networks(), instead")
 
 
 # ---------------------------------------------------------------------------------------------------- handing over
@@ -206,7 +215,8 @@ class ScriptState(SiteState):
     ) -> None:
         self.own, self.own_optimizer, self.scheduler = model, optimizer, scheduler
         self.steps = 0  # that the script's optimizer has made in this round
-        self.current: Optimizer | None = None  # that the script steps with
+        self.current: Stepping | None = None  # that the script steps with
+        optimizer.register_step_pre_hook(refuse_closure)
         optimizer.register_step_post_hook(self._count)
         super().__init__(plan, site, folder, Compute(device=next(model.parameters()).device))
 
@@ -231,7 +241,7 @@ class ScriptState(SiteState):
 
     def _normalise(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Let a batch pass the input layer, which learns from it once."""
-        layer, again = self.modules[INPUT], isinstance(self.current, Perturbed) and self.current.again
+        layer, again = self.modules[INPUT], self.current and self.current.again
         layer.train(module.training and not again)
         return (layer(inputs[0]), *inputs[1:])
 
@@ -250,10 +260,9 @@ class ScriptState(SiteState):
         optimizer = self.optimizers[name]
         for group, own in zip(optimizer.param_groups, self.own_optimizer.param_groups, strict=False):
             group["lr"] = own["lr"]
-        if perturbation := self.algorithm.perturbation:
-            optimizer = Perturbed(optimizer, perturbation.alpha, module=self.modules[name])
-        self.current = optimizer
-        return optimizer
+        alpha = self.algorithm.perturbation.alpha if self.algorithm.perturbation else 0.0
+        self.current = Stepping(optimizer, alpha, module=self.modules[name])
+        return self.current
 
     def besides(self) -> dict[str, Any]:
         return {} if self.scheduler is None else {"scheduler": json.dumps(self.scheduler.state_dict())}
@@ -275,14 +284,24 @@ class Data:
     batch: Batch = usual_batch
     loss: LossFunction | None = None  # for methods whose objective is more than the script's loss
 
-    def count(self, loader: Any, given: int | None = None) -> int:
+    def count(self, loader: Any) -> int:
         """Return the cases of a loader."""
-        if given is not None:
-            return given
+        if loader is self.loader and self.samples is not None:
+            return self.samples
+        if isinstance(loader, Sequence):
+            return sum(len(self.batch(batch)[0]) for batch in loader)
         try:
-            return len(loader.dataset if hasattr(loader, "dataset") else loader)
-        except TypeError as error:
+            return len(loader.dataset)
+        except (TypeError, AttributeError) as error:
             raise MedsiloError("join: the loader does not say how many cases it has; give samples=") from error
+
+    @property
+    def steps(self) -> int:
+        """Return the batches of a pass."""
+        try:
+            return len(self.loader)  # type: ignore[arg-type]
+        except TypeError:
+            return 1
 
     def batches(self, loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a pass, which leaves the generators of random numbers as they were."""
@@ -516,7 +535,7 @@ class ScriptSite:
     @property
     def samples(self) -> int:
         """The training cases of this site."""
-        return self.data.count(self.data.loader, self.data.samples)
+        return self.data.count(self.data.loader)
 
     def _bench(self, number: int, hand_over: Callable[[Turn], float]) -> ScriptBench:
         data, state, plan = self.data, self.state, self.plan
@@ -542,7 +561,7 @@ class ScriptSite:
             epoch,
             passes,
             self.samples,
-            data.count(data.loader, None) if not hasattr(data.loader, "dataset") else len(data.loader),  # type: ignore[arg-type]
+            data.steps,
             generator_for(plan.seed, self.site, "method", number),
             plan.algorithm.perturbation.step if plan.algorithm.perturbation else None,
             hand_over=hand_over,
