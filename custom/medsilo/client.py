@@ -15,7 +15,7 @@ Your loop stays yours. Four lines change: `join` takes the place of `flare.init(
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,16 @@ from torch.optim import Optimizer
 
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
+from medsilo.deploy.supermodel import SuperModel
 from medsilo.flare.wire import flat, unflat
 from medsilo.learning.loop import LossFunction
 from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
+from medsilo.script.network import ScriptNetwork
 from medsilo.script.site import Batch, Data, Evaluate, Metrics, ScriptSite, usual_batch
 
-__all__ = ["Site", "join"]
+__all__ = ["Site", "join", "super_model"]
 
 
 class Site:
@@ -122,6 +124,18 @@ def join(
     data = Data(loader, validation, samples, batch, loss)
     inner = ScriptSite(plan, flare.get_site_name(), output, model, optimizer, data, evaluate, scheduler)
     return Site(inner, output)
+
+
+def super_model(folder: Path | str, model: nn.Module) -> SuperModel:
+    """Return FedSM's super model of a run, which answers as one network does: `super_model("supermodel", Net())(x)`.
+
+    folder: `supermodel` of the run, or of a site. model: a network of the script's kind, with any weights.
+    """
+    plan = load_plan(Path(folder) / paths.PLAN)
+    if not isinstance(plan.network, ScriptNetwork):
+        return SuperModel.load(Path(folder), plan)
+    with plan.network.standing_for(model):
+        return SuperModel.load(Path(folder), plan).eval()
 
 
 def _app_folder() -> Path:

@@ -4,7 +4,8 @@ A plan holds the network's layers: their kinds, and the shapes of their tensors.
 kinds. The initial weights are a file of the job, named by its hash.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -139,7 +140,8 @@ def _made(shape: LayerShape, parameters: dict[str, nn.Parameter]) -> nn.Module:
     return layer
 
 
-MAKERS: dict[str, Callable[[], nn.Module]] = {}  # this process's own networks, by the hash of their initial weights
+# This process's own networks, by the hash of their initial weights; and whether they begin with these.
+MAKERS: dict[str, tuple[Callable[[], nn.Module], bool]] = {}
 
 
 class ScriptNetwork(Network):
@@ -159,8 +161,10 @@ class ScriptNetwork(Network):
     def build(self, channels: int, classes: int) -> nn.Module:
         if torch.empty(0).is_meta:
             return skeleton(self.layers)
-        module = MAKERS.get(self.sha256, lambda: skeleton(self.layers))()
-        module.load_state_dict(safetensors.torch.load_file(shelf.find(self.sha256, self.bytes)))
+        make, begins = MAKERS.get(self.sha256, (lambda: skeleton(self.layers), True))
+        module = make()
+        if begins:
+            module.load_state_dict(safetensors.torch.load_file(shelf.find(self.sha256, self.bytes)))
         return module
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
@@ -182,9 +186,9 @@ class ScriptNetwork(Network):
         }
 
     def make_by(self, model: nn.Module) -> None:
-        """Let networks of this plan be copies of this one, in this process.
+        """Let networks of this plan be copies of this one, in this process; they begin with the recipe's weights.
 
-        Raises MedsiloError where it is another one than the plan describes.
+        Raises MedsiloError where the plan describes another network.
         """
         described, own = (
             {f"{layer.name}.{one.name}".lstrip("."): (one.shape, one.dtype) for layer in layers for one in layer.tensors}
@@ -196,4 +200,17 @@ class ScriptNetwork(Network):
                 f"join: the script's model is not the recipe's: {', '.join(odd[:3])} differ; give both the same model"
             )
         copy = deepcopy(model)
-        MAKERS[self.sha256] = lambda: deepcopy(copy)
+        MAKERS[self.sha256] = lambda: deepcopy(copy), True
+
+    @contextmanager
+    def standing_for(self, model: nn.Module) -> Iterator[None]:
+        """Inside, networks of this plan are copies of this one, with its weights."""
+        before = MAKERS.get(self.sha256)
+        self.make_by(model)
+        MAKERS[self.sha256] = MAKERS[self.sha256][0], False
+        try:
+            yield
+        finally:
+            del MAKERS[self.sha256]
+            if before:
+                MAKERS[self.sha256] = before
