@@ -116,13 +116,17 @@ def join(
     start anew. samples: training cases, if the loader does not say. batch: takes a batch apart; by default
     (inputs, targets), or MONAI's "image" and "label".
     """
-    flare.init()
+    try:
+        name = flare.get_site_name()
+    except RuntimeError:  # the script has not called it
+        flare.init()
+        name = flare.get_site_name()
     folder = _app_folder()
     plan = load_plan(folder / "config" / paths.PLAN)
     shelf.look_in(folder / "config")
     output = folder.parents[1] / "medsilo"  # beside NVFlare's folders of jobs, which go with the job
     data = Data(loader, validation, samples, batch, loss)
-    inner = ScriptSite(plan, flare.get_site_name(), output, model, optimizer, data, evaluate, scheduler)
+    inner = ScriptSite(plan, name, output, model, optimizer, data, evaluate, scheduler)
     return Site(inner, output)
 
 

@@ -1,14 +1,18 @@
 """A training script of one's own: its tensors are those of medsilo's own job."""
 
+import doctest
 import json
+import pickle
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from medsilo import recipes
 from medsilo.client import super_model
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
@@ -19,6 +23,7 @@ from medsilo.learning import layers
 from medsilo.learning.loop import Compute, batches
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
+from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
@@ -88,7 +93,9 @@ class Script:
         return site.finish()
 
 
-def scripted(own: Plan, folder: Path, anew: bool = False, **more: object) -> tuple[Record, dict[str, dict[str, Tensor]]]:
+def scripted(
+    own: Plan, folder: Path, anew: bool = False, **more: object
+) -> tuple[Record, dict[str, dict[str, Tensor]]]:
     """Run the same study as `own` by scripts; returns its record, and each site's last model."""
     model = own.build_networks()["model"]
     method = own.algorithm.model_dump(mode="json")
@@ -197,10 +204,47 @@ def test_another_model_than_the_recipes_is_refused_by_the_names_of_its_tensors(t
         plan.network.make_by(nn.Linear(2, 4))
 
 
+def test_the_recipes_are_methods_of_the_registry_and_their_example_runs() -> None:
+    assert doctest.testmod(recipes).failed == 0
+    kinds = [kind for kind in vars(recipes).values() if isinstance(kind, type) and kind.__name__ != "MethodRecipe"]
+    own = [kind.algorithm for kind in kinds if issubclass(kind, recipes.MethodRecipe)]
+    assert len(own) == len(set(own)) > 20 and set(own) < set(METHODS)
+
+
+def test_a_checkpoint_is_where_the_study_begins(tmp_path: Path) -> None:
+    model = nn.Linear(2, 3)
+    torch.save(model.state_dict(), tmp_path / "start.pt")
+    given = {"class_path": "torch.nn.Linear", "args": {"in_features": 2, "out_features": 3}}
+    recipe = recipes.FedAvgRecipe(
+        model=given, initial_ckpt=str(tmp_path / "start.pt"), min_clients=2, train_script="client.py"
+    )
+    recipe.export(str(tmp_path / "jobs"))
+    (plan,) = {path.read_text() for path in (tmp_path / "jobs").rglob(paths.PLAN)}
+    (initial,) = {path.read_bytes() for path in (tmp_path / "jobs").rglob("initial.safetensors")}
+    assert torch.equal(safetensors.torch.load(initial)["weight"], model.weight) and "script" in plan
+
+
+def test_a_checkpoint_that_runs_code_is_refused(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (tmp_path / "ran",)
+
+    (tmp_path / "start.pt").write_bytes(pickle.dumps(Harmful()))
+    with pytest.raises(MedsiloError, match="start.pt"):
+        recipes.FedAvgRecipe(
+            model=nn.Linear(2, 3), initial_ckpt=str(tmp_path / "start.pt"), min_clients=2, train_script="client.py"
+        )
+    assert not (tmp_path / "ran").exists()
+
+
 # ---------------------------------------------------------------------------------------------------- what is refused
 @pytest.mark.parametrize("section", ["privacy", "transport"])
 def test_what_a_script_cannot_promise_is_refused_where_the_recipe_is_made(section: str, tmp_path: Path) -> None:
-    further = {"privacy": {"epsilon": 3.0}} if section == "privacy" else {"transport": {"sealing": "pairwise"}}
+    further = (
+        {"privacy": {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0}}
+        if section == "privacy"
+        else {"transport": {"sealing": "pairwise"}}
+    )
     with pytest.raises(MedsiloError, match="script"):
         plan_of_script(nn.Linear(2, 3), tmp_path, {"name": "fedavg"}, rounds=1, minimum=3, sites=SITES, further=further)
 
@@ -221,7 +265,7 @@ def stepped(tmp_path: Path, method: str, **data: object) -> tuple[ScriptSite, nn
 
 def test_a_closure_at_the_scripts_own_optimizer_is_refused(tmp_path: Path) -> None:
     """torch calls hooks before it asks the closure, so corrections would meet the gradients of the batch before."""
-    site, model, optimizer = stepped(tmp_path, "fedprox")
+    _, model, optimizer = stepped(tmp_path, "fedprox")
     with pytest.raises(MedsiloError, match=r"site\.optimizer"):
         optimizer.step(lambda: model(torch.ones(3, 2)).sum())
 

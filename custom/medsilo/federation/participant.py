@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
-import torch
 from torch import Tensor, nn
 
 from medsilo.core.errors import Refused

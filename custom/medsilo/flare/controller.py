@@ -25,7 +25,7 @@ from medsilo.flare.patience import LONGEST, Patience
 from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.presence import Presence
 from medsilo.flare.transport import Away, FlareTransport, Longest
-from medsilo.flare.wire import let_tensors_travel
+from medsilo.flare.wire import as_model, let_tensors_travel, to_shareable
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS
@@ -130,7 +130,9 @@ class MedsiloController(Controller):
                 away = partial(presence.left_behind, len(plan.participation.sites or sites), least)
             if plan.participation.limit is None:  # and the server's own process tells who is there
                 longest = lambda timeout: LONGEST if presence.sites else timeout  # noqa: E731
-        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away, longest)
+        transport = self.transport = FlareTransport(
+            self, fl_ctx, abort_signal, away, longest, as_model if plan.task.scripted else to_shareable
+        )
         self.gate.allow(answer_bounds(plan))
         PatientRequests(self.gate.cell, Patience.of(plan))
         try:

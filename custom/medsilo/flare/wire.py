@@ -1,7 +1,7 @@
-"""A parcel as NVFlare carries it: a DXO of kind WEIGHTS whose names are "group/tensor"; facts travel as meta.
+"""A parcel as NVFlare carries it: a DXO collection with one WEIGHTS member per group.
 
-So NVFlare's own filters (a site's privacy policies, quantisation) see every tensor, and its Client API reads a parcel
-as a model.
+So NVFlare's own filters (a site's privacy policies, quantisation) see every tensor; facts travel as meta. For a user's
+own training script it is one DXO of kind WEIGHTS with names "group/tensor": a model of NVFlare's Client API.
 """
 
 from collections.abc import Mapping
@@ -38,27 +38,43 @@ def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
 
 def to_shareable(parcel: Parcel) -> Shareable:
     """Wrap a parcel. Tensors are referenced and not copied; dicts are new, since filters change them in place."""
+    groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in parcel.groups.items()}
+    dtypes = {group: {name: str(tensor.dtype) for name, tensor in parcel.groups[group].items()} for group in groups}
+    meta = {META: {"facts": parcel.facts, "dtypes": dtypes}}
+    return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
+
+
+def as_model(parcel: Parcel) -> Shareable:
+    """Wrap a parcel for a training script."""
     return DXO(DataKind.WEIGHTS, *flat(parcel)).to_shareable()
 
 
 def flat(parcel: Parcel) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return a parcel's tensors by "group/name", and its meta."""
     tensors = {f"{group}/{name}": own for group, groups in parcel.groups.items() for name, own in groups.items()}
-    dtypes = {name: str(tensor.dtype) for name, tensor in tensors.items()}
-    return tensors, {META: {"facts": parcel.facts, "dtypes": dtypes, "groups": list(parcel.groups)}}
+    dtypes = {group: {name: str(own.dtype) for name, own in groups.items()} for group, groups in parcel.groups.items()}
+    return tensors, {META: {"facts": parcel.facts, "dtypes": dtypes}}
 
 
 def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> Parcel:
-    """Return the parcel of what came; raises Refused where it is none."""
+    """Return the parcel of a model that came to a script, or from one; raises Refused where it is none."""
     try:
-        content = meta[META]
-        groups: dict[str, dict[str, Any]] = {str(group): {} for group in content["groups"]}
+        groups: dict[str, dict[str, Any]] = {str(group): {} for group in meta[META]["dtypes"]}
         for name, value in tensors.items():
             group, _, own = name.partition("/")
-            groups[group][own] = _as_sent(value, content["dtypes"][name])
-        return Parcel(groups, dict(content["facts"]))
+            groups[group][own] = value
+        return _parcel(groups, meta)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
+
+
+def _parcel(groups: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) -> Parcel:
+    content = meta[META]
+    read = {
+        group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in own.items()}
+        for group, own in groups.items()
+    }
+    return Parcel(read, dict(content["facts"]))
 
 
 def to_parcel(shareable: Shareable) -> Parcel:
@@ -75,12 +91,14 @@ def to_parcel(shareable: Shareable) -> Parcel:
             raise Lacks(reason)
         raise Refused(reason)
     try:
-        sent = from_shareable(shareable)
-        if sent.data_kind != DataKind.WEIGHTS:
-            raise ValueError(sent.data_kind)
+        collection = from_shareable(shareable)
+        if collection.data_kind == DataKind.WEIGHTS:
+            return unflat(collection.data, collection.meta)
+        if collection.data_kind != DataKind.COLLECTION:
+            raise ValueError(collection.data_kind)
+        return _parcel({group: member.data for group, member in collection.data.items()}, collection.meta)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
-    return unflat(sent.data, sent.meta)
 
 
 def _as_sent(value: Any, dtype: str) -> Any:

@@ -45,8 +45,10 @@ GENERAL: Mapping[type[nn.Module], str] = {  # of a class that is none of these, 
 NUMBERS = ("num_features", "num_channels", "in_features", "in_channels", "out_features", "out_channels", "num_groups")
 DTYPES: Mapping[str, torch.dtype] = {
     str(kind).removeprefix("torch."): kind
-    for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-    + (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+    for kind in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
 }
 
 
@@ -87,16 +89,12 @@ def _layer(name: str, layer: nn.Module, seen: dict[int, str]) -> LayerShape:
         for own, value in layer.named_parameters(recurse=False, remove_duplicate=False)
     ]
     unsaved = layer._non_persistent_buffers_set
-    tensors += [
-        _tensor(own, value) for own, value in layer.named_buffers(recurse=False) if own not in unsaved
-    ]
+    tensors += [_tensor(own, value) for own, value in layer.named_buffers(recurse=False) if own not in unsaved]
     numbers = {own: int(getattr(layer, own)) for own in NUMBERS if kind and isinstance(getattr(layer, own, None), int)}
     return LayerShape(name=name, kind=kind, numbers=numbers, tensors=tuple(tensors))
 
 
-def _tensor(
-    name: str, value: Tensor, learns: bool | None = None, first: str = "", layer: str = ""
-) -> TensorShape:
+def _tensor(name: str, value: Tensor, learns: bool | None = None, first: str = "", layer: str = "") -> TensorShape:
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise MedsiloError(f"model: {layer}.{name} is of {dtype}, which does not travel; use floats and whole numbers")
@@ -125,7 +123,7 @@ def _made(shape: LayerShape, parameters: dict[str, nn.Parameter]) -> nn.Module:
     for name, number in shape.numbers.items():
         setattr(layer, name, number)
     if issubclass(kind, _BatchNorm | _InstanceNorm):
-        layer.track_running_stats = any(own.name == "running_mean" for own in shape.tensors)
+        setattr(layer, "track_running_stats", any(own.name == "running_mean" for own in shape.tensors))  # noqa: B010
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             layer.register_buffer(name, None)
     for own in shape.tensors:
@@ -169,9 +167,9 @@ class ScriptNetwork(Network):
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
         if plan.privacy:
-            yield "privacy: a training script of your own has no account of it; run a task of medsilo's, or leave it out"
+            yield "privacy: a script of your own has no account of it; run a task of medsilo's, or leave privacy out"
         if plan.transport.sealed:
-            yield "transport.sealing: a training script of your own sends in clear; run a task of medsilo's, or set none"
+            yield "transport.sealing: a script of your own sends in clear; leave it out, or run a task of medsilo's"
 
     @staticmethod
     def section(model: nn.Module, file: Path) -> dict[str, Any]:
@@ -191,7 +189,11 @@ class ScriptNetwork(Network):
         Raises MedsiloError where the plan describes another network.
         """
         described, own = (
-            {f"{layer.name}.{one.name}".lstrip("."): (one.shape, one.dtype) for layer in layers for one in layer.tensors}
+            {
+                f"{layer.name}.{one.name}".lstrip("."): (one.shape, one.dtype)
+                for layer in layers
+                for one in layer.tensors
+            }
             for layers in (self.layers, layers_of(model))
         )
         if described != own:

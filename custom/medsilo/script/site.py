@@ -40,7 +40,7 @@ from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import ANSWERS, Parcel, Request
+from medsilo.runs.messages import ANSWERS, Counted, Parcel, Request
 from medsilo.script.network import ScriptNetwork
 
 Metrics = Mapping[str, float]
@@ -178,8 +178,8 @@ class Work:
     def __init__(self, work: Callable[[Callable[[Turn], float]], float]) -> None:
         self.asked: SimpleQueue[Turn | None] = SimpleQueue()
         self.done: SimpleQueue[float] = SimpleQueue()
-        self.loss, self.error = math.nan, None
-        self.error: BaseException | None
+        self.loss = math.nan
+        self.error: BaseException | None = None
         self.now: Turn | None = None  # the network whose turn it is
         threading.Thread(target=self._run, args=(work,), name="medsilo-method", daemon=True).start()
         self._next()
@@ -304,14 +304,18 @@ class Data:
             return 1
 
     def batches(self, loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield a pass, which leaves the generators of random numbers as they were."""
-        generator = getattr(loader, "generator", None)
-        kept = generator.get_state() if generator is not None else None
+        """Yield a pass."""
+        for batch in loader:
+            inputs, targets = self.batch(batch)
+            yield inputs.to(device), targets.to(device)
+
+    def measured(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a pass over the training data that leaves the script's random numbers as they were."""
+        generator: torch.Generator | None = getattr(self.loader, "generator", None)
+        kept = None if generator is None else generator.get_state()
         with torch.random.fork_rng():
-            for batch in loader:
-                inputs, targets = self.batch(batch)
-                yield inputs.to(device), targets.to(device)
-        if kept is not None:
+            yield from self.batches(self.loader, device)
+        if generator is not None and kept is not None:
             generator.set_state(kept)
 
 
@@ -540,7 +544,6 @@ class ScriptSite:
     def _bench(self, number: int, hand_over: Callable[[Turn], float]) -> ScriptBench:
         data, state, plan = self.data, self.state, self.plan
         device = state.compute.device
-        passes = partial(data.batches, data.loader, device)
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
             if data.loss is None:
@@ -548,7 +551,7 @@ class ScriptSite:
             return data.loss(output, target)
 
         def epoch(lessons: Sequence[Lesson], number: int, most: int | None = None) -> float:
-            return train_epoch(islice(passes(), most), lessons, state.compute)
+            return train_epoch(islice(data.batches(data.loader, device), most), lessons, state.compute)
 
         return ScriptBench(
             self.site,
@@ -559,7 +562,7 @@ class ScriptSite:
             loss,
             state.compute,
             epoch,
-            passes,
+            partial(data.measured, device),
             self.samples,
             data.steps,
             generator_for(plan.seed, self.site, "method", number),
@@ -576,7 +579,7 @@ class ScriptSite:
             round=asked.round,
             study=asked.study,
             package=self.plan.code,
-            cases={"train": self.samples, "validation": held_out, "test": held_out},
+            cases=Counted(train=self.samples, validation=held_out, test=held_out),
             seconds=time.monotonic() - self.started,
             memory=most_held(),
             warnings=[],

@@ -1,13 +1,13 @@
 """What a user's own script learns, as far as a study has to know it: the name of its metric."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
-from collections.abc import Sequence
 
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.core.errors import DataError
+from medsilo.core.errors import DataError, MedsiloError
 from medsilo.models.network import Network
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.task import SiteData, Task
@@ -29,7 +29,7 @@ class ScriptGoal(Goal):
         return {}
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        raise NotImplementedError("the script has its own loss")
+        raise MedsiloError("the script has a loss of its own")
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the share of places that are named right, for every case: by it a super model finds its threshold."""
