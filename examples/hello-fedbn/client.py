@@ -25,7 +25,7 @@ def main() -> None:
     epochs = parser.parse_args().epochs
     flare.init()
     train_set, test_set = data_of(flare.get_site_name())
-    train_loader = DataLoader(train_set, batch_size=30, shuffle=True, generator=torch.Generator().manual_seed(0))
+    train_loader = DataLoader(train_set, batch_size=30, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=100)
     model, loss = Net(), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -12,7 +12,7 @@ from medsilo.client import join
 def main() -> None:
     flare.init()
     train_set, test_set = data_of(flare.get_site_name())
-    loader = DataLoader(train_set, batch_size=20, shuffle=True, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(train_set, batch_size=20, shuffle=True)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     rows, labels = test_set.tensors

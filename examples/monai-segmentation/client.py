@@ -15,9 +15,7 @@ from medsilo.client import join
 def main() -> None:
     flare.init()
     cases = images_of(flare.get_site_name())
-    train_loader = DataLoader(
-        Dataset(cases[:24]), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(0)
-    )
+    train_loader = DataLoader(Dataset(cases[:24]), batch_size=8, shuffle=True)
     validation_loader = DataLoader(Dataset(cases[24:]), batch_size=8)
     model, loss = unet(), DiceCELoss(to_onehot_y=True, softmax=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -21,9 +21,7 @@ def main() -> None:
     flare.init()
     study = studies(table)[int(flare.get_site_name().rpartition("-")[2]) - 1]
     train_set, test_set = patients_of(table, study)
-    loader = DataLoader(
-        train_set, batch_size=32, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0)
-    )
+    loader = DataLoader(train_set, batch_size=32, shuffle=True, drop_last=True)
     model, loss = Net(), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 

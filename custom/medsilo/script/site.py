@@ -6,6 +6,7 @@ work waits in a thread of its own until the script has trained each network.
 
 import json
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import PrivateAttr
 from torch import Tensor, nn
@@ -35,7 +37,7 @@ from medsilo.course.phase import Phase, Workbench
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, Watch, train_epoch
 from medsilo.learning.perturbation import PerturbedOptimizer
-from medsilo.learning.seeds import generator_for
+from medsilo.learning.seeds import generator_for, seed_for, seed_torch
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
@@ -303,6 +305,14 @@ class Data:
         except TypeError:
             return 1
 
+    def seed(self, seed: int) -> None:
+        """Let all chance of a round follow from a number, also where the script's process is another one."""
+        seed_torch(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # by which scripts draw
+        if isinstance(generator := getattr(self.loader, "generator", None), torch.Generator):
+            generator.manual_seed(seed)
+
     def batches(self, loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a pass."""
         for batch in loader:
@@ -377,6 +387,7 @@ class ScriptSite:
         self.validated = self._validate(asked.round - 1)
         if not phase.trains_at(self.site, asked.round, self.sites, self.plan.seed):
             return self._trained(phase, math.nan, sends=False)
+        self.data.seed(seed_for(self.plan.seed, self.site, "script", asked.round))
         state.steps = 0
         self.work = Work(lambda hand_over: phase.work(self._bench(asked.round, hand_over)))
         return self._trained(phase, self.work.loss) if self.work.now is None else None
