@@ -27,7 +27,6 @@ from torch import Tensor
 
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.sealing.fixed_point import FixedPoint, Flat
-from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import Gathering, MaskedSums
 from medsilo.sealing.signing import Unsigned
@@ -99,25 +98,25 @@ def clear(given: list[Model]) -> Cost:
     return Cost(sum(tensor.nbytes for tensor in given[0].values()), 0.0, server, 0.0)
 
 
-def meeting(terms: Terms) -> tuple[dict[str, Member], Gathering]:
+def meeting(terms: Terms) -> dict[str, Member]:
     """Return hospitals that know each other's keys."""
-    members = {site: Member.begin(terms, site, Unsigned(), SumMemory()) for site in terms.sites}
+    members = {site: Member.begin(terms, site, Unsigned()) for site in terms.sites}
     gathering = Gathering(terms)
     for site, member in members.items():
         gathering.add(site, member.introduction())
     assembly = gathering.assembly()
     for member in members.values():
         member.meet(assembly)
-    return members, gathering
+    return members
 
 
 def pairwise(given: list[Model], gone: int = 0) -> Cost:
     """gone: sites that drop out after the round has begun."""
     count = len(given)
     terms = Terms("benchmark", "plan", names(count), count // 2 + 1)
-    members, gathering = meeting(terms)
-    block = SealedBlock("model", Flat.of(given[0]), FixedPoint(BOUND, count), weights=(1,) * count)
-    server, first = MaskedSums(terms, gathering.assembly(), 1, [block]), terms.sites[0]
+    members = meeting(terms)
+    block = SealedBlock("model", Flat.of(given[0]), FixedPoint(BOUND, count))
+    server = MaskedSums(terms, 1, [block])
     for site, member in members.items():
         server.offer(site, member.offer(1))
     deals, adding = server.deals(), 0.0
@@ -126,15 +125,11 @@ def pairwise(given: list[Model], gone: int = 0) -> Cost:
         member, deal = members[site], deals[site]
         seal, sealed = timed(lambda m=member, d=deal, t=model: m.seal(d, [block], {"model": t}))  # type: ignore[misc]
         adding += seconds(lambda s=site, up=sealed: server.add(s, up))  # type: ignore[misc]
-    survivors = server.survivors()
     for site in stay:
-        server.confirmation(site, members[site].confirm(survivors, [block]))
-    request = server.request()
-    for site in stay:
-        server.reveal(site, members[site].unmask(request, [block]))
-    opening, (claim, sums) = timed(server.open)
-    read, opened = timed(lambda: members[first].open_sums(claim, [block], sums))
-    agrees(opened["model"], given[: len(stay)], 1e-5)
+        server.reveal(site, members[site].unmask(server.survivors()))
+    opening, sums = timed(server.open)
+    read, opened = timed(lambda: block.read(sums["model"], len(stay)))
+    agrees(opened, given[: len(stay)], 1e-5)
     return Cost(8 * block.flat.words, seal, adding + opening, read)
 
 

@@ -258,12 +258,10 @@ SITE_TREE: Mapping[str, str] = {
     paths.BEST: "the site's model after its best round",
     paths.LAST: "the site's model after the last round",
     paths.STATE_FILES: "the site's private state, for resuming",
-    paths.SEALING_FILES: "the site's keys of a sealed study, secret, one file for each time that it "
-    "agreed on keys. It never leaves the site",
+    paths.SEALING: "of a sealed study: the site's keys, secret, and whose numbers were in the sums that it helped to "
+    "open. It never leaves the site",
     paths.SEALED: "of a sealed study: what the site sealed in the last round, to be sent again if it "
     "was lost on its way; noise without its keys",
-    paths.SUMS: "of a sealed study: whose numbers were in the sums that the site helped to open. It "
-    "never leaves the site",
     paths.ANSWER_FILES: "in a study that is charged to the site's privacy ledger: its last answers, so "
     "that one that has to be sent again is the same and costs nothing",
     paths.NOISY_COUNTS: "where a study tells numbers of cases with noise: those numbers, drawn once",
@@ -475,8 +473,7 @@ PROMISED_IF = {
     "nobody can rewrite the ledger": "budget",
     "without differential privacy": "coarse",
     "under `transport.sealing`": "sealing",
-    "sealed studies of one lead": "sealing",
-    "false keys, boxes": "sealing",
+    "keys of secure aggregation that": "sealing",
     "with `mixing.robust`": "robust",
     "a larger count": "cap",
     "no plan runs that the engineer": "approval",

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.sealing.fixed_point import FixedPoint, Flat
-from medsilo.sealing.keeping import SumMemory
-from medsilo.sealing.letters import Assembly, Letter, SumClaim, UnmaskingRequest
+from medsilo.sealing.letters import Assembly, Letter
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import Gathering, MaskedSums
 from medsilo.sealing.signing import Signer, Unsigned
+from medsilo.sealing.streams import Words
 from medsilo.sealing.terms import SealedBlock, Terms
 
 Kind = TypeVar("Kind", bound=Letter)
@@ -42,9 +42,8 @@ def numbers(count: int, size: int = 5, seed: int = 0) -> dict[str, Tensors]:
     }
 
 
-def block(models: Mapping[str, Tensors], name: str = "model", total: int = 0, **kind: object) -> SealedBlock:
-    fixed = FixedPoint(16.0, total or len(models))
-    return SealedBlock(name, Flat.of(next(iter(models.values()))), fixed, **kind)  # type: ignore[arg-type]
+def block(models: Mapping[str, Tensors], name: str = "model", one: int = 1) -> SealedBlock:
+    return SealedBlock(name, Flat.of(next(iter(models.values()))), FixedPoint(16.0, len(models) * one, one))
 
 
 def mean_of(
@@ -73,9 +72,7 @@ class Hospitals:
     signers: Mapping[str, Signer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.members = {
-            site: Member.begin(self.terms, site, self.signer(site), SumMemory()) for site in self.terms.sites
-        }
+        self.members = {site: Member.begin(self.terms, site, self.signer(site)) for site in self.terms.sites}
         self.gathering = Gathering(self.terms)
         for site, member in self.members.items():
             self.gathering.add(site, sent(member.introduction()))
@@ -88,13 +85,12 @@ class Hospitals:
 
     def restart(self, site: str) -> None:
         """Go on from what the site has on its disk."""
-        memory = SumMemory.model_validate_json(self.members[site].memory.model_dump_json())
-        self.members[site] = Member.load(self.terms, self.signer(site), self.members[site].saved(), memory)
+        self.members[site] = Member.load(self.terms, self.signer(site), self.members[site].saved())
 
     # ------------------------------------------------------------------ a round
     def begin(self, number: int, blocks: Sequence[SealedBlock], without: Collection[str] = ()) -> MaskedSums:
         """Collect the offers of a round."""
-        server = MaskedSums(self.terms, self.assembly, number, blocks)
+        server = MaskedSums(self.terms, number, blocks)
         for site, member in self.members.items():
             if site not in without:
                 server.offer(site, sent(member.offer(number)))
@@ -119,24 +115,15 @@ class Hospitals:
                 server.add(site, uploads[site])
         return uploads
 
-    def request(self, server: MaskedSums, helpers: Collection[str]) -> UnmaskingRequest:
-        """Let these sites confirm what was added; return what they are asked then."""
-        survivors = server.survivors()
-        for site in helpers:
-            server.confirmation(site, self.members[site].confirm(sent(survivors), server.blocks))
-        return server.request()
-
-    def open(self, server: MaskedSums, silent: Collection[str] = ()) -> tuple[SumClaim, Tensors]:
+    def open(self, server: MaskedSums, silent: Collection[str] = ()) -> dict[str, Words]:
         """Let all but the silent ones unmask what was added."""
-        survivors = sent(server.survivors())
-        helpers = [site for site in survivors.sites if site not in silent]
-        request = sent(self.request(server, helpers))
-        for site in helpers:
-            if site == self.terms.sites[-1]:
-                self.restart(site)
-            server.reveal(site, sent(self.members[site].unmask(request, server.blocks)))
-        claim, sums = server.open()
-        return sent(claim), sums
+        request = sent(server.survivors())
+        for site in request.sites:
+            if site not in silent:
+                if site == self.terms.sites[-1]:
+                    self.restart(site)
+                server.reveal(site, sent(self.members[site].unmask(request)))
+        return server.open()
 
 
 def as_groups(models: Mapping[str, Tensors], *blocks: str) -> dict[str, Groups]:

@@ -12,22 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 FILE = Path(__file__).parent / "sealed-vectors.json"
 LABEL, PRIME, CHECK = "medsilo sealing 1", 2**256 + 297, 4
-STUDY, PLAN, SITES, THRESHOLD, REQUIRED, ROUND = "vectors", "plan", ("east", "north", "south", "west"), 3, 3, 7
-NAME, LAYOUT, BOUND, DROPPED = "model", ("a [3] torch.float32", "b [2, 2] torch.float32"), 16.0, "west"
+STUDY, PLAN, SITES, THRESHOLD, ROUND = "vectors", "plan", ("east", "north", "south", "west"), 3, 7
+NAME, BOUND, DROPPED = "model", 16.0, "west"
 NUMBERS = {
     "east": [0.0, 1.0, -1.0, 16.0, -16.0, 0.5, 1e-3],
     "north": [1.5, -2.25, 0.001, 3.0, -0.5, 15.75, 0.0],
     "south": [-1.0, 2.0, 0.125, -3.5, 0.25, -16.0, 7.0],
     "west": [0.3, -0.7, 4.0, 1e-6, 9.5, 2.5, -8.0],
 }
-GIVEN = sha256(b"what all were given").digest()
 
 
 def statement(*parts: str | int | bytes) -> bytes:
@@ -60,10 +58,6 @@ def agree(private: bytes, other: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(other))
 
 
-def sign(site: str, *parts: str | int | bytes) -> bytes:
-    return Ed25519PrivateKey.from_private_bytes(secret_of(site, "signing")).sign(statement(*parts))
-
-
 def stream(key: bytes, count: int) -> np.ndarray:
     encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()
     return np.frombuffer(encryptor.update(bytes(8 * count)), "<u8")
@@ -78,45 +72,28 @@ class Vectors:
     """A round of four hospitals whose keys are hashes of their names."""
 
     def __init__(self) -> None:
-        self.terms = digest("terms", STUDY, PLAN, *SITES, THRESHOLD, REQUIRED)
-        keys = {site: Ed25519PrivateKey.from_private_bytes(secret_of(site, "signing")).public_key() for site in SITES}
-        self.signing = {site: key.public_bytes_raw() for site, key in keys.items()}
+        self.terms = digest("terms", STUDY, PLAN, *SITES, THRESHOLD)
         self.channel = {site: public(secret_of(site, "channel")) for site in SITES}
-        parts = [part for site in SITES for part in (site, self.channel[site], self.signing[site])]
-        self.assembly = digest("assembly", self.terms, *parts)
         self.mask = {site: public(secret_of(site, "mask")) for site in SITES}
-        self.commitment = {site: derive(secret_of(site, "seed"), "commitment") for site in SITES}
-        self.block = digest(
-            "block", NAME, "@server", 64, repr(BOUND), len(SITES), 1, len(LAYOUT), *LAYOUT, *[1] * len(SITES)
-        )
-        offers = [part for site in SITES for part in (site, self.mask[site], self.commitment[site])]
-        self.context = digest("round", self.assembly, ROUND, len(SITES), *offers, GIVEN, self.block)
+        offers = [part for site in SITES for part in (site, self.mask[site])]
+        self.context = digest("round", self.terms, ROUND, *offers)
         most = 0.999 * 2.0**63 / len(SITES)
         self.scale = 2.0 ** math.floor(math.log2(most / BOUND))
 
-    def offer_signature(self, site: str) -> bytes:
-        return sign(site, "offer", self.assembly, ROUND, site, self.mask[site], self.commitment[site])
-
     def shares(self, dealer: str, reader: str) -> bytes:
-        """Two signed shares: of the dealer's seed, and of its key for pairs."""
+        """Two shares: of the dealer's seed, and of its key for pairs."""
         found = b""
-        for added, what in ((1, "seed"), (0, "mask")):
+        for what in ("seed", "mask"):
             drawn = [secret_of(dealer, f"coefficient {power} of {what}") for power in range(1, THRESHOLD)]
             coefficients = [int.from_bytes(own, "big") for own in drawn]
-            share = share_of(secret_of(dealer, what), coefficients, SITES.index(reader) + 1)
-            own = (ROUND, dealer, self.mask[dealer], self.commitment[dealer])
-            found += share + sign(dealer, "share", self.assembly, *own, reader, added, share)
+            found += share_of(secret_of(dealer, what), coefficients, SITES.index(reader) + 1)
         return found
 
     def box(self, sender: str, reader: str) -> bytes:
-        subject = statement("shares", ROUND, sender, self.mask[sender], self.commitment[sender])
-        once = derive(secret_of(sender, "channel"), "one-time key", self.assembly, reader, subject)
-        secret = agree(once, self.channel[reader])
-        key = derive(secret, "box", self.assembly, sender, reader, subject, public(once))
+        about = statement("shares", ROUND, sender, self.mask[sender])
+        key = derive(agree(secret_of(sender, "channel"), self.channel[reader]), "box", sender, reader)
         nonce = secret_of(sender, f"nonce for {reader}")[:12]
-        sealed = ChaCha20Poly1305(key).encrypt(nonce, self.shares(sender, reader), b"")
-        box = public(once) + nonce + sealed
-        return box + sign(sender, "box", self.assembly, sender, reader, subject, box)
+        return nonce + ChaCha20Poly1305(key).encrypt(nonce, self.shares(sender, reader), about)
 
     def words(self, site: str) -> np.ndarray:
         whole = np.rint(np.array(NUMBERS[site], np.float32).astype(np.float64) * self.scale)
@@ -125,14 +102,14 @@ class Vectors:
         return words.view("<u8")
 
     def own_mask(self, site: str) -> np.ndarray:
-        key = derive(secret_of(site, "seed"), "own", self.context, self.block)
+        key = derive(secret_of(site, "seed"), "own", self.context, NAME)
         return stream(key, len(NUMBERS[site]) + CHECK)
 
     def pair_mask(self, site: str, other: str) -> np.ndarray:
         """Return the mask that `site` adds for `other`."""
         mine, theirs = SITES.index(site), SITES.index(other)
         secret = agree(secret_of(site, "mask"), self.mask[other])
-        key = derive(secret, "pair", self.context, self.block, min(mine, theirs), max(mine, theirs))
+        key = derive(secret, "pair", self.context, NAME, min(mine, theirs), max(mine, theirs))
         mask = stream(key, len(NUMBERS[site]) + CHECK)
         return mask if mine < theirs else np.zeros_like(mask) - mask
 
@@ -154,14 +131,11 @@ class Vectors:
 
     def facts(self) -> dict[str, Any]:
         """Inputs, and what comes of them."""
-        kinds = ("channel", "signing", "mask", "seed")
+        kinds = ("channel", "mask", "seed")
         return {
             "secrets": {site: {kind: secret_of(site, kind).hex() for kind in kinds} for site in SITES},
             "numbers": NUMBERS,
-            "given": GIVEN.hex(),
             "terms": self.terms.hex(),
-            "assembly": self.assembly.hex(),
-            "block": self.block.hex(),
             "context": self.context.hex(),
             "boxes": {f"{a} to {b}": sha256(self.box(a, b)).hexdigest() for a in SITES for b in SITES if a != b},
             "own masks": {site: self.own_mask(site).tobytes().hex() for site in SITES},

@@ -157,8 +157,7 @@ class Plan(Section):
         """Return how each group is sealed that sites seal in a phase."""
         if not self.transport.sealed:
             return {}
-        forms = forms_of(phase, self.participation.sites, self.task, self.training, self.seed)
-        return {name: form for name, form in forms.items() if name not in self.transport.sealing_clear}
+        return forms_of(phase, self.participation.sites, self.task, self.training, self.seed)
 
     def _blueprint(self) -> Blueprint:
         task = self.task

@@ -183,13 +183,11 @@ def _recipients(plan: Plan) -> Iterator[str]:
 
 def _leaving(case: Case) -> Iterator[str]:
     prices = dict(demands.price_list(case.plan, case.settings))
-    sealed = " The server reads sums of it alone." if case.plan.transport.sealed else " The server reads it as it is."
-    clear = case.plan.transport.sealing_clear
+    read = " The server reads sums of it alone." if case.plan.transport.sealed else " The server reads it as it is."
     for leak in leaks.leaks(case.plan):
         if not case.policy.lets_out(leak.group):
             yield f"{leak.group} does not leave: privacy.json of this hospital refuses it."
             continue
-        read = " The server reads it as it is." if leak.group in clear else sealed
         bound = prices[f"tensors: {leak.group}"]
         yield f"{leak.group}: rounds {leak.when}, {leak.bytes:,} bytes a round; {bound}.{read}"
     for what, price in prices.items():

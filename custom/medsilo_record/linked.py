@@ -86,7 +86,7 @@ def _policy(case: Case) -> Iterator[Node]:
             most = {"odrl:operator": ref("odrl:lteq"), "odrl:rightOperand": leak.rounds}
             yield {**times, "@type": "odrl:Constraint", "odrl:leftOperand": ref("odrl:count"), **most}
             rule("Permission", "aggregate", asset, constraint=times)
-        if not leaves or (sealed and leak.group not in case.plan.transport.sealing_clear):
+        if not leaves or sealed:
             rule("Prohibition", "read", asset)
     yield {**lead, "@type": ["odrl:Party", "dpv:Recipient"], "rdfs:comment": f"{BLANK}name of the lead"}
     yield from rules

@@ -381,7 +381,7 @@ def test_what_the_server_sees_of_a_hospital_is_masked(
     two = as_words("both", line.words["hospital-0"] + line.words["hospital-1"], block.flat.words)
     if masked:
         with pytest.raises(Refused, match="does not open"):
-            block.read(two, ())
+            block.read(two)
     with pytest.raises(Refused, match="asks for a sum twice"):
         asked_of["hospital-0"].answer(line.asked["hospital-0"])
     begun = asked_of["hospital-0"].answer(Parcel(facts={**line.asked["hospital-0"].facts, "task": "begin"}))

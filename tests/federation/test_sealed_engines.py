@@ -14,8 +14,6 @@ from tests.federation.test_simulator import CPU, assert_same_outcome
     "method, threads",
     [
         pytest.param("fedavg", 1, marks=pytest.mark.long),
-        pytest.param("adafed", None, marks=pytest.mark.long),
-        pytest.param("f-adafed", None, marks=pytest.mark.long),
         pytest.param("fedsm", None, marks=pytest.mark.slow),
     ],
 )

@@ -415,7 +415,6 @@ OTHERS = {
     "transport.sealing": "pairwise",
     "transport.sealing_bound": 8.0,
     "transport.sealing_threshold": 2,
-    "transport.sealing_clear": "[model]",
     "tracking.select": "last",
     "tracking.validate_every": 2,
     "mixing.robust": "{name: median}",

@@ -9,30 +9,17 @@ import torch
 
 from medsilo.sealing import letters
 from medsilo.sealing.fixed_point import FixedPoint, Flat
-from medsilo.sealing.keeping import Secrets, SumMemory, Turn
-from medsilo.sealing.masks import own_mask
+from medsilo.sealing.keeping import Secrets, Turn
+from medsilo.sealing.masks import context_of, own_mask
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import MaskedSums
+from medsilo.sealing.shamir import SHARE
 from medsilo.sealing.signing import Unsigned
 from medsilo.sealing.streams import add_streams
 from medsilo.sealing.terms import SealedBlock, Terms
-from tests.sealed_vectors import (
-    BOUND,
-    DROPPED,
-    FILE,
-    GIVEN,
-    NAME,
-    NUMBERS,
-    PLAN,
-    REQUIRED,
-    ROUND,
-    SITES,
-    STUDY,
-    THRESHOLD,
-    Vectors,
-)
+from tests.sealed_vectors import BOUND, DROPPED, FILE, NAME, NUMBERS, PLAN, ROUND, SITES, STUDY, THRESHOLD, Vectors
 
-TERMS = Terms(STUDY, PLAN, SITES, THRESHOLD, required=REQUIRED)
+TERMS = Terms(STUDY, PLAN, SITES, THRESHOLD)
 
 
 def expected() -> dict[str, Any]:
@@ -45,22 +32,13 @@ def test_the_file_is_what_the_second_implementation_makes() -> None:
 
 def parts(own: Vectors) -> tuple[SealedBlock, letters.Assembly, dict[str, letters.Offer]]:
     like = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
-    block = SealedBlock(NAME, Flat.of(like), FixedPoint(BOUND, 4), weights=(1, 1, 1, 1))
+    block = SealedBlock(NAME, Flat.of(like), FixedPoint(BOUND, 4))
     introductions = tuple(
-        letters.Introduction(
-            site=site, channel=own.channel[site], signing=own.signing[site], certificates=(), signature=b""
-        )
-        for site in SITES
+        letters.Introduction(site=site, channel=own.channel[site], certificates=(), signature=b"") for site in SITES
     )
     offers = {}
     for site in SITES:
-        offered = letters.Offered(
-            round=ROUND,
-            site=site,
-            mask=own.mask[site],
-            commitment=own.commitment[site],
-            signature=own.offer_signature(site),
-        )
+        offered = letters.Offered(round=ROUND, site=site, mask=own.mask[site])
         boxes = {other: own.box(site, other) for other in SITES if other != site}
         offers[site] = letters.Offer(offered=offered, boxes=boxes)
     return block, letters.Assembly(introductions=introductions), offers
@@ -70,17 +48,10 @@ def member_of(own: Vectors, site: str, assembly: letters.Assembly, offer: letter
     """Return a hospital that has drawn the secrets of the vectors."""
     keys = {kind: bytes.fromhex(value) for kind, value in expected()["secrets"][site].items()}
     both = own.shares(site, site)
-    shares = {site: (both[: letters.SIGNED_SHARE], both[letters.SIGNED_SHARE :])}
+    shares = {site: (both[:SHARE], both[SHARE:])}
     turn = Turn(own=offer.offered, mask=keys["mask"], seed=keys["seed"], shares=shares, boxes=offer.boxes)
-    kept = Secrets(
-        terms=TERMS.digest,
-        site=site,
-        channel=keys["channel"],
-        signing=keys["signing"],
-        assembly=assembly,
-        turn=turn,
-    )
-    return Member(TERMS, Unsigned(), kept, SumMemory())
+    kept = Secrets(terms=TERMS.digest, site=site, channel=keys["channel"], assembly=assembly, turn=turn)
+    return Member(TERMS, Unsigned(), kept)
 
 
 def tensors_of(site: str) -> dict[str, torch.Tensor]:
@@ -94,31 +65,26 @@ def test_the_package_makes_the_same(gone: tuple[str, ...]) -> None:
     own, wanted = Vectors(), expected()
     block, assembly, offers = parts(own)
     members = {site: member_of(own, site, assembly, offers[site]) for site in SITES}
-    server = MaskedSums(TERMS, assembly, ROUND, [block], GIVEN)
+    server = MaskedSums(TERMS, ROUND, [block])
     for site, offer in offers.items():
         server.offer(site, offer)
     deals = server.deals()
-    assert (TERMS.digest, server.all.digest, block.digest, server._context) == tuple(
-        bytes.fromhex(wanted[key]) for key in ("terms", "assembly", "block", "context")
-    )
+    context = context_of(TERMS, ROUND, server._dealt)
+    assert (TERMS.digest, context) == tuple(bytes.fromhex(wanted[key]) for key in ("terms", "context"))
     for site, deal in deals.items():
-        assert members[site].check_deal(deal) == {}
-        sealed = members[site].seal(deal, [block], {NAME: tensors_of(site)}, given=GIVEN)
+        sealed = members[site].seal(deal, [block], {NAME: tensors_of(site)})
         assert sealed[NAME].numpy().tobytes().hex() == wanted["masked"][site]
         mask = np.zeros(block.flat.words, "<u8")
         secret = bytes.fromhex(wanted["secrets"][site]["seed"])
-        add_streams(mask, [own_mask(secret, server._context, block, 1)])
+        add_streams(mask, [own_mask(secret, context, NAME, 1)])
         assert mask.tobytes().hex() == wanted["own masks"][site]
         if site not in gone:
             server.add(site, sealed)
-    survivors = server.survivors()
-    for site in survivors.sites:
-        server.confirmation(site, members[site].confirm(survivors, [block]))
-    request = server.request()
+    request = server.survivors()
     for site in request.sites:
-        server.reveal(site, members[site].unmask(request, [block]))
-    _, opened = server.open()
-    assert opened[NAME].numpy().tobytes().hex() == wanted[f"sum without {DROPPED}" if gone else "sum"]
-    mean = torch.cat([tensor.reshape(-1) for tensor in server.read(block, opened).values()])
+        server.reveal(site, members[site].unmask(request))
+    words = server.open()[NAME]
+    assert words.tobytes().hex() == wanted[f"sum without {DROPPED}" if gone else "sum"]
+    mean = torch.cat([tensor.reshape(-1) for tensor in block.read(words, len(request.sites)).values()])
     exact = torch.tensor([NUMBERS[site] for site in request.sites], dtype=torch.float64).mean(0)
     assert float((mean.double() - exact).abs().max()) <= 2 / own.scale + 1e-6

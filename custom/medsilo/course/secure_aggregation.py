@@ -17,7 +17,7 @@ from medsilo.course.participation import Participation
 from medsilo.course.phase import Group, Phase, ServerSide, views
 from medsilo.learning.loop import Compute
 from medsilo.learning.training import Training
-from medsilo.mixing.forms import Exchanged, Form, Unsealable, form_of
+from medsilo.mixing.forms import Form, Unsealable, form_of
 from medsilo.tasks.task import Task
 
 LEAST_SEALED = 3  # hospitals in a sealed round
@@ -25,14 +25,14 @@ Sealing = Literal["none", "pairwise"]
 
 SEALING: dict[Sealing, str] = {
     "none": "Nothing is sealed: the server, and anyone who reads its disk, sees every tensor that leaves a hospital.",
-    "pairwise": "Sealing pairwise: the server learns sums over hospitals and nothing of a single one, as long as fewer "
-    "hospitals than the threshold help it, and fewer than twice the threshold less the number of hospitals if it lies; "
-    "all hospitals but one, put together, can work out that one from a sum, half of them the others from AdaFed's "
-    "mixtures, and what the server may read of a sum (the mean that it needs) is open to it.",
+    "pairwise": "Secure aggregation (pairwise): a server that follows the protocol and reads everything learns sums "
+    "over hospitals and nothing of a single one, as long as fewer hospitals than the threshold help it. Against a "
+    "server that lies only differential privacy protects.",
 }
 OPEN = (
-    "Sealed or not, the server knows the numbers of cases, scores and losses, who answered when, and whole numbers "
-    "among the tensors such as batch norm's counters of batches."
+    "Sealed or not, the server knows the means, the numbers of cases, scores and losses, who answered when, and whole "
+    "numbers among the tensors such as batch norm's counters of batches; all hospitals but one, put together, can work "
+    "out that one from a sum."
 )
 MEASURED_LINE = 4000  # kbit/s: the value that stands for "as measured"
 
@@ -59,8 +59,8 @@ class TransportSettings(Feature):
         None,
         ge=2,
         le=256,
-        description="of `pairwise`: how many (t) of the K hospitals have to stay until a round is opened. t - 1 may "
-        "help a server that keeps to the protocol without learning more, 2t - K - 1 one that lies; `null`: 2K/3, "
+        description="of `pairwise`: how many (t) of the K hospitals have to stay until a round is opened, more than "
+        "half; t - 1 may help a server that follows the protocol, and it learns no more than they know; `null`: 2K/3, "
         "rounded down, and one",
     )
     sealing_bound: float = Field(
@@ -68,12 +68,6 @@ class TransportSettings(Feature):
         gt=0,
         le=1e11,  # with it, the sealed numbers of as many hospitals as there can be are 1e-5 apart at most
         description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused",
-    )
-    sealing_clear: tuple[str, ...] = Field(
-        (),
-        max_length=16,
-        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, and "
-        "AdaFed's `statistics`, which hospitals tell each other otherwise",
     )
 
     @property
@@ -89,20 +83,16 @@ class TransportSettings(Feature):
     @property
     def promises(self) -> list[str]:
         """Return what sealing protects against, and against whom it does not: the same wherever it is said."""
-        if not self.sealed:
-            return [SEALING[self.sealing]]
-        rest = "No group of tensors that can be sealed leaves in clear."
-        if self.sealing_clear:
-            rest = f"In clear, as the plan says (transport.sealing_clear): {', '.join(self.sealing_clear)}."
-        return [SEALING[self.sealing], OPEN, rest]
+        return [SEALING[self.sealing], *([OPEN] if self.sealed else [])]
 
     def threshold(self, hospitals: int) -> int:
         """Return how many of so many hospitals open a sum."""
         return self.sealing_threshold or 2 * hospitals // 3 + 1
 
-    def times_as_large(self, hospitals: int) -> int:
-        """Return how many times its bytes a tensor may take when it is sealed, at most: once for each reader."""
-        return 2 * hospitals if self.sealed else 1
+    @property
+    def times_as_large(self) -> int:
+        """Return how many times its bytes a tensor may take when it is sealed, at most."""
+        return 4 if self.sealed else 1  # of half precision
 
     def packed(self, tensor: Tensor) -> Tensor:
         """A tensor as it travels: float32 is rounded when the plan says so, all else stays as it is."""
@@ -121,14 +111,14 @@ class TransportSettings(Feature):
             )
         if plan.algorithm.pooled or not any(phase.sent for phase in plan.course.phases):
             yield f"transport.sealing: {name} sends no tensors, so there is nothing to seal; set none"
-        known = set()
         for phase in plan.course.phases:
             forms = forms_of(phase, plan.participation.sites, plan.task, plan.training, plan.seed)
             for group in views(phase.sent, networks):
-                known.add(group)
-                yield from self._form_that_cannot(name, group, forms[group])
-        if strangers := sorted(set(self.sealing_clear) - known):
-            yield f"transport.sealing_clear: {name} sends no group {strangers[0]}; take it out"
+                if isinstance(form := forms[group], Unsealable):
+                    yield (
+                        f"transport.sealing: {name}'s {group} can't be sealed: {form.why}; choose another method "
+                        "(fedbn, fedsm), or set transport.sealing=none"
+                    )
 
     def leaves(self, plan: Any) -> Iterable[str]:
         yield from self.promises
@@ -154,24 +144,12 @@ class TransportSettings(Feature):
         if not named < 2 * threshold <= 2 * named:
             yield (
                 f"transport.sealing_threshold: {threshold}; for {named} hospitals it must be from {named // 2 + 1} to "
-                f"{named}: with half of them or fewer a server could have both of a hospital's masks taken off"
+                f"{named}: then some hospital has helped with any two sums of a round, and refuses the second"
             )
         if participation.required < threshold:
             yield (
                 f"participation.minimum: {participation.required} hospitals can't open a sum whose threshold is "
                 f"{threshold}; raise it"
-            )
-
-    def _form_that_cannot(self, method: str, group: str, form: Form) -> Iterable[str]:
-        """Yield why a group that sites send can't be sealed so."""
-        if group in self.sealing_clear:
-            if not isinstance(form, Unsealable | Exchanged):
-                yield (f"transport.sealing_clear: {group} of {method} can be sealed; take it out")
-            return
-        if isinstance(form, Unsealable):
-            yield (
-                f"transport.sealing: {method}'s {group} can't be sealed: {form.why}; let it leave in clear "
-                f"(transport.sealing_clear=[{group}]), choose another method, or set transport.sealing=none"
             )
 
 

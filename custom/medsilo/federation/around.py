@@ -41,7 +41,6 @@ from medsilo.federation.asking import Questioner, Retry, Tell, TurnKeeper
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.federation.protection import Protection
 from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.sealed_server import SealedServer
 from medsilo.federation.sealed.sealed_site import SealedSite
@@ -176,8 +175,7 @@ def envelope_of(place: Place) -> Envelope:
     """Return what the plan has tensors travel in."""
     if not place.plan.transport.sealed:
         return Envelope()
-    joins = Protection(place).join_sum
-    return SealedSite(place.plan, place.site, place.folder, signer_of(place.kit), joins)
+    return SealedSite(place.plan, place.site, place.folder, signer_of(place.kit))
 
 
 def answering(place: Place, permission: Permission, kind: type[Participant] = Participant) -> Site:

@@ -10,7 +10,6 @@ from medsilo.runs.messages import MOST_VALUES
 SLACK = 8 << 20  # bytes of everything beside tensors
 WIDER = 2  # a hospital's filters may send a tensor in a type of twice its bytes
 BESIDE = 2 * MOST_VALUES  # values beside those of tensors, sites and counts
-MOST_SEALED = 256  # sites that agree on keys
 PER_TENSOR = 32  # values that a tensor's name, type and reference are
 
 
@@ -37,7 +36,7 @@ def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:
     networks = plan.layout()
     phases: Iterable[Phase] = (*plan.course.phases, plan.course.delivery)
     size = tensors = 0
-    wider = WIDER * plan.transport.times_as_large(len(plan.participation.sites) or MOST_SEALED)
+    wider = WIDER * plan.transport.times_as_large
     for phase in phases:
         sent = [tensor for group in views(travels(phase), networks).values() for tensor in group.values()]
         size = max(size, sum(plan.transport.packed(tensor).nbytes for tensor in sent))

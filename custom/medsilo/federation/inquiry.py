@@ -35,13 +35,12 @@ from medsilo.registry import INQUIRIES, check_allowed
 from medsilo.runs.messages import Message, Parcel
 from medsilo.runs.paths import site_folder
 from medsilo.sealing.fixed_point import CHECK, FixedPoint, Flat, as_tensor, as_words
-from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.letters import Assembly, Introduction
 from medsilo.sealing.member import SERVER_SAYS, Member
 from medsilo.sealing.relay import Gathering
 from medsilo.sealing.signing import Signer, Unsigned
 from medsilo.sealing.streams import digest
-from medsilo.sealing.terms import SERVER, SealedBlock, Terms
+from medsilo.sealing.terms import SealedBlock, Terms
 from medsilo.site.approvals import AskingPlan
 from medsilo.site.book import Asker, Book, data_set
 from medsilo.site.ledger import CountedStudy, Spending
@@ -200,20 +199,20 @@ def _terms(study: str, about: str, sites: Sequence[str]) -> Terms:
 def _block(shapes: Shapes, most: float, sites: int) -> SealedBlock:
     like = {name: torch.empty(shape, dtype=torch.float64, device="meta") for name, shape in shapes.items()}
     # Counts are whole numbers far below 2^53, and a word's unit is a power of two: nothing is rounded.
-    return SealedBlock("counts", Flat.of(like), FixedPoint(most, sites), reader=SERVER)
+    return SealedBlock("counts", Flat.of(like), FixedPoint(most, sites))
 
 
 class SummedSite:
     """A hospital's side of sealed sums."""
 
     def __init__(self, name: str, signer: Signer, about: str, sites: Sequence[str]) -> None:
-        self.name, self.signer, self.about, self.sites, self.memory = name, signer, about, sites, SumMemory()
+        self.name, self.signer, self.about, self.sites = name, signer, about, sites
         self._member: Member | None = None
         self.blocks: dict[int, SealedBlock] = {}  # as they were sealed, by the sum
 
     def introduction(self, asked: SumRequest) -> dict[str, Any]:
         """Return new keys; all steps start again with them."""
-        self._member = Member.begin(_terms(asked.study, self.about, self.sites), self.name, self.signer, self.memory)
+        self._member = Member.begin(_terms(asked.study, self.about, self.sites), self.name, self.signer)
         self.blocks = {}
         return self._member.introduction().facts()
 
@@ -231,7 +230,7 @@ class SummedSite:
         if asked.letter:
             member.meet(Assembly.read(SERVER_SAYS, asked.letter))
         block = _block({name: tuple(own.shape) for name, own in counts.items()}, most, len(self.sites))
-        sealed = member.seal_for_all(asked.sum, block, counts, asked.digest)
+        sealed = member.seal_for_all(asked.sum, block, counts, digest("counts", asked.digest, *block.flat.names))
         self.blocks[asked.sum] = block
         return Parcel({group: {block.name: as_tensor(sealed)}})
 
@@ -268,4 +267,4 @@ class SealedSums:
         self._ask("seal", sealed, dict.fromkeys(self.sites, keys), sum=number, **more)
         if len(came) < len(self.sites):
             raise Refused("a hospital of the question has sent nothing, and a sum needs all of them")
-        return block.read(words, ())
+        return block.read(words)

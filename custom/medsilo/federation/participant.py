@@ -100,7 +100,7 @@ class Participant:
         return ExactResult()
 
     def _answer_letter(self, asked: Request, groups: Groups, stop: Stop) -> ExactLetter:
-        return ExactLetter(self.envelope.letter(asked, groups))
+        return ExactLetter(self.envelope.letter(asked))
 
     def _round(self, asked: Request, groups: Groups, stop: Stop) -> ExactRound:
         """Take over what was merged, validate it, train, and give back what this phase sends."""

@@ -1,6 +1,6 @@
 """Protect a hospital's patients from a lead who asks much: a split of its own, and counted answers."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,6 @@ class Protection:
             return set()
         parts: dict[DataPart, Sequence[str]] = {part: patients_of(getattr(data, part)) for part in PARTS}
         return self.book.near(self.asker.data, parts, self.settings.least(False))
-
-    def join_sum(self, first: str, sites: Collection[str], number: int | None = None) -> None:
-        """Remember whose numbers are in a sealed sum; raises Refused where it and an earlier one would tell one model.
-
-        first: stands for the weights that the study begins with.
-        """
-        if self.on:
-            self.book.join_sum(f"{self.asker.data} {first}", sites, self.asker.study, number)
 
     def resolution(self, names: Sequence[str]) -> Resolution:
         """Return how finely numbers over these cases are told. names: the patient of each."""

@@ -184,7 +184,7 @@ class Envelope:
 
     keeps_at_home = False  # whether groups that a site can make by itself are not sent to it
 
-    def letter(self, asked: Request, groups: Groups) -> dict[str, Any]:
+    def letter(self, asked: Request) -> dict[str, Any]:
         """Answer a letter that is no round."""
         raise Refused("the server seals what this plan lets leave in clear")
 

@@ -111,8 +111,8 @@ class ServerState:
 
     def _current(self, group: Group, site: str) -> dict[str, Tensor]:
         """Return what a site gets of a group; one that does not train gets what all have in common."""
-        if kept := self.store.find(group.name, site):
-            return dict(kept.tensors)
+        if site in self.sites and (mean := self.store.find(group.name)):
+            return dict(mean)
         if group.personal and group.stand_in and site not in self.sites:
             return self.mixers[group.stand_in].current(self.sites[0])
         return self.mixers[group.name].current(site if group.personal else self.sites[0])

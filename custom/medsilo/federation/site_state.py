@@ -22,7 +22,7 @@ from medsilo.course.phase import Phase, places_of, views
 from medsilo.federation.accepting import same_layout
 from medsilo.federation.reasons import DIVERGED
 from medsilo.learning.loop import Compute, is_finite
-from medsilo.mixing.forms import Pulled, Rows
+from medsilo.mixing.forms import Pulled
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.schema import Deed, Doing
@@ -154,9 +154,7 @@ class SiteState:
         phase = self.plan.course.phase_of(self.done + 1)
         forms = self.plan.sealed_forms(phase)  # of what a site moves from its own, the server has nothing to send
         every_round = [
-            group
-            for group in phase.groups
-            if group.travels == "both" and not isinstance(forms.get(group.name), Pulled | Rows)
+            group for group in phase.groups if group.travels == "both" and not isinstance(forms.get(group.name), Pulled)
         ]
         sent = {place for tensors in views(every_round, self.modules).values() for place in places_of(tensors.values())}
         tensors = {

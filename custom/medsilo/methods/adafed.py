@@ -139,7 +139,7 @@ class StatisticsMixture(Algorithm):
         return Group(
             "statistics",
             network("statistics"),
-            lambda server: Compared(self.compare, "model"),
+            lambda server: Compared(self.compare),
             travels="up",
             personal=True,
             title="feature statistics",

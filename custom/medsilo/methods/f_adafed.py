@@ -15,8 +15,7 @@ from medsilo.methods.adafed import StatisticsMixture
 class FAdaFed(StatisticsMixture):
     """FedBN with equal weights in the first R // 2 rounds, then AdaFed with W from batch norm's running statistics.
 
-    The last of the first rounds is phase "measure": the running statistics travel beside the model. Where the study
-    is sealed, weights of W are rounded to 2⁻²⁴.
+    The last of the first rounds is phase "measure": the running statistics travel beside the model.
     """
 
     title = "f-AdaFed"

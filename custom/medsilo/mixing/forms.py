@@ -3,11 +3,9 @@
 A mixer declares one of these forms; neither the server's side nor a site's knows methods.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 from medsilo.mixing.layout import Tensors
 
@@ -36,39 +34,13 @@ class Pulled:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Each site gets a mixture of its own, by a row of weights that are known before anything is sent.
-
-    weights: the rows, as they are while sites have told nothing that they follow from.
-    """
-
-    weights: tuple[tuple[float, ...], ...]
-
-
-Compare = Callable[[Sequence[str], Mapping[str, Tensors]], Tensor]
-
-
-@dataclass(frozen=True)
-class Exchanged:
-    """Every hospital reads what each of them sends, and the server does not.
-
-    compare: what they all make of it by themselves, the rows of weights of another group: from the names of all sites
-        in order, and the tensors of those that sent some. The server is told these rows.
-    rows: the name of that group.
-    """
-
-    compare: Compare
-    rows: str
-
-
-@dataclass(frozen=True)
 class Unsealable:
     """The server has to read what sites send."""
 
     why: str
 
 
-Form = Summed | Pulled | Rows | Exchanged | Unsealable
+Form = Summed | Pulled | Unsealable
 MAKES = {"_take", "_merge", "_fold", "_rule"}  # methods of a mixer that decide what is computed
 
 

@@ -17,7 +17,7 @@ to several sites. A mixer itself changes neither. Calls must come one at a time.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.contributions import Contributions, fold
 from medsilo.mixing.defence import Shield, lower_median
-from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
+from medsilo.mixing.forms import Form, Pulled, Summed, Unsealable
 from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, numbers_of, spread
 
 RUNNING = ("running_mean", "running_var")  # torch's names of running statistics
@@ -473,11 +473,9 @@ class SimilarityMix(JointMixer):
     @property
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
-        return Rows(tuple(map(tuple, self.weights.tolist())))
-
-    def rows(self) -> dict[str, list[float]]:
-        """Return each site's weights."""
-        return dict(zip(self._sites, self.weights.tolist(), strict=True))
+        return Unsealable(
+            "each hospital gets a mixture of its own, and half of them can solve for the others from theirs"
+        )
 
     def _rule(self, sites: list[str]) -> Rule:
         here = [place for place, site in enumerate(self._sites) if site in sites]
@@ -514,43 +512,24 @@ class Gallery(Mixer):
         raise Refused(f"{site}: nothing of this group is sent back")
 
 
+Compare = Callable[[Sequence[str], Mapping[str, Tensors]], Tensor]
+
+
 class Compared(Identity):
     """Identity whose rows are only compared with each other: the weights of another group follow from them.
 
     compare: returns these weights, from the names of all sites in order and what each of them sent.
-    rows: the name of the group whose weights they are. In a sealed study hospitals compare, and the server is told.
     """
 
-    def __init__(self, compare: Compare, rows: str) -> None:
+    def __init__(self, compare: Compare) -> None:
         super().__init__()
-        self._compare, self._for = compare, rows
-        self._agreed: Tensor | None = None
+        self._compare = compare
 
     @property
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
-        return Exchanged(self._compare, self._for)
-
-    @property
-    def sites(self) -> list[str]:
-        """The names of all sites, in order."""
-        return list(self._sites)
-
-    def take_weights(self, weights: Tensor) -> None:
-        """Take what the sites have made of what they told each other."""
-        self._agreed = weights
+        return Unsealable("the server compares what single hospitals sent")
 
     def weights(self) -> Tensor:
         """Return the weights that follow from what the sites have sent last."""
-        if self._agreed is not None:
-            return self._agreed
         return self._compare(self._sites, {site: self.current(site) for site in self._sites})
-
-    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        tensors, facts = super()._save()
-        return tensors, facts if self._agreed is None else {**facts, "agreed": self._agreed.tolist()}
-
-    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
-        super()._load(tensors, facts)
-        agreed = facts.get("agreed")
-        self._agreed = None if agreed is None else torch.tensor(agreed, dtype=torch.float64)

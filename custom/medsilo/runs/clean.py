@@ -14,7 +14,7 @@ from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 
 DAY = 86_400.0  # seconds
-OF_SITES = (paths.STATE_FILES, paths.SEALING_FILES, paths.SEALED)
+OF_SITES = (paths.STATE_FILES, paths.SEALING, paths.SEALED)
 OF_UNFINISHED = (*OF_SITES, paths.ANSWER_FILES)
 LEFT = "a run that did not end and was left"
 HALF_WRITTEN = (".*.part", ".part-*")  # by write_text and its kin, and by 'medsilo predict'

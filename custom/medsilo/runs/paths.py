@@ -28,8 +28,7 @@ REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
 BEST, LAST = "best.safetensors", "last.safetensors"
 BEFORE = "before-a-hospital-came-*"  # a folder in the checkpoints
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
-SEALING_FILES = "sealing-*.json"
-SEALED, SUMS = "sealed.safetensors", "sealed-sums.json"
+SEALING, SEALED = "sealing.json", "sealed.safetensors"
 ANSWER_FILES = "answer-*.safetensors"
 SPENT = "privacy.json"
 LEDGER_HEADS = "ledger-heads.json"  # beside the studies, at the server: what hospitals' ledgers were last
@@ -58,7 +57,7 @@ OF_RUN = (
     *(f"{SUPER_MODEL}/", f"{FOLDER}/", f"{JOB}/", f"{NVFLARE}/", NVFLARE_LOG),
 )
 OF_SITE = (
-    *(PLAN, METRICS, BEST, LAST, STATE_FILES, SEALING_FILES, SEALED, SUMS, ANSWER_FILES, NOISY_COUNTS, SPENT, CASES),
+    *(PLAN, METRICS, BEST, LAST, STATE_FILES, SEALING, SEALED, ANSWER_FILES, NOISY_COUNTS, SPENT, CASES),
     *(ERRORS, WORKER_LOG, NOW, DIARY, DATA, f"{PICTURES}/"),
 )
 

@@ -1,7 +1,7 @@
 """Numbers as integers modulo 2^64, whose sum is the same in every order."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,6 @@ from medsilo.sealing.streams import Words
 
 CHECK = 4  # words behind the numbers that are zero: a mask that was not taken off right shows in them
 CHUNK = 1 << 15  # numbers that are converted at once
-WEIGHT_BITS = 16  # of a row of a mixing matrix
 MOST_ROUNDED = 128.0  # units by which the numbers of 256 sites are rounded together, at most
 USED = 0.999  # share of the integers' range; the rest is room for rounding
 
@@ -104,11 +103,6 @@ class Flat:
         for name, tensor in sorted(tensors.items()):
             if not tensor.is_floating_point():
                 raise MedsiloError(f"{name} has the type {tensor.dtype}; only floating point numbers are added sealed")
-        return cls.like(tensors)
-
-    @classmethod
-    def like(cls, tensors: Mapping[str, Tensor]) -> "Flat":
-        """Return the order for tensors like these, of any type."""
         names = tuple(sorted(tensors))
         return cls(names, tuple(tuple(tensors[n].shape) for n in names), tuple(tensors[n].dtype for n in names))
 
@@ -122,25 +116,14 @@ class Flat:
         """The words of all tensors and of the check behind them."""
         return sum(self.sizes) + CHECK
 
-    def split(self, content: bytes) -> Tensors:
-        """Return the tensors whose bytes these are, one after the other; raises ValueError where they do not fit."""
-        if len(content) != sum(size * dtype.itemsize for size, dtype in zip(self.sizes, self.dtypes, strict=True)):
-            raise ValueError("the tensors have another number of bytes")
-        tensors, start = {}, 0
-        for name, shape, size, dtype in zip(self.names, self.shapes, self.sizes, self.dtypes, strict=True):
-            end = start + size * dtype.itemsize
-            flat = torch.frombuffer(bytearray(content[start:end]), dtype=dtype) if size else torch.empty(0, dtype=dtype)
-            tensors[name], start = flat.reshape(shape), end
-        return tensors
-
     def encode(self, tensors: Mapping[str, Tensor], fixed: FixedPoint, weight: int = 1) -> Words:
         """Return the tensors as words, times an integer weight; raises Refused before anything is made of them."""
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name not in tensors or tuple(tensors[name].shape) != shape:
                 raise Refused(f"{name} is missing or has another shape than it was agreed to be sealed in")
             fixed.check(name, tensors[name])
-        if not 0 <= weight <= fixed.weights:
-            raise Refused(f"the weight {weight} is not from 0 to {fixed.weights}, for which the range was chosen")
+        if not 0 <= weight <= fixed.one:
+            raise Refused(f"the weight {weight} is not from 0 to {fixed.one}, for which the range was chosen")
         words = np.zeros(self.words, WORD)
         start = 0
         for name, size in zip(self.names, self.sizes, strict=True):
@@ -154,9 +137,7 @@ class Flat:
         weight: what the addends' weights add up to. Raises Refused when the words are not such a sum.
         """
         if words[-CHECK:].any() or not fixed.within(words[:-CHECK], weight):
-            raise Refused(
-                "a sum does not open: its hospitals, weights, round or keys are not those that the server tells"
-            )
+            raise Refused("a sum does not open: some hospital's numbers, shares or keys are not of this round")
         tensors, start = {}, 0
         for name, shape, size, dtype in zip(self.names, self.shapes, self.sizes, self.dtypes, strict=True):
             wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
@@ -165,22 +146,6 @@ class Flat:
             tensors[name] = tensor.to(dtype)
             start += size
         return tensors
-
-
-def integer_weights(shares: Sequence[float], total: int = 1 << WEIGHT_BITS) -> tuple[int, ...]:
-    """Return integers in these shares that add up to just `total`.
-
-    Each is rounded down; what is then missing goes to those that lost most, the first of equal ones first.
-    """
-    if not shares or not all(math.isfinite(share) and share >= 0 for share in shares) or sum(shares) <= 0:
-        raise PlanError("sealing: weights must be finite, not negative, and not all zero")
-    whole = math.fsum(shares)
-    exact = [share / whole * total for share in shares]
-    down = [math.floor(value) for value in exact]
-    lost = sorted(range(len(exact)), key=lambda place: (down[place] - exact[place], place))
-    for place in lost[: total - sum(down)]:
-        down[place] += 1
-    return tuple(down)
 
 
 def as_tensor(words: Words) -> Tensor:

@@ -2,12 +2,11 @@
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
-from medsilo.core.errors import MedsiloError, Refused
-from medsilo.sealing.letters import Assembly, Box, Bytes32, Letter, Offered, OneShare, SiteName, SumClaim
+from medsilo.core.errors import MedsiloError
+from medsilo.sealing.letters import Assembly, Box, Bytes32, Letter, Names, Offered, OneShare, SiteName
 
-NOTHING = bytes(32)  # stands for a round in which sites are given nothing in common
 Shares = tuple[OneShare, OneShare]  # of a site's seed, and of its key for pairs
 
 
@@ -30,65 +29,18 @@ class Turn(_Hidden):
     seed: Bytes32
     shares: dict[SiteName, Annotated[Shares, Field(strict=False)]]  # of each site of the round, this one included
     boxes: dict[SiteName, Box]  # with shares for the others, as they were offered
-    offers: Annotated[tuple[Offered, ...], Field(strict=False)] = ()  # of the round's sites, when it has begun
-    context: Bytes32 | None = None  # when it has sealed
-    given: Bytes32 = NOTHING  # stands for what this site was given in the round
-
-
-class SumNote(_Hidden):
-    """A sum that a site has helped to open."""
-
-    sites: Annotated[tuple[SiteName, ...], Field(strict=False)]
-    weights: Bytes32  # stands for the weights with which their numbers were added
-    context: Bytes32  # of the last time that it was opened
-
-
-class SumMemory(BaseModel):
-    """The sums of a study that a site has helped to open: one of each round, over the same sites with the same weights,
-    whatever the server asks and however often it lets the hospitals agree on fresh keys.
-
-    Two different sums of a round would tell the model of whoever is in one of them only, or counts more in one of them.
-    """
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
-
-    notes: dict[int, SumNote] = {}
-
-    def check(self, number: int, note: SumNote) -> None:
-        """Raise Refused for a second, different sum of a round."""
-        earlier = self.notes.get(number, note)
-        if earlier.sites != note.sites:
-            told = ", ".join(sorted(set(earlier.sites) ^ set(note.sites)))
-            raise Refused(
-                f"the server: it asks for a second, different unmasking of round {number}: it differs in {told}, whose "
-                "model the two sums would tell"
-            )
-        if earlier.weights != note.weights:
-            raise Refused(f"the server: it asks for a second unmasking of round {number} with other weights")
-
-    def check_claim(self, claim: SumClaim) -> None:
-        """Raise Refused where the server tells of a sum that this site has helped to open, and it was another."""
-        known = self.notes.get(claim.round)
-        if known and known.context != claim.context:
-            raise Refused(f"the server: its sum of round {claim.round} is not of the round that this site sealed in")
-        if known and known.sites != claim.sites:
-            raise Refused(f"the server: the sites in its sum of round {claim.round} are not those that were unmasked")
-
-    def note(self, number: int, note: SumNote) -> None:
-        """Remember a sum that this site is about to help with; raises Refused for a second, different one."""
-        self.check(number, note)
-        self.notes[number] = note
+    offers: Annotated[tuple[Offered, ...], Field(strict=False)] = ()  # of the round's sites, when it has sealed
 
 
 class Secrets(_Hidden):
-    """All that a site keeps of a sealed study."""
+    """All that a site keeps of a sealed study. opened: by round, the sites in the sum that it has helped to open."""
 
     terms: Bytes32  # digest
     site: SiteName
     channel: Bytes32
-    signing: Bytes32
     assembly: Assembly | None = None
     turn: Turn | None = None
+    opened: dict[int, Names] = {}
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:

@@ -11,15 +11,10 @@ from medsilo.core.errors import Refused
 from medsilo.core.text import plain
 from medsilo.sealing.shamir import SHARE
 from medsilo.sealing.signing import LONGEST_CERTIFICATE, LONGEST_SIGNATURE, MOST_CERTIFICATES
-from medsilo.sealing.streams import KEY
 from medsilo.sealing.terms import MOST_SITES
 
-SIGNATURE, NONCE, TAG = 64, 12, 16  # bytes
-SIGNED_SHARE = SHARE + SIGNATURE  # of its dealer
-BOXED = KEY + NONCE + TAG + SIGNATURE  # that a box to one hospital has more than its content
-BOX = 2 * SIGNED_SHARE + BOXED  # with shares of both masks
-LONGEST_SUBJECT = 1024
-TOLD_SUMS = 2
+NONCE, TAG = 12, 16  # bytes
+BOX = NONCE + TAG + 2 * SHARE  # with shares of both secrets of a site
 
 
 def _from_hex(value: Any) -> Any:
@@ -32,18 +27,14 @@ def _from_hex(value: Any) -> Any:
 
 Digits = PlainSerializer(lambda value: value.hex(), when_used="json")
 Bytes32 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=32, max_length=32)]
-Bytes64 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=64, max_length=64)]
-OneShare = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=SIGNED_SHARE, max_length=SIGNED_SHARE)]
+OneShare = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=SHARE, max_length=SHARE)]
 Box = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=BOX, max_length=BOX)]
-AnyBox = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=BOXED, max_length=BOX)]
-Subject = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(max_length=LONGEST_SUBJECT)]
 Certificate = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=1, max_length=LONGEST_CERTIFICATE)]
 Signature = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(max_length=LONGEST_SIGNATURE)]
 SiteName = Annotated[str, Field(min_length=1, max_length=200)]
 RoundNumber = Annotated[int, Field(ge=0, le=10_000_000)]
 Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES, strict=False)]
 BySite = Field(max_length=MOST_SITES)
-Signatures = Annotated[dict[SiteName, Bytes64], BySite]
 
 
 class Letter(BaseModel):
@@ -78,11 +69,10 @@ def needed(sender: str, part: P | None) -> P:
 
 # ------------------------------------------------------------ a study begins
 class Introduction(Letter):
-    """A site's fresh keys for one study, signed with its certificate."""
+    """A site's fresh X25519 key for one study, signed with its certificate."""
 
     site: SiteName
-    channel: Bytes32  # X25519: for what one hospital tells another
-    signing: Bytes32  # Ed25519: for what it signs in the study
+    channel: Bytes32
     certificates: Annotated[tuple[Certificate, ...], Field(max_length=MOST_CERTIFICATES, strict=False)]
     signature: Signature
 
@@ -95,13 +85,11 @@ class Assembly(Letter):
 
 # ------------------------------------------------------------ a round
 class Offered(Letter):
-    """A site's fresh key for the masks of one round, and what its own mask's seed can be recognised by."""
+    """A site's fresh X25519 key for the masks of one round."""
 
     round: RoundNumber
     site: SiteName
     mask: Bytes32
-    commitment: Bytes32
-    signature: Bytes64
 
 
 class Offer(Letter):
@@ -119,29 +107,11 @@ class Deal(Letter):
     boxes: Annotated[dict[SiteName, Box], BySite]
 
 
-class Accusation(Letter):
-    """A box that its reader complains of, and the reader's signature on that."""
-
-    sender: SiteName
-    reader: SiteName
-    subject: Subject
-    box: AnyBox
-    complaint: Bytes64
-
-
-class Survivors(Letter):
-    """The sites whose uploads the server has, which it is going to add."""
-
-    round: RoundNumber
-    sites: Names
-
-
 class UnmaskingRequest(Letter):
-    """The server asks for what takes the masks off the sum of these sites."""
+    """The sites whose uploads the server has and adds: it asks for what takes the masks off their sum."""
 
     round: RoundNumber
     sites: Names
-    confirmations: Signatures
 
 
 class Reveal(Letter):
@@ -150,11 +120,3 @@ class Reveal(Letter):
     round: RoundNumber
     added: Annotated[dict[SiteName, OneShare], BySite]
     dropped: Annotated[dict[SiteName, OneShare], BySite]
-
-
-class SumClaim(Letter):
-    """The sites whose uploads are in a sum, as the server tells those who read it."""
-
-    round: RoundNumber
-    context: Bytes32
-    sites: Names

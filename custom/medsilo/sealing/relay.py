@@ -1,22 +1,20 @@
-"""The server's side of sealed mixing: it passes on what it cannot read, and adds up what it cannot read.
+"""The server's side of secure aggregation: it passes on what it cannot read, and adds up what it cannot read.
 
 A study: `Gathering` collects the sites' keys. A round: `MaskedSums`, which lives as long as it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from medsilo.core.errors import MedsiloError, ParticipationError, Refused
+from medsilo.core.errors import ParticipationError, Refused
 from medsilo.core.tensors import Tensors
 from medsilo.sealing import letters, masks
-from medsilo.sealing.channels import Assembled
-from medsilo.sealing.fixed_point import as_tensor, as_words
-from medsilo.sealing.keeping import NOTHING
-from medsilo.sealing.shamir import SHARE, combine
+from medsilo.sealing.fixed_point import as_words
+from medsilo.sealing.shamir import combine
 from medsilo.sealing.signing import Signer
 from medsilo.sealing.streams import Words, add_streams
-from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks
+from medsilo.sealing.terms import SealedBlock, Terms
 
 
 class Gathering:
@@ -34,7 +32,7 @@ class Gathering:
             raise Refused(f"{site}: its keys are those of another site")
         masks.check_public(site, introduction.channel)
         if self._signer:
-            content = masks.introduced(self.terms, site, introduction.channel, introduction.signing)
+            content = masks.introduced(self.terms, site, introduction.channel)
             self._signer.check(site, introduction.certificates, introduction.signature, content)
         self._introductions[site] = introduction
 
@@ -51,27 +49,14 @@ class Gathering:
 class MaskedSums:
     """A round: adds up uploads as they come, and takes off what masks are left with shares that the sites reveal."""
 
-    def __init__(
-        self,
-        terms: Terms,
-        assembly: letters.Assembly,
-        number: int,
-        blocks: Sequence[SealedBlock],
-        given: bytes = NOTHING,
-    ) -> None:
-        """given: stands for what all sites are given in common before they train."""
-        check_blocks(terms, blocks)
-        self.terms, self.number, self.blocks, self.given = terms, number, tuple(blocks), given
-        self.all = Assembled(terms, assembly.introductions)
+    def __init__(self, terms: Terms, number: int, blocks: Sequence[SealedBlock]) -> None:
+        self.terms, self.number, self.blocks = terms, number, tuple(blocks)
         self._offers: dict[str, letters.Offer] = {}
-        self._dealt: tuple[str, ...] = ()
-        self._context = b""
+        self._dealt: tuple[letters.Offered, ...] = ()
         self._came: set[str] = set()
-        self._sums: dict[str, Words] = {}
+        self._sums = {block.name: np.zeros(block.flat.words, "<u8") for block in blocks}
         self._survivors: tuple[str, ...] = ()
-        self._confirmations: dict[str, bytes] = {}
         self._reveals: dict[str, letters.Reveal] = {}
-        self.liars: set[str] = set()  # who revealed shares that nobody dealt them
 
     # ------------------------------------------------------------------ offers
     def offer(self, site: str, offer: letters.Offer) -> None:
@@ -81,155 +66,86 @@ class MaskedSums:
             raise Refused(f"{site}: its keys come too late for round {self.number}")
         if (own.site, own.round) != (site, self.number):
             raise Refused(f"{site}: its keys are of another site or round than {self.number}")
-        self.all.check_offered(own)
         masks.check_public(site, own.mask)
         if set(offer.boxes) != set(self.terms.sites) - {site}:
             raise Refused(f"{site}: its shares are not one box for each other site")
         self._offers[site] = offer
 
-    def deals(self) -> dict[str, letters.Deal]:
-        """Begin the round with the sites whose offers have come; return what each of them is sent.
-
-        Called again, it begins without those that were dropped in the meantime.
-        """
+    def deals(self, among: Collection[str] = ()) -> dict[str, letters.Deal]:
+        """Begin the round with the sites whose offers have come, those among others; return what each is sent."""
+        self._offers = {site: own for site, own in self._offers.items() if site in (among or self.terms.sites)}
         self._enough(len(self._offers), self.terms.least, "offered keys")
-        self._dealt = tuple(sorted(self._offers))
-        offers = tuple(self._offers[site].offered for site in self._dealt)
-        self._context = masks.context_of(self.all.digest, self.number, offers, self.blocks, self.given)
+        self._dealt = tuple(self._offers[site].offered for site in sorted(self._offers))
         return {
             site: letters.Deal(
                 round=self.number,
-                offers=offers,
-                boxes={other: self._offers[other].boxes[site] for other in self._dealt if other != site},
+                offers=self._dealt,
+                boxes={other: own.boxes[site] for other, own in self._offers.items() if other != site},
             )
-            for site in self._dealt
+            for site in self._offers
         }
-
-    def drop(self, site: str) -> None:
-        """Leave a site out that dealt what cannot be used, or complained falsely."""
-        self._offers.pop(site, None)
-
-    def accusation(self, reader: str, sender: str, complaint: bytes) -> letters.Accusation:
-        """Return a site's complaint of a box that it was dealt; raises Refused, naming it, unless it signed that."""
-        if sender == reader or not {sender, reader} <= set(self._dealt):
-            raise Refused(f"{reader}: it complains of a site that dealt it nothing")
-        offer = self._offers[sender]
-        subject, box = masks.dealt(offer.offered), offer.boxes[reader]
-        own = letters.Accusation(sender=sender, reader=reader, subject=subject, box=box, complaint=complaint)
-        self.all.check_complaint(own)
-        return own
-
-    def use(self, own: letters.Accusation, content: bytes) -> None:
-        """Raise Refused, naming the sender, unless a box holds the shares that it had to deal."""
-        self.all.shares_in(content, self._offers[own.sender].offered, own.reader)
 
     # ------------------------------------------------------------------ uploads
     def add(self, site: str, sealed: Tensors) -> None:
         """Add what a site sealed; raises Refused. What comes after `survivors` was asked is not added."""
-        if site not in self._dealt:
+        if not self._dealt or site not in self._offers:
             raise Refused(f"{site}: it is not in round {self.number}")
-        if self._survivors:
-            raise Refused(f"{site}: what it sealed comes too late for round {self.number}")
-        if site in self._came:
-            raise Refused(f"{site}: it has already sent what it sealed in round {self.number}")
-        if set(sealed) != {block.name for block in self.blocks}:
+        if self._survivors or site in self._came:
+            raise Refused(f"{site}: it has sent what it sealed in round {self.number} twice, or too late")
+        if set(sealed) != set(self._sums):
             raise Refused(f"{site}: what it sealed lacks a block of round {self.number}, or has one too many")
-        came = [as_words(site, sealed[block.name], block.flat.words) for block in self.blocks]
-        for block, words in zip(self.blocks, came, strict=True):
-            if block.name in self._sums:
-                np.add(self._sums[block.name], words, out=self._sums[block.name])
-            else:
-                self._sums[block.name] = words.copy()
+        came = {block.name: as_words(site, sealed[block.name], block.flat.words) for block in self.blocks}
+        for name, words in came.items():
+            np.add(self._sums[name], words, out=self._sums[name])
         self._came.add(site)
 
-    def survivors(self) -> letters.Survivors:
+    # ------------------------------------------------------------------ unmasking
+    def survivors(self) -> letters.UnmaskingRequest:
         """Close the round: return the sites whose uploads are added. Raises ParticipationError if they are too few."""
         if not self._survivors:
             self._enough(len(self._came), self.terms.least, "sealed")
             self._survivors = tuple(sorted(self._came))
-        return letters.Survivors(round=self.number, sites=self._survivors)
-
-    # ------------------------------------------------------------------ unmasking
-    def confirmation(self, site: str, signature: bytes) -> None:
-        """Take a site's signature on the survivors; raises Refused."""
-        if site not in self._survivors:
-            raise Refused(f"{site}: it is not in the sum of round {self.number}")
-        self.all.check_confirmation(site, signature, self._context, self._survivors)
-        self._confirmations[site] = signature
-
-    def request(self) -> letters.UnmaskingRequest:
-        """Return what the survivors are asked."""
-        sites = self.survivors().sites
-        self._enough(len(self._confirmations), self.terms.threshold, "confirmed the sum")
-        return letters.UnmaskingRequest(round=self.number, sites=sites, confirmations=dict(self._confirmations))
+        return letters.UnmaskingRequest(round=self.number, sites=self._survivors)
 
     def reveal(self, site: str, letter: letters.Reveal) -> None:
         """Take the shares that a site reveals; raises Refused."""
-        dropped = set(self._dealt) - set(self._survivors)
         if site not in self._survivors or letter.round != self.number:
             raise Refused(f"{site}: it is not asked for shares of round {letter.round}")
-        if set(letter.added) != set(self._survivors) or set(letter.dropped) != dropped:
+        if set(letter.added) != set(self._survivors) or set(letter.dropped) != set(self._offers) - set(self._survivors):
             raise Refused(f"{site}: its shares are not one for each site of round {self.number}")
         self._reveals[site] = letter
 
-    def open(self) -> tuple[letters.SumClaim, Tensors]:
-        """Take the masks off; return the sums, by block, and what whoever reads them must know.
-
-        Those for SERVER are the sums themselves (see `read`); the others stay hidden from all but their readers.
-        """
+    def open(self) -> dict[str, Words]:
+        """Take the masks off; return the sums, by block."""
         self._enough(len(self._reveals), self.terms.threshold, "helped to unmask")
-        seeds = {site: self._secret(site, True) for site in self._survivors}
-        keys = {site: self._secret(site, False) for site in self._dealt if site not in seeds}
-        sums = {block.name: self._sums[block.name].copy() for block in self.blocks}
-        agreed = {
-            (gone, site): masks.agree(key, site, self._offers[site].offered.mask)
-            for gone, key in keys.items()
-            for site in self._survivors
-        }
-        for block in self.blocks:
-            streams = [masks.own_mask(seed, self._context, block, -1) for seed in seeds.values()]
-            for (gone, site), secret in agreed.items():
-                pair = (self.terms.place(site), self.terms.place(gone))
-                streams.append(masks.pair_mask(secret, self._context, block, pair, -1))
-            add_streams(sums[block.name], streams)
-        claim = letters.SumClaim(round=self.number, context=self._context, sites=self._survivors)
-        return claim, {name: as_tensor(words) for name, words in sums.items()}
-
-    def read(self, block: SealedBlock, opened: Tensors, divisor: int | None = None) -> Tensors:
-        """Return a sum that the server may read, divided by the weights where these are public."""
-        if block.reader != SERVER:
-            raise MedsiloError(f"sealing: the sum of {block.name} is not for the server")
-        words = as_words("the server", opened[block.name], block.flat.words)
-        return block.read(words, [self.terms.place(site) for site in self._survivors], divisor)
+        context, place = masks.context_of(self.terms, self.number, self._dealt), self.terms.place
+        seeds = {site: self._secret(site, added=True) for site in self._survivors}
+        agreed = {}
+        for gone in self._offers.keys() - seeds.keys():
+            key = self._secret(gone, added=False)
+            for site in self._survivors:
+                agreed[place(site), place(gone)] = masks.agree(key, site, self._offers[site].offered.mask)
+        sums = {}
+        for name, words in self._sums.items():
+            sums[name] = words.copy()
+            streams = [masks.own_mask(seed, context, name, -1) for seed in seeds.values()]
+            streams += [masks.pair_mask(secret, context, name, pair, -1) for pair, secret in agreed.items()]
+            add_streams(sums[name], streams)
+        return sums
 
     def _secret(self, site: str, added: bool) -> bytes:
         """Return what the shares of a site's secret make: its own mask's seed if it is added, else its key."""
-        own = self._offers[site].offered
-        told = {helper: (reveal.added if added else reveal.dropped)[site] for helper, reveal in self._reveals.items()}
-        secret = self._made_of(told, own, added)
-        if secret is None:  # somebody's share is wrong: whose, its dealer's signature says
-            for helper, share in list(told.items()):
-                try:
-                    self.all.check_share(own, helper, added, share)
-                except Refused:
-                    self.liars.add(helper)
-                    del told[helper]
-            self._enough(len(told), self.terms.threshold, f"revealed the shares that {site} dealt them")
-            secret = self._made_of(told, own, added)
-        if secret is None:
+        told = {
+            self.terms.place(helper) + 1: (letter.added if added else letter.dropped)[site]
+            for helper, letter in self._reveals.items()
+        }
+        secret = combine(told, self.terms.threshold)
+        if secret is None or not (added or masks.public_of(secret) == self._offers[site].offered.mask):
             raise ParticipationError(
-                f"sealing: {site} has signed shares that do not make its masks, so the sum of round {self.number} "
-                "cannot be opened; start the study again without it"
+                f"sealing: the shares of {site} do not make its masks, so the sum of round {self.number} cannot be "
+                "opened; start the study again without it, or without who changed its shares"
             )
         return secret
-
-    def _made_of(self, told: Mapping[str, bytes], own: letters.Offered, added: bool) -> bytes | None:
-        shares = {self.terms.place(helper) + 1: share[:SHARE] for helper, share in told.items()}
-        secret = combine(shares, self.terms.threshold)
-        if secret is None:
-            return None
-        fits = masks.commitment_of(secret) == own.commitment if added else masks.public_of(secret) == own.mask
-        return secret if fits else None
 
     def _enough(self, count: int, least: int, did: str) -> None:
         if count < least:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 Words = NDArray[Any]  # of 64 bits, in little-endian order
-Stream = tuple[bytes, int]  # its key, and what its numbers are multiplied by
+Stream = tuple[bytes, int]  # its key, and 1 to add its numbers or -1 to subtract them
 
 LABEL = "medsilo sealing 1"
 KEY = 32  # bytes
@@ -53,17 +53,12 @@ def add_streams(words: Words, streams: Iterable[Stream]) -> None:
     """
     if words.nbytes > LONGEST:
         raise ValueError(f"{words.nbytes} bytes are more than one stream has")
-    running = [(Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor(), factor) for key, factor in streams]
+    running = [(Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor(), sign) for key, sign in streams]
     room = np.empty(CHUNK // words.itemsize, words.dtype)
     target = memoryview(room.data).cast("B")
     for start in range(0, len(words), len(room)):
         part = words[start : start + len(room)]
         drawn = room[: len(part)]
-        for stream, factor in running:
+        for stream, sign in running:
             stream.update_into(ZEROS[: part.nbytes], target[: part.nbytes])
-            if factor == -1:
-                np.subtract(part, drawn, out=part)
-            else:
-                if factor != 1:
-                    np.multiply(drawn, words.dtype.type(factor % (1 << 8 * words.itemsize)), out=drawn)
-                np.add(part, drawn, out=part)
+            (np.add if sign > 0 else np.subtract)(part, drawn, out=part)
