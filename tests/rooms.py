@@ -89,6 +89,17 @@ ROOMS = {
         "`medsilo init`: what lies in a folder, and the settings and the plan that suit it, with reasons",
         "check core deploy federation flare plan registry report runs site tasks",
     ),
+    "script": room(
+        "a training script of the user's own: its network and metric in a plan, and a site that it trains",
+        "core course federation learning models plan runs tasks",
+    ),
+    "client": room(
+        "what a training script imports: `join`, around NVFlare's Client API",
+        "core deploy flare learning plan runs script",
+    ),
+    "recipes": room(
+        "recipes for NVFlare: a job in which a training script learns by a method", "core flare plan runs script"
+    ),
 }
 BENEATH = {"learning", "mixing", "models", "sealing"}  # mathematics, which others put to use
 ROOMS["api"] = Room("what `import medsilo` gives; nothing uses it", frozenset(ROOMS) - BENEATH)

@@ -245,6 +245,7 @@ TASKS = Registry(
     {
         "image-folder": "medsilo.tasks.own.image_folder:ImageFolder",
         "nifti-folder": "medsilo.tasks.own.volume_folder:NiftiFolder",
+        "script": "medsilo.script.task:ScriptTask",
         "synthetic-activity": "medsilo.tasks.synthetic.activity:SyntheticActivity",
         "synthetic-histology": "medsilo.tasks.synthetic.histology:SyntheticHistology",
         "synthetic-prostate": "medsilo.tasks.synthetic.prostate:SyntheticProstate",
@@ -260,6 +261,7 @@ NETWORKS = Registry(
         "densenet121": "medsilo.models.architectures:DenseNet121",
         "linear": "medsilo.models.architectures:Linear",
         "mlp": "medsilo.models.architectures:Mlp",
+        "script": "medsilo.script.network:ScriptNetwork",
         "small-cnn": "medsilo.models.architectures:SmallCnn",
         "unet": "medsilo.models.architectures:UNet",
         "vgg11": "medsilo.models.architectures:Vgg11",

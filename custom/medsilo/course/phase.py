@@ -227,7 +227,7 @@ class Phase:
     name: str
     rounds: int
     groups: tuple[Group, ...] = ()
-    work: Callable[[Workbench], float] = Workbench.train  # at a site in a round; returns the loss, or NaN
+    work: Callable[[Workbench], float] = lambda bench: bench.train()  # at a site in a round; returns the loss, or NaN
     turn: Turn | None = None  # where only one trains and sends in a round; the others validate what they are given
     # What the server does before the phase: it may change initial weights that have not travelled yet, and returns
     # facts for the summary's details. It is not done again when a study is resumed.

@@ -60,8 +60,9 @@ class Acceptance:
         check_package(facts.get("package"), self.plan.code)
         check_packages(facts.get("package"), self.plan.code)
         answer = ANSWERS[task].received(facts)
-        for part in ("train", "validation"):
-            if site in self.sites and getattr(answer.cases, part) == 0:
+        counted = ("train", "validation", "test") if not self.plan.task.scripted else ("train",)
+        for part in counted if site in self.sites else counted[2:]:
+            if getattr(answer.cases, part) == 0:
                 raise Refused(f"its cases.{part}: 0 is out of range; it must be at least 1")
         if isinstance(answer, Joined):
             self._check_joined(answer)

@@ -9,15 +9,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
-import torch
 from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.files import sweep, write_json
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import SiteEnd
-from medsilo.course.phase import Phase, views
-from medsilo.federation.accepting import check_ranges, same_layout
+from medsilo.course.phase import Phase
+from medsilo.federation.accepting import check_ranges
 from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.exact import (
@@ -119,7 +118,7 @@ class Participant:
         self.state.done = number
         self.state.save()
         self._write_row(number, phase.name, scored, time.monotonic() - started, train_loss=finite(loss))
-        given = self._give(phase) if learns else {}
+        given = self.state.sent(phase) if learns else {}
         sent = self.envelope.seal(asked, phase, given, self.disclosure.samples(trainer.samples))
         return ExactRound(loss, trainer.samples, scored, groups=sent)
 
@@ -236,33 +235,9 @@ class Participant:
         self.state.done = -1  # until the work is whole, what lies in memory is the state after no round
         self._take_over(opened, phase)
 
-    @torch.no_grad()
     def _take_over(self, groups: Groups, phase: Phase) -> None:
-        """Put what arrived into the networks, in place: the optimizers keep hold of their parameters."""
-        at_home = [own for own in phase.given if own.at_home and self.envelope.keeps_at_home]
-        mine = views([own for own in phase.given if own not in at_home], self.state.modules)
-        once = {group.name for group in phase.once}  # may be left out: the site has it
-        same_layout(groups, {name: mine[name] for name in mine if name not in once or name in groups})
-        for group, tensors in groups.items():
-            for name, tensor in tensors.items():
-                mine[group][name].copy_(tensor)
-        for own in at_home:
-            assert own.at_home
-            trains, site = self.place.plan.participation.sites, self.place.site
-            own.at_home(self.state.modules, trains.index(site) if site in trains else None)
-        for own in phase.given:
-            own.arrived(self.state.modules, own.name in groups)
-
-    def _give(self, phase: Phase) -> Groups:
-        """Return copies of what travels: training may go on in the originals while these are still on their way."""
-        sent = views(phase.sent, self.state.modules)
-        return {
-            group: {name: self._copy(tensor) for name, tensor in tensors.items()} for group, tensors in sent.items()
-        }
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        packed = self.place.plan.transport.packed(tensor).cpu()
-        return packed.clone() if packed.data_ptr() == tensor.data_ptr() else packed
+        """Put what arrived into the networks; groups that this site makes by itself are not sent to it."""
+        self.state.take_over(groups, phase, self.envelope.keeps_at_home)
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
         """Raise Refused for numbers that the server would refuse, while the reason is still known."""

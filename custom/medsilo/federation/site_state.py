@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_csv, write_passing, write_text
 from medsilo.core.lifeline import most_held
-from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import places_of, views
+from medsilo.core.tensors import Groups, Modules, Tensors
+from medsilo.course.phase import Phase, places_of, views
+from medsilo.federation.accepting import same_layout
 from medsilo.federation.reasons import DIVERGED
 from medsilo.learning.loop import Compute, is_finite
 from medsilo.mixing.forms import Pulled
@@ -83,6 +84,38 @@ class SiteState:
                 if not is_finite(tensor):
                     raise Refused(f"{DIVERGED} in round {number}: {name} is NaN or infinite; lower the learning rate")
 
+    # ------------------------------------------------------------------ tensors in and out
+    @torch.no_grad()
+    def take_over(self, groups: Groups, phase: Phase, makes_at_home: bool = False) -> None:
+        """Put what arrived into the networks, in place: the optimizers keep hold of their parameters.
+
+        makes_at_home: groups that a site can make by itself did not travel.
+        """
+        at_home = [own for own in phase.given if own.at_home and makes_at_home]
+        mine = views([own for own in phase.given if own not in at_home], self.modules)
+        once = {group.name for group in phase.once}  # may be left out: the site has it
+        same_layout(groups, {name: mine[name] for name in mine if name not in once or name in groups})
+        for group, tensors in groups.items():
+            for name, tensor in tensors.items():
+                mine[group][name].copy_(tensor)
+        for own in at_home:
+            assert own.at_home
+            trains = self.plan.participation.sites
+            own.at_home(self.modules, trains.index(self.site) if self.site in trains else None)
+        for own in phase.given:
+            own.arrived(self.modules, own.name in groups)
+
+    def sent(self, phase: Phase) -> Groups:
+        """Return copies of what travels: training may go on in the originals while these are still on their way."""
+        sent = views(phase.sent, self.modules)
+        return {
+            group: {name: self._copy(tensor) for name, tensor in tensors.items()} for group, tensors in sent.items()
+        }
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        packed = self.plan.transport.packed(tensor).cpu()
+        return packed.clone() if packed.data_ptr() == tensor.data_ptr() else packed
+
     # ------------------------------------------------------------------ from round to round
     def stand_after(self, number: int, last: int) -> str | None:
         """Be in the state this site had after a round, also when this process is new or the server went back.
@@ -135,10 +168,14 @@ class SiteState:
             for name, optimizer in self.optimizers.items():
                 tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
         attempt = {"attempt": self.attempt} if self.attempt else {}
-        save_tensors(self._path(self.done), tensors, {"best": self.best, **attempt})
+        save_tensors(self._path(self.done), tensors, {"best": self.best, **attempt, **self.besides()})
         for old in self._saved_rounds():
             if old < self.done - KEPT:
                 self._path(old).unlink(missing_ok=True)
+
+    def besides(self) -> dict[str, Any]:
+        """Return what else is kept beside the tensors, in values that JSON can hold."""
+        return {}
 
     def _load(self, number: int) -> None:
         with reading("this site's saved state"):

@@ -25,8 +25,9 @@ from medsilo.flare.patience import LONGEST, Patience
 from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.presence import Presence
 from medsilo.flare.transport import Away, FlareTransport, Longest
-from medsilo.flare.wire import let_tensors_travel
+from medsilo.flare.wire import as_model, let_tensors_travel, to_shareable
 from medsilo.plan import Plan
+from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round
@@ -52,7 +53,9 @@ class MedsiloController(Controller):
         self.presence: Presence | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        let_tensors_travel(to_files=True)
+        if workspace.kit_of(fl_ctx, "server") is None:
+            self.engine = "simulator"
+        let_tensors_travel(to_files=True, plainly=workspace.plan_of_job(fl_ctx).task.scripted)
         reuse_blocks()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
@@ -98,7 +101,7 @@ class MedsiloController(Controller):
         if not is_safe_name(study):
             raise MedsiloError(f"study name {study!r} has odd characters; use letters, digits, '.', '_' and '-'")
         settings, resume = workspace.settings_of_site(fl_ctx), self.resume
-        shelf.look_in(*settings.models)
+        shelf.look_in(*settings.models, workspace.file_of_job(fl_ctx, paths.PLAN).parent)
         output = workspace.output_folder(fl_ctx, settings)
         record = Record(output / study)
         original = workspace.cloned_from(fl_ctx)
@@ -127,7 +130,9 @@ class MedsiloController(Controller):
                 away = partial(presence.left_behind, len(plan.participation.sites or sites), least)
             if plan.participation.limit is None:  # and the server's own process tells who is there
                 longest = lambda timeout: LONGEST if presence.sites else timeout  # noqa: E731
-        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away, longest)
+        transport = self.transport = FlareTransport(
+            self, fl_ctx, abort_signal, away, longest, as_model if plan.task.scripted else to_shareable
+        )
         self.gate.allow(answer_bounds(plan))
         PatientRequests(self.gate.cell, Patience.of(plan))
         try:

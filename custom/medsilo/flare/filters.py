@@ -31,9 +31,9 @@ class OnlyTheseGroups(Filter):
             return shareable
         try:
             answer = from_shareable(shareable)
-            if answer.data_kind != DataKind.COLLECTION or META not in answer.meta:
+            if answer.data_kind not in (DataKind.COLLECTION, DataKind.WEIGHTS) or META not in answer.meta:
                 raise Refused(f"an answer of kind {answer.data_kind} is none of medsilo's")
-            if others := sorted(set(answer.data) - self.groups):
+            if others := sorted({name.partition("/")[0] for name in answer.data} - self.groups):
                 raise Refused(
                     f"this hospital does not let {', '.join(others)} out; its privacy.json lists what it does"
                 )

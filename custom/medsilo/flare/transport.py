@@ -21,9 +21,11 @@ from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.flare.forks import died
 from medsilo.flare.patches import deliver_once
 from medsilo.flare.wire import TASK, to_parcel, to_shareable
+from medsilo.runs.messages import Parcel
 
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
 Longest = Callable[[float], float]  # the seconds that are granted for an answer, of those that are asked for
+Wrap = Callable[[Parcel], Shareable]  # a parcel as it travels
 Away = Callable[[], Mapping[str, str]]  # the sites that nobody waits for, and why
 
 
@@ -37,6 +39,7 @@ class _Question:
     timeout: float
     away: Away
     longest: Longest
+    wrap: Wrap
     gone: dict[str, str] = field(default_factory=dict)  # sites that nobody waits for any more, and why
     begun: float = field(default_factory=monotonic)
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -58,7 +61,7 @@ class _Question:
         return task
 
     def _before_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        client_task.task.data = to_shareable(self.outgoing(client_task.client.name))
+        client_task.task.data = self.wrap(self.outgoing(client_task.client.name))
 
     def _after_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         client_task.task.data = Shareable()  # NVFlare holds its own reference until the site has it
@@ -133,12 +136,15 @@ class FlareTransport:
     abort_signal: Signal
     away: Away = died
     longest: Longest = float
+    wrap: Wrap = to_shareable
     question: _Question | None = None  # that stands
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         """Ask all these sites at once; returns those without an accepted answer, and why."""
         missing = self._absent(sites)
-        question = self.question = _Question(self.controller, outgoing, receive, timeout, self.away, self.longest)
+        question = self.question = _Question(
+            self.controller, outgoing, receive, timeout, self.away, self.longest, self.wrap
+        )
         for site in sites:
             if site not in missing:
                 task = question.task_for(site)

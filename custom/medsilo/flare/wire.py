@@ -1,8 +1,10 @@
 """A parcel as NVFlare carries it: a DXO collection with one WEIGHTS member per group.
 
-So NVFlare's own filters (a site's privacy policies, quantisation) see every tensor; facts travel as meta.
+So NVFlare's own filters (a site's privacy policies, quantisation) see every tensor; facts travel as meta. For a user's
+own training script it is one DXO of kind WEIGHTS with names "group/tensor": a model of NVFlare's Client API.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from torch import Tensor
 
 from medsilo.core.errors import Died, Lacks, Refused
@@ -23,13 +26,14 @@ TASK = "medsilo"  # the name of every task
 REFUSAL, DIED, LACKS = "medsilo.refusal", "medsilo.died", "medsilo.lacks"
 
 
-def let_tensors_travel(to_files: bool = False) -> None:
+def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
     """Have NVFlare send this process's tensors as they are, in pieces.
 
-    to_files: whether those that arrive here lie in nameless files, since many may be on their way at once.
+    to_files: whether those that arrive here lie in nameless files, since many may be on their way at once. plainly: by
+    NVFlare's own decomposer, which a training script's process knows.
     """
     PiecedTensors.to_files = to_files
-    send_tensors_by(PiecedTensors)
+    send_tensors_by(TensorDecomposer if plainly else PiecedTensors)
 
 
 def to_shareable(parcel: Parcel) -> Shareable:
@@ -38,6 +42,39 @@ def to_shareable(parcel: Parcel) -> Shareable:
     dtypes = {group: {name: str(tensor.dtype) for name, tensor in parcel.groups[group].items()} for group in groups}
     meta = {META: {"facts": parcel.facts, "dtypes": dtypes}}
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
+
+
+def as_model(parcel: Parcel) -> Shareable:
+    """Wrap a parcel for a training script."""
+    return DXO(DataKind.WEIGHTS, *flat(parcel)).to_shareable()
+
+
+def flat(parcel: Parcel) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return a parcel's tensors by "group/name", and its meta."""
+    tensors = {f"{group}/{name}": own for group, groups in parcel.groups.items() for name, own in groups.items()}
+    dtypes = {group: {name: str(own.dtype) for name, own in groups.items()} for group, groups in parcel.groups.items()}
+    return tensors, {META: {"facts": parcel.facts, "dtypes": dtypes}}
+
+
+def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> Parcel:
+    """Return the parcel of a model that came to a script, or from one; raises Refused where it is none."""
+    try:
+        groups: dict[str, dict[str, Any]] = {str(group): {} for group in meta[META]["dtypes"]}
+        for name, value in tensors.items():
+            group, _, own = name.partition("/")
+            groups[group][own] = value
+        return _parcel(groups, meta)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
+
+
+def _parcel(groups: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) -> Parcel:
+    content = meta[META]
+    read = {
+        group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in own.items()}
+        for group, own in groups.items()
+    }
+    return Parcel(read, dict(content["facts"]))
 
 
 def to_parcel(shareable: Shareable) -> Parcel:
@@ -55,14 +92,11 @@ def to_parcel(shareable: Shareable) -> Parcel:
         raise Refused(reason)
     try:
         collection = from_shareable(shareable)
+        if collection.data_kind == DataKind.WEIGHTS:
+            return unflat(collection.data, collection.meta)
         if collection.data_kind != DataKind.COLLECTION:
             raise ValueError(collection.data_kind)
-        content = collection.meta[META]
-        groups = {
-            group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in member.data.items()}
-            for group, member in collection.data.items()
-        }
-        return Parcel(groups, dict(content["facts"]))
+        return _parcel({group: member.data for group, member in collection.data.items()}, collection.meta)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.learning.layers import frozen_features, head_layers
-from medsilo.learning.loop import Lesson
+from medsilo.learning.loop import Lesson, Watch
 
 SHRINKAGE = 0.1  # share of the features' covariances that is taken for chance, as few cases can't tell them
 LEAST = 1e-6  # share of the features' mean square that a feature varies by at least
@@ -56,7 +56,7 @@ class FeatureSums(nn.Module):
             cases += len(features)
             return mean.new_zeros(())
 
-        yield collect
+        yield Watch(collect)
         for sums in (self.present, self.means, self.products):
             sums.zero_()
         self.present[place] = 1

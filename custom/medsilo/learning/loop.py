@@ -19,6 +19,18 @@ Case = tuple[Tensor, Tensor]  # inputs and targets, of one case or of a batch
 Draw = Callable[[Case, int], Case]  # what is made of a case, by a seed
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
 Lesson = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss, after the networks have learned from them
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A lesson from which no network learns: it looks at batches."""
+
+    look: Lesson
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.look(inputs, targets)
+
+
 CPU = torch.device("cpu")
 Stop = Callable[[], None]  # raises when the run was told to stop; asked before every batch
 

@@ -29,9 +29,10 @@ REMEDY = (
 class Pretraining(Section):
     """The origin of f. Its optimizer and batch size are those of the plan's training."""
 
-    source: Literal["share", "file"] = Field(
+    source: Literal["share", "file", "initial"] = Field(
         "share",
-        description="where f comes from. `share`: it is trained on a share of every site's training cases, **which "
+        description="where f comes from. `initial`: f is the network as it begins, for networks that begin with a "
+        "checkpoint. `share`: it is trained on a share of every site's training cases, **which "
         "the site thereby releases to the server**. With synthetic tasks the server draws these cases; with others "
         "they have to lie in the server's own data folder, laid out as at the sites. `file`: a `.safetensors` file in "
         "that folder",
@@ -44,6 +45,8 @@ class Pretraining(Section):
 
     def obtain(self, model: nn.Module, at: ServerSide) -> dict[str, Any]:
         """Give the model f's weights; returns what the summary says about them."""
+        if self.source == "initial":
+            return {"source": "initial"}
         return (
             self._read(model, at.data.folder if at.data else None) if self.source == "file" else self._train(model, at)
         )

@@ -26,7 +26,6 @@ Task = Literal[Letter, "join", "round", "deliver", "try", "test"]
 End = Literal["join", "deliver", "try", "test"]
 PARTS = ("train", "validation", "test")
 
-Cases = Annotated[int, Field(ge=1, le=MOST_CASES)]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -95,14 +94,11 @@ class Request(Message):
 
 # ---------------------------------------------------------------------------------------------------- a site answers
 class Counted(Message):
-    """The cases of a site's parts.
-
-    Only a site that does not train may have none in a part other than the test's.
-    """
+    """The cases of a site's parts."""
 
     train: Annotated[int, Field(ge=0, le=MOST_CASES)]
     validation: Annotated[int, Field(ge=0, le=MOST_CASES)]
-    test: Cases
+    test: Annotated[int, Field(ge=0, le=MOST_CASES)]
 
 
 class SiteAnswer(Message):

@@ -185,6 +185,7 @@ class Task(Section):
     synthetic: ClassVar[bool] = False
     needs_data: ClassVar[bool] = False  # whether a site has to say where its data lie
     split_by_site: ClassVar[bool] = False  # whether a site can decide who is in which part, by `data` in its settings
+    scripted: ClassVar[bool] = False  # whether a training script of the user's own learns it, with data that it has
     most_sites: ClassVar[int | None] = None  # of a study; None: any number
 
     name: str

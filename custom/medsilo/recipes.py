@@ -1,0 +1,169 @@
+"""Recipes for NVFlare: medsilo's methods with a training script of your own.
+
+They take the arguments of NVFlare's own `FedAvgRecipe` and run in `SimEnv`, `PocEnv` and `ProdEnv`. The script joins
+with `medsilo.client.join`.
+
+    from nvflare.recipe import SimEnv
+    from medsilo.recipes import FedBNRecipe
+
+    recipe = FedBNRecipe(name="hello", model=Net(), min_clients=3, num_rounds=5, train_script="client.py")
+    recipe.execute(SimEnv(num_clients=3))
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal
+
+import torch
+from nvflare.client.config import ExchangeFormat
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.script_runner import ScriptRunner
+from nvflare.recipe.spec import Recipe
+from torch import nn
+
+from medsilo.core.errors import MedsiloError
+from medsilo.flare.controller import MedsiloController
+from medsilo.flare.patience import Patience, limits
+from medsilo.runs import paths
+from medsilo.script.study import INITIAL, plan_of_script
+
+
+class MethodRecipe(Recipe):
+    """A job of one method. Subclasses name it; `method` has its numbers, as docs/methods.md shows them.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    >>> recipe = FedProxRecipe(model=net, min_clients=3, train_script="client.py", mu=0.1)
+    >>> recipe.plan.algorithm.mu, recipe.plan.participation.required
+    (0.1, 3)
+    """
+
+    algorithm: ClassVar[str]
+    numbers: ClassVar[Mapping[str, Any]] = {}
+    names_sites: ClassVar[bool] = False  # whether the method tells sites apart, so that the plan has to name them
+
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        model: nn.Module | Mapping[str, Any],
+        initial_ckpt: str | None = None,
+        min_clients: int,
+        num_rounds: int = 2,
+        train_script: str,
+        train_args: str = "",
+        launch_external_process: bool = False,
+        command: str = "python3 -u",
+        launch_once: bool = True,
+        launch_timeout: float | None = 300.0,
+        shutdown_timeout: float = 0.0,
+        key_metric: str = "accuracy",
+        key_metric_mode: Literal["min", "max"] = "max",
+        sites: Sequence[str] = (),
+        input_shape: Sequence[int] | None = None,
+        seed: int = 0,
+        plan: Mapping[str, Mapping[str, Any]] | None = None,
+        **method: Any,
+    ) -> None:
+        """sites: names of the sites; FedSM needs them, by default site-1, site-2, ..., as the simulator and POC have
+        them. input_shape: of one input, [channels, ...]; HarmoFL needs it. plan: further keys of the plan, such as
+        {"participation": {"when_missing": "wait"}}. method: the method's own numbers.
+        """
+        self.algorithm_numbers = method
+        self.train_script, self.train_args = train_script, train_args
+        self.command = command
+        self._runner = {
+            "script": train_script,
+            "script_args": train_args,
+            "launch_external_process": launch_external_process,
+            "command": command,
+            "server_expected_format": ExchangeFormat.PYTORCH,
+            "launch_once": launch_once,
+            "launch_timeout": launch_timeout,
+            "shutdown_timeout": shutdown_timeout,
+        }
+        module = _module(model, initial_ckpt)
+        self._files = TemporaryDirectory(prefix="medsilo-recipe-")
+        names = [f"site-{place + 1}" for place in range(min_clients)] if self.names_sites else ()
+        self.plan = plan_of_script(
+            module,
+            Path(self._files.name),
+            {"name": self.algorithm, **self.numbers, **method},
+            rounds=num_rounds,
+            minimum=min_clients,
+            sites=sites or names,
+            metric=key_metric,
+            lower_is_better=key_metric_mode == "min",
+            input_shape=input_shape,
+            seed=seed,
+            further=plan,
+        )
+        written = Path(self._files.name) / paths.PLAN
+        written.write_text(self.plan.to_yaml())
+        job = FedJob(name=name or self.algorithm, min_clients=min_clients)
+        job.set_app_packages(["medsilo"])
+        job.to_server(MedsiloController())
+        patience = Patience.of(self.plan)
+        job.to_server({"server": {"task_request_interval": 0.1}, **limits(patience, "server")})
+        for file in (written, written.with_name(INITIAL)):
+            job.add_file_to_server(str(file), app_folder_type="config")
+        super().__init__(job)
+
+    def _prepare_client_apps(self) -> None:
+        self._job.to_clients(ScriptRunner(**self._runner))
+        self._job.to_clients(limits(Patience.of(self.plan), "site"))
+        for name in (paths.PLAN, INITIAL):
+            self._job.add_file_to_clients(str(Path(self._files.name) / name), app_folder_type="config")
+
+
+def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.Module:
+    """Return the model with its initial weights."""
+    if isinstance(model, Mapping):
+        path, _, kind = str(model.get("class_path", model.get("path", ""))).rpartition(".")
+        try:
+            model = getattr(import_module(path), kind)(**model.get("args", {}))
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
+            raise MedsiloError(
+                f"model: {path}.{kind} can't be made ({error}); give a class that can be imported"
+            ) from error
+    if not isinstance(model, nn.Module):
+        raise MedsiloError(f"model: a {type(model).__name__} is no torch module; give one, or its class_path and args")
+    if checkpoint:
+        try:
+            model.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True))
+        except Exception as error:  # whatever is in the file
+            told = f"initial_ckpt: {Path(checkpoint).name} can't be loaded ({type(error).__name__})"
+            raise MedsiloError(f"{told}; give a file here with a state dict of this model") from error
+    return model
+
+
+def _recipe(method: str, title: str, tells_apart: bool = False, **numbers: Any) -> type[MethodRecipe]:
+    """Return the recipe of a method. numbers: its own that differ from those of a plan."""
+    told = f"{title} with a training script of your own."
+    facts = {"algorithm": method, "names_sites": tells_apart, "numbers": numbers, "__doc__": told}
+    return type(f"{title}Recipe", (MethodRecipe,), {**facts, "__module__": __name__})
+
+
+FedAvgRecipe = _recipe("fedavg", "FedAvg")
+FedProxRecipe = _recipe("fedprox", "FedProx")
+FedBNRecipe = _recipe("fedbn", "FedBN")
+FedPerRecipe = _recipe("fedper", "FedPer")
+LocalRecipe = _recipe("local", "Local")
+ScaffoldRecipe = _recipe("scaffold", "Scaffold")
+FedNovaRecipe = _recipe("fednova", "FedNova")
+FedDynRecipe = _recipe("feddyn", "FedDyn")
+FedAvgMRecipe = _recipe("fedavgm", "FedAvgM")
+FedAdamRecipe = _recipe("fedadam", "FedAdam")
+FedYogiRecipe = _recipe("fedyogi", "FedYogi")
+FedAdagradRecipe = _recipe("fedadagrad", "FedAdagrad")
+MoonRecipe = _recipe("moon", "Moon")
+DittoRecipe = _recipe("ditto", "Ditto")
+APFLRecipe = _recipe("apfl", "APFL")
+PFedMeRecipe = _recipe("pfedme", "PFedMe")
+HarmoFLRecipe = _recipe("harmofl", "HarmoFL")
+AdaFedRecipe = _recipe("adafed", "AdaFed", pretraining={"source": "initial"})
+DAdaFedRecipe = _recipe("d-adafed", "DAdaFed", pretraining={"source": "initial"})
+FAdaFedRecipe = _recipe("f-adafed", "FAdaFed")
+FedSMRecipe = _recipe("fedsm", "FedSM", tells_apart=True)
+FedSMExtraRecipe = _recipe("fedsm-extra", "FedSMExtra", tells_apart=True)

@@ -1,0 +1,218 @@
+"""The network of a user's own script, described so that no code of the script runs at the server.
+
+A plan holds the network's layers: their kinds, and the shapes of their tensors. Methods find norms and heads by the
+kinds. The initial weights are a file of the job, named by its hash.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import safetensors.torch
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from medsilo.core import shelf
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import save_tensors
+from medsilo.core.section import Section
+from medsilo.models.network import Network
+
+MOST_LAYERS = 20_000
+Name = Annotated[str, Field(max_length=300)]
+Size = Annotated[int, Field(ge=0, le=1 << 40)]
+
+# The kinds of layers that methods tell apart. What is none of them is a plain module.
+KINDS: Mapping[str, type[nn.Module]] = {
+    kind.__name__: kind
+    for kind in (
+        *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+        *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm, nn.LayerNorm),
+        *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    )
+}
+GENERAL: Mapping[type[nn.Module], str] = {  # of a class that is none of these, but derives from what they derive from
+    _BatchNorm: "BatchNorm2d",
+    _InstanceNorm: "InstanceNorm2d",
+    _ConvNd: "Conv2d",
+}
+NUMBERS = ("num_features", "num_channels", "in_features", "in_channels", "out_features", "out_channels", "num_groups")
+DTYPES: Mapping[str, torch.dtype] = {
+    str(kind).removeprefix("torch."): kind
+    for kind in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+
+
+class TensorShape(Section):
+    """One tensor of a layer."""
+
+    name: Name
+    shape: Annotated[tuple[Size, ...], Field(max_length=8)]
+    dtype: Literal[tuple(DTYPES)]  # type: ignore[valid-type]
+    learns: bool | None = None  # None: a buffer
+    same_as: Name = ""  # the full name of the parameter that this one is
+
+
+class LayerShape(Section):
+    """One layer of a network, without values."""
+
+    name: Name  # as `named_modules` has it
+    kind: Literal[("", *KINDS)] = ""  # type: ignore[valid-type]
+    numbers: dict[Literal[NUMBERS], Size] = {}  # type: ignore[valid-type]
+    tensors: tuple[TensorShape, ...] = Field((), max_length=1000)
+
+
+def layers_of(model: nn.Module) -> tuple[LayerShape, ...]:
+    """Return the layers of a network, in the order in which it registers them.
+
+    >>> [layer.kind for layer in layers_of(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))]
+    ['', 'Linear', '']
+    """
+    seen: dict[int, str] = {}
+    return tuple(_layer(name, layer, seen) for name, layer in model.named_modules())
+
+
+def _layer(name: str, layer: nn.Module, seen: dict[int, str]) -> LayerShape:
+    kind = next((known for known, own in KINDS.items() if isinstance(layer, own)), "")
+    kind = kind or next((known for base, known in GENERAL.items() if isinstance(layer, base)), "")
+    tensors = [
+        _tensor(own, value, value.requires_grad, seen.setdefault(id(value), f"{name}.{own}".lstrip(".")), name)
+        for own, value in layer.named_parameters(recurse=False, remove_duplicate=False)
+    ]
+    unsaved = layer._non_persistent_buffers_set
+    tensors += [_tensor(own, value) for own, value in layer.named_buffers(recurse=False) if own not in unsaved]
+    numbers = {own: int(getattr(layer, own)) for own in NUMBERS if kind and isinstance(getattr(layer, own, None), int)}
+    return LayerShape(name=name, kind=kind, numbers=numbers, tensors=tuple(tensors))
+
+
+def _tensor(name: str, value: Tensor, learns: bool | None = None, first: str = "", layer: str = "") -> TensorShape:
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise MedsiloError(f"model: {layer}.{name} is of {dtype}, which does not travel; use floats and whole numbers")
+    same = first if first != f"{layer}.{name}".lstrip(".") else ""
+    return TensorShape(name=name, shape=tuple(value.shape), dtype=dtype, learns=learns, same_as=same)
+
+
+def skeleton(layers: Iterable[LayerShape]) -> nn.Module:
+    """Return a network with these layers and tensors of zeros. It can't be called."""
+    root = nn.Module()
+    parameters: dict[str, nn.Parameter] = {}
+    for shape in layers:
+        layer = _made(shape, parameters)
+        if not shape.name:
+            root = layer
+            continue
+        above, _, own = shape.name.rpartition(".")
+        root.get_submodule(above).register_module(own, layer)
+    return root
+
+
+def _made(shape: LayerShape, parameters: dict[str, nn.Parameter]) -> nn.Module:
+    kind = KINDS.get(shape.kind, nn.Module)
+    layer = kind.__new__(kind)  # without its own making, which would draw weights
+    nn.Module.__init__(layer)
+    for name, number in shape.numbers.items():
+        setattr(layer, name, number)
+    if issubclass(kind, _BatchNorm | _InstanceNorm):
+        setattr(layer, "track_running_stats", any(own.name == "running_mean" for own in shape.tensors))  # noqa: B010
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            layer.register_buffer(name, None)
+    for own in shape.tensors:
+        values = torch.zeros(own.shape, dtype=DTYPES[own.dtype])
+        if own.learns is None:
+            layer.register_buffer(own.name, values)
+            continue
+        full = f"{shape.name}.{own.name}".lstrip(".")
+        parameter = parameters[own.same_as] if own.same_as else nn.Parameter(values, requires_grad=own.learns)
+        parameters[full] = parameter
+        layer.register_parameter(own.name, parameter)
+    return layer
+
+
+# This process's own networks, by the hash of their initial weights; and whether they begin with these.
+MAKERS: dict[str, tuple[Callable[[], nn.Module], bool]] = {}
+
+
+class ScriptNetwork(Network):
+    """The network of a user's own script: its layers, and the file with its initial weights."""
+
+    name: Literal["script"] = "script"
+    layers: tuple[LayerShape, ...] = Field(
+        min_length=1, max_length=MOST_LAYERS, description="its layers, as the recipe found them"
+    )
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the file with its initial weights")
+    bytes: int = Field(ge=1, le=1 << 36, description="how many that file has")
+
+    @property
+    def files(self) -> dict[str, int]:
+        return {self.sha256: self.bytes}
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        if torch.empty(0).is_meta:
+            return skeleton(self.layers)
+        make, begins = MAKERS.get(self.sha256, (lambda: skeleton(self.layers), True))
+        module = make()
+        if begins:
+            module.load_state_dict(safetensors.torch.load_file(shelf.find(self.sha256, self.bytes)))
+        return module
+
+    def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
+        if plan.privacy:
+            yield "privacy: a script of your own has no account of it; run a task of medsilo's, or leave privacy out"
+        if plan.transport.sealed:
+            yield "transport.sealing: a script of your own sends in clear; leave it out, or run a task of medsilo's"
+
+    @staticmethod
+    def section(model: nn.Module, file: Path) -> dict[str, Any]:
+        """Write a network's initial weights into a file; returns the section of a plan that describes both."""
+        save_tensors(file, {name: value.detach().cpu() for name, value in model.state_dict().items()})
+        layers = [layer.model_dump(mode="json", exclude_defaults=True) for layer in layers_of(model)]
+        return {
+            "name": "script",
+            "layers": layers,
+            "sha256": shelf.hash_of_file(file),
+            "bytes": file.stat().st_size,
+        }
+
+    def make_by(self, model: nn.Module) -> None:
+        """Let networks of this plan be copies of this one, in this process; they begin with the recipe's weights.
+
+        Raises MedsiloError where the plan describes another network.
+        """
+        described, own = (
+            {
+                f"{layer.name}.{one.name}".lstrip("."): (one.shape, one.dtype)
+                for layer in layers
+                for one in layer.tensors
+            }
+            for layers in (self.layers, layers_of(model))
+        )
+        if described != own:
+            odd = sorted(name for name in {*described, *own} if described.get(name) != own.get(name))
+            raise MedsiloError(
+                f"join: the script's model is not the recipe's: {', '.join(odd[:3])} differ; give both the same model"
+            )
+        copy = deepcopy(model)
+        MAKERS[self.sha256] = lambda: deepcopy(copy), True
+
+    @contextmanager
+    def standing_for(self, model: nn.Module) -> Iterator[None]:
+        """Inside, networks of this plan are copies of this one, with its weights."""
+        before = MAKERS.get(self.sha256)
+        self.make_by(model)
+        MAKERS[self.sha256] = MAKERS[self.sha256][0], False
+        try:
+            yield
+        finally:
+            del MAKERS[self.sha256]
+            if before:
+                MAKERS[self.sha256] = before

@@ -1,0 +1,59 @@
+"""The plan of a study that a user's own script trains."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from medsilo.plan import Plan, parse_plan
+from medsilo.script.network import ScriptNetwork
+
+INITIAL = "initial.safetensors"
+
+
+def plan_of_script(
+    model: nn.Module,
+    folder: Path,
+    method: Mapping[str, Any],
+    *,
+    rounds: int,
+    minimum: int,
+    sites: Sequence[str] = (),
+    metric: str = "accuracy",
+    lower_is_better: bool = False,
+    input_shape: Sequence[int] | None = None,
+    seed: int = 0,
+    further: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Plan:
+    """Return a plan in which a script trains this model, whose initial weights are written into a folder.
+
+    further: keys of the plan's other sections, or more of these.
+    """
+    own: dict[str, Any] = {
+        "algorithm": dict(method),
+        "task": {
+            "name": "script",
+            "metric": metric,
+            "lower_is_better": lower_is_better,
+            "input_channels": first_channels(model),
+            "input_shape": list(input_shape) if input_shape else None,
+        },
+        "network": ScriptNetwork.section(model, folder / INITIAL),
+        "training": {"rounds": rounds},
+        "participation": {"sites": list(sites), "minimum": minimum},
+        "seed": seed,
+    }
+    for section, keys in (further or {}).items():
+        own[section] = {**own.get(section, {}), **keys}
+    return parse_plan(own)
+
+
+def first_channels(model: nn.Module) -> int:
+    """Return how many channels the network's first layer takes.
+
+    >>> first_channels(nn.Sequential(nn.ReLU(), nn.Conv2d(3, 8, 1)))
+    3
+    """
+    found = (getattr(layer, name, None) for layer in model.modules() for name in ("in_channels", "in_features"))
+    return next((number for number in found if isinstance(number, int)), 1)

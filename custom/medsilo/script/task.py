@@ -1,0 +1,70 @@
+"""What a user's own script learns, as far as a study has to know it: the name of its metric."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.models.network import Network
+from medsilo.tasks.goal import Goal
+from medsilo.tasks.task import SiteData, Task
+
+FURTHEST = 1e12  # of a metric
+
+
+class ScriptGoal(Goal):
+    """A metric that the script works out by itself; higher is better."""
+
+    metric_range = (-FURTHEST, FURTHEST)
+    outputs = 1
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+
+    @property
+    def layout(self) -> dict[str, int]:
+        return {}
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        raise MedsiloError("the script has a loss of its own")
+
+    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the share of places that are named right, for every case: by it a super model finds its threshold."""
+        found = output.argmax(1)
+        return (found == target.reshape(found.shape)).float().reshape(len(found), -1).mean(1)
+
+
+class ScriptTask(Task):
+    """A training script of the user's own. Its data, loss and metric stay in the script."""
+
+    title = "a training script of its own"
+    scripted: ClassVar[bool] = True
+
+    name: Literal["script"] = "script"
+    metric: str = Field("accuracy", min_length=1, max_length=60, description="the name of the script's metric")
+    lower_is_better: bool = Field(False, description="whether a lower value of the metric is better")
+    input_channels: int = Field(1, ge=1, le=100_000, description="channels of an input, for FedSM's selector")
+    input_shape: Annotated[tuple[int, ...], Field(min_length=1, max_length=4)] | None = Field(
+        None, description="shape of one input, [channels, ...], for HarmoFL's amplitude"
+    )
+
+    @property
+    def goal(self) -> Goal:
+        return ScriptGoal(f"-{self.metric}" if self.lower_is_better else self.metric)
+
+    @property
+    def channels(self) -> int:
+        return self.input_shape[0] if self.input_shape else self.input_channels
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        return self.input_shape
+
+    def default_network(self) -> Network | str:
+        raise DataError("task script: the plan must describe the script's network; make it with a recipe")
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        raise DataError("task script: its data are the training script's own; run the job with a recipe of medsilo's")

@@ -1,0 +1,28 @@
+"""FedBN over three simulated sites: python job.py"""
+
+import argparse
+
+import torch
+from model import Net
+from nvflare.recipe import SimEnv
+
+from medsilo import recipes
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--method", default="FedBN", help="FedAvg, FedBN, FedProx, ...")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=3)
+    parser.add_argument("--workspace", default="workspace")
+    asked = parser.parse_args()
+    torch.manual_seed(0)
+    recipe = getattr(recipes, f"{asked.method}Recipe")(
+        name="hello-fedbn",
+        model=Net(),
+        min_clients=3,
+        num_rounds=asked.rounds,
+        train_script="client.py",
+        train_args="--epochs 2",
+    )
+    run = recipe.execute(SimEnv(num_clients=3, num_threads=asked.threads, workspace_root=asked.workspace))
+    print("Results:", run.get_result())

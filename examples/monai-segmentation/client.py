@@ -1,0 +1,51 @@
+"""A MONAI training script, for HarmoFL and for FedSM alike."""
+
+import nvflare.client as flare
+import torch
+from model import images_of, unet
+from monai.data import DataLoader, Dataset
+from monai.losses import DiceCELoss
+from monai.metrics import DiceMetric
+from monai.networks.utils import one_hot
+from torch import nn
+
+from medsilo.client import join
+
+
+def main() -> None:
+    flare.init()
+    cases = images_of(flare.get_site_name())
+    train_loader = DataLoader(Dataset(cases[:24]), batch_size=8, shuffle=True)
+    validation_loader = DataLoader(Dataset(cases[24:]), batch_size=8)
+    model, loss = unet(), DiceCELoss(to_onehot_y=True, softmax=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    def evaluate(net: nn.Module) -> dict[str, float]:
+        dice = DiceMetric(include_background=False)
+        for batch in validation_loader:
+            found = one_hot(net(batch["image"]).argmax(1, keepdim=True), 2)
+            dice(found, one_hot(batch["label"], 2))
+        return {"dice": dice.aggregate().item()}
+
+    def train_one_epoch(net: nn.Module, step: torch.optim.Optimizer) -> None:
+        for batch in train_loader:
+
+            def closure(batch: dict[str, torch.Tensor] = batch) -> torch.Tensor:
+                step.zero_grad()
+                value = loss(net(batch["image"]), batch["label"])
+                value.backward()
+                return value
+
+            step.step(closure)
+
+    site = join(model, optimizer, train_loader, evaluate=evaluate, validation=validation_loader)
+    while site.is_running():
+        site.receive()
+        for net, step in site.networks():  # one for HarmoFL; the global and the personal model for FedSM
+            net.train()
+            train_one_epoch(net, step)
+        site.send()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Mortality after brain injury: each site is one study of the table."""
+
+import argparse
+from pathlib import Path
+
+import nvflare.client as flare
+import torch
+from model import Net, patients_of, studies
+from sklearn.metrics import roc_auc_score
+from torch import nn
+from torch.utils.data import DataLoader
+
+from medsilo.client import join
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--table", type=Path, required=True)
+    table = parser.parse_args().table
+    torch.set_num_threads(1)
+    flare.init()
+    study = studies(table)[int(flare.get_site_name().rpartition("-")[2]) - 1]
+    train_set, test_set = patients_of(table, study)
+    loader = DataLoader(train_set, batch_size=32, shuffle=True, drop_last=True)
+    model, loss = Net(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def evaluate(net: nn.Module) -> dict[str, float]:
+        rows, deaths = test_set.tensors
+        return {"auc": roc_auc_score(deaths, net(rows).softmax(1)[:, 1])}
+
+    site = join(model, optimizer, loader, evaluate=evaluate)
+    while site.is_running():
+        site.receive()
+        for net, step in site.networks():
+            net.train()
+            for rows, deaths in loader:
+                step.zero_grad()
+                loss(net(rows), deaths).backward()
+                step.step()
+        site.send()
+
+
+if __name__ == "__main__":
+    main()

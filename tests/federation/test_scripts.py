@@ -1,0 +1,105 @@
+"""The examples of training scripts, as a user runs them: NVFlare's simulator ends with a result that has learned."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from medsilo.client import super_model
+from medsilo.core.files import load_tensors
+from medsilo.runs import paths
+
+
+def simulated(root: Path, folder: Path, name: str, *arguments: str) -> tuple[Path, dict[str, Any]]:
+    """Run an example's job.py; returns the server's folder of the run, and its summary."""
+    place = folder / name
+    shutil.copytree(root / "examples" / name, place, dirs_exist_ok=True)
+    said = subprocess.run(
+        [sys.executable, "job.py", "--workspace", "workspace", *arguments],
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    found = list(place.glob(f"workspace/{name}/server/medsilo/*/{paths.SUMMARY}"))
+    assert said.returncode == 0 and len(found) == 1, said.stderr[-2000:]
+    summary = json.loads(found[0].read_text())
+    assert summary["status"] == "finished"
+    return found[0].parent, summary
+
+
+def gains(summary: dict[str, Any]) -> list[float]:
+    """How much each site's score has risen from the first round to the last that has one."""
+    scores = [[score for score in own["validation"] if score is not None] for own in summary["sites"].values()]
+    return [own[-1] - own[0] for own in scores]
+
+
+@pytest.mark.slow
+def test_hello_fedbn_keeps_each_sites_batch_norm(root: Path, tmp_path: Path) -> None:
+    run, summary = simulated(root, tmp_path, "hello-fedbn")
+    assert min(gains(summary)) > 0.1
+    models = [
+        load_tensors(paths.site_folder(place, place.parents[1].name) / paths.LAST)[0]
+        for place in sorted(run.parents[2].glob("site-*/medsilo/*"))
+    ]
+    assert len(models) == 3
+    for name in models[0]:
+        same = all(torch.equal(models[0][name], other[name]) for other in models[1:])
+        assert same == (not name.startswith("features.1.") or name.endswith("num_batches_tracked")), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["HarmoFL", "FedSM"])
+def test_a_monai_script_learns_by_harmofl_and_fedsm(method: str, root: Path, tmp_path: Path) -> None:
+    run, summary = simulated(root, tmp_path, "monai-segmentation", "--method", method)
+    assert min(gains(summary)) > 0.1
+    if method == "FedSM":
+        sys.path.insert(0, str(root / "examples/monai-segmentation"))
+        try:
+            from model import unet  # type: ignore[import-not-found]
+        finally:
+            sys.path.pop(0)
+        model = super_model(run / paths.SUPER_MODEL, unet())
+        assert model(torch.zeros(2, 1, 64, 64)).shape == (2, 2, 64, 64)
+
+
+@pytest.mark.slow
+def test_adafed_mixes_studies_of_a_table_by_their_statistics(root: Path, shared_data: Path, tmp_path: Path) -> None:
+    _, summary = simulated(root, tmp_path, "tabular", "--table", str(shared_data / "impact/impact.csv"), "--sites", "3")
+    weights = torch.tensor(summary["details"]["similarity"]["weights"])
+    assert torch.allclose(weights.sum(1), torch.ones(3)) and (weights.diagonal() == 0.5).all()
+    assert len({round(float(weight), 6) for weight in weights[0, 1:]}) == 2
+    assert min(own["test"]["auc"] for own in summary["sites"].values()) > 0.7
+
+
+@pytest.mark.slow
+def test_lightnings_trainer_trains_both_networks_of_ditto(root: Path, tmp_path: Path) -> None:
+    try:
+        import lightning  # noqa: F401
+    except (ImportError, RuntimeError) as error:  # its torchvision is of another build of torch
+        pytest.skip(f"lightning can't be imported here: {error}")
+    assert min(gains(simulated(root, tmp_path, "lightning")[1])) > 0.1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["FedBN", "Ditto", "FedSM"])
+def test_a_script_that_is_started_anew_for_each_turn_ends_with_the_same_bits(
+    method: str, root: Path, tmp_path: Path
+) -> None:
+    """With fewer threads than sites NVFlare's simulator ends the script's process after each answer."""
+    ends = []
+    for threads in ("3", "2", "1"):
+        place = tmp_path / threads
+        run, _ = simulated(root, place, "hello-fedbn", "--method", method, "--threads", threads, "--rounds", "2")
+        files = sorted(run.parents[2].glob(f"site-*/medsilo/*/sites/*/{paths.LAST}"))
+        ends.append([load_tensors(file)[0] for file in files])
+    for other in ends[1:]:
+        assert len(other) == 3
+        assert all(torch.equal(one[name], two[name]) for one, two in zip(ends[0], other, strict=True) for name in one)

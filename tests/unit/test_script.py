@@ -1,0 +1,296 @@
+"""A training script of one's own: its tensors are those of medsilo's own job."""
+
+import doctest
+import json
+import pickle
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from medsilo import recipes
+from medsilo.client import super_model
+from medsilo.core import shelf
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors
+from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.seams import Line
+from medsilo.learning import layers
+from medsilo.learning.loop import Compute, batches
+from medsilo.learning.seeds import generator_for
+from medsilo.plan import Plan
+from medsilo.registry import METHODS
+from medsilo.runs import paths
+from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.record import Record
+from medsilo.script.network import ScriptNetwork, skeleton
+from medsilo.script.site import Data, ScriptSite
+from medsilo.script.study import plan_of_script
+from tests.conftest import SITES, make_plan
+from tests.inprocess import run
+
+BATCH, RATE = 32, 0.05
+IMAGES = ("task.name=synthetic-histology", "task.patients=6", "task.size=32")
+JOINT = ("moon", "apfl", "pfedme", "fedsm-extra")  # their objective is more than a loss
+
+
+class Shuffled:
+    """A loader whose order is that of medsilo's own job in a round."""
+
+    def __init__(self, plan: Plan, site: str, cases: torch.utils.data.Dataset) -> None:
+        self.plan, self.site, self.dataset, self.round = plan, site, cases, 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = generator_for(self.plan.seed, self.site, "shuffle", self.round, 0)
+        return batches(self.dataset, BATCH, Compute(), order)
+
+    def __len__(self) -> int:
+        return -(-len(self.dataset) // BATCH)  # type: ignore[arg-type]
+
+
+class Script:
+    """A site with a training script, which is started anew for each answer if `anew`."""
+
+    def __init__(self, own: Plan, plan: Plan, site: str, folder: Path, anew: bool, closures: bool) -> None:
+        self.own, self.plan, self.name, self.folder, self.anew, self.closures = own, plan, site, folder, anew, closures
+        self.data = own.task.site_data(site, SITES, own.seed, None)
+        self.started: ScriptSite | None = None
+
+    def start(self) -> ScriptSite:
+        torch.manual_seed(7)  # weights of its own, which give way to the recipe's
+        self.model = self.own.network.build(self.own.task.channels, self.own.task.goal.outputs)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE, momentum=0.9)
+        self.loader = Shuffled(self.own, self.name, self.data.train)
+        validation = list(batches(self.data.validation, 64, Compute()))
+        joint = self.own.algorithm.name in JOINT
+        data = Data(self.loader, validation, loss=self.own.task.goal.loss if joint else None)
+        return ScriptSite(self.plan, self.name, self.folder, self.model, optimizer, data, self.evaluate)
+
+    def evaluate(self, net: nn.Module) -> float:
+        right = [(net(x).argmax(1) == y).float() for x, y in batches(self.data.validation, 64, Compute())]
+        return float(torch.cat(right).mean())
+
+    def answer(self, parcel: Parcel, stop: object) -> Parcel:
+        site = self.started = self.start() if self.anew or not self.started else self.started
+        self.loader.round = parcel.facts["round"]
+        if (reply := site.ask(parcel)) is not None:
+            return reply
+        for net, optimizer in site.networks():
+            net.train()
+            for x, y in self.loader:
+
+                def closure(net=net, optimizer=optimizer, x=x, y=y) -> Tensor:
+                    optimizer.zero_grad()
+                    loss = self.own.task.goal.loss(net(x), y)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+        return site.finish()
+
+
+def scripted(
+    own: Plan, folder: Path, anew: bool = False, **more: object
+) -> tuple[Record, dict[str, dict[str, Tensor]]]:
+    """Run the same study as `own` by scripts; returns its record, and each site's last model."""
+    model = own.build_networks()["model"]
+    method = own.algorithm.model_dump(mode="json")
+    shape = own.task.shape if own.algorithm.amplitude else None
+    plan = plan_of_script(
+        model, folder / "job", method, rounds=own.training.rounds, minimum=2, sites=SITES, input_shape=shape
+    )
+    shelf.look_in(folder / "job")
+    sites = {site: Script(own, plan, site, folder / site, anew, False) for site in SITES}
+    record = Record(folder / "runs" / "study")
+    Coordinator(plan, SITES, Line(sites), record, "in-process").run()
+    kept = paths.site_folder
+    return record, {site: load_tensors(kept(folder / site / "study", site) / paths.LAST)[0] for site in SITES}
+
+
+def check_equal(own: Plan, folder: Path, nearly: float = 0.0, anew: bool = False) -> Record:
+    """The script's tensors are those of medsilo's own job."""
+    expected = run(own).models
+    record, found = scripted(own, folder, anew)
+    for site, model in expected.items():
+        for name, tensor in model.state_dict().items():
+            assert (found[site][name].double() - tensor.double()).abs().max() <= nearly, f"{site} {name}"
+    return record
+
+
+@pytest.mark.parametrize(
+    ("method", "anew"),
+    [("fedbn", False), ("ditto", False), ("scaffold", False)]
+    + [
+        (name, True)
+        for name in ("fedbn", "fedper", "fedprox", "scaffold", "fednova", "feddyn", "fedadam", "ditto", "moon")
+    ],
+)
+def test_a_script_ends_with_the_tensors_of_medsilos_own_job(method: str, anew: bool, tmp_path: Path) -> None:
+    check_equal(make_plan(method, "training.rounds=3"), tmp_path, anew=anew)
+
+
+@pytest.mark.parametrize("method", ["apfl", "pfedme"])
+def test_methods_that_train_networks_together_pass_over_the_scripts_loader(method: str, tmp_path: Path) -> None:
+    check_equal(make_plan(method, "training.rounds=3"), tmp_path)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_harmofl_of_a_script_is_medsilos_own(anew: bool, tmp_path: Path) -> None:
+    check_equal(make_plan("harmofl", *IMAGES, "training.rounds=3"), tmp_path, anew=anew)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_fedsm_of_a_script_ends_with_a_super_model(anew: bool, tmp_path: Path) -> None:
+    record = check_equal(make_plan("fedsm", "training.rounds=3"), tmp_path, anew=anew)
+    told = record.summary().details.super_model
+    assert sum(sum(own.values()) for own in told.validated.values()) > 0
+    own = make_plan("fedsm", "training.rounds=3")
+    model = super_model(record.folder / paths.SUPER_MODEL, own.network.build(own.task.channels, own.task.goal.outputs))
+    inputs = torch.stack([own.task.site_data(site, SITES, own.seed, None).test[0][0] for site in SITES])
+    _, names, _ = model.answer(inputs)
+    assert set(names) <= {*SITES, "global"} and model(inputs).shape == (3, own.task.goal.outputs)
+
+
+@pytest.mark.parametrize("method", ["adafed", "d-adafed", "f-adafed"])
+def test_adafeds_of_a_script_are_medsilos_own_but_for_the_order_of_sums(method: str, tmp_path: Path) -> None:
+    source = [] if method == "f-adafed" else ["algorithm.pretraining.source=initial"]
+    check_equal(make_plan(method, "training.rounds=3", *source), tmp_path, nearly=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- the description
+def networks() -> list[nn.Module]:
+    """Networks of others, and some odd ones."""
+    from monai.networks import nets
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+            self.register_buffer("unsaved", torch.ones(2), persistent=False)
+            self.scale = nn.Parameter(torch.ones(3, dtype=torch.bfloat16), requires_grad=False)
+
+    return [
+        nets.UNet(2, 1, 2, (4, 8, 16), (2, 2)),
+        nets.SegResNet(spatial_dims=3, init_filters=8),
+        nets.DenseNet121(2, 3, 2),
+        nets.SwinUNETR(in_channels=1, out_channels=2, feature_size=12),
+        nets.ViT(1, (32, 32), (16, 16), hidden_size=24, mlp_dim=24, num_layers=1, num_heads=2, spatial_dims=2),
+        nn.TransformerEncoderLayer(8, 2),
+        nn.LSTM(3, 4, 2),
+        Tied(),
+    ]
+
+
+def test_a_description_has_the_tensors_norms_and_head_of_its_network() -> None:
+    for model in networks():
+        found = skeleton(ScriptNetwork.model_validate_json(json.dumps(described(model))).layers)
+        assert list(found.state_dict()) == list(model.state_dict())
+        for (name, own), other in zip(model.state_dict().items(), found.state_dict().values(), strict=True):
+            assert own.shape == other.shape and own.dtype == other.dtype, name
+        for names in (layers.local_norm_names, layers.head_names, layers.batch_norm_buffer_names):
+            assert names(found) == names(model)
+        assert [own.requires_grad for own in found.parameters()] == [own.requires_grad for own in model.parameters()]
+
+
+def described(model: nn.Module) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        return ScriptNetwork.section(model, Path(folder) / "initial.safetensors")
+
+
+def test_another_model_than_the_recipes_is_refused_by_the_names_of_its_tensors(tmp_path: Path) -> None:
+    plan = plan_of_script(nn.Linear(2, 3), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
+    with pytest.raises(MedsiloError, match="weight"):
+        plan.network.make_by(nn.Linear(2, 4))
+
+
+def test_the_recipes_are_methods_of_the_registry_and_their_example_runs() -> None:
+    assert doctest.testmod(recipes).failed == 0
+    kinds = [kind for kind in vars(recipes).values() if isinstance(kind, type) and kind.__name__ != "MethodRecipe"]
+    own = [kind.algorithm for kind in kinds if issubclass(kind, recipes.MethodRecipe)]
+    assert len(own) == len(set(own)) > 20 and set(own) < set(METHODS)
+
+
+def test_a_checkpoint_is_where_the_study_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text("")
+    model = nn.Linear(2, 3)
+    torch.save(model.state_dict(), tmp_path / "start.pt")
+    given = {"class_path": "torch.nn.Linear", "args": {"in_features": 2, "out_features": 3}}
+    recipe = recipes.FedAvgRecipe(
+        model=given, initial_ckpt=str(tmp_path / "start.pt"), min_clients=2, train_script="client.py"
+    )
+    recipe.export(str(tmp_path / "jobs"))
+    (plan,) = {path.read_text() for path in (tmp_path / "jobs").rglob(paths.PLAN)}
+    (initial,) = {path.read_bytes() for path in (tmp_path / "jobs").rglob("initial.safetensors")}
+    assert torch.equal(safetensors.torch.load(initial)["weight"], model.weight) and "script" in plan
+
+
+def test_a_checkpoint_that_runs_code_is_refused(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (tmp_path / "ran",)
+
+    (tmp_path / "start.pt").write_bytes(pickle.dumps(Harmful()))
+    with pytest.raises(MedsiloError, match="start.pt"):
+        recipes.FedAvgRecipe(
+            model=nn.Linear(2, 3), initial_ckpt=str(tmp_path / "start.pt"), min_clients=2, train_script="client.py"
+        )
+    assert not (tmp_path / "ran").exists()
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+@pytest.mark.parametrize("section", ["privacy", "transport"])
+def test_what_a_script_cannot_promise_is_refused_where_the_recipe_is_made(section: str, tmp_path: Path) -> None:
+    further = (
+        {"privacy": {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0}}
+        if section == "privacy"
+        else {"transport": {"sealing": "pairwise"}}
+    )
+    with pytest.raises(MedsiloError, match="script"):
+        plan_of_script(nn.Linear(2, 3), tmp_path, {"name": "fedavg"}, rounds=1, minimum=3, sites=SITES, further=further)
+
+
+def stepped(tmp_path: Path, method: str, **data: object) -> tuple[ScriptSite, nn.Module, torch.optim.Optimizer]:
+    """A site in its first round."""
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    plan = plan_of_script(model, tmp_path, {"name": method}, rounds=2, minimum=1, sites=["a"])
+    shelf.look_in(tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = [(torch.randn(6, 2), torch.tensor([0, 1] * 3))]
+    site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data(batch, **data))
+    asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",))
+    groups = {"model": dict(model.state_dict())} if method != "ditto" else {"global": dict(model.state_dict())}
+    site.ask(asked.parcel(groups))
+    return site, model, optimizer
+
+
+def test_a_closure_at_the_scripts_own_optimizer_is_refused(tmp_path: Path) -> None:
+    """torch calls hooks before it asks the closure, so corrections would meet the gradients of the batch before."""
+    _, model, optimizer = stepped(tmp_path, "fedprox")
+    with pytest.raises(MedsiloError, match=r"site\.optimizer"):
+        optimizer.step(lambda: model(torch.ones(3, 2)).sum())
+
+
+def test_a_loop_that_trains_one_network_of_two_is_told_to_train_both(tmp_path: Path) -> None:
+    site, *_ = stepped(tmp_path, "ditto")
+    with pytest.raises(MedsiloError, match=r"site\.networks\(\)"):
+        site.finish()
+
+
+def test_a_metric_that_the_recipe_does_not_name_is_told_with_those_that_came(tmp_path: Path) -> None:
+    site, *_ = stepped(tmp_path, "fedavg")
+    with pytest.raises(MedsiloError, match="dice"):
+        site.finish({"dice": 0.5})
+
+
+def test_a_diverged_round_is_not_sent(tmp_path: Path) -> None:
+    site, model, _ = stepped(tmp_path, "fedavg")
+    with torch.no_grad():
+        model[0].weight.fill_(float("nan"))
+    with pytest.raises(MedsiloError, match="NaN"):
+        site.finish()
