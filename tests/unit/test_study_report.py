@@ -9,7 +9,10 @@ import pytest
 
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_json
 from medsilo.report import study_page
+from medsilo.report.gains import write_sheets
+from medsilo.report.read import read
 from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.schema import PairedDifference, Summary, Verdict
@@ -110,6 +113,19 @@ def test_every_comparison_names_its_test_patients(study: Study) -> None:
         assert re.search(
             rf"{one.word}.*95 % interval.*\b{one.gain.patients} test patients?, {one.gain.seeds} seeds", line
         )
+
+
+def test_a_sheet_names_no_more_test_patients_than_every_seed_has(study: Study, tmp_path: Path) -> None:
+    """The first run tested three, another seed's one: the sheet's verdict was of one, its facts of three."""
+    folder = tmp_path / "study"
+    shutil.copytree(study.folder, folder)
+    verdict = verdict_of(study)
+    write_json(folder / "verdict.json", verdict.changed(patients=dict.fromkeys(verdict.sites, 1)).as_json())
+    pages = [page.read_text("utf-8") for page in write_sheets(folder, lambda run: [])]
+    many = [run.patients[site] for site in verdict.gains for run in [read(folder / "fedavg-0")]]
+    assert ["at least 1 test patient" in page for page in pages] == [number != 1 for number in many] and any(
+        number > 1 for number in many
+    )
 
 
 def test_one_seed_names_nobody(study: Study) -> None:

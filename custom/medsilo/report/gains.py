@@ -150,7 +150,10 @@ def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> It
     yield f"Test {verdict.metric}, together", _level(joined)
     if alone:
         yield f"Test {verdict.metric}, alone", _level(alone[0])
-    yield "Tested on", run.tested_in_words(site) + f", {counted(len(verdict.seeds), 'seed')}"
+    tested = verdict.patients.get(site)
+    same = tested is None or run.patients.get(site) == tested  # other seeds may test others
+    words = run.tested_in_words(site) if same else f"at least {counted(tested or 0, 'test patient')}"
+    yield "Tested on", f"{words}, {counted(len(verdict.seeds), 'seed')}"
     told = run.site(site)
     rounds = told.contributed or 0
     yield "Rounds", f"{rounds} of {run.summary.rounds.done}"
