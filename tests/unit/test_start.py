@@ -494,6 +494,6 @@ def test_the_tutorial_runs_as_it_stands(
 
 
 def test_the_minutes_of_the_next_command_suffice_for_an_answer(tmp_path: Path) -> None:
-    for seconds, minutes in ((0.0, 60), (1100.0, 60), (6000.0, 300)):
+    for seconds, minutes in ((0.0, 60), (800.0, 60), (6000.0, 420)):
         *_, (_, command) = advice(True, tmp_path, [], enough_minutes(seconds))
         assert f"--minutes {minutes} " in command, "the least seeds, two methods side by side"
