@@ -24,7 +24,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from benchmarks import advise
 from docs import evidence, methods
 from docs.markdown import table
 from medsilo import extend
@@ -460,7 +459,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
     "evidence-headlines": evidence.headlines,
-    "evidence-answers": advise.page,
 }
 
 

@@ -29,6 +29,7 @@ def document(name: str, page: Page, parts: Sequence[Comparison], failures: Seque
     lines = [
         f"# {page.title}",
         "",
+        *_unfinished(parts),
         "\n\n".join(textwrap.fill(words, 120) for words in page.words.split("\n\n")),
         "",
         f"Written on {time.strftime('%Y-%m-%d', time.gmtime())} by",
@@ -47,6 +48,15 @@ def document(name: str, page: Page, parts: Sequence[Comparison], failures: Seque
     for part in parts:
         lines += ["", *_section(part)]
     return "\n".join([*lines, "", END, ""])
+
+
+def _unfinished(parts: Sequence[Comparison]) -> list[str]:
+    """Return a line that says that runs are missing, if they are."""
+    cells = [cell for part in parts for cell in part.cells]
+    done = sum(1 for cell in cells if cell.summary())
+    if done == len(cells):
+        return []
+    return [f"**Unfinished: {done} of {len(cells)} runs are done. No table of other pages uses these numbers.**", ""]
 
 
 def _done(comparison: Comparison) -> str:

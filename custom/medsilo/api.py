@@ -252,7 +252,7 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """Return which method is better, and how surely, in one sentence or two."""
+        """Return which method is better, with the interval, in one sentence or two."""
         return self.verdict.headline
 
     @property
@@ -363,7 +363,7 @@ def compare(
     device: str = "auto",
     say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
-    """Run methods on the same task and return which is better, how surely, and whether joining pays.
+    """Run methods on the same task and return which is better, and whether federated training helps, with intervals.
 
     methods: the rows: "fedavg", "fedprox:mu=0.1", "a title: key=value key=value", or a method's class.
     plan: what the rows change; by default FedAvg on synthetic histology with three hospitals.

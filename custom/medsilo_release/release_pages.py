@@ -48,7 +48,7 @@ def write_validation(
     if len(found) > 1:
         told = found[1].against(found[0])
         headline = (
-            f"On the same patients {releases[1].folder.name} is {100 * told.mean:+.1f} points from "
+            f"On the same {told.people} patients {releases[1].folder.name} is {100 * told.mean:+.1f} points from "
             f"{releases[0].folder.name} ({100 * told.low:+.1f} to {100 * told.high:+.1f})."
         )
     return write_page(

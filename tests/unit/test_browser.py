@@ -13,7 +13,7 @@ from medsilo.report import page
 from medsilo.report.gains import write_sheets
 from medsilo.report.study_page import write_demo, write_study
 from medsilo.runs.reading import read_verdict
-from medsilo.runs.schema import HospitalGain, PairedDifference
+from medsilo.runs.schema import HospitalGain, Needed, PairedDifference
 from medsilo.study.compare import Study
 from tests.browser import Browser, chromium
 from tests.unit.test_report import SITES, round_line, save, summary_of
@@ -50,9 +50,12 @@ def others(folder: Path, study: Study) -> dict[str, Path]:
     """Pages of other kinds: a comparison with every verdict, its sheet, the demo, a check."""
     shown = folder / "gains"
     shutil.copytree(study.folder, shown)
-    gain = PairedDifference(mean=0.1, low=-0.05, high=0.2, p=0.1, seeds=3, adjusted=0.3, sure=False)
-    words = ["worth it", "promising", "no gain", "too few patients", "too few seeds"]
-    gains = {f"hospital-{n}": HospitalGain(word=word, method="adafed", gain=gain) for n, word in enumerate(words)}
+    gain = PairedDifference(mean=0.1, low=-0.05, high=0.2, p=0.1, seeds=3, patients=9, adjusted=0.3, sure=False)
+    words, more = ["better", "inconclusive", "worse"], Needed(of="test patients", number=90, difference=0.1)
+    gains = {
+        f"hospital-{n}": HospitalGain(word=word, method="adafed", gain=gain, needed=more if n == 1 else None)
+        for n, word in enumerate(words)
+    }
     of_all = read_verdict(shown)
     rows = [row.changed(joining=dict.fromkeys(of_all.sites, gain), against="adafed") for row in of_all.rows]
     one = {of_all.sites[0]: gains["hospital-1"]}

@@ -109,7 +109,7 @@ def test_a_slow_start_is_not_counted_for_every_round(
     arguments += ["--device", "cpu", "--set", "training.rounds=100", "-o", str(tmp_path / "o")]
     assert main(arguments) == 1
     told = capsys.readouterr()
-    assert "3 seeds (6 runs) take about" in told.out and "give --minutes" not in told.err
+    assert "4 seeds (8 runs) take about" in told.out and "give --minutes" not in told.err
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ def test_a_decision_sheet_names_no_other_hospital(panels_study: Study, tmp_path:
         write_sheets(folder, lambda run: [])
     verdict = read_verdict(folder)
     gain = PairedDifference(mean=0.1, low=0.05, high=0.2, p=0.01, seeds=3, adjusted=0.03, sure=True)
-    own = HospitalGain(word="worth it", method=verdict.rows[0].title, gain=gain)
+    own = HospitalGain(word="better", method=verdict.rows[0].title, gain=gain)
     write_json(folder / paths.VERDICT, verdict.changed(gains=dict.fromkeys(verdict.sites, own)).as_json())
     pages = write_sheets(folder, lambda run: ["model: 5.0 kB in round 1 to 2."])
     assert [page.stem for page in pages] == verdict.sites

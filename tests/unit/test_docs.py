@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import evidence
 from docs.links import anchors, for_the_site, is_outward, links, target_of
 from docs.tables import PAGES, TABLES, renewed
 from medsilo import __version__
@@ -17,8 +18,11 @@ from medsilo.check.leaks import leaks, leaving
 from medsilo.cli import main
 from medsilo.core.files import load_yaml
 from medsilo.registry import METHODS
+from medsilo.report.findings import REFERENCES
 from tests.commands import parsed
 from tests.conftest import make_plan
+
+SCRIPT = re.compile(r"python (benchmarks/[\w/]+\.py)")
 
 
 def test_every_test_that_a_page_names_exists(root: Path) -> None:
@@ -140,6 +144,43 @@ def test_the_command_says_what_leaves_too(root: Path, capsys: pytest.CaptureFixt
 
 
 # ---------------------------------------------------------------------------------------------------- versions, words
+def test_pages_count_the_methods_that_federate(root: Path) -> None:
+    """Single-site and centralised training are no federated methods."""
+    number = len(set(METHODS.builtin) - set(REFERENCES))
+    for page in ("README.md", "docs/help.md"):
+        assert re.findall(r"(\d+) (?:federated )?methods", (root / page).read_text("utf-8")) == [f"{number}"], page
+
+
+def test_pages_that_are_unfinished_feed_no_table(root: Path) -> None:
+    """Ten of 18 runs were in the tables of evidence; such a page says at its top what is missing."""
+    for study in evidence.STUDIES:
+        assert evidence.unfinished(study.page) == [], study.page
+    for page in sorted((root / "docs/results").glob("*.md")):
+        top = page.read_text("utf-8").partition("\n## ")[0].partition("\nWritten on")[0]
+        assert bool(evidence.unfinished(page.stem)) == ("**Unfinished:" in top), page.name
+
+
+def test_every_benchmark_that_a_page_names_is_there(root: Path) -> None:
+    """A page told how to repeat it by commands that were gone."""
+    for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
+        text = page.read_text("utf-8")
+        modules = {name.rstrip(".").replace(".", "/") for name in re.findall(r"python -m (benchmarks[\w.]*)", text)}
+        files = {root / f"{name}.py" for name in modules if not (root / name / "__main__.py").is_file()}
+        gone = [str(file) for file in files | {root / name for name in SCRIPT.findall(text)} if not file.is_file()]
+        assert gone == [], page.name
+
+
+def test_what_a_page_of_results_concludes_is_in_its_tables(root: Path) -> None:
+    """The page of shifts concluded from three seeds, beside tables of five."""
+    page = (root / "docs/results/shift.md").read_text("utf-8")
+    made, _, said = page.partition("<!-- end of what the command wrote -->")
+    intervals = re.findall(r"\(([+−][\d.]+) to ([+−][\d.]+)\)", said)
+    told = re.findall(r"\(([+−][\d.]+) to ([+−][\d.]+)\)", made)
+    turned = [tuple(end.translate(str.maketrans("+−", "−+")) for end in reversed(one)) for one in told]
+    assert intervals and set(intervals) <= {*told, *turned}
+    assert "three seeds" not in said
+
+
 def test_changelog_and_citation_are_of_this_version(root: Path) -> None:
     newest = re.search(r"^## (\S+)", (root / "CHANGELOG.md").read_text("utf-8"), re.M)
     cited = load_yaml((root / "CITATION.cff").read_text("utf-8"))

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks import intervals
+from medsilo.study.detectable import sensitivity
 from medsilo.study.evidence import (
     Difference,
     Scores,
@@ -11,13 +13,10 @@ from medsilo.study.evidence import (
     compare,
     holm,
     interval,
-    interval_of_concordance,
-    luck_beside,
-    luck_of,
-    pooled_luck,
+    parts_of_concordance,
     seeds_of,
-    sensitivity,
 )
+from medsilo.study.training_luck import luck_beside, luck_of, pooled_luck
 from medsilo.study.verdict import _tested
 
 
@@ -26,28 +25,28 @@ def scores(values: list[float] | np.ndarray, patients: list[int] | None = None) 
     return Scores(values, np.arange(len(values)) if patients is None else np.asarray(patients))
 
 
-def test_many_seeds_and_patients_that_are_all_alike_give_the_paired_t_test() -> None:
-    """If every patient of a seed differs by the same amount, only the variance between seeds is left."""
+def test_many_seeds_and_patients_that_are_all_alike_are_the_paired_t_test_and_no_verdict() -> None:
+    """If every patient of a seed differs by the same amount, only the variance between seeds is left, and nobody knows
+    how patients differ."""
     random = np.random.default_rng(3)
-    effects = random.normal(0.02, 0.05, 8)
+    effects = random.normal(0.2, 0.05, 8)
     mine = [{"a": scores(np.full(40, 0.5 + effect))} for effect in effects]
     theirs = [{"a": scores(np.full(40, 0.5))} for _ in effects]
     found = compare(mine, theirs)
-    expected = stats.ttest_rel(0.5 + effects, np.full(8, 0.5))
-    low, high = expected.confidence_interval(0.95)
-    assert found.mean == pytest.approx(effects.mean())
-    assert (found.low, found.high) == pytest.approx((low, high))
-    assert found.p == pytest.approx(expected.pvalue)
+    low, high = stats.ttest_rel(0.5 + effects, np.full(8, 0.5)).confidence_interval(0.95)
+    assert found.mean == pytest.approx(effects.mean()) and found.people == 40
+    assert found.low < low and found.high > high and not found.decides
 
 
 def test_one_seed_gives_the_interval_over_patients_and_decides_nothing() -> None:
+    """With many patients it is about Student's."""
     random = np.random.default_rng(4)
     difference = random.normal(0.1, 0.2, 400)
     base = random.uniform(size=400)
     found = compare([{"a": scores(base + difference)}], [{"a": scores(base)}])
     reach = stats.t.isf(0.025, 399) * difference.std(ddof=1) / 20
     assert found.mean == pytest.approx(difference.mean())
-    assert found.high - found.low == pytest.approx(2 * reach)
+    assert 1.999 * reach <= found.high - found.low < 2.15 * reach
     assert found.low > 0 and not found.decides
 
 
@@ -72,26 +71,49 @@ def test_testing_the_same_patients_with_more_seeds_does_not_shrink_their_share()
     random = np.random.default_rng(6)
     difference = random.normal(0.0, 0.3, 50)
     one = compare([{"a": scores(difference)}], [{"a": scores(np.zeros(50))}])
-    five = compare([{"a": scores(difference + 1)}] * 5, [{"a": scores(np.zeros(50))}] * 5)
-    assert five.high - five.low == pytest.approx(one.high - one.low)
+    five = compare([{"a": scores(difference + 0.7)}] * 5, [{"a": scores(np.zeros(50))}] * 5)
+    assert five.high - five.low == pytest.approx(one.high - one.low, rel=0.25)
     assert five.low > 0 and not five.decides  # seeds that are all alike tell nothing of their luck
 
 
 def test_the_interval_reaches_as_far_as_cochran_and_cox_say() -> None:
-    """Both parts by hand: sums over patients, and over seeds."""
+    """Both parts by hand: over patients, and over seeds less what a seed does to single patients (Hillis 2007)."""
     random = np.random.default_rng(9)
-    patients, seeds = 40, 3
-    own = random.normal(0.05, 0.1, patients)
-    values = [own + shift for shift in (-0.02, 0.0, 0.03)]
-    zero = [{"a": scores(np.zeros(patients))}] * seeds
-    found = compare([{"a": scores(one)} for one in values], zero)
-    by_patient = own.var(ddof=1) / patients
-    by_seed = np.var([one.mean() for one in values], ddof=1) / seeds
-    critical = by_patient * stats.t.ppf(0.975, patients - 1) + by_seed * stats.t.ppf(0.975, seeds - 1)
-    reach = critical / np.sqrt(by_patient + by_seed)
+    patients, seeds = 400, 4
+    cells = random.normal(0.05, 0.1, patients) + random.normal(0, 0.2, (seeds, patients))
+    cells += np.array([-0.04, 0.0, 0.03, 0.05])[:, None]
+    found = compare([{"a": scores(one)} for one in cells], [{"a": scores(np.zeros(patients))}] * seeds)
+    by_patient, by_seed = cells.mean(0).var(ddof=1) / patients, cells.mean(1).var(ddof=1) / seeds
+    rest = cells - cells.mean(0) - cells.mean(1, keepdims=True) + cells.mean()
+    both = (rest**2).sum() / ((patients - 1) * (seeds - 1)) / patients / seeds
+    critical = by_patient * stats.t.ppf(0.975, patients - 1) + (by_seed - both) * stats.t.ppf(0.975, seeds - 1)
+    reach = critical / np.sqrt(by_patient + by_seed - both)
     assert found.high - found.mean == pytest.approx(reach)
-    just = compare([{"a": scores(one - found.low)} for one in values], zero)
-    assert just.p == pytest.approx(0.05, rel=1e-6)  # moved until the interval touches zero
+    just = compare([{"a": scores(one - found.low)} for one in cells], [{"a": scores(np.zeros(patients))}] * seeds)
+    assert just.p == pytest.approx(0.05, rel=1e-3)  # moved until the interval touches zero
+
+
+def test_a_difference_and_its_reverse_have_the_same_interval() -> None:
+    random = np.random.default_rng(15)
+    mine, theirs = (
+        [{"a": scores(random.uniform(size=9)), "b": scores(random.uniform(size=4))} for _ in range(4)] for _ in "xy"
+    )
+    one, other = compare(mine, theirs), compare(theirs, mine)
+    assert (one.mean, one.low, one.high, one.p) == pytest.approx((-other.mean, -other.high, -other.low, other.p))
+    assert one.reversed() == compare(mine, theirs).reversed() and one.reversed().reversed() == one
+
+
+def test_the_interval_of_a_share_covers_every_share_of_few_patients() -> None:
+    """By the binomial distribution; it is narrower than Clopper and Pearson's."""
+    shares = np.linspace(0.02, 0.98, 97)
+    for number in (2, 3, 5, 8, 12, 16):
+        counts = np.arange(number + 1)
+        ends = np.array([interval(scores([1.0] * right + [0.0] * (number - right))) for right in counts])
+        weights = stats.binom.pmf(counts[:, None], number, shares)
+        covers = ((ends[:, :1] <= shares) & (shares <= ends[:, 1:])) * weights
+        exact = [stats.binomtest(right, number).proportion_ci() for right in counts]
+        assert covers.sum(0).min() >= 0.925, number  # what is drawn moves the ends by a little
+        assert (ends[:, 1] - ends[:, 0]).mean() < np.mean([one.high - one.low for one in exact])
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 10.0])
@@ -101,8 +123,8 @@ def test_intervals_hold_what_they_promise(share: float) -> None:
     random, missed, times = np.random.default_rng(10), 0, 120
     for _ in range(times):
         own = random.normal(0, 0.1, 12)
-        trained = random.normal(0, np.sqrt(3 * share * 0.01 / 12), 3)
-        found = compare([{"a": scores(own + luck)} for luck in trained], [{"a": scores(np.zeros(12))}] * 3)
+        trained = random.normal(0, np.sqrt(4 * share * 0.01 / 12), 4)
+        found = compare([{"a": scores(own + luck)} for luck in trained], [{"a": scores(np.zeros(12))}] * 4)
         missed += not found.low <= 0 <= found.high
     assert missed / times <= 0.08
 
@@ -133,7 +155,7 @@ def test_a_clear_gain_is_named() -> None:
     random = np.random.default_rng(8)
 
     def study(gain: float) -> list[dict[str, Scores]]:
-        return [{"a": scores(0.6 + gain + random.normal(0, 0.02, 80))} for _ in range(3)]
+        return [{"a": scores(0.6 + gain + random.normal(0, 0.02, 80))} for _ in range(4)]
 
     baseline = study(0.0)
     differences = {"same": compare(study(0.0), baseline), "better": compare(study(0.2), baseline)}
@@ -141,6 +163,7 @@ def test_a_clear_gain_is_named() -> None:
     tested = _tested(differences)
     assert [name for name, one in tested.items() if one.sure] == ["better", "worse"]
     assert tested["better"].low > 0 and tested["worse"].high < 0
+    assert not compare(study(0.2)[:3], baseline[:3]).decides  # of three seeds there is no verdict
 
 
 def test_holm_by_hand() -> None:
@@ -149,9 +172,11 @@ def test_holm_by_hand() -> None:
     assert holm({}) == {}
 
 
-def test_equal_methods_differ_by_nothing() -> None:
-    same = [{"a": scores([0.1, 0.5])}, {"a": scores([0.2, 0.4])}]
-    assert compare(same, same) == Difference(0.0, 0.0, 0.0, 1.0, 2)
+def test_methods_that_give_the_same_are_no_verdict() -> None:
+    """Two models that name one class were told as a difference of +0.0 (+0.0 to +0.0)."""
+    same = [{"a": scores([0.1, 0.5, 0.9])}, {"a": scores([0.2, 0.4, 0.9])}] * 2
+    found = compare(same, same)
+    assert (found.mean, found.p) == (0, 1) and found.low < -0.3 and found.high > 0.3 and not found.decides
 
 
 def test_one_number_tells_nothing_of_others() -> None:
@@ -166,17 +191,18 @@ def test_one_patient_leaves_the_seeds() -> None:
 
 
 def test_sites_that_are_one_person_each_are_compared_as_people() -> None:
-    """With seeds that are nearly alike the interval is that of a t test over people; one person makes nothing sure."""
+    """With seeds that are nearly alike the interval is that of the same people at one site; one person decides
+    nothing."""
     random = np.random.default_rng(30)
-    moves, person = random.normal(0.05, 0.1, 12), [0] * 5
+    moves, person = random.normal(0.2, 0.1, 12), [0] * 5
     mine = [
         {f"{k}": scores(np.full(5, 0.5 + move + 1e-6 * random.normal()), person) for k, move in enumerate(moves)}
         for _ in range(3)
     ]
     theirs = [{f"{k}": scores(np.full(5, 0.5), person) for k in range(12)}] * 3
-    expected = stats.ttest_1samp(moves, 0).confidence_interval(0.95)
     found = compare(mine, theirs)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-4)
+    expected = compare([{"a": scores(0.5 + moves)}] * 3, [{"a": scores(np.full(12, 0.5))}] * 3)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.02) and found.people == 12
     best = f"{int(moves.argmax())}"
     assert compare(mine, theirs, [best]).low > 0 and not compare(mine, theirs, [best]).decides
 
@@ -204,10 +230,10 @@ def drawn(random: np.random.Generator, sizes: tuple[int, ...], seeds: int) -> tu
 
 
 @pytest.mark.parametrize("sizes", [(2, 60, 60), (3, 40, 40)])
-@pytest.mark.parametrize("seeds", [3, 10])
+@pytest.mark.parametrize("seeds", [4, 10])
 def test_a_site_of_two_or_three_patients_is_covered(sizes: tuple[int, ...], seeds: int) -> None:
     """With the degrees of freedom added over sites, and without n / (n - 1), this was 78 % and 85 % at ten seeds."""
-    random, times = np.random.default_rng(20), 250
+    random, times = np.random.default_rng(20), 100
     covered = 0
     for _ in range(times):
         found = compare(*drawn(random, sizes, seeds))
@@ -219,7 +245,7 @@ def test_many_small_sites_do_not_widen_the_interval_beyond_use() -> None:
     """Twenty sites of three patients are sixty patients: hardly more than a quarter wider than it has to be."""
     random = np.random.default_rng(21)
     reaches, means = [], []
-    for _ in range(100):
+    for _ in range(60):
         found = compare(*drawn(random, (3,) * 20, 10))
         reaches.append(found.high - found.mean)
         means.append(found.mean)
@@ -227,26 +253,12 @@ def test_many_small_sites_do_not_widen_the_interval_beyond_use() -> None:
     assert np.mean(np.abs(means) <= reaches) >= 0.93
 
 
-@pytest.mark.parametrize("cases", [10, 20, 40])
-@pytest.mark.parametrize("seeds", [2, 3])
-def test_the_same_method_twice_at_a_one_person_site_is_not_sure_by_rounding(cases: int, seeds: int) -> None:
-    """Two seeds with the same difference have no variance; that gave p = 0, and 7 to 11 % were falsely sure."""
-    random, times = np.random.default_rng(22), 500
-    one_person = np.zeros(cases, dtype=int)
-    sure = 0
-    for _ in range(times):
-        right = random.random((2, seeds, cases)) < 0.8
-        found = compare(*([{"a": Scores(own.astype(float), one_person)} for own in method] for method in right))
-        sure += found.decides
-        assert found.p > 0
-    assert sure / times <= 0.05
-
-
-def test_seeds_without_any_spread_leave_it_undecided() -> None:
+def test_one_person_s_cases_decide_nothing() -> None:
+    """Two seeds with the same difference have no variance; that gave p = 0."""
     person = [0] * 20
     mine, theirs = (scores([1.0] * right + [0.0] * (20 - right), person) for right in (18, 8))
-    found = compare([{"a": mine}] * 2, [{"a": theirs}] * 2)
-    assert found.mean == pytest.approx(0.5) and found.p > 0 and not found.decides
+    found = compare([{"a": mine}] * 4, [{"a": theirs}] * 4)
+    assert found.mean == pytest.approx(0.5) and found.p > 0 and not found.decides and found.people == 1
 
 
 def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, times: int = 3000) -> np.ndarray:
@@ -318,29 +330,22 @@ def test_one_seeds_variance_by_hand() -> None:
     assert not steady[3] and steady.sum() == 5 and luck_of(unsteady, 0)[3] is None
 
 
-@pytest.mark.slow
 def test_a_study_says_what_it_could_have_seen() -> None:
-    """The gain that it names is found in about 80 % of such studies, on average over what they know of their spread."""
-    random = np.random.default_rng(26)
-    found = []
-    for rows in studies(random, 0.0, times=40):
-        ways = [[{"a": scores([value])} for value in row] for row in rows]
-        each = [compare(way, ways[0], luck=luck) for way, luck in zip(ways[1:], luck_of(rows, 0)[1:], strict=True)]
-        found.append(sensitivity(each))
-    gains = [own.gain for own in found if own]
-    power = [sure(studies(random, gain, times=300), True)[:, 1].mean() for gain in gains]
-    assert len(gains) == 40 and 0.68 < np.mean(power) < 0.9 and 0.7 < np.median(power) < 0.95
-    true = next(
-        gain for gain in np.arange(0, 1, 0.005) if sure(studies(random, gain, times=1000), True)[:, 1].mean() > 0.8
-    )
-    assert np.mean([own is not None and own.low <= true <= own.high for own in found]) > 0.75
-    luck = Variance(2 * 0.0225**2, 10)
-    told = sensitivity([Difference(0, 0, 0, 1, 3, luck=luck)] * 5)
-    assert told is not None and told.seeds == 3 and told.low < told.gain < told.high
-    assert told.words.startswith("With 3 seeds and this spread, a gain of") and "80 % of such studies" in told.words
-    few = sensitivity([Difference(0, 0, 0, 1, 3, patients=Variance(0.01, 5), luck=luck)] * 5)
-    assert few is not None and few.words.endswith("as the test patients are too few.")
+    luck, patients = Variance(2 * 0.0225**2, 10), Variance(1e-3, 20)
+    told = sensitivity([Difference(0, 0, 0, 1, 4, 21, patients, luck)] * 5)
+    assert told is not None and told.seeds == 4 and told.low < told.gain < told.high
+    assert "21 test patients" in told.words and "4 seeds" in told.words and "80 %" in told.words
+    few = sensitivity([Difference(0, 0, 0, 1, 4, 6, Variance(0.01, 5), luck)] * 5)
+    assert few is not None and few.gain > told.gain and few.words.endswith("as the test patients are too few.")
     assert sensitivity([Difference(0, 0, 0, 1, 1)]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [intervals.TOLD[1], intervals.TOLD[5]], ids=lambda one: one.words)
+def test_a_difference_that_is_told_as_found_is_found(setting: intervals.DrawnStudy) -> None:
+    """Of three hospitals of 20 patients and six seeds, what was told with power .80 was found in .07 of studies."""
+    _, found = intervals.told_and_found(setting, 25, 200)
+    assert 0.7 < found < 0.9  # two standard errors of this small simulation about .05
 
 
 def test_the_worst_site_is_each_methods_own() -> None:
@@ -350,56 +355,45 @@ def test_the_worst_site_is_each_methods_own() -> None:
     assert seeds_of(mine, endpoint="worst-site").tolist() == pytest.approx([0.6, 0.6])
 
 
-# ---------------------------------------------------------------------------------------------------- one model's score
-def cases_of(patients: int, right: float, akin: float, kind: str, random: np.random.Generator) -> Scores:
-    """One to twelve cases of each patient, right with this probability, or with a Dice around it. akin: correlation of
-    a patient's cases."""
-    owners = np.repeat(np.arange(patients), random.integers(1, 13, patients))
-    if kind == "dice":
-        alike, alone = random.normal(size=patients)[owners], random.normal(size=len(owners))
-        logits = np.log(right / (1 - right)) + np.sqrt(akin) * alike + np.sqrt(1 - akin) * alone
-        return Scores(1 / (1 + np.exp(-logits)), owners)
-    chances = random.beta(right * (1 / akin - 1), (1 - right) * (1 / akin - 1), patients) if akin else right
-    return Scores((random.random(len(owners)) < np.broadcast_to(chances, patients)[owners]).astype(float), owners)
+# ------------------------------------------------------------------------------------------------ what is covered
+@pytest.mark.parametrize("patients", [2, 4, 8, 16])
+@pytest.mark.parametrize("name", [*intervals.SCORES, *intervals.RANKED])
+def test_intervals_of_a_score_cover_what_other_patients_give(name: str, patients: int) -> None:
+    """It was .40 to .84 where one of ten patients has a Dice of 0 beside 0.9."""
+    assert intervals.covered_score(name, patients, 200) >= 0.93
 
 
-@pytest.mark.parametrize("patients", [2, 3, 4, 8, 16])
-@pytest.mark.parametrize("kind", ["accuracy", "dice"])
-def test_intervals_of_a_score_cover_what_other_patients_give(kind: str, patients: int) -> None:
-    random, draws = np.random.default_rng(7), 600
-    for right in (0.6, 0.85):
-        everybody = cases_of(40_000, right, 0.0, kind, random)
-        truth = float(everybody.values.mean())
-        for akin in (0.0, 0.3):
-            found = [interval(cases_of(patients, right, akin, kind, random)) for _ in range(draws)]
-            covers = np.mean([own is not None and own[0] <= truth <= own[1] for own in found])
-            assert covers >= 0.93, (right, akin)
+@pytest.mark.parametrize(
+    "setting", [one for one in intervals.COVERED if one.patients in (2, 8)], ids=lambda one: one.words
+)
+def test_intervals_of_a_difference_cover_it(setting: intervals.DrawnStudy) -> None:
+    """Also where a few patients fail with one method, and where the baseline is the unsteady one."""
+    assert intervals.covered_difference(setting, 60)[0] >= 0.93
 
 
-@pytest.mark.parametrize("patients", [2, 3, 4, 8, 16])
-def test_intervals_of_concordance_cover_what_other_patients_give(patients: int) -> None:
-    random = np.random.default_rng(8)
-
-    def drawn(number: int, seen: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        risk = random.normal(size=number)
-        time, end = random.exponential(np.exp(-risk)), random.exponential(1 / seen, number)
-        return np.minimum(time, end), (time <= end).astype(int), risk
-
-    for seen in (0.1, 1.0):
-        time, event, risk = drawn(2_000, seen)
-        later = (time[:, None] < time) & (event[:, None] == 1)
-        truth = float((later & (risk[:, None] > risk)).sum() / later.sum())
-        found = [own for own in (interval_of_concordance(*drawn(patients, seen)) for _ in range(600)) if own]
-        assert len(found) > 200 and np.mean([low <= truth <= high for low, high in found]) >= 0.93
+def test_intervals_of_accuracy_are_no_wider_than_needed() -> None:
+    """Three hospitals of 20 patients, six seeds: the interval was 2.7 standard deviations wide to either side."""
+    covers, width = intervals.covered_difference(intervals.DrawnStudy("accuracy", 3, 20, 6), 120)
+    assert covers >= 0.93 and 1.9 < width < 2.5
 
 
-def test_the_interval_of_cases_that_are_a_patient_each_is_wilson_s_with_few_degrees() -> None:
+def test_parts_of_a_concordance_have_its_mean_and_vary_with_all_pairs() -> None:
+    """One case by one: without a case the concordance moves as its part says."""
+    random = np.random.default_rng(31)
+    drawn = intervals.RANKED["concordance .73"](random, 200)
+    parts = parts_of_concordance(*drawn)
+    whole = intervals._concordance(*drawn)
+    assert parts.mean() == pytest.approx(whole)
+    left = [intervals._concordance(*(np.delete(own, place) for own in drawn)) for place in range(40)]
+    moved = [(whole - one) * 199 for one in left]
+    assert np.corrcoef(moved, parts[:40] - whole)[0, 1] > 0.99
+
+
+def test_several_cases_of_a_patient_tell_less_than_as_many_patients() -> None:
     values = np.array([1.0] * 27 + [0.0] * 5)
     low, high = interval(scores(values)) or (0, 0)
-    wilson = stats.binomtest(27, 32).proportion_ci(method="wilson")
-    assert low < wilson.low + 0.02 and high > wilson.high - 0.02 and high - low < 1.15 * (wilson.high - wilson.low)
     of_four = interval(Scores(values, np.arange(32) % 4)) or (0, 0)
-    assert of_four[1] - of_four[0] > 2 * (wilson.high - wilson.low)  # four patients tell less than 32 cases
+    assert of_four[1] - of_four[0] > 2 * (high - low)
 
 
 def test_one_patient_gives_no_interval() -> None:

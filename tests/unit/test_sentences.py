@@ -15,14 +15,15 @@ from medsilo.runs.schema import (
     Details,
     Differences,
     HospitalGain,
+    Needed,
     PairedDifference,
     RoundCount,
     Verdict,
     VerdictRow,
 )
-from medsilo.study.evidence import Difference, Variance, needed
-from medsilo.study.verdict import LITTLE
-from medsilo.study.words import in_patients, in_points, verdict_in_words
+from medsilo.study.detectable import needed
+from medsilo.study.evidence import LEAST_SEEDS, Difference, Scores, Variance, compare
+from medsilo.study.words import in_patients, in_points, needed_in_words, verdict_in_words
 from tests.unit.test_report import round_line, save, summary_of
 from tests.unit.test_verdict import statistics_of, verdict_of
 
@@ -30,42 +31,62 @@ SCORES = {"a": 0.75, "b": 0.75, "c": 0.75}
 
 
 def difference(mean: float, low: float, high: float, **changes: Any) -> PairedDifference:
-    told = {"p": 0.5, "seeds": 3, "adjusted": 0.5, "sure": False} | changes
+    told = {"p": 0.5, "seeds": 5, "patients": 12, "adjusted": 0.5, "sure": False} | changes
     return PairedDifference(mean=mean, low=low, high=high, **told)
 
 
-def gain(word: str, mean: float = 0.076, needed: int | None = None) -> HospitalGain:
-    return HospitalGain(word=word, method="FedAvg", gain=difference(mean, mean - 0.1, mean + 0.1), needed=needed)
+def gain(word: str, mean: float = 0.076, needed: Needed | None = None) -> HospitalGain:
+    found = difference(mean, mean - 0.1, mean + 0.1, sure=word != "inconclusive")
+    return HospitalGain(word=word, method="FedAvg", gain=found, needed=needed)
+
+
+FEW = Needed(of="test patients", number=1000, difference=0.076)
+SEEN = "95 % interval −2.4 to +17.6; 12 test patients, 5 seeds"
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (in_points(difference(0.076, 0.021, 0.132)), "+7.6 points (+2.1 to +13.2)"),
-        (in_points(difference(-0.05, -0.09, -0.01)), "−5.0 points (−9.0 to −1.0)"),
+        (
+            in_points(difference(0.076, 0.021, 0.132)),
+            "+7.6 points (95 % interval +2.1 to +13.2; 12 test patients, 5 seeds)",
+        ),
+        (
+            in_points(difference(-0.05, -0.09, -0.01, patients=1, seeds=1)),
+            "−5.0 points (95 % interval −9.0 to −1.0; 1 test patient, 1 seed)",
+        ),
         (in_patients("accuracy", 0.076), "of 100 test cases, 8 more are classified correctly"),
         (in_patients("accuracy", -0.011), "of 100 test cases, 1 fewer is classified correctly"),
         (in_patients("accuracy", 0.004), "of 1,000 test cases, 4 more are classified correctly"),
         (in_patients("accuracy", 0.0), "of 1,000 test cases, as many are classified correctly"),
         (in_patients("concordance", 0.03), "of 100 pairs of patients, 3 more are put in the right order"),
         (in_patients("dice", 0.3), ""),  # no share of anything that can be counted
-        (verdict_in_words(gain("worth it")), "worth it"),
-        (verdict_in_words(gain("promising", needed=90)), "promising"),
-        (verdict_in_words(gain("too few patients", needed=1200)), "too few patients: 1,200 needed"),
-        (verdict_in_words(gain("too few seeds", needed=3)), "too few seeds: 3 needed"),
-        (verdict_in_words(gain("too few patients")), "too few patients to tell"),
+        (verdict_in_words(gain("better")), f"better: FedAvg +7.6 points ({SEEN})"),
         (
-            answer("accuracy", "b", gain("worth it")),
-            "Worth it: at b, of 100 test cases, 8 more are classified correctly with FedAvg than with training alone.",
+            verdict_in_words(gain("inconclusive", needed=FEW)),
+            f"inconclusive: FedAvg +7.6 points ({SEEN}); "
+            "about 1,000 test patients would show a difference of 7.6 points",
         ),
         (
-            answer("dice", "b", gain("too few patients", needed=1200)),
-            "Too few patients (1,200 needed): at b, test dice is 7.6 points higher with FedAvg "
-            "than with training alone.",
+            needed_in_words(FEW.changed(number=None)),
+            "more than 1,000 test patients would show a difference of 7.6 points",
+        ),
+        (needed_in_words(Needed(of="seeds", number=4)), "a verdict needs 4 seeds"),
+        (needed_in_words(None), ""),
+        (
+            answer("accuracy", "b", gain("better")),
+            "Better: at b, test accuracy is 7.6 points higher with FedAvg than with single-site training "
+            f"({SEEN}): of 100 test cases, 8 more are classified correctly.",
         ),
         (
-            answer("dice", "b", gain("no gain", -0.02)),
-            "No gain: at b, test dice is 2.0 points lower with FedAvg than with training alone.",
+            answer("accuracy", "b", gain("inconclusive", needed=FEW)),
+            "Inconclusive: at b, test accuracy is 7.6 points higher with FedAvg than with single-site training "
+            f"({SEEN}). About 1,000 test patients would show a difference of 7.6 points.",
+        ),
+        (
+            answer("dice", "b", gain("worse", -0.076)),
+            "Worse: at b, test dice is 7.6 points lower with FedAvg than with single-site training "
+            "(95 % interval −17.6 to +2.4; 12 test patients, 5 seeds).",
         ),
     ],
 )
@@ -73,14 +94,14 @@ def test_a_gain_in_words(said: str, expected: str) -> None:
     assert said == expected
 
 
-# FedAvg's gain at each hospital, its spread over patients, patients, seeds: the verdict, the headline's beginning.
+# FedAvg's difference at each hospital, its spread over patients, patients, seeds: the verdict, the headline's start.
 VERDICTS = [
-    (0.2, 0.05, 40, 3, "worth it", "Yes, joining pays: with fedavg, mean test accuracy is "),
-    (-0.2, 0.05, 40, 3, "no gain", "No, joining costs: with fedavg, mean test accuracy is "),
-    (0.0, 0.02, 60, 3, "no gain", "It is open whether joining pays"),
-    (0.05, 0.1, 12, 3, "promising", ""),
-    (0.0, 0.5, 8, 3, "too few patients", "It is open whether joining pays"),
-    (0.2, 0.05, 40, 1, "too few seeds", "It is open whether joining pays"),
+    (0.2, 0.05, 40, 4, "better", "Federated training with fedavg is better: mean test accuracy is "),
+    (-0.2, 0.05, 40, 4, "worse", "Federated training with fedavg is worse: mean test accuracy is "),
+    (0.05, 0.1, 12, 4, "inconclusive", "Inconclusive: with fedavg, mean test accuracy is "),
+    (0.01, 0.5, 8, 5, "inconclusive", "Inconclusive: with fedavg, mean test accuracy is "),
+    (0.2, 0.05, 40, 3, "inconclusive", "Inconclusive: with fedavg, mean test accuracy is "),
+    (0.2, 0.05, 40, 1, "inconclusive", "Inconclusive: with fedavg, mean test accuracy is "),
 ]
 
 
@@ -98,33 +119,39 @@ def test_each_verdict_is_given_where_it_holds(
     verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], list(range(seeds)), scores), tmp_path)
     assert {one.word for one in verdict.gains.values()} == {word}
     assert verdict.headline.startswith(begin)
-    assert ("There is one seed" in verdict.headline) == (seeds == 1)
+    assert f"{patients * len(verdict.sites)} test patients, {seeds} seed" in verdict.headline
     for one in verdict.gains.values():
-        assert (one.needed is None) == (word in ("worth it", "no gain")) and one.patients == patients
-        if word == "too few patients":
-            assert one.needed and one.needed > patients
+        assert (one.needed is None) == (word != "inconclusive") and one.gain.patients == patients
+        if one.needed:
+            assert one.needed.of == ("seeds" if seeds < LEAST_SEEDS else "test patients")
+            assert one.needed.number is None or one.needed.number > (seeds if seeds < LEAST_SEEDS else patients)
         # No verdict contradicts its interval.
-        assert (word == "worth it") <= (one.gain.low > 0) and (word == "no gain") <= (one.gain.high <= LITTLE)
+        assert word == (
+            "better" if one.gain.sure and one.gain.low > 0 else "worse" if one.gain.sure else "inconclusive"
+        )
 
 
-def test_as_many_patients_as_are_needed_find_the_gain() -> None:
+def test_as_many_patients_as_are_needed_find_the_difference() -> None:
     """80 % of studies with so many patients, drawn with the spread that was seen; half as many find it in fewer."""
-    spread, gain = 0.3, 0.1
-    seen = Difference(gain, -0.1, 0.3, 0.3, 3, patients=Variance(spread**2 / 10, 9))
-    what, number = needed(seen, 10, gain, 0.05)
-    assert what == "patients" and number
-    random = np.random.default_rng(0)
+    spread, gain, random = 0.2, 0.1, np.random.default_rng(0)
+    seen = Difference(gain, -0.1, 0.3, 0.3, 4, 10, patients=Variance(spread**2 / 10, 9), between=Variance(1e-6, 3))
+    what, number = needed(seen, gain, 0.05)
+    assert what == "test patients" and number and 20 < number < 100
 
     def found(people: int) -> float:
-        drawn = random.normal(gain, spread, (2000, people))
-        from scipy.stats import t
+        decided = 0
+        for _ in range(150):
+            own = np.clip(random.normal(gain, spread, people), -1, 1)
+            mine = [{"a": Scores(own + luck, np.arange(people))} for luck in random.normal(0, 1e-3, 4)]
+            decided += compare(mine, [{"a": Scores(np.zeros(people), np.arange(people))}] * 4).decides
+        return decided / 150
 
-        reach = t.isf(0.025, people - 1) * drawn.std(1, ddof=1) / people**0.5
-        return float((drawn.mean(1) - reach > 0).mean())
-
-    assert found(number) == pytest.approx(0.8, abs=0.03) and found(number // 2) < 0.6
-    assert needed(seen, 1, gain, 0.05) == ("patients", None)
-    assert needed(Difference(gain, 0, 1, 0.3, 3, Variance(1e-6, 9), Variance(0.02, 2)), 10, gain, 0.05)[0] == "seeds"
+    assert found(number) == pytest.approx(0.8, abs=0.1) and found(number // 2) < 0.6
+    alone = Difference(gain, -1, 1, 1, 4, 1)
+    assert needed(alone, gain, 0.05) == ("test patients", None)
+    lucky = Difference(gain, 0, 1, 0.3, 4, 200, patients=Variance(1e-5, 199), between=Variance(0.02, 3))
+    assert needed(lucky, gain, 0.05)[0] == "seeds"
+    assert needed(seen, 0.001, 0.05) == ("test patients", None)  # beyond any number that is named
 
 
 def study(**changes: Any) -> str:
@@ -135,7 +162,7 @@ def study(**changes: Any) -> str:
     values: dict[str, Any] = {"task": "t", "task_title": "T", "synthetic": False, "metric": "accuracy", "network": "n"}
     values |= {"seeds": [0, 1], "sites": ["a"], "level": 0.95, "against": "FedAvg", "headline": "H.", "rows": [row]}
     values |= {"about": About(title="Title"), "runs": [], "declared": "FedAvg"}
-    values |= {"first": difference(0.1, 0.0, 0.2), "between": "B.", "gains": {"a": gain("promising")}}
+    values |= {"first": difference(0.1, 0.0, 0.2), "between": "B.", "gains": {"a": gain("inconclusive")}}
     verdict = Verdict(**(values | changes))
     return study_page.render(verdict, {row.title: [] for row in verdict.rows})
 
@@ -144,8 +171,8 @@ ALONE = VerdictRow(title="Local", method="local", against="FedAvg", sites={"a": 
 NO_LOCAL = {"first": None, "declared": None, "gains": {}}
 ANY = {"first": None, "declared": None}
 OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # what it stands with, and without
-    ("Does training together with FedAvg pay, against training alone?", {}, ANY),
-    ("Does training together with any of these methods pay, against training alone?", ANY, {}),
+    ("Does federated training with FedAvg help, against single-site training?", {}, ANY),
+    ("Does federated training with any of these methods help, against single-site training?", ANY, {}),
     ("Which method is better than FedAvg?", NO_LOCAL, {}),
     ("How do these methods compare?", NO_LOCAL | {"against": None}, NO_LOCAL),
     ("This question was asked before the runs.", {}, ANY),

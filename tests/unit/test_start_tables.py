@@ -158,7 +158,7 @@ def test_from_tables_to_an_answer(
     monkeypatch.chdir(tmp_path)
     assert main(["init", "data", "-o", "study", "--no-train", "--device", "cpu"]) == 0
     assert load_plan(Path("study/job/app/config/plan.yaml")).participation.everyone == ("a", "b")
-    monkeypatch.setattr("medsilo.study.compare.seeds_within", lambda minutes, took: 3)  # else it is the machine's speed
+    monkeypatch.setattr("medsilo.study.compare.seeds_within", lambda minutes, took: 4)  # else it is the machine's speed
     command = "compare --plan study/job --methods local,fedavg --settings study --at-once 1 -o out"
     changes = ["--set", "training.rounds=1"]
     assert main([*command.split(), *changes, "--minutes", "1", "--seeds", "0"]) == 1
@@ -167,8 +167,8 @@ def test_from_tables_to_an_answer(
     assert "500" not in capsys.readouterr().out and not any(Path("out").glob("*-0")), "it ended after one round"
     assert main([*command.split(), *changes, "--minutes", "1"]) == 0
     told, verdict = capsys.readouterr().out, read_verdict(Path("out"))
-    assert "3 seeds have room in 1 minutes" in told and Path("out/report.html").is_file()
-    assert verdict.planned == 3 and verdict.first and (verdict.first.sure or len(verdict.seeds) == 3)
+    assert "4 seeds have room in 1 minutes" in told and Path("out/report.html").is_file()
+    assert verdict.planned == 4 and verdict.first and (verdict.first.sure or len(verdict.seeds) == 4)
 
 
 def test_patients_who_are_sorted_by_their_label_are_no_recording(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The page and the table of a whole study: their numbers are those of the runs, and nobody wins by chance."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import pytest
 
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_json
 from medsilo.report import study_page
+from medsilo.report.gains import write_sheets
+from medsilo.report.read import read
 from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.schema import PairedDifference, Summary, Verdict
@@ -66,7 +70,7 @@ def test_differences_are_those_of_the_summaries(study: Study) -> None:
 def test_the_page_shows_the_verdict(study: Study) -> None:
     verdict = verdict_of(study)
     parsed = Page(write_study(study.folder).read_text())
-    assert verdict.headline in parsed.header_text and parsed.header_text.count("Does training together") == 1
+    assert verdict.headline in parsed.header_text and parsed.header_text.count("Does federated training") == 1
     for row in verdict.rows:
         cells = [row.score, row.pooled, *row.sites.values()]
         shown = [f"{one.mean:.3f} ± {one.sd:.3f}{one.low:.3f}–{one.high:.3f}" for one in cells]
@@ -80,8 +84,8 @@ def test_the_page_says_about_which_method_joining_was_asked(study: Study) -> Non
     verdict = verdict_of(study)
     of_any = verdict.model_copy(update={"declared": None, "against": None})
     notes = [study_page.render(one, {row.title: [] for row in verdict.rows}) for one in (verdict, of_any)]
-    assert verdict.declared == "fedavg" and ["together with fedavg pay" in note for note in notes] == [True, False]
-    assert ["together with any of these methods pay" in note for note in notes] == [False, True]
+    assert verdict.declared == "fedavg" and ["training with fedavg help" in note for note in notes] == [True, False]
+    assert ["training with any of these methods help" in note for note in notes] == [False, True]
     assert ["This question was asked before the runs" in note for note in notes] == [True, False]
 
 
@@ -97,9 +101,36 @@ def test_a_run_without_its_cases_scores_is_named(study: Study, tmp_path: Path) -
         Study(tmp_path, study.about, cells).conclude([])
 
 
+def test_every_comparison_names_its_test_patients(study: Study) -> None:
+    """A page said that 14 patients were needed, and nowhere how many there are."""
+    verdict = verdict_of(study)
+    parsed = Page(write_study(study.folder).read_text())
+    assert set(verdict.patients) == set(verdict.sites) and min(verdict.patients.values()) > 0
+    assert f"{sum(verdict.patients.values())} test patients" in parsed.header_text
+    for site, one in verdict.gains.items():
+        [line] = [" ".join(row) for row in parsed.rows if row[:2] == [site, one.word]]
+        assert one.gain.patients == verdict.patients[site]
+        assert re.search(
+            rf"{one.word}.*95 % interval.*\b{one.gain.patients} test patients?, {one.gain.seeds} seeds", line
+        )
+
+
+def test_a_sheet_names_no_more_test_patients_than_every_seed_has(study: Study, tmp_path: Path) -> None:
+    """The first run tested three, another seed's one: the sheet's verdict was of one, its facts of three."""
+    folder = tmp_path / "study"
+    shutil.copytree(study.folder, folder)
+    verdict = verdict_of(study)
+    write_json(folder / "verdict.json", verdict.changed(patients=dict.fromkeys(verdict.sites, 1)).as_json())
+    pages = [page.read_text("utf-8") for page in write_sheets(folder, lambda run: [])]
+    many = [run.patients[site] for site in verdict.gains for run in [read(folder / "fedavg-0")]]
+    assert ["at least 1 test patient" in page for page in pages] == [number != 1 for number in many] and any(
+        number > 1 for number in many
+    )
+
+
 def test_one_seed_names_nobody(study: Study) -> None:
     alone = Statistics([cell for cell in study.cells if cell.seed == 0], None).verdict(study.about, [])
-    assert "One seed says nothing" in alone.between and "There is one seed" in alone.headline
+    assert "4 seeds" in alone.between and "4 seeds" in alone.headline and "Inconclusive" in alone.headline
     assert not any(row.difference.mean.sure for row in alone.rows if row.against)
 
 

@@ -11,7 +11,7 @@ from benchmarks.results.tables import sure
 from medsilo.cli.running import _say_answer
 from medsilo.cli.show import Screen
 from medsilo.core.files import write_json
-from medsilo.runs.schema import HospitalGain, PairedDifference, Verdict
+from medsilo.runs.schema import HospitalGain, Needed, PairedDifference, Verdict
 from medsilo.study.cells import Row, cells_of
 from medsilo.study.evidence import LEVEL, Difference, Scores, Variance
 from medsilo.study.verdict import Statistics, _tested
@@ -44,7 +44,7 @@ def test_joining_is_corrected_over_sites_and_methods_together() -> None:
     for _ in range(400):
         p = random.uniform(size=(20, 2))
         found = {
-            (site, row): Difference(0.1, 0.01, 0.2, float(p[site, row]), 3, patients=Variance(0.01, 9))
+            (site, row): Difference(0.1, 0.01, 0.2, float(p[site, row]), 4, patients=Variance(0.01, 9))
             for site in range(20)
             for row in range(2)
         }
@@ -53,7 +53,7 @@ def test_joining_is_corrected_over_sites_and_methods_together() -> None:
 
 
 def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -> None:
-    """Three seeds, four rows: at one hospital the gain is 40 points with all. Corrected for all methods it was open."""
+    """Four seeds, four rows: at one hospital the gain is 40 points with all. Corrected for all methods it was open."""
     random = np.random.default_rng(5)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -62,23 +62,81 @@ def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -
         luck = {"local": 0.0, "fedavg": 0.004, "fedbn": 0.03, "fedprox": 0.02}[title] * (seed - 1)
         return np.clip(alone + gain + luck + random.normal(0, 0.03, 12), 0, 1)
 
-    found = verdict_of(statistics_of(tmp_path, ["local", "fedavg", "fedbn", "fedprox"], [0, 1, 2], scores), tmp_path)
+    seeds = [0, 1, 2, 3]
+    found = verdict_of(statistics_of(tmp_path, ["local", "fedavg", "fedbn", "fedprox"], seeds, scores), tmp_path)
     assert found.declared == "fedavg" and found.first and found.first.sure and found.first.mean > 0.15
-    assert found.headline.startswith("Yes, joining pays: with fedavg, mean test accuracy is ")
-    assert found.gains["hospital-a"].word == "worth it"
-    alone = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], [0, 1, 2], scores), tmp_path)
-    assert alone.gains["hospital-a"].word == "worth it" and not alone.between  # no rival, no word of one
+    assert found.headline.startswith("Federated training with fedavg is better: mean test accuracy is ")
+    assert found.gains["hospital-a"].word == "better"
+    alone = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], seeds, scores), tmp_path)
+    assert alone.gains["hospital-a"].word == "better" and not alone.between  # no rival, no word of one
+
+
+def test_one_difference_has_one_interval_on_a_page(tmp_path: Path) -> None:
+    """The headline said +7.5 (+0.9 to +14.0), the table of the same page -7.5 (-13.5 to -1.4) and p = 0.101."""
+    random = np.random.default_rng(7)
+
+    def scores(title: str, seed: int, site: str) -> np.ndarray:
+        better = 0.0 if title == "local" else 0.15
+        return np.clip(0.5 + better + 0.02 * random.normal() + random.normal(0, 0.1, 16), 0, 1)
+
+    titles = ["local", "fedavg", "fedbn", "fedprox", "ditto"]
+    verdict = verdict_of(statistics_of(tmp_path, titles, [0, 1, 2, 3, 4], scores), tmp_path)
+    [alone] = [row for row in verdict.rows if row.title == "local"]
+    [asked] = [row for row in verdict.rows if row.title == verdict.declared]
+    pairs = [(verdict.first, alone.difference.mean)]
+    pairs += [(asked.joining[site], alone.difference.sites[site]) for site in verdict.sites]
+    for one, other in pairs:
+        assert one and other
+        assert (one.mean, one.low, one.high) == (-other.mean, -other.high, -other.low)
+        assert (one.p, one.adjusted, one.sure) == (other.p, other.adjusted, other.sure)
+    assert verdict.first and verdict.first.sure and verdict.first.patients == 16 * len(verdict.sites)
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_fewer_than_four_seeds_give_no_verdict(seeds: int, tmp_path: Path) -> None:
+    """However large the difference is, and however alike the seeds."""
+    random = np.random.default_rng(8)
+
+    def scores(title: str, seed: int, site: str) -> np.ndarray:
+        return np.clip(random.normal(0.1 if title == "local" else 0.9, 0.02, 30), 0, 1)
+
+    verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], list(range(seeds)), scores), tmp_path)
+    assert verdict.first and not verdict.first.sure and "4 seeds" in verdict.headline
+    for one in verdict.gains.values():
+        assert (one.word, one.gain.patients, one.needed and one.needed.number) == ("inconclusive", 30, 4)
+
+
+def test_models_that_all_name_one_class_give_no_verdict(tmp_path: Path) -> None:
+    """Zero variance was told as "no gain, +0.0 (+0.0 to +0.0)"."""
+    verdict = verdict_of(
+        statistics_of(tmp_path, ["local", "fedavg"], [0, 1, 2, 3], lambda *_: np.repeat([0.0, 1.0], 4)), tmp_path
+    )
+    for one in verdict.gains.values():
+        assert one.word == "inconclusive" and one.gain.low < -0.1 and one.gain.high > 0.1 and one.needed is None
+
+
+def test_four_test_patients_decide_nothing(tmp_path: Path) -> None:
+    """A decision sheet called a gain promising that came from four test patients."""
+    random = np.random.default_rng(9)
+
+    def scores(title: str, seed: int, site: str) -> np.ndarray:
+        return np.clip(random.normal(0.6 if title == "local" else 0.75, 0.02, 4), 0, 1)
+
+    verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], [0, 1, 2, 3, 4], scores), tmp_path)
+    for one in verdict.gains.values():
+        assert one.word == "inconclusive" and one.gain.patients == 4
+        assert one.needed and one.needed.of == "test patients" and 4 < (one.needed.number or 0) < 100
 
 
 def test_chance_is_told_as_a_false_yes_in_few_studies(tmp_path: Path) -> None:
-    random, told, draws = np.random.default_rng(6), 0, 50
-    found = statistics_of(tmp_path, ["local", "fedavg", "fedbn"], [0, 1, 2], lambda *_: np.zeros(8))
+    random, told, draws = np.random.default_rng(6), 0, 25
+    found = statistics_of(tmp_path, ["local", "fedavg", "fedbn"], [0, 1, 2, 3], lambda *_: np.zeros(8))
     for _ in range(draws):
         for seeds in found.found.values():
             for scores in seeds.values():
                 for site in scores:
                     scores[site] = Scores(random.normal(0.5, 0.1, 8), np.arange(8))
-        told += "worth it" in {one.word for one in verdict_of(found, tmp_path).gains.values()}
+        told += "better" in {one.word for one in verdict_of(found, tmp_path).gains.values()}
     assert told / draws <= 0.08
 
 
@@ -147,15 +205,17 @@ def test_where_a_site_tests_one_patient_intervals_are_said_to_be_for_other_seeds
 
 
 def test_the_last_lines_give_each_hospital_s_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An interval that leaves zero out and is not sure after correction for all hospitals is promising, not open."""
-    gain = PairedDifference(mean=0.2, low=0.01, high=0.4, p=0.04, seeds=6, adjusted=0.12, sure=False)
-    told = {"a": HospitalGain(word="promising", method="FedAvg", gain=gain, patients=4, needed=6)}
-    told["b"] = told["a"].changed(word="too few patients", needed=1200)
+    """Each with its interval, its test patients and seeds, and what is missing, in one line."""
+    gain = PairedDifference(mean=0.2, low=0.01, high=0.4, p=0.04, seeds=6, patients=5, adjusted=0.12, sure=False)
+    more = Needed(of="test patients", number=14, difference=0.2)
+    told = {"a": HospitalGain(word="inconclusive", method="FedAvg", gain=gain, needed=more)}
+    told["b"] = told["a"].changed(needed=more.changed(number=None))
     found = statistics_of(tmp_path, ["fedavg", "local"], [0, 1], lambda *_: np.linspace(0, 1, 8))
     verdict = verdict_of(found, tmp_path).changed(gains=told, headline="H.", between="B.")
     write_json(tmp_path / "verdict.json", verdict.as_json())
     _say_answer(Screen(), tmp_path, tmp_path / "report.html", "next")
     lines = capsys.readouterr().out.strip().split("\n")
     assert lines[0] == "H." and lines[3] == "B." and lines[-1] == "next"
-    words = "FedAvg: +20.0 points (+1.0 to +40.0), of 100 test cases, 20 more are classified correctly"
-    assert lines[1:3] == [f"  a: promising; {words}", f"  b: too few patients: 1,200 needed; {words}"]
+    words = "inconclusive: FedAvg +20.0 points (95 % interval +1.0 to +40.0; 5 test patients, 6 seeds)"
+    assert lines[1] == f"  a: {words}; about 14 test patients would show a difference of 20.0 points"
+    assert lines[2] == f"  b: {words}; more than 1,000 test patients would show a difference of 20.0 points"

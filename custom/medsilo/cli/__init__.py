@@ -28,10 +28,10 @@ Example = tuple[Callable[..., int | None], str]
 # Every command of the engine with an example, by the people it serves; plug-ins bring more.
 COMMANDS: dict[str, tuple[Example, ...]] = {
     "With all data on one machine": (
-        (running.demo, "--seeds 0,1,2"),
+        (running.demo, "--seeds 0,1,2,3"),
         (starting.init, "/data/kidney -o study"),
         (running.run, "jobs/fedbn --set training.rounds=3 --set seed=1"),
-        (running.compare, "--methods local,fedavg,harmofl --seeds 0,1,2 --set training.rounds=10"),
+        (running.compare, "--methods local,fedavg,harmofl --seeds 0,1,2,3 --set training.rounds=10"),
         (running.resume, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),
     "For a consortium's lead": (

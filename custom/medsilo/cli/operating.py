@@ -31,8 +31,8 @@ def report(
     """Write one HTML page about one or more runs.
 
     A folder with several runs means all of them; that of a comparison gives the comparison's page. The page
-    needs no network. A decision sheet is one printed page, which may be mailed to its hospital: whether joining pays
-    there. It names no other hospital.
+    needs no network. A decision sheet is one printed page, which may be mailed to its hospital: whether federated
+    training helps there. It names no other hospital.
     """
     screen.note("reading the runs")
     from medsilo.report.page import write

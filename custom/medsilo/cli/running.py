@@ -27,7 +27,7 @@ def demo(
     seeds: Annotated[Any, option("N,N,N", "of data, weights and order", parser=options.seeds)] = options.DEMO_SEEDS,
     out: options.OutFolder = Path("runs"),
 ) -> int:
-    """Show on one page whether joining pays for three synthetic hospitals.
+    """Show on one page whether federated training helps three synthetic hospitals.
 
     Seven methods over several seeds, in this process. Takes minutes.
     """
@@ -143,7 +143,7 @@ def compare(
         option(
             "N",
             "instead of --seeds: as many as fit into this time, estimated from the first; ends earlier once it "
-            "is answered whether joining pays",
+            "is answered whether federated training helps",
             min=0.1,
         ),
     ] = None,
@@ -206,15 +206,14 @@ def compare(
 
 
 def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> "Verdict":
-    """Say what a comparison found, for each hospital whether joining pays there, and the next command; return it."""
+    """Say what a comparison found, for each hospital its verdict, and the next command; return it."""
     from medsilo.runs.reading import read_verdict
-    from medsilo.study.words import in_patients, in_points, verdict_in_words
+    from medsilo.study.words import verdict_in_words
 
     verdict = read_verdict(folder)
     screen.say(f"\n{verdict.headline}")
     for site, one in verdict.gains.items():
-        told = ", ".join(filter(None, [in_points(one.gain), in_patients(verdict.metric, one.gain.mean)]))
-        screen.say(f"  {site}: {verdict_in_words(one)}; {one.method}: {told}")
+        screen.say(f"  {site}: {verdict_in_words(one)}")
     if verdict.between and verdict.between != verdict.headline:
         screen.say(verdict.between)
     screen.say(f"\nverdict: {folder / paths.VERDICT}\nreport: {page}\n{following}")

@@ -1,4 +1,4 @@
-"""The first screen of a comparison: the question, and each hospital's gain as a picture, in words, with its verdict.
+"""The first screen of a comparison: the question, and each hospital's difference as a picture, with its verdict.
 
 A decision sheet is the same for one hospital, one printed page that may be mailed to it. It shows that hospital's own
 numbers and those of all hospitals together, and no other hospital's.
@@ -20,10 +20,9 @@ from medsilo.report.template import fill, save
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import HospitalGain, Level, PairedDifference, Verdict
-from medsilo.study.words import in_patients, in_points, points, verdict_in_words
+from medsilo.study.words import evidence_of, in_patients, in_points, needed_in_words, points
 
-LOOKS = {"worth it": 2, "promising": 3, "no gain": 1, "too few patients": 0, "too few seeds": 0}  # the marker
-LOOKS |= {"surely higher": 2, "surely lower": 4, "open": 0}
+LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}  # the marker
 LEAST = 3  # hospitals behind a number of all: of two, each could work out the other's
 WIDTH, EDGE = 320, 16  # of a picture
 EVERYONE = "All together"
@@ -35,8 +34,8 @@ class GainLine:
 
     name: str
     verdict: str
-    look: str  # the verdict without numbers
     found: PairedDifference
+    missing: str = ""  # what would make a verdict of it
 
 
 def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[str, Any]:
@@ -47,29 +46,31 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
     for row in verdict.rows:
         one = row.difference.mean
         if row.against and one:
-            word = ("surely higher" if one.mean > 0 else "surely lower") if one.sure else "open"
-            lines.append(GainLine(row.title, word, word, one))
+            word = ("better" if one.mean > 0 else "worse") if one.sure else "inconclusive"
+            lines.append(GainLine(row.title, word, one))
     asked = f"Which method is better than {verdict.against}?" if verdict.against else "How do these methods compare?"
     return _drawn(asked, "Method", lines, verdict, "Differences are corrected for all lines (Holm).")
 
 
 def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, Any]:
     told = sites is None or len(verdict.gains) >= LEAST
-    lines = [GainLine(EVERYONE, "", "", verdict.first)] if verdict.first and told else []
+    lines = [GainLine(EVERYONE, "", verdict.first)] if verdict.first and told else []
     for site, one in verdict.gains.items():
         if sites is None or site in sites:
             name = site if verdict.declared else f"{site}, {one.method}"
-            lines.append(GainLine(name, verdict_in_words(one), one.word, one.gain))
+            lines.append(GainLine(name, one.word, one.gain, needed_in_words(one.needed)))
     asked = f"with {verdict.declared}" if verdict.declared else "with any of these methods"
     beforehand = "This question was asked before the runs. " if verdict.declared else ""
     note = f"{beforehand}The verdicts are corrected for {counted(len(verdict.gains), 'hospital')} (Holm)"
     note += "." if verdict.declared else " and all methods."
-    return _drawn(f"Does training together {asked} pay, against training alone?", "Hospital", lines, verdict, note)
+    return _drawn(
+        f"Does federated training {asked} help, against single-site training?", "Hospital", lines, verdict, note
+    )
 
 
 def _drawn(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict, note: str) -> dict[str, Any]:
     dots = [
-        Dot("", 100 * found.mean, LOOKS.get(one.look, 5), (100 * found.low, 100 * found.high), in_points(found))
+        Dot("", 100 * found.mean, LOOKS.get(one.verdict, 5), (100 * found.low, 100 * found.high), in_points(found))
         for one, found in ((one, one.found) for one in lines)
     ]
     marks = dot_ticks(dots, [0.0]) if dots else []
@@ -77,19 +78,20 @@ def _drawn(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict
         {
             "name": one.name,
             "verdict": one.verdict,
-            "look": one.look.replace(" ", "-") or "everyone",
+            "look": one.verdict or "everyone",
             "chart": dot_chart(
                 [dot],
                 marks,
                 key=f"gain-{place}",
-                title=f"{one.name}: gain in points",
+                title=f"{one.name}: difference in points",
                 guide=(0.0, ""),
                 label=lambda mark: f"{mark:+g}".replace("-", "−") if mark else "0",
                 room=(EDGE, WIDTH - 2 * EDGE, EDGE),
                 numbered=dot is dots[-1],
             ),
             "points": dot.told,
-            "patients": in_patients(verdict.metric, one.found.mean) if one.verdict else "",  # the sentence says it
+            "patients": in_patients(verdict.metric, one.found.mean) if one.found.sure and one.verdict else "",
+            "missing": one.missing,
         }
         for place, (one, dot) in enumerate(zip(lines, dots, strict=True))
     ]
@@ -102,7 +104,9 @@ def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list
     if odd := [site for site in verdict.gains if not is_safe_name(site)]:
         raise MedsiloError("a hospital's name there can't be a file's name; correct verdict.json", odd[0])
     if not verdict.gains:
-        raise MedsiloError("--hospitals: no gain over training alone is known; compare with the method local, too")
+        raise MedsiloError(
+            "--hospitals: no difference from single-site training is known; compare with the method local, too"
+        )
     first = {one.row: folder / one.run for one in reversed(verdict.runs)}
     pages = {
         site: of_comparison(verdict, site, one, read(first[one.method]), leaving(first[one.method]))
@@ -127,12 +131,14 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalGain, run: RunResult
 
 
 def answer(metric: str, site: str, one: HospitalGain) -> str:
-    """Return the verdict as a sentence."""
-    (told, _, needed), gain = verdict_in_words(one).partition(": "), one.gain.mean
-    told += f" ({needed})" * bool(needed)
-    what = f"test {metric} is {points(abs(gain))[1:]} points {'higher' if gain > 0 else 'lower'}"
-    what = in_patients(metric, gain) or what
-    return f"{told[0].upper()}{told[1:]}: at {site}, {what} with {one.method} than with training alone."
+    """Return the verdict as a sentence, with its interval and what it rests on; and what is missing."""
+    gain = one.gain
+    what = f"test {metric} is {points(abs(gain.mean))[1:]} points {'higher' if gain.mean > 0 else 'lower'}"
+    told = f"{one.word.capitalize()}: at {site}, {what} with {one.method} than with single-site training"
+    of = in_patients(metric, gain.mean) if gain.sure else ""
+    missing = needed_in_words(one.needed)
+    said = f"{told} ({evidence_of(gain)}){f': {of}' if of else ''}."
+    return f"{said} {missing[0].upper()}{missing[1:]}." if missing else said
 
 
 def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> Iterator[tuple[str, str]]:
@@ -144,7 +150,10 @@ def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> It
     yield f"Test {verdict.metric}, together", _level(joined)
     if alone:
         yield f"Test {verdict.metric}, alone", _level(alone[0])
-    yield "Tested on", run.tested_in_words(site) + f", {counted(len(verdict.seeds), 'seed')}"
+    tested = verdict.patients.get(site)
+    same = tested is None or run.patients.get(site) == tested  # other seeds may test others
+    words = run.tested_in_words(site) if same else f"at least {counted(tested or 0, 'test patient')}"
+    yield "Tested on", f"{words}, {counted(len(verdict.seeds), 'seed')}"
     told = run.site(site)
     rounds = told.contributed or 0
     yield "Rounds", f"{rounds} of {run.summary.rounds.done}"
@@ -164,7 +173,8 @@ def _limits(verdict: Verdict, site: str, one: HospitalGain) -> Iterator[str]:
     if verdict.synthetic:
         yield SYNTHETIC
     whom = "other seeds alone, as one patient is tested" if site in verdict.single else "other patients and other seeds"
-    yield f"The gain is of {counted(len(verdict.seeds), 'seed')}, each one repetition; its interval is for {whom}."
-    if one.word in ("promising", "too few patients", "too few seeds"):
-        yield "An uncertain gain does not mean that there is none."
+    seeds = counted(len(verdict.seeds), "seed")
+    yield f"The difference is of {seeds}, each one repetition; its interval is for {whom}."
+    if one.word == "inconclusive":
+        yield "An inconclusive difference does not mean that there is none."
     yield CHOSEN

@@ -65,12 +65,13 @@ def render(
         about=about,
         verdict=verdict,
         context=_context(verdict),
+        tested_sites=_sites(verdict),
         first=first_screen(verdict),
         answer=verdict.headline + learned(subjects),
         between=[verdict.between] * bool(verdict.first) + [seen.words for seen in [verdict.could_have_seen] if seen],
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
-        difference_heads=[*TESTED, *((name, "exploratory") for name in (*EXPLORED, *verdict.sites))],
+        difference_heads=[*TESTED, *((name, "exploratory") for name in EXPLORED), *_sites(verdict, "exploratory")],
         tested=[_differences(row, verdict) for row in _tested(verdict)],
         joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
         dots=_dots(verdict, looks, chances),
@@ -102,12 +103,19 @@ def _context(verdict: Verdict) -> str:
     parts = [
         verdict.task_title,
         counted(len(sites), "site"),
+        *([counted(sum(verdict.patients.values()), "test patient")] if verdict.patients else []),
         f"{len(verdict.rows)} rows",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if len(seeds) <= FEW else f"{len(seeds)} seeds",
         *([f"{verdict.folds} folds"] if verdict.folds else []),
         verdict.network,
     ]
     return " · ".join(parts)
+
+
+def _sites(verdict: Verdict, more: str = "") -> list[tuple[str, str]]:
+    """Return the sites as a table's heads, each with its test patients."""
+    told = {site: counted(number, "test patient") for site, number in verdict.patients.items()}
+    return [(site, ", ".join(filter(None, (told.get(site, ""), more)))) for site in verdict.sites]
 
 
 def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
@@ -223,7 +231,7 @@ def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> Iterator[str]:
     if verdict.synthetic:
         yield findings.SYNTHETIC
     if seeds < 2:
-        yield "There is one seed: intervals are for other patients only, and nothing is said to be sure."
+        yield "There is one seed: intervals are for other patients only, and there is no verdict."
     else:
         yield (
             f"Intervals are for {verdict.holds_for}. There are {seeds} seeds; few seeds make intervals wide where they "

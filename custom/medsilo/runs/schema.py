@@ -536,10 +536,12 @@ class PairedDifference(RecordPart):
     high: Difference = Field(description="upper end")
     p: Share = Field(description="p-value by itself")
     seeds: Count = Field(description="seeds that both rows have")
+    patients: Count | None = Field(None, description="test patients behind it")
     adjusted: Share = Field(description="p-value after Holm's correction")
     sure: bool = Field(
         strict=True,
-        description="whether the interval leaves zero out and the corrected test agrees; never with one seed",
+        description="significant: the interval leaves zero out and the corrected test agrees; never with fewer than "
+        "four seeds, one patient, or seeds or patients that are all alike",
     )
 
 
@@ -552,19 +554,27 @@ class Differences(RecordPart):
     sites: dict[str, PairedDifference | None] = Field({}, description="at each site")
 
 
-class HospitalGain(RecordPart):
-    """One hospital's gain from joining, and the verdict on it."""
+class Needed(RecordPart):
+    """Patients or seeds that an inconclusive comparison lacks."""
 
-    word: Literal["worth it", "promising", "no gain", "too few patients", "too few seeds"] = Field(
-        description="`worth it`: surely better; `promising`: better, and chance alone would show as much in less than "
-        "one of five studies; `no gain`: at most two points; else what there are too few of to tell"
+    of: Literal["test patients", "seeds"] = Field(description="`test patients` or `seeds`")
+    number: Count | None = Field(
+        None, description="as many would show the difference in four of five such studies; `null`: more than 1,000"
     )
-    method: Text = Field(description="the row whose gain it is")
+    difference: Difference | None = Field(
+        None, description="the difference that they would show; `null`: fewer seeds give no verdict"
+    )
+
+
+class HospitalGain(RecordPart):
+    """One hospital's difference from single-site training, and the verdict on it."""
+
+    word: Literal["better", "worse", "inconclusive"] = Field(
+        description="`better` or `worse`: the difference is significant; else `inconclusive`"
+    )
+    method: Text = Field(description="the row whose difference it is")
     gain: PairedDifference = Field(description="that row's model minus the one that the site trains alone")
-    patients: Count | None = Field(None, description="those of the test cases")
-    needed: Count | None = Field(
-        None, description="test patients, or seeds, with which four of five such studies would find the gain, if known"
-    )
+    needed: Needed | None = Field(None, description="what is missing where it is inconclusive, if known")
 
 
 class VerdictRow(RecordPart):
@@ -634,6 +644,7 @@ class Verdict(RecordPart):
         "answered, and intervals hold at every look; `null`: the seeds were given",
     )
     sites: list[str] = Field(description="the sites with a score")
+    patients: dict[str, Count] = Field({}, description="site → its test patients")
     level: Share = Field(description="how sure the intervals are, 0.95")
     against: Text | None = Field(None, description="the row that all are compared with")
     could_have_seen: DetectableGain | None = Field(
@@ -643,7 +654,7 @@ class Verdict(RecordPart):
         [], description="sites whose test cases are all one patient's: their own intervals are for other seeds alone"
     )
     headline: str = Field(description="the answer to the first question in words")
-    between: str = Field("", description="which methods are surely above the row that all are compared with, in words")
+    between: str = Field("", description="which methods are better than the row that all are compared with, in words")
     first: PairedDifference | None = Field(
         None,
         description="the first question, declared before: the row that all are compared with, minus training alone; "

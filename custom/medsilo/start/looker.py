@@ -219,7 +219,7 @@ def advice(several: bool, out: Path, stopped: Sequence[str], minutes: int) -> li
     if several:
         steps.append(("how many patients each hospital has of each class, and how many an interval needs:", counted))
         command = f"medsilo compare --plan {job} --methods local,fedavg --minutes {minutes} {given}"
-        return [*steps, ("does joining pay for these hospitals?", command)]
+        return [*steps, ("does federated training help these hospitals?", command)]
     return [
         *steps,
         ("train on this machine alone:", f"medsilo run {job} --set algorithm.name=local {given} --engine inprocess"),

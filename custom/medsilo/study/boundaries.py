@@ -11,10 +11,9 @@ from functools import cache
 import numpy as np
 import scipy  # which loads its parts when they are used
 
-from medsilo.study.evidence import LEVEL
+from medsilo.study.evidence import LEAST_SEEDS, LEVEL
 
-FIRST = 2  # seeds at the first look: one says nothing of training's luck
-LEAST, MOST = 3, 30  # seeds that are planned
+LEAST, MOST = LEAST_SEEDS, 30  # seeds that are planned; the first look is at the least of them
 NOTHING = 1e-12  # of the error: a look that may spend less decides nothing
 SPENT = 0.044  # of the error of 5 %: Student's t takes the rest, as simulations show (tests/unit/test_boundaries.py)
 POINTS = 401  # of the grid between the bounds
@@ -22,11 +21,11 @@ FAR = 8.0  # standard errors
 
 
 def error_at(seeds: int, planned: int | None) -> float:
-    """Return the p-value below which a difference is sure after so many seeds; planned: those to come at most."""
-    if planned is None or planned < FIRST:
+    """Return the p-value below which a difference is significant after so many seeds; planned: at most."""
+    if planned is None or planned < LEAST:
         return 1 - LEVEL
-    known = max(FIRST, min(seeds, planned))
-    return errors_of(tuple(number / planned for number in range(FIRST, planned + 1)), SPENT)[known - FIRST]
+    known = max(LEAST, min(seeds, planned))
+    return errors_of(tuple(number / planned for number in range(LEAST, planned + 1)), SPENT)[known - LEAST]
 
 
 def seeds_within(minutes: float, seconds: float) -> int:

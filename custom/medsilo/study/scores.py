@@ -10,10 +10,11 @@ import numpy as np
 from medsilo.core.errors import MedsiloError
 from medsilo.federation.exact import read_measures
 from medsilo.runs.paths import CASES, site_folder
-from medsilo.study.evidence import Interval, Scores, interval, interval_of_concordance
+from medsilo.study.evidence import Interval, Scores, interval, interval_of_concordance, parts_of_concordance
 from medsilo.tasks.metrics import Measures
 
 CONCORDANCE = "concordance"  # a mean over pairs, not over cases
+RANKED = ("time", "event", "risk")  # of each case
 CLOSENESS = "closeness"  # of a number to the right one
 
 
@@ -31,8 +32,10 @@ class SiteTest:
         """Read them from the site's part of the folder."""
         try:
             measures, numbers = read_measures(site_folder(run, site))
-            scores = Scores(measures[metric].numpy(), np.unique(numbers, return_inverse=True)[1])
-            return cls(metric, scores, measures, numbers)
+            values = measures[metric].numpy()
+            if metric == CONCORDANCE:
+                values = parts_of_concordance(*(measures[name].numpy() for name in RANKED))
+            return cls(metric, Scores(values, np.unique(numbers, return_inverse=True)[1]), measures, numbers)
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise MedsiloError(
                 f"{CASES} of {site} in run '{run.resolve().name}' is missing or damaged: repeat the run", str(error)
@@ -70,4 +73,4 @@ def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures])
     """The interval of these cases' score for other patients, by whatever was measured of them."""
     if metric != CONCORDANCE:
         return interval(scores)
-    return interval_of_concordance(*(measures()[name].numpy() for name in ("time", "event", "risk")))
+    return interval_of_concordance(*(measures()[name].numpy() for name in RANKED))

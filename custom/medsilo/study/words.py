@@ -1,11 +1,13 @@
-"""A gain in points and in patients, as pages and the terminal say it. Light: no page brings numpy for it."""
+"""A difference and a verdict in words, as pages, sheets and the terminal say them. Light: without numpy."""
 
-from medsilo.runs.schema import HospitalGain, PairedDifference
+from medsilo.core.text import counted
+from medsilo.runs.schema import HospitalGain, Needed, PairedDifference
 
 OF_PATIENTS = {  # scores that are a share of something that a reader can count
     "accuracy": "test cases, {} classified correctly",
     "concordance": "pairs of patients, {} put in the right order",
 }
+MOST = "1,000"  # test patients that are named
 
 
 def points(value: float) -> str:
@@ -13,9 +15,16 @@ def points(value: float) -> str:
     return f"{100 * value:+.1f}".replace("-", "−")
 
 
+def evidence_of(found: PairedDifference) -> str:
+    """Return a difference's interval, and what it rests on: test patients and seeds."""
+    tested = [f"{found.patients:,} test patient{'s' * (found.patients != 1)}"] if found.patients else []
+    told = ", ".join([*tested, counted(found.seeds, "seed")])
+    return f"95 % interval {points(found.low)} to {points(found.high)}; {told}"
+
+
 def in_points(found: PairedDifference) -> str:
-    """Return a gain with its interval."""
-    return f"{points(found.mean)} points ({points(found.low)} to {points(found.high)})"
+    """Return a difference with its interval, its test patients and its seeds."""
+    return f"{points(found.mean)} points ({evidence_of(found)})"
 
 
 def in_patients(metric: str, gain: float) -> str:
@@ -28,8 +37,17 @@ def in_patients(metric: str, gain: float) -> str:
     return f"of {whole:,} {OF_PATIENTS[metric].format(more)}"
 
 
+def needed_in_words(needed: Needed | None) -> str:
+    """Return what a comparison has too little of; nothing where that is not known."""
+    if needed is None:
+        return ""
+    if needed.difference is None:
+        return f"a verdict needs {needed.number} {needed.of}"
+    number = f"more than {MOST}" if needed.number is None else f"about {needed.number:,}"
+    return f"{number} {needed.of} would show a difference of {100 * needed.difference:.1f} points"
+
+
 def verdict_in_words(found: HospitalGain) -> str:
-    """Return the verdict, with how many patients or seeds are needed where there are too few."""
-    if not found.word.startswith("too few"):
-        return found.word
-    return f"{found.word} to tell" if found.needed is None else f"{found.word}: {found.needed:,} needed"
+    """Return the verdict with its difference, its interval and what it rests on, and what is missing."""
+    missing = needed_in_words(found.needed)
+    return f"{found.word}: {found.method} {in_points(found.gain)}{f'; {missing}' if missing else ''}"
