@@ -311,6 +311,7 @@ RUN_TREE: Mapping[str, str] = {
 
 STUDY_TREE: Mapping[str, str] = {
     "<row>-<seed>/": "one run's folder for each row and seed",
+    paths.COMPARISON: "the sites' settings that all runs here had; with others nothing runs in this folder",
     paths.VERDICT: "scores, differences and intervals of what is finished",
     paths.REPORT: "the page about all of it",
     f"{paths.HOSPITALS}/<site>.html": "a decision sheet for one hospital, one printed page "
