@@ -44,8 +44,6 @@ def predict(
     report for each series. With several models the mean of their probabilities decides. Ends with 1 if any image,
     line or recording failed, or was not taken by the node.
     """
-    if (out / "predictions.csv").exists():
-        raise MedsiloError("the folder has predictions already, which stay as they are; choose another -o", str(out))
     screen.note("reading the model")
     from medsilo.deploy.predictor import asked_to_predict
     from medsilo.site.settings import make_settings

@@ -160,6 +160,8 @@ def asked_to_predict(
     say: Say,
 ) -> Predictor:
     """Open the models, which answer together, and return what predicts these cases of their task."""
+    if (out / "predictions.csv").exists():
+        raise MedsiloError("the folder has predictions already, which stay as they are; choose another -o", str(out))
     source = Source.together([Source.open(folder, site) for folder in models])
     run = models[0] / paths.SITES / site if is_safe_name(site) else models[0]
     source = replace(source, own=run)
