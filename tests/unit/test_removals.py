@@ -53,6 +53,7 @@ MAY: dict[tuple[str, str], str] = {
     # Kits.
     ("medsilo/consortium/provision.py", "provision"): "its own draft; of a kit that --renew names startup/ and the "
     "connections in local/, which the draft takes the place of",
+    ("medsilo/consortium/backup.py", "put_back"): "its own unpacked files, which become a new kit",
     ("medsilo/consortium/lead.py", "fetch"): "its own download, which becomes a new run folder",
     # Releases.
     ("medsilo_release/release_folder.py", "write_release"): "the folder that this call made, where it failed",
