@@ -68,7 +68,7 @@ def _other_runs(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
         cell, found = plans[0]
         yield f"{counted(len(plans), 'run')} of another plan ({cell.folder.name}: {found})"
     own = package_facts()["hash"]
-    hashes = {cell.folder.name: read_provenance(cell.folder).package.hash for cell in cells if cell.summary()}
+    hashes = {cell.folder.name: read_provenance(cell.folder).package.hash or "?" for cell in cells if cell.summary()}
     if others := [name for name, there in hashes.items() if there != own]:
         there = hashes[others[0]]
         yield f"{counted(len(others), 'run')} of another medsilo ({others[0]}: package {there[:12]}, now {own[:12]})"
