@@ -13,7 +13,7 @@ MEMORY := $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print $$2}' /proc/m
 	xargs -r df --output=avail,target 2>/dev/null | awk '$$1 + 0 > 4000000 {print $$2}')
 quick test test-of: export TMPDIR := $(or $(firstword $(MEMORY)),$(TMPDIR),/tmp)
 
-.PHONY: demo jobs quick test test-of test-slow claims test-long soak bench bench-history upgrade wheel wheelhouse release verify-release image image-docker image-buildah audit docs screenshots docs-tables clean
+.PHONY: demo jobs quick test test-of test-slow claims test-long soak bench bench-history upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -105,6 +105,17 @@ image-buildah:
 	tar --create --file dist/medsilo.oci.tar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 \
 		--numeric-owner --mode=u=rwX,go=rX --directory build/image.oci .
 	sha256sum dist/medsilo.oci.tar
+
+# Every package that the pinned ones need, for all systems, with the hashes of its files: the image is made of them.
+# Versions in the locks stay as they are where they fit; UPGRADE=1 takes the newest.
+LOCKED = build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+lock:
+	test -x build/lock/bin/uv || { $(PYTHON) -m venv build/lock && \
+		build/lock/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-lock.txt; }
+	$(LOCKED) requirements.txt --output-file requirements.lock
+	cd provisioning/containers && ../../$(LOCKED) kubernetes.txt --constraints ../../requirements.lock \
+		--output-file kubernetes.lock
 
 # Known weaknesses of the pinned packages and all that they need, from a public service: needs a network.
 audit:

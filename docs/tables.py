@@ -256,7 +256,7 @@ SITE_TREE: Mapping[str, str] = {
     paths.METRICS: "the site's numbers, one line per round",
     paths.BEST: "the site's model after its best round",
     paths.LAST: "the site's model after the last round",
-    paths.STATE_FILES: "the site's private state, for resuming",
+    paths.STATE_FILES: "the site's private state, for resuming: of the last rounds, and of every tenth before",
     paths.SEALING: "of a sealed study: the site's keys, secret, and whose numbers were in the sums that it helped to "
     "open. It never leaves the site",
     paths.SEALED: "of a sealed study: what the site sealed in the last round, to be sent again if it "
@@ -310,6 +310,7 @@ RUN_TREE: Mapping[str, str] = {
 
 STUDY_TREE: Mapping[str, str] = {
     "<row>-<seed>/": "one run's folder for each row and seed",
+    paths.COMPARISON: "the sites' settings that all runs here had; with others nothing runs in this folder",
     paths.VERDICT: "scores, differences and intervals of what is finished",
     paths.REPORT: "the page about all of it",
     f"{paths.HOSPITALS}/<site>.html": "a decision sheet for one hospital, one printed page "

@@ -1,9 +1,12 @@
 """Command lines, read as the program reads them."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from medsilo.cli import Commands, _by_options, _program
+from medsilo.sealing.signed import fingerprint
 
 
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -13,3 +16,8 @@ def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
         name, chosen, rest = ctx.command.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
         ctx = chosen.make_context(name, rest, parent=ctx)
     return ctx.command_path.removeprefix("medsilo "), dict(ctx.params)
+
+
+def lead_of(release: Path | str) -> str:
+    """Return the fingerprint of the key that signed a release, as its lead tells it on the telephone."""
+    return fingerprint(json.loads((Path(release) / "release.json").read_text("utf-8"))["key"])

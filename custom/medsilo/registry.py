@@ -306,7 +306,7 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
     given: what the plan itself says of its packages. Raises a PlanError for a package
     that is not allowed, that is not installed, or that is another one here than where the plan was made.
     """
-    said = {canonical(name): facts for name, facts in given.items()} if isinstance(given, dict) else {}
+    said = {canonical(str(name)): facts for name, facts in given.items()} if isinstance(given, dict) else {}
     found = {}
     for key, name in names.items():
         table = TABLES.get(key.partition(".")[0], LAYERS)

@@ -19,10 +19,6 @@ from medsilo.core.errors import MedsiloError
 INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")  # keys that tensors lie under
 MOST_PREFIXES = 32
 MOST_UNPACKED = 20  # times a file's bytes that its parts may have: weights hardly pack
-UNREADABLE: tuple[type[Exception], ...] = (  # the last where torch finds more than tensors and numbers
-    *(OSError, RuntimeError, ValueError, KeyError, EOFError, AttributeError, TypeError),
-    *(zipfile.BadZipFile, safetensors.SafetensorError, torch.serialization.pickle.UnpicklingError),
-)
 SHOWN = 3
 # What nnU-Net writes beside its weights: numbers of numpy, which hold no code
 NUMBERS: list[Any] = [
@@ -35,7 +31,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file: safetensors, a MONAI bundle, of nnU-Net, nnssl or a plain state dict."""
     try:
         return _tensors_in(path)
-    except UNREADABLE as error:
+    except Exception as error:  # whatever torch, safetensors and zipfile raise over a damaged, odd or old file
         raise MedsiloError(
             "network.from: the file holds no tensors that can be read without running code; give safetensors, or a "
             "state dict that torch.save wrote",

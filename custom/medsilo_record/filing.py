@@ -57,7 +57,7 @@ def files_in(case: Case, entries: Sequence[RecordEntry], filed: Filed, run: Path
 
 def case_of(
     plan: str, changes: list[str], local: Path | None, kit: Path | None, site: str
-) -> tuple[Case, signing.PrivateKey]:
+) -> tuple[Case, signing.PrivateKey | signing.UseKey]:
     """Return the study at this hospital, and the key that signs."""
     if bool(local) == bool(kit) or (kit and site):
         raise MedsiloError("whose record? give --kit KIT, or --settings FOLDER with --site SITE")
@@ -65,7 +65,8 @@ def case_of(
         home = KitAtHome.read(kit)
         asked = home.approvals.asked(plan.lower()) if len(plan) >= 8 else []
         study, scope = (home.plan_of(asked[0]), None) if asked else _plan(plan, changes, home.settings)
-        key, policy = home.files.signing_key, Policy.read(home.local, scope)
+        key: signing.PrivateKey | signing.UseKey = home.files.key_for("record")
+        policy = Policy.read(home.local, scope)
         case = Case(study, home.settings, policy, home.kit.name, home)
     else:
         folder = options.folder_of_settings(local.parent if local and local.is_file() else local)
@@ -111,7 +112,7 @@ class RecordFiles(Section):
     files: dict[Annotated[str, Field(pattern=r"^[a-z][a-z.]{0,40}$")], str]
 
 
-def write_signed(folder: Path, files: Mapping[str, bytes], key: signing.PrivateKey) -> str:
+def write_signed(folder: Path, files: Mapping[str, bytes], key: signing.PrivateKey | signing.UseKey) -> str:
     """Write files and the signature over them, and return the key's fingerprint."""
     for name, content in files.items():
         write_bytes(folder / name, content)

@@ -96,11 +96,15 @@ class Release:
     lead: str  # the public key that signed it
 
     @classmethod
-    def open(cls, folder: Path, lead: str = "") -> Self:
-        """Return a release whose files are those that were signed. lead: the fingerprint that its key must have."""
+    def open(cls, folder: Path, leads: Collection[str] | None = None) -> Self:
+        """Return a release whose files are those that were signed.
+
+        leads: the fingerprints of the keys that may have signed it; None where the reader trusts it anyway: its own.
+        """
         manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
-        if lead and (by := signed.fingerprint(key)) != lead.strip().lower():
-            raise MedsiloError(f"the release is signed by {by}, not by {lead}; ask the lead which is right")
+        by = signed.fingerprint(key)
+        if leads is not None and by not in (lead.strip().lower() for lead in leads):
+            raise MedsiloError(f"the release is signed by {by}, not by {', '.join(leads)}; ask the lead which is right")
         signed.check_files(folder, manifest.files, MANIFEST)
         return cls(folder, manifest, key)
 

@@ -17,7 +17,14 @@ KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
 OWN = "releases and receipts"  # what the key signs
 Key = Annotated[Path, typer.Option(metavar="FILE", help="the key that signs; one is made where there is none")]
-Lead = Annotated[str, typer.Option(metavar="FINGERPRINT", help="refuse releases that another key signed")]
+Leads = Annotated[
+    list[str],
+    typer.Option(
+        "--lead",
+        metavar="FINGERPRINT",
+        help="of the key that signed a release, as its lead told you by another way than the folder; may be repeated",
+    ),
+]
 
 
 def release(
@@ -48,7 +55,7 @@ def release(
         agreed = Conditions.in_file(conditions, "--conditions", "give YAML") if conditions else None
         made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN), old, agreed)
     lead = signed.fingerprint(made.lead)
-    screen.say(f"release: {out}\nsigned by {lead}; at a hospital: medsilo validate {out} --data DATA")
+    screen.say(f"release: {out}\nsigned by {lead}; at a hospital: medsilo validate {out} --data DATA --lead {lead}")
     screen.answer(release=out, hash=made.hash, key=lead)
     return 0
 
@@ -61,7 +68,7 @@ def validate(
     site_config: options.SiteConfig = None,
     hospital: Annotated[str, typer.Option("--as", metavar="NAME", help="this hospital's name")],
     out: options.OutFolder = Path("validation"),
-    lead: Lead = "",
+    leads: Leads,
     watch: Annotated[
         bool, typer.Option("--watch", help="keep sums of later predictions, to notice changes against these cases")
     ] = False,
@@ -85,7 +92,7 @@ def validate(
         raise MedsiloError("--as: give letters, digits, '.', '_' and '-', at most 63")
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
-    opened = [Release.open(folder, lead) for folder in releases]
+    opened = [Release.open(folder, leads) for folder in releases]
     settings = options.settings_of(device, data, site_config, pictures=True)
     if watch and settings.data and settings.data.inside.label:
         raise MedsiloError(
@@ -246,7 +253,7 @@ def _submit(screen: Screen, gone: "Departure", kit: Path, name: str) -> int:
 
 ENGINEER, LEAD = "For a hospital's engineer", "For a consortium's lead"
 RELEASE = Command(release, "runs/study -o release", LEAD)
-VALIDATE = Command(validate, "release --as st-anna --data /data/prostate", ENGINEER)
+VALIDATE = Command(validate, "release --as st-anna --data /data/prostate --lead FINGERPRINT", ENGINEER)
 LEAVE = Command(leave, "runs/study st-anna -o runs/without --yes", LEAD)
 MONITOR = Command(monitor, "release --outcomes known.csv", ENGINEER)
 MERGE = Command(merge, "*.receipt --release release", LEAD, of="receipts")

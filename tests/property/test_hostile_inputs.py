@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import SimpleITK
+import torch
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -33,10 +35,12 @@ from medsilo.deploy.source import Source
 from medsilo.federation import inprocess
 from medsilo.federation.accepting import Acceptance
 from medsilo.plan import load_plan, parse_plan
+from medsilo.report.read import read as read_run
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import Scan
+from medsilo_adapters.checkpoint import read_checkpoint
 from medsilo_papers.public_files import read_labels
 from tests.conftest import SITES, make_plan
 from tests.hospital import Volume, write_volume
@@ -73,8 +77,9 @@ def one_line_at_most() -> Iterator[None]:
 
 # ---------------------------------------------------------------------------------------------------- what is drawn
 ODD_TEXTS = ["", "x" * 5000, "\x1b[31m", "\0", "\ud800", "../../etc/passwd", "ä\u202e", "a\nb", "{{x}}", "%s", "nan"]
+UNEVEN = [[[1], [1, 2]], [[1, 2], 3], [[]], {"a": [1, [2]]}]
 ODD_NUMBERS = [0, -1, 2**31, 2**63, 10**40, 1e308, -1e-308, float("nan"), float("inf"), True, False, None]
-odd = st.sampled_from([*ODD_TEXTS, *ODD_NUMBERS]) | st.integers() | st.floats() | st.text(max_size=20)
+odd = st.sampled_from([*ODD_TEXTS, *ODD_NUMBERS, *UNEVEN]) | st.integers() | st.floats() | st.text(max_size=20)
 values = st.recursive(
     odd,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
@@ -93,6 +98,9 @@ YAML_TEXTS = [
     "1:99:99",
     "~",
     "!!binary x",
+    "{null: 1}",
+    "{1: {true: []}}",
+    "[[1], [1, 2], 3]",
 ]
 
 
@@ -208,6 +216,13 @@ def test_plans(place: Path, data: st.DataObject) -> None:
         load_plan(path)
 
 
+@pytest.mark.parametrize("section", ["packages", "task", "network", "mixing", "participation", "layers"])
+@pytest.mark.parametrize("value", ["{null: 1}", "{1: 1}", "{true: {}}", "[null]", "[[1], 2]"])
+def test_sections_whose_keys_are_no_texts(section: str, value: str) -> None:
+    with one_line_at_most(), pytest.raises(MedsiloError, match=section):
+        parse_plan(PLANS[0], [f"{section}={value}"])
+
+
 @hostile(0.1)
 @given(st.data())
 def test_changes_to_a_plan(data: st.DataObject) -> None:
@@ -311,6 +326,31 @@ def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> N
     path.unlink()
 
 
+# ---------------------------------------------------------------------------------------------------- checkpoints
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Weights in every form that is read: safetensors, torch's today, its old one, a bundle."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    weights = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2)).state_dict()
+    save_tensors(folder / "a.safetensors", weights)
+    torch.save({"state_dict": weights, "epoch": 3}, folder / "b.pt")
+    for name, whole in (("c.pt", weights), ("d.pt", {"network_weights": weights, "trainer": "x"})):
+        torch.save(whole, folder / name, _use_new_zipfile_serialization=False)
+    with zipfile.ZipFile(folder / "e.zip", "w") as bundle:
+        bundle.write(folder / "b.pt", "bundle/models/model.pt")
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of types that it calls old
+@hostile(0.2)
+@given(st.data())
+def test_checkpoints(place: Path, checkpoints: dict[str, bytes], data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(checkpoints)))
+    path = put(place / "weights", data.draw(damaged(checkpoints[name])))
+    with one_line_at_most():
+        assert read_checkpoint(path)
+
+
 # ---------------------------------------------------------------------------------------------------- folders
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -384,6 +424,59 @@ def test_reports_of_runs(place: Path, run: Path, data: st.DataObject) -> None:
             patch.setattr("sys.stdout", io.StringIO())
             ended = main(["report", str(folder)])
         assert told.getvalue().count("\n") == ended
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("comparison") / "study"
+    (folder.parent / "plan.yaml").write_text(make_plan().to_yaml())
+    words = ["compare", "--plan", str(folder.parent / "plan.yaml"), "--methods", "local,fedavg,adafed"]
+    assert main([*words, "--seeds", "0,1", "--at-once", "1", "--device", "cpu", "-o", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.slow
+@hostile(0.02)
+@given(st.data())
+def test_reports_of_comparisons(place: Path, comparison: Path, data: st.DataObject) -> None:
+    """Of what the page and the hospitals' sheets are made of."""
+    with spoiled(comparison, place, data, ".json") as folder, one_line_at_most():
+        told = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.stderr", told)
+            patch.setattr("sys.stdout", io.StringIO())
+            ended = main(["report", str(folder), *(["--hospitals"] if data.draw(st.booleans()) else [])])
+        assert told.getvalue().count("\n") == ended
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reliability": [[[1, 1, 0.5]] * 10, [[1, 1, 0.5]] * 9]},
+        {"reliability": [[[1, 1, 0.5]] * 11]},
+        {"confusion": [[1]], "reliability": None},
+    ],
+)
+def test_uneven_lists_in_a_summary(change: dict[str, Any], run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run/summary.json"
+    told = json.loads(path.read_text())
+    told["sites"][SITES[0]]["decisions"] |= change
+    path.write_text(json.dumps(told))
+    with one_line_at_most(), pytest.raises(MedsiloError, match="summary.json"):
+        read_run(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_verdict_without_a_site(comparison: Path, tmp_path: Path) -> None:
+    shutil.copytree(comparison, tmp_path / "study")
+    path = tmp_path / "study/verdict.json"
+    told = json.loads(path.read_text())
+    for row in told["rows"]:
+        row["sites"].pop(SITES[0])
+        row["difference"]["sites"].pop(SITES[0], None)
+    path.write_text(json.dumps(told))
+    assert main(["report", str(tmp_path / "study")]) == 0
 
 
 @hostile(0.03)

@@ -10,6 +10,7 @@ import yaml
 
 from medsilo.check.kit import check_expelled, read_kit
 from medsilo.cli import main
+from medsilo.consortium.backup import storage_of, studies_of
 from medsilo.consortium.lead import connected
 from medsilo.core.files import load_tensors, write_json
 from medsilo.federation import inprocess
@@ -64,6 +65,7 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
         (tmp_path / "storage").rename(tmp_path / "lost-storage")
         moved = tmp_path / "elsewhere" / SERVER
         assert main(["restore", str(file), "--kit", str(moved)]) == 0
+        assert (moved / "storage/jobs").is_dir() and not (tmp_path / "storage").exists()
         before = len(consortium.log(GOES))
         consortium.start_party(SERVER, moved)
         consortium.start_party(GOES)
@@ -82,33 +84,49 @@ def sites_of(lead: Path) -> set[str]:
         return {client.name for client in session.get_system_info().client_info}
 
 
-def test_a_backup_is_taken_whole_or_not_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """A server's kit with a study, and beside it the folder of its jobs and one of its studies."""
     kit, storage = tmp_path / "kit", tmp_path / "storage"
     write_json(kit / "startup/fed_server.json", {})
     manager = {"id": "job_manager", "args": {"uri_root": str(storage / "jobs")}}
-    write_json(kit / "local/resources.json", {"components": [manager]})
+    persistor = {"storage": {"args": {"root_dir": str(storage / "snapshots")}}}
+    write_json(kit / "local/resources.json", {"components": [manager], "snapshot_persistor": {"args": persistor}})
+    write_json(kit / "local/hospitals.json", {"hospitals": ["st-anna", "late"]})
+    (kit / "medsilo.service").write_text(f"ReadWritePaths=/srv/medsilo/fl {storage}\n")
     write_json(kit / "medsilo/study/rounds.json", 1)
-    write_json(storage / "jobs/one/meta", {})
+    (kit / "medsilo/study/rounds.jsonl").write_text('{"round": 1, "asked": ["in-a-study"]}\n')
+    write_json(storage / "jobs/one/meta", {"deploy_map": {"app": ["in-a-job"]}})
     (kit / "startup/start.sh").write_text("exit")
     (kit / "startup/start.sh").chmod(0o700)
+    return kit
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_backup_is_taken_whole_or_not_at_all(
+    server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, new = tmp_path / "b.zip", tmp_path / "new"
-    assert main(["backup", str(kit), "-o", str(file)]) == 0
+    assert main(["backup", str(server), "-o", str(file)]) == 0
 
     def restored(*more: str, of: Path = file) -> tuple[int, str]:
         code = main(["restore", str(of), "--kit", str(new), *more])
         return code, capsys.readouterr().err
 
-    assert "not empty" in restored()[1] and not new.exists()  # the jobs are there still
-    storage.rename(tmp_path / "away")
-    whole = file.read_bytes()
+    assert "not empty" in restored("--storage", str(tmp_path / "storage"))[1] and not new.exists()
+    whole, before = file.read_bytes(), {path.name for path in tmp_path.iterdir()}
     for broken in (whole[: len(whole) // 2], whole.replace(b"exit", b"rm x"), b"", whole.replace(b"kit/", b"../x")):
         (tmp_path / "broken.zip").write_bytes(broken)
         code, said = restored(of=tmp_path / "broken.zip")
-        assert code == 1 and said.count("\n") == 1 and not new.exists() and not storage.exists()
+        assert code == 1 and said.count("\n") == 1 and not new.exists()
     with zipfile.ZipFile(file) as archive:
         inside = {name: archive.read(name) for name in archive.namelist()}
     facts = json.loads(inside.pop("backup.json"))
     forged = [{"kit/../x": b""}, {"/x": b""}, {"other/x": b""}, {"kit/./x": b""}, {"kit/..": b""}, {"kit/\nx": b""}]
+    forged += [{"kit/storage/x": b""}]
     for more in [*forged, {"storage": "there"}, {"expelled": ["a\nb"]}, {"made": "\x1b[2J"}, {"studies": ""}]:
         members = {} if {*more} & {*facts} else more
         with zipfile.ZipFile(tmp_path / "forged.zip", "w") as archive:
@@ -117,10 +135,53 @@ def test_a_backup_is_taken_whole_or_not_at_all(tmp_path: Path, capsys: pytest.Ca
             told = {**facts, "files": len(archive.namelist()), **({} if members else more)}
             archive.writestr("backup.json", json.dumps(told))
         code, said = restored(of=tmp_path / "forged.zip")
-        assert code == 1 and said.count("\n") == 1 and not new.exists() and not storage.exists(), more
+        assert code == 1 and said.count("\n") == 1 and not new.exists(), more
+    assert {path.name for path in tmp_path.iterdir()} == before | {"broken.zip", "forged.zip"}
     assert restored("--expelled", "late")[0] == 0
-    assert (new / "medsilo/study/rounds.json").read_text() == "1\n" and (storage / "jobs/one/meta").exists()
+    assert (new / "medsilo/study/rounds.json").read_text() == "1\n"
     assert (new / "startup/start.sh").stat().st_mode & 0o777 == 0o700 and '"late"' in (
         new / "disabled_clients.json"
     ).read_text()
     assert main(["backup", str(tmp_path), "-o", str(tmp_path / "c.zip")]) == 1
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, server: Path, tmp_path: Path) -> None:
+    """Whatever folders the backup names: its jobs, and studies that lay outside of the kit."""
+    (tmp_path / "elsewhere").mkdir()
+    if outside:
+        (server / "medsilo").rename(tmp_path / "elsewhere/studies")
+        (server / "local/medsilo.yaml").write_text(f"output: {tmp_path}/elsewhere/studies\n")
+    assert main(["backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
+    before, there = {path.name for path in tmp_path.iterdir()}, files_below(tmp_path)
+    for kit, jobs in ((tmp_path / "one", []), (tmp_path / "two", ["--storage", str(tmp_path / "jobs-of-two")])):
+        assert main(["restore", str(tmp_path / "b.zip"), "--kit", str(kit), *jobs]) == 0
+        storage = Path(jobs[1]) if jobs else kit / "storage"
+        before |= {kit.name} | ({storage.name} if jobs else set())
+        assert {path.name for path in tmp_path.iterdir()} == before
+        assert storage_of(kit) == storage and (storage / "jobs/one/meta").exists()
+        assert str(storage / "snapshots") in (kit / "local/resources.json").read_text()
+        assert (kit / "medsilo.service").read_text() == f"ReadWritePaths=/srv/medsilo/fl {storage}\n"
+        assert studies_of(kit).is_relative_to(kit) and (studies_of(kit) / "study/rounds.json").exists()
+        again = tmp_path / f"again-{kit.name}"  # a restored server has a backup, too
+        assert main(["backup", str(kit), "-o", str(tmp_path / f"{kit.name}.zip")]) == 0
+        assert main(["restore", str(tmp_path / f"{kit.name}.zip"), "--kit", str(again)]) == 0
+        assert (again / "storage/jobs/one/meta").exists() and (studies_of(again) / "study/rounds.json").exists()
+        before |= {again.name, f"{kit.name}.zip"}
+    assert {name: content for name, content in files_below(tmp_path).items() if name in there} == there
+
+
+def test_only_hospitals_that_the_backup_knows_are_expelled(
+    server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that was mistyped would let the hospital in again."""
+    assert main(["backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
+    restored = ["restore", str(tmp_path / "b.zip"), "--kit", str(tmp_path / "new")]
+    assert main([*restored, "--expelled", "st-ana"]) == 1
+    said = capsys.readouterr().err
+    assert "'st-ana'" in said and "in-a-job, in-a-study, late, st-anna" in said and "disable_client" in said
+    assert not (tmp_path / "new").exists()
+    assert main([*restored, *(word for name in ("st-anna", "in-a-study") for word in ("--expelled", name))]) == 0
+    assert json.loads((tmp_path / "new/disabled_clients.json").read_text()) == {
+        "disabled_clients": ["in-a-study", "st-anna"]
+    }

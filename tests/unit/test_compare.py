@@ -171,7 +171,7 @@ def test_a_comparison_goes_on_inside_a_run(stop: str, tmp_path: Path, monkeypatc
     assert not list(cell.folder.glob("checkpoints"))
 
 
-@pytest.mark.parametrize("fault", ["another plan", "another package", "a failure", "a damaged checkpoint"])
+@pytest.mark.parametrize("fault", ["another package", "a failure", "a damaged checkpoint"])
 def test_what_a_run_can_not_go_on_from_begins_anew(fault: str, tmp_path: Path) -> None:
     settings = SiteSettings(device="cpu")
     (cell,) = cells_of(make_plan("fedavg", *SMALL), [Row.parse("fedavg")], [0], ["training.rounds=3"], tmp_path)
@@ -179,9 +179,8 @@ def test_what_a_run_can_not_go_on_from_begins_anew(fault: str, tmp_path: Path) -
     def ends(line: Round) -> None:
         raise Killed
 
-    begun = cell.plan.with_changes(["training.learning_rate=0.02"]) if fault == "another plan" else cell.plan
     with pytest.raises(Killed):
-        inprocess.run(begun, folder=cell.folder, settings=settings, on_round=ends)
+        inprocess.run(cell.plan, folder=cell.folder, settings=settings, on_round=ends)
     provenance, summary = cell.folder / "provenance.json", cell.folder / "summary.json"
     if fault == "another package":
         provenance.write_text(provenance.read_text().replace('"hash": "', '"hash": "0', 1))
@@ -193,6 +192,96 @@ def test_what_a_run_can_not_go_on_from_begins_anew(fault: str, tmp_path: Path) -
     (cell.folder / "left").touch()
     assert run_cell(cell, settings) == "" and cell.summary()
     assert not (cell.folder / "left").exists()
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and paths.LOCKS not in path.parts
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished comparison of two rows, and beside it the command's plan and two folders of settings."""
+    place = tmp_path_factory.mktemp("finished")
+    (place / "plan.yaml").write_text(make_plan("fedavg", *SMALL).to_yaml())
+    for name, threads in (("one", 1), ("two", 2)):
+        (place / name).mkdir()
+        (place / name / "medsilo.yaml").write_text(f"threads: {threads}\n")
+    assert main(["compare", *compared(place)]) == 0
+    return place
+
+
+def compared(place: Path, methods: str = "fedavg,local", settings: str = "one") -> list[str]:
+    own = ["--plan", str(place / "plan.yaml"), "--methods", methods, "--seeds", "0", "--at-once", "1"]
+    return [*own, "--device", "cpu", "--settings", str(place / settings), "--out", str(place / "study")]
+
+
+def test_a_finished_comparison_is_never_replaced(
+    finished: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another plan, other settings, fewer rows or another medsilo: the refusal says what differs."""
+    before = everything_in(finished / "study")
+    assert json.loads(before["comparison.json"])["settings"]["device"] == "cpu"
+    tried = [
+        ([*compared(finished), "--set", "training.rounds=2"], ["2 runs", "training.rounds 1, now 2"]),
+        (compared(finished, settings="two"), ["threads null, now 2"]),
+        (compared(finished, "fedavg"), ["1 run", "local-0"]),
+    ]
+    for command, words in tried:
+        assert main(["compare", *command]) == 1
+        said = capsys.readouterr().err
+        assert all(word in said for word in [*words, "study", "-o", "--again"]), said
+        assert everything_in(finished / "study") == before
+    monkeypatch.setattr("medsilo.study.reuse.package_facts", lambda: {"version": "9", "hash": "f" * 64})
+    assert main(["compare", *compared(finished)]) == 1
+    assert "another medsilo" in (said := capsys.readouterr().err) and "f" * 12 in said
+    assert everything_in(finished / "study") == before
+
+
+def test_a_comparison_again_is_written_beside(finished: Path) -> None:
+    before = everything_in(finished / "study")
+    assert main(["compare", *compared(finished), "--set", "training.learning_rate=0.02", "--again"]) == 0
+    assert everything_in(finished / "study") == before
+    assert read_verdict(finished / "study-2").about.cells == 2
+    assert main(["compare", *compared(finished)]) == 0  # the first one's own command: nothing runs, nothing changes
+    assert {name for name, content in everything_in(finished / "study").items() if before[name] != content} <= {
+        "verdict.json",
+        "report.html",
+    }
+
+
+def test_a_folder_of_other_things_is_no_comparisons(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    notes = tmp_path / "notes"
+    (notes / "fedavg-0").mkdir(parents=True)
+    (notes / "paper.md").write_text("mine")
+    assert main(["compare", "--methods", "fedavg,local", "--seeds", "0", "-o", str(notes)]) == 1
+    said = capsys.readouterr().err
+    assert "paper.md" in said and "-o" in said
+    assert sorted(path.name for path in notes.rglob("*")) == ["fedavg-0", "paper.md"]
+
+
+def test_a_run_of_another_plan_is_never_removed(tmp_path: Path) -> None:
+    """Also one that did not end, and by whoever runs single cells."""
+    settings, changes = SiteSettings(device="cpu"), ["training.rounds=3"]
+    (cell,) = cells_of(make_plan("fedavg", *SMALL), [Row.parse("fedavg")], [0], changes, tmp_path)
+
+    def ends(line: Round) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        inprocess.run(
+            cell.plan.with_changes(["training.learning_rate=0.02"]),
+            folder=cell.folder,
+            settings=settings,
+            on_round=ends,
+        )
+    before = everything_in(cell.folder)
+    said = run_cell(cell, settings)
+    assert "training.learning_rate 0.02, now 0.05" in said and "--again" in said
+    assert everything_in(cell.folder) == before
 
 
 HOLDER = """

@@ -67,6 +67,28 @@ def test_the_image_has_what_it_needs_and_no_more(containers: Path, root: Path) -
     assert all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in pinned)
 
 
+def locked(path: Path) -> dict[str, str]:
+    """Return the versions of a lock; each package has hashes of its files."""
+    text = path.read_text().replace("\\\n", " ")
+    entries = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==\S+( ; [^#]+?)?(\s+--hash=sha256:[0-9a-f]{64})+\s*", line) for line in entries)
+    return dict(line.split()[0].split("==") for line in entries)
+
+
+def test_the_image_takes_every_package_by_its_hash(containers: Path, root: Path) -> None:
+    """'make lock' has to be given where a pin changed."""
+    lock, kubernetes = locked(root / "requirements.lock"), locked(containers / "kubernetes.lock")
+    pins = [line.split("==") for line in (root / "requirements.txt").read_text().splitlines() if "==" in line]
+    assert {name.lower(): version for name, version in pins}.items() <= lock.items() and len(lock) > 2 * len(pins)
+    assert {"nvflare", "torch", "setuptools", "grpcio"} <= lock.keys()
+    (wanted,) = (line.split("==") for line in (containers / "kubernetes.txt").read_text().splitlines() if "==" in line)
+    assert kubernetes[wanted[0]] == wanted[1]
+    assert all(lock[name] == kubernetes[name] for name in lock.keys() & kubernetes.keys())
+    calls = re.findall(r"pip install [^;&]*", (containers / "Dockerfile").read_text().replace("\\\n", " "))
+    assert len(calls) == 3
+    assert all("--require-hashes -r " in call or "--no-deps --no-build-isolation ." in call for call in calls)
+
+
 def test_the_entry_point_refuses_what_is_no_kit(containers: Path, kits: Path, tmp_path: Path) -> None:
     for argument, kit, words in (
         ("site", tmp_path, "is no kit of a site"),

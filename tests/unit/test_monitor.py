@@ -26,6 +26,7 @@ from medsilo_release.patient_sums import BLOCK, HOME, OUTCOME, WatchFolder
 from medsilo_release.receipts import Receipt, merged
 from medsilo_release.release_folder import Release
 from medsilo_release.release_pages import write_merged
+from tests.commands import lead_of
 
 STUDY = {
     "algorithm": {"name": "fedavg"},
@@ -60,6 +61,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
         inprocess.run(parse_plan(STUDY), folder=here / "study", settings=settings)
         assert cli.main(["release", "study", "-o", "release"]) == 0
         words = ["validate", "release", "--as", "st-anna", "--settings", str(table(here / "local", 200, 2))]
+        words += ["--lead", lead_of(here / "release")]
         assert cli.main([*words, "-o", "validation", "--device", "cpu", "--watch"]) == 0
     return here
 

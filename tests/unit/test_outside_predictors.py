@@ -13,6 +13,7 @@ import medsilo
 from medsilo.cli import main
 from medsilo.core.files import load_yaml
 from medsilo.plan import load_plan
+from tests.commands import lead_of
 from tests.conftest import make_plan
 from tests.outside import installed_as
 
@@ -76,6 +77,7 @@ def test_predict_goes_through_an_outside_predictor(
 
     released = [str(tmp_path / "release"), "--as", "elsewhere", "-o", str(tmp_path / "validation"), "--device", "cpu"]
     assert main(["release", str(run.folder), "-o", released[0]]) == 0
+    released += ["--lead", lead_of(released[0])]
     for allowed in ("", "packages: [outside-notes]\n"):  # a lead's plan brings no code that the hospital did not allow
         (tmp_path / "medsilo.yaml").write_text(f"data: {{folder: {notes}}}\n{allowed}")
         assert main(["validate", *released, "--settings", str(tmp_path)]) == (0 if allowed else 1)

@@ -262,6 +262,19 @@ def test_a_models_test_score_stands_beside_what_it_predicts(tmp_path, capsys) ->
     assert "test score: 0.15 (dice)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("there", ["scan_mask.nii", "promised_scan_mask.nii", "predictions.csv"])
+def test_masks_that_are_there_stay(there: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """An expert's masks are often called so."""
+    write_run(tmp_path / "run", small_plan("fedavg"), "global/best.safetensors")
+    write_volume(tmp_path / "scan.nii", Volume(drawn((6, 32, 32)), oblique((0.6, 0.6, 3.0))), "PIR")
+    out = tmp_path / "masks"
+    out.mkdir()
+    (out / there).write_text("drawn by hand")
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "scan.nii"), "-o", str(out)]) == 1
+    assert "-o" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in out.iterdir()] == [(there, "drawn by hand")]
+
+
 def test_a_flat_image_goes_through_the_tasks_own_preprocessing(tmp_path) -> None:
     plan = make_plan("fedavg", "task.name=nuclei", "task.size=32", "network.name=unet", "network.features=[4,8]")
     network = write_run(tmp_path / "run", plan, "global/best.safetensors")

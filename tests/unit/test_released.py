@@ -21,6 +21,7 @@ from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
 from medsilo_release.receipts import Receipt, merged
 from medsilo_release.release_folder import Release, write_release
+from tests.commands import lead_of
 from tests.conftest import SITES, make_plan
 
 
@@ -28,6 +29,7 @@ def own_key(path: Path) -> PrivateKey:
     return key_in(path, "a test")
 
 
+LIAR = "0123-" * 7 + "0123"
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
 TABLE = {
     "algorithm": {"name": "fedavg"},
@@ -61,7 +63,8 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def validated(folder: Path, name: str, *more: str) -> Path:
-    assert cli.main(["validate", "release", "--as", name, "-o", str(folder / name), "--device", "cpu", *more]) == 0
+    words = ["validate", "release", "--lead", lead_of("release"), "--as", name, "-o", str(folder / name), *more]
+    assert cli.main([*words, "--device", "cpu"]) == 0
     [receipt] = (folder / name).glob("*.receipt")
     return receipt
 
@@ -91,7 +94,8 @@ def test_several_kinds_of_models_are_released(tmp_path: Path, monkeypatch: pytes
     kinds = {"super": ["fedsm"], "own": ["local", *own], "together": ["local", "again", *own]}
     for name, runs in kinds.items():
         assert cli.main(["release", *runs, "-o", name]) == 0
-        assert cli.main(["validate", name, "--as", "x", "-o", f"of-{name}", "--device", "cpu"]) == 0
+        words = ["validate", name, "--lead", lead_of(name), "--as", "x", "-o", f"of-{name}", "--device", "cpu"]
+        assert cli.main(words) == 0
         assert len(Release.open(Path(name)).manifest.models) == (2 if name == "together" else 1)
     scores = {name: json.loads(next(Path(f"of-{name}").glob("*.receipt")).read_text()) for name in kinds}
     assert len({told["content"]["release"] for told in scores.values()}) == len(kinds)
@@ -99,9 +103,20 @@ def test_several_kinds_of_models_are_released(tmp_path: Path, monkeypatch: pytes
 
 def test_two_releases_are_compared_on_the_same_patients(here: Path) -> None:
     shutil.copytree(here / "release", here / "other")
-    assert cli.main(["validate", "release", "--as", "../x"]) == 1
-    assert cli.main(["validate", "release", "other", "--as", "x", "-o", "both", "--device", "cpu"]) == 0
+    lead = ["--lead", lead_of("release")]
+    assert cli.main(["validate", "release", *lead, "--as", "../x"]) == 1
+    assert cli.main(["validate", "release", "other", *lead, "--as", "x", "-o", "both", "--device", "cpu"]) == 0
     assert "+0.0 points" in (here / "both" / "validation.html").read_text()
+
+
+@pytest.mark.parametrize(("lead", "words"), [([], "--lead"), (["--lead", ""], "signed by"), (["--lead", LIAR], LIAR)])
+def test_a_release_from_a_key_that_nobody_told_of_is_not_tested(
+    lead: list[str], words: str, here: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Its signature proves nothing to a hospital that did not know the key beforehand."""
+    assert cli.main(["validate", "release", "--as", "x", "-o", "out", "--device", "cpu", *lead]) != 0
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1 and not (here / "out").exists()
 
 
 def table_of(folder: Path, patients: int) -> Path:
@@ -156,12 +171,12 @@ def test_a_release_that_was_touched_is_refused(here: Path) -> None:
 
 def test_a_release_of_somebody_else_is_refused_where_the_leads_key_is_known(made: Path, here: Path) -> None:
     lead = fingerprint(public_text(own_key(made / "lead.pem")))
-    assert Release.open(here / "release", lead).manifest.models == ("model-1",)
+    assert Release.open(here / "release", [lead]).manifest.models == ("model-1",)
     told = json.loads((here / "release" / "release.json").read_text())["content"]
     manifest = type(Release.open(here / "release").manifest).model_validate(told)
     write_signed(here / "release" / "release.json", manifest, own_key(here / "liar.pem"))
     with pytest.raises(MedsiloError, match=lead):
-        Release.open(here / "release", lead)
+        Release.open(here / "release", [lead])
     for lie in ({"metric": "dice"}, {"task": "table"}, {"plan_hash": "0" * 64}):
         write_signed(here / "release" / "release.json", manifest.model_copy(update=lie), own_key(here / "liar.pem"))
         with pytest.raises(MedsiloError, match="another model"):

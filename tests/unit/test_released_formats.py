@@ -18,6 +18,7 @@ from medsilo_release.monitoring import Watched, write_monitor
 from medsilo_release.patient_sums import BLOCK, WatchFolder
 from medsilo_release.receipts import Receipt
 from medsilo_release.release_folder import Release
+from tests.commands import lead_of
 from tests.dicoms import write_segmentation, write_series
 from tests.hospital import affine_of, ball, write_balls
 from tests.unit import test_series
@@ -83,7 +84,7 @@ def test_a_hospital_without_a_kit_validates_and_watches(
     (tmp_path / "local").mkdir()
     (tmp_path / "local/medsilo.yaml").write_text(yaml.safe_dump({"data": data, "device": "cpu", "pictures": True}))
     words = ["validate", "release", "--as", "new", "--settings", "local", "-o", "validation", "--watch"]
-    assert cli.main(words) == 0
+    assert cli.main([*words, "--lead", lead_of("release")]) == 0
     [receipt] = (tmp_path / "validation").glob("*.receipt")
     told, _ = read_signed(receipt, Receipt)
     assert told.cases and told.score is not None and (kind is series or abs(told.cases - PATIENTS) <= 5)

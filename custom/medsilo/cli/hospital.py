@@ -44,8 +44,6 @@ def predict(
     report for each series. With several models the mean of their probabilities decides. Ends with 1 if any image,
     line or recording failed, or was not taken by the node.
     """
-    if (out / "predictions.csv").exists():
-        raise MedsiloError("the folder has predictions already, which stay as they are; choose another -o", str(out))
     screen.note("reading the model")
     from medsilo.deploy.predictor import asked_to_predict
     from medsilo.site.settings import make_settings
@@ -205,7 +203,7 @@ def _accept_ledgers(screen: Screen, found: "list[Ledger]", old_kit: Path | None)
     from medsilo.check.at_home import files_of
     from medsilo.check.kit import read_kit
 
-    old = files_of(read_kit(old_kit)).signing_key if old_kit else None
+    old = files_of(read_kit(old_kit)).key_for("ledger") if old_kit else None
     for one in found:
         known = one.accept(old)
         told = "" if known else "; the key before it did not sign that: it is not in --old-kit"

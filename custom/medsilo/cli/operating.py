@@ -117,13 +117,16 @@ def restore(
     file: Annotated[Path, typer.Argument(help="what 'medsilo backup' wrote")],
     *,
     kit: Annotated[Path, option("KIT", "where the server's kit is to be: a new folder")],
+    storage: Annotated[
+        Path | None, option("FOLDER", "where its jobs are to be, as server.storage was (default: storage/ in the kit)")
+    ] = None,
     expelled: Annotated[list[str], several("NAME", "a hospital that was expelled since then")],
 ) -> None:
-    """Put a server's kit and its jobs back from a backup. Nothing is overwritten."""
+    """Put a server's kit and its jobs back from a backup, into these folders alone. Nothing is overwritten."""
     from medsilo.consortium.backup import put_back
 
     screen.note(f"reading {file}")
-    kept = put_back(file, kit, expelled)
+    kept = put_back(file, kit, storage, expelled)
     screen.say(f"kit: {kit}, as it was on {kept.made}; jobs: {kept.storage}")
     screen.say(f"expelled: {', '.join(kept.expelled) or 'nobody'}. Who was expelled since then: --expelled NAME")
     screen.answer(kit=kit, made=kept.made, expelled=kept.expelled)

@@ -159,6 +159,7 @@ def compare(
     against: Annotated[str | None, option("ROW", "the row that all are compared with (default: fedavg)")] = None,
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
+    again: Annotated[bool, typer.Option("--again", help="write beside --out if that is there: compare-2")] = False,
     at_once: Annotated[int | None, option("N", "runs side by side (default: 2 if they fit)", min=1)] = None,
     title: Annotated[str, typer.Option(help="of the page")] = "Comparison",
     device: options.Device = None,
@@ -167,7 +168,8 @@ def compare(
 ) -> int:
     """Run methods and seeds on one task and write a table with intervals.
 
-    Every row runs with every seed. Called again, it skips what is finished; a run that fails stops no other.
+    Every row runs with every seed. Called again, it skips what is finished; a run that fails stops no other. A folder
+    with runs of another plan, other settings or another medsilo is refused.
     """
     shown_rows = ", ".join([*methods, *(one.partition(":")[0] for one in row)])
     from medsilo.study.boundaries import MOST
@@ -185,7 +187,9 @@ def compare(
     from medsilo.report.study_page import write_study
     from medsilo.runs.schema import About
     from medsilo.study.compare import Asked, Study, most_at_once
+    from medsilo.study.reuse import beside
 
+    out = beside(out) if again else out
     cells = Asked(task, plan, methods, row, numbers, changes, out, folds).all_cells()
     about = About(title=title, machine=f"{os.cpu_count()} CPU cores")
     settings = options.settings_of(device, data, site_config, **ALL_MINE)

@@ -18,14 +18,14 @@ from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import load_private_key, sign_folders
 
-from medsilo.consortium.description import PRIVATE, Consortium
+from medsilo.consortium.description import HOSPITALS, PRIVATE, SERVICE, Consortium
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, make_folder, write_json, write_text
 from medsilo.site.policy import CONTROLLERS
 from medsilo.site.settings import SiteSettings
 
 HERE = Path(__file__).parent
-RUN, SERVICE, GUARD = "keep-running.sh", "medsilo.service", "site_guard.py"  # files beside this one
+RUN, GUARD = "keep-running.sh", "site_guard.py"  # files beside this one, as SERVICE
 # In the kit of a relay: where it listens; of who is behind one: where it is, and that nobody else is connected to.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
 # A job whose hospital is away is tried twice a minute for a week. NVFlare's defaults try it ten times, after twice the
@@ -200,6 +200,7 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     rights = json.loads((local / "authorization.json.default").read_text())
     rights["permissions"]["lead"]["app_command"] = "n:submitter"  # follow their own studies
     write_json(local / "authorization.json", rights)
+    write_json(local / HOSPITALS, {"hospitals": sorted(hospital.name for hospital in consortium.hospitals)})
 
 
 def supervise(kit: Path, role: str, *writes: Path) -> None:

@@ -32,6 +32,9 @@ class ImagePredictor(Predictor):
         named = masks_for(list(channels))
         if any(path.resolve().parent == self.out.resolve() for path, _ in named):
             raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
+        if there := [mask for _, mask in named if any((self.out / f"{more}{mask}").exists() for more in ("", MARKED))]:
+            told = f"the output folder has {len(there)} masks of these names, which stay as they are; choose another -o"
+            raise MedsiloError(told, private=there[0])
         own_values, lacks = (use.own_values(self.data), use.lacking_of(self.data)) if self.data else ({}, ())
         images = [ImageFile(path.name, channels[path], mask, own_values, use, lacks) for path, mask in named]
         return self.predict_images(images)

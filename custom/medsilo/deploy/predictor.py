@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import make_folder, write_csv, write_json
 from medsilo.core.text import is_safe_name
 from medsilo.deploy.predict import PredictedImage, predict_all
@@ -80,10 +80,8 @@ class Predictor(ABC):
         """
         task: Any = self.source.plan.task
         if (self.own / paths.DATA).is_file():
-            try:
+            with reading(f"the site's {paths.DATA}"):
                 return task.scales_that_were(json.loads((self.own / paths.DATA).read_text("utf-8"))["scales"])
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise MedsiloError(f"the site's {paths.DATA} can't be read; repeat the run", str(error)) from error
         if not task.needs_scales:
             return plain()
         if self.data is None:
@@ -160,6 +158,8 @@ def asked_to_predict(
     say: Say,
 ) -> Predictor:
     """Open the models, which answer together, and return what predicts these cases of their task."""
+    if (out / "predictions.csv").exists():
+        raise MedsiloError("the folder has predictions already, which stay as they are; choose another -o", str(out))
     source = Source.together([Source.open(folder, site) for folder in models])
     run = models[0] / paths.SITES / site if is_safe_name(site) else models[0]
     source = replace(source, own=run)

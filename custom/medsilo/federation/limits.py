@@ -9,11 +9,12 @@ from pathlib import Path
 
 from medsilo.core.errors import Refused
 from medsilo.core.text import size_text
+from medsilo.federation.site_state import kept_states
 from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
 from medsilo.site.settings import FILE_NAME, Limits, SiteSettings
 
-KEPT = 10  # float32 models' worth of files that a study keeps at a site: three states with an optimizer's, two models
+MODELS, STATE = 2, 8 / 3  # of a study's files at a site, in float32 models: the models, and a state with an optimizer's
 
 
 def check_limits(
@@ -67,7 +68,7 @@ class Demand:
 
 def asked_of(plan: Plan, limits: Limits, parameters: int, free: int | None = None) -> list[Demand]:
     """Return what a plan asks for that is known before anything runs. free: bytes on the disk of the results."""
-    kept = KEPT * 4 * parameters / 2**30
+    kept = (MODELS + STATE * kept_states(plan.rounds)) * 4 * parameters / 2**30
     return [
         Demand("round_minutes", plan.participation.timeout / 60, limits.round_minutes, "minutes for a round"),
         Demand("parameters", parameters, limits.parameters, "parameters"),

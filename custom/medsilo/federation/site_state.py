@@ -29,6 +29,21 @@ from medsilo.runs.schema import Deed, Doing
 
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
 KEPT = 2  # states before the last: a server that dies inside a round may ask for the round before, too
+TENTH = 10  # rounds between older states, for a server that was restored from a backup
+
+
+def is_kept(number: int, done: int) -> bool:
+    """Return whether the state after a round stays when so many are done: the last ones, and then fewer and fewer.
+
+    Of the hundred rounds before it is every tenth, of the thousand before these every hundredth, and so on.
+    """
+    age = done - number
+    return age <= KEPT or number % max(TENTH, 10 ** (len(str(age)) - 1)) == 0
+
+
+def kept_states(rounds: int) -> int:
+    """Return how many states a site keeps at most in so many rounds."""
+    return sum(is_kept(number, rounds) for number in range(1, rounds + 1))
 
 
 class SiteState:
@@ -120,18 +135,27 @@ class SiteState:
     def stand_after(self, number: int, last: int) -> str | None:
         """Be in the state this site had after a round, also when this process is new or the server went back.
 
-        A site that missed rounds goes on from the last it took part in, `last` by the server's word. Returns a warning
-        when that is not on the disk any more.
+        A site that missed rounds goes on from the last it took part in, `last` by the server's word. Where that is not
+        on the disk, it goes on from the nearest one, also a later one: so it is where a server was restored from a
+        backup. Returns a warning that says which.
         """
         if self.done == number:
             return None
         self.begin()
-        earlier = [saved for saved in self._saved_rounds() if saved <= number and self._may_use(saved)]
-        if earlier:
-            self._load(max(earlier))
-        if self.done >= last:
+        saved = [saved for saved in self._saved_rounds() if self._may_use(saved)]
+        if fitting := [own for own in saved if last <= own <= number]:
+            self._load(max(fitting))
+        elif last and saved:
+            self._load(min(saved, key=lambda own: (abs(own - last), own)))
+        ahead = max(saved, default=0)
+        if self.done >= last and ahead <= number + KEPT:
             return None
-        instead = f"that after round {self.done}" if earlier else "the initial one"
+        instead = f"that after round {self.done}" if self.done else "the initial one"
+        if ahead > number + KEPT:
+            return (
+                f"the server went back to round {number}, and the site had done {ahead}: of its own states it went on "
+                f"from {instead}"
+            )
         return (
             f"the site's own state after round {last} is not on its disk any more: it went on from {instead}; "
             "look after its output folder"
@@ -169,9 +193,9 @@ class SiteState:
                 tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
         attempt = {"attempt": self.attempt} if self.attempt else {}
         save_tensors(self._path(self.done), tensors, {"best": self.best, **attempt, **self.besides()})
-        for old in self._saved_rounds():
-            if old < self.done - KEPT:
-                self._path(old).unlink(missing_ok=True)
+        for saved in self._saved_rounds():  # later ones are of rounds that a restored server knows nothing of
+            if saved > self.done or not is_kept(saved, self.done):
+                self._path(saved).unlink(missing_ok=True)
 
     def besides(self) -> dict[str, Any]:
         """Return what else is kept beside the tensors, in values that JSON can hold."""

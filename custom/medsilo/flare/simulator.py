@@ -91,7 +91,8 @@ def run(
         raise MedsiloError("the simulator needs named sites; give --set participation.sites=[hospital-a,hospital-b]")
     record = Record(folder.resolve())
     _check_sources(plan, settings)
-    if not record.make_way() or any((record.folder / name).exists() for name in (paths.JOB, paths.CHECKPOINTS)):
+    taken = (paths.JOB, paths.CHECKPOINTS, paths.NVFLARE)
+    if not record.make_way() or any((record.folder / name).exists() for name in taken):
         raise MedsiloError(f"run folder {folder} exists; choose another --name, or use 'medsilo resume {folder}'")
     write_job(record.folder / paths.JOB, plan, job, study=record.folder.name, engine="simulator")
     shelf.keep_beside(plan.network.files, record.folder / shelf.FOLDER)

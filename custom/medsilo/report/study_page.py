@@ -143,7 +143,7 @@ def _scores(row: VerdictRow, verdict: Verdict) -> dict[str, Any]:
         "failed": False,
         "bad": f"{missing} seed{'s' if missing > 1 else ''} missing" if missing else "",
         "reference": row.method in REFERENCES,
-        "cells": [_score(row.score, "total"), *(_score(found) for found in (row.pooled, *row.sites.values()))],
+        "cells": [_score(row.score, "total"), *map(_score, (row.pooled, *map(row.sites.get, verdict.sites)))],
     }
 
 
@@ -159,7 +159,7 @@ def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], li
     p = cell(None)
     if found.mean:
         p = cell(found.mean.adjusted, "< 0.001" if found.mean.adjusted < 0.001 else None)
-    rest = (_difference(one) for one in (found.pooled, found.worst, *(found.sites[site] for site in verdict.sites)))
+    rest = (_difference(one) for one in (found.pooled, found.worst, *map(found.sites.get, verdict.sites)))
     against = "" if row.against == verdict.against else f"against {row.against}"
     return (row.title, against), [_difference(found.mean), p, *rest]
 
@@ -189,7 +189,9 @@ def _dots(verdict: Verdict, looks: Sequence[int], chances: Sequence[float | None
     """Every row's score at every site, with its interval."""
     methods = [
         [
-            Dot(row.title, own.mean, style, (own.low, own.high)) if (own := row.sites[site]) else Dot(row.title, None)
+            Dot(row.title, own.mean, style, (own.low, own.high))
+            if (own := row.sites.get(site))
+            else Dot(row.title, None)
             for site in verdict.sites
         ]
         for style, row in zip(looks, verdict.rows, strict=True)

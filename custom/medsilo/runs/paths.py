@@ -46,6 +46,7 @@ HOSPITAL = "_hospital"
 MODELS = "_models"  # of files that were sent to a hospital for its studies, beside these
 
 # ---------------------------------------------------------------------------------------------------- a comparison's
+COMPARISON = "comparison.json"
 VERDICT = "verdict.json"
 LOCKS = ".locks"
 

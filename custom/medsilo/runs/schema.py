@@ -235,6 +235,7 @@ class Selection(RecordPart):
 
 
 Place = tuple[Count, Count, Number]
+TENTHS = 10  # of a probability
 
 
 class Decisions(RecordPart):
@@ -261,6 +262,9 @@ class Decisions(RecordPart):
             raise ValueError("confusion is not one row and one column per class")
         if self.decided is not None and len(self.decided) != 4:
             raise ValueError("decided is not four counts")
+        judged = 1 if len(self.confusion) == 2 else len(self.confusion)
+        if self.reliability is not None and [len(places) for places in self.reliability] != [TENTHS] * judged:
+            raise ValueError(f"reliability is not {TENTHS} places for each class")
         return self
 
 
@@ -450,6 +454,13 @@ class Summary(RecordPart):
     )
     started: Text | None = Field(None, description="when the study began, UTC")
     ended: Text | None = Field(None, description="when it ended, UTC")
+
+    @model_validator(mode="after")
+    def _has_the_same_classes(self) -> Self:
+        told = [site.decisions for site in (*self.sites.values(), *self.unseen.values()) if site.decisions]
+        if len({len(one.confusion) for one in told}) > 1:
+            raise ValueError("the sites' decisions are of different classes")
+        return self
 
     @property
     def finished(self) -> bool:

@@ -6,6 +6,7 @@ The same value has the same signature. It proves something only to who knows the
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +17,7 @@ from pydantic import Field, ValidationError
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import read_bounded, write_text
 from medsilo.core.section import Section, checked, in_words
-from medsilo.sealing.signing import PrivateKey, public_text, sign_with, verify
+from medsilo.sealing.signing import PrivateKey, UseKey, public_text, sign_with, verify
 
 LARGEST = 8 << 20  # bytes of a signed file
 Hexadecimal = Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})+$")]
@@ -29,6 +30,9 @@ class Signature(Section):
     content: dict[str, Any]
     key: Hexadecimal
     signature: Hexadecimal
+    certified: Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})*$")] = Field(
+        "", exclude_if=not_
+    )  # by the key of a kit, where the one that signs is of one use
 
 
 def fingerprint(public: str) -> str:
@@ -51,11 +55,12 @@ def _signed_bytes(kind: type[Section], key: str, content: Mapping[str, Any]) -> 
     return f"medsilo {kind.__name__} 1\n{key}\n".encode() + _canonical(content)
 
 
-def signed(content: Section, key: PrivateKey) -> Signature:
+def signed(content: Section, key: PrivateKey | UseKey) -> Signature:
     """Return a value with its signature."""
     told, public = content.model_dump(mode="json"), public_text(key)
     signature = sign_with(key, _signed_bytes(type(content), public, told), salted=False)
-    return Signature(content=told, key=public, signature=signature.hex())
+    certified = key.certified.hex() if isinstance(key, UseKey) else ""
+    return Signature(content=told, key=public, signature=signature.hex(), certified=certified)
 
 
 def line_of(signature: Signature) -> bytes:
@@ -84,7 +89,7 @@ def opened(text: bytes, kind: type[S], name: str, form: Callable[[Signature], by
         raise MedsiloError(f"{name} is damaged or not signed ({type(error).__name__})") from error
 
 
-def write_signed(path: Path, content: Section, key: PrivateKey) -> str:
+def write_signed(path: Path, content: Section, key: PrivateKey | UseKey) -> str:
     """Write a value with its signature, and return the key's fingerprint."""
     made = signed(content, key)
     write_text(path, _written(made).decode())
@@ -106,11 +111,13 @@ def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
     return opened(there, kind, path.name, _written)
 
 
-def read_own(path: Path, kind: type[S], key: PrivateKey) -> S:
+def read_own(path: Path, kind: type[S], key: PrivateKey | UseKey) -> S:
     """Return what a file says that this very key signed; raises MedsiloError for any other file."""
     content, by = read_signed(path, kind)
     if by != public_text(key):
         raise MedsiloError(f"{path.name} is signed by another key", str(path))
+    if read_bounded(path, LARGEST) != _written(signed(content, key)):  # what certifies the key is not signed itself
+        raise MedsiloError(f"{path.name} was changed after it was signed", str(path))
     return content
 
 

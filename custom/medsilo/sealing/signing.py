@@ -4,12 +4,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Literal, Self
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -31,6 +32,41 @@ UNSALTED = padding.PSS(padding.MGF1(SHA256()), 0)
 ECDSA = ec.ECDSA(SHA256())
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+PUBLIC, SIGNATURE = 32, 64  # bytes of Ed25519
+SEALING: Final = "secure aggregation"
+Use = Literal["approvals", "ledger", "settings", "record", "secure aggregation"]
+
+
+@dataclass(frozen=True)
+class UseKey:
+    """A signing key for one use alone, derived from the key of a kit, whose owner certified its public half.
+
+    The kit's key itself signs connections (TLS) and these certifications, and nothing else: what is signed for one use
+    is never a signature for another, and one derived key that leaks gives no other away.
+    """
+
+    key: ed25519.Ed25519PrivateKey = field(repr=False)
+    certified: bytes  # the kit key's signature on the use and the public half
+
+    @classmethod
+    def of(cls, kit: PrivateKey, use: Use) -> Self:
+        """Derive the key of a use: the same kit's key gives the same one (HKDF with SHA-256)."""
+        secret = kit.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+        derived = HKDF(SHA256(), 32, salt=None, info=f"medsilo signing key 1: {use}".encode()).derive(secret)
+        key = ed25519.Ed25519PrivateKey.from_private_bytes(derived)
+        return cls(key, sign_with(kit, _claim(use, key.public_key().public_bytes_raw()), salted=False))
+
+
+def _claim(use: Use, public: bytes) -> bytes:
+    return f"medsilo signing key 1: {use}\n".encode() + public
+
+
+def check_certified(certificate: x509.Certificate, use: Use, public: object, certified: bytes) -> None:
+    """Raise InvalidSignature unless the key of this certificate certified a public key for a use; ValueError where one
+    of them is of no use."""
+    if not isinstance(public, ed25519.Ed25519PublicKey):
+        raise ValueError("no key for one use")
+    verify(certificate.public_key(), certified, _claim(use, public.public_bytes_raw()), salted=False)
 
 
 class Unsigned:
@@ -54,7 +90,8 @@ class Unsigned:
 class Certified:
     """The certificate and key of a site's kit, and the root that it trusts.
 
-    The key signs RSA-PSS, ECDSA or Ed25519, whichever kind it is, with SHA-256.
+    The key, of RSA, an elliptic curve or Ed25519, certifies the one that signs, which is of this use alone. A signature
+    holds that one's public half, what it signed, and the certification.
     """
 
     said: ClassVar[str] = "certificates: each site signed its keys with that of its kit"
@@ -90,7 +127,8 @@ class Certified:
 
     def sign(self, content: bytes) -> bytes:
         """Return a signature of this site."""
-        return sign_with(self.key, content)
+        own = UseKey.of(self.key, SEALING)
+        return own.key.public_key().public_bytes_raw() + own.key.sign(content) + own.certified
 
     def check(self, site: str, certificates: Sequence[bytes], signature: bytes, content: bytes) -> None:
         """Raise Refused, naming the site, unless it signed this and the root vouches for its certificate and name."""
@@ -101,7 +139,9 @@ class Certified:
         try:
             chain = [x509.load_der_x509_certificate(each) for each in certificates]
             _check_chain(site, chain, self.root, datetime.now(UTC))
-            verify(chain[0].public_key(), signature, content)
+            public = ed25519.Ed25519PublicKey.from_public_bytes(signature[:PUBLIC])
+            check_certified(chain[0], SEALING, public, signature[PUBLIC + SIGNATURE :])
+            public.verify(signature[PUBLIC : PUBLIC + SIGNATURE], content)
         except InvalidSignature as error:
             raise Refused(
                 f"{site}: the signature on its keys is not its certificate's: somebody may have swapped the keys"
@@ -131,13 +171,16 @@ def own_key(path: Path, of: str) -> PrivateKey:
     return key
 
 
-def public_text(key: PrivateKey) -> str:
+def public_text(key: PrivateKey | UseKey) -> str:
     """Return a key's public part in hexadecimal digits."""
-    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
+    own = key.key if isinstance(key, UseKey) else key
+    return own.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
 
 
-def sign_with(key: PrivateKey, content: bytes, salted: bool = True) -> bytes:
+def sign_with(key: PrivateKey | UseKey, content: bytes, salted: bool = True) -> bytes:
     """Return this key's signature: RSA-PSS, ECDSA or Ed25519. Not salted, the same content has the same one."""
+    if isinstance(key, UseKey):
+        return key.key.sign(content)
     if isinstance(key, rsa.RSAPrivateKey):
         return key.sign(content, PSS if salted else UNSALTED, SHA256())
     if isinstance(key, ec.EllipticCurvePrivateKey):

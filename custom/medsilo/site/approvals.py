@@ -23,7 +23,7 @@ from medsilo.core.package import package_facts
 from medsilo.core.section import Section
 from medsilo.core.text import counted, plain
 from medsilo.sealing.signed import read_own, write_signed
-from medsilo.sealing.signing import PrivateKey, public_text
+from medsilo.sealing.signing import UseKey, public_text
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
 FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # the folder is beside a hospital's book
@@ -136,7 +136,7 @@ class _Register(Section):
 class Approvals:
     """A site's decisions, and the plans that asked for one."""
 
-    def __init__(self, book: Path, key: PrivateKey, data: str = "") -> None:
+    def __init__(self, book: Path, key: UseKey, data: str = "") -> None:
         """book: the folder of what the hospital remembers; data: what stands for its data set."""
         self.folder, self.data, self._key = book / FOLDER_NAME, data, key
         public = bytes.fromhex(public_text(key))
@@ -256,7 +256,7 @@ class AcceptedSettings:
     engineer says so. Somebody who removes the file, too, is not noticed.
     """
 
-    def __init__(self, kit: Path, key: PrivateKey) -> None:
+    def __init__(self, kit: Path, key: UseKey) -> None:
         self.file, self.local, self._key = kit / REMEMBERED, kit / "local", key
 
     def check(self) -> str:

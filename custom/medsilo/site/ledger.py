@@ -34,7 +34,7 @@ from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
 from medsilo.privacy.mechanisms import Charge, Demands, Mechanism
 from medsilo.sealing.signed import S, Signature, line_of, opened, read_signed, signed, write_signed
-from medsilo.sealing.signing import PrivateKey, own_key, public_text
+from medsilo.sealing.signing import PrivateKey, UseKey, own_key, public_text
 from medsilo.site.settings import FILE_NAME
 
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"  # the folder is beside a hospital's book
@@ -130,7 +130,7 @@ class LedgerStanding:
 class Ledger:
     """A hospital's ledger of one data set."""
 
-    def __init__(self, book: Path, data: str, key: PrivateKey | None = None, kit: Path | None = None) -> None:
+    def __init__(self, book: Path, data: str, key: PrivateKey | UseKey | None = None, kit: Path | None = None) -> None:
         """book: the folder of what the hospital remembers; key: its kit's, or None for one that is made here; kit: the
         folder that keeps the head once more."""
         self.folder, self.data, self._given = book / FOLDER_NAME, data, key
@@ -172,7 +172,7 @@ class Ledger:
             study.check(standing, standing.of(study.name) + counted(charges))
             self._append(standing, "charged", study, what, attempt, charges)
 
-    def accept(self, old: PrivateKey | None = None) -> bool:
+    def accept(self, old: UseKey | None = None) -> bool:
         """Go on with this key from what is there, whatever was there before: the hospital's engineer looked at it.
 
         old: the key of an earlier kit. Returns whether the key before this one signed that, too.
@@ -328,7 +328,7 @@ class Ledger:
 
     # ------------------------------------------------------------------ keys and locks
     @cached_property
-    def _key(self) -> PrivateKey:
+    def _key(self) -> PrivateKey | UseKey:
         if self._given is not None:
             return self._given
         return own_key(self.folder / OWN_KEY, OF)

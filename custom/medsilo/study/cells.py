@@ -15,16 +15,18 @@ from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.lifeline import end_family, end_with
 from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
-from medsilo.plan import Plan, load_plan
+from medsilo.plan import Plan
 from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_provenance
 from medsilo.runs.record import Record, alone
 from medsilo.runs.schema import STOPPED, Summary
 from medsilo.site.settings import SiteSettings
+from medsilo.study.differing import plan_differences
 
 ALONE, POOLED = "local", "central"  # what no federation makes; others are held against it
 LET_GO = 30.0  # seconds in which processes of a comparison that was killed have ended
+ANOTHER_FOLDER = "choose another -o, or --again for a new folder beside it"
 ANOTHER = "another comparison runs it now; wait for its end, or give another --out"
 
 
@@ -115,6 +117,10 @@ class Cell:
         rounds = Record(self.folder).rounds()
         return rounds[-1].round if rounds else 0
 
+    def differences(self) -> str:
+        """Return how the plan of the run that was begun in this folder differs from this one; "" if it does not."""
+        return plan_differences(self.folder, self.plan)
+
     def summary(self) -> Summary | None:
         """Return the finished run's summary, if it is one of this very plan and tells a score."""
         summary = Record(self.folder).finished()
@@ -187,15 +193,19 @@ def run_cell(cell: Cell, settings: SiteSettings) -> str:
     """
     try:
         with alone(cell.folder.parent / paths.LOCKS / cell.folder.name, f"{cell.name}: {ANOTHER}", LET_GO):
-            resumes = _was_stopped(cell)
-            if not resumes:
-                shutil.rmtree(cell.folder, ignore_errors=True)
-            inprocess.run(cell.plan, folder=cell.folder, resume=resumes, settings=settings)
+            if differs := cell.differences():
+                return f"{cell.folder.name} holds a run of another plan ({differs}); {ANOTHER_FOLDER}"
+            if not Record(cell.folder).finished():
+                resumes = _was_stopped(cell)
+                if not resumes:
+                    _discard(cell)
+                inprocess.run(cell.plan, folder=cell.folder, resume=resumes, settings=settings)
     except MedsiloError as error:
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
         return "every site withholds its test score: each has fewer test cases than smallest_metric in its medsilo.yaml"
-    shutil.rmtree(cell.folder / paths.CHECKPOINTS)  # only for going on with a run, and as large as all its models
+    # Only for going on with a run, and as large as all its models.
+    shutil.rmtree(cell.folder / paths.CHECKPOINTS, ignore_errors=True)
     for state in cell.folder.glob(f"{paths.SITES}/*/{paths.STATE_FILES}"):
         state.unlink()
     return ""
@@ -214,11 +224,16 @@ def _was_stopped(cell: Cell) -> bool:
             return False
         summary, provenance = record.summary(), read_provenance(cell.folder)
         record.load_checkpoint()
-        same = load_plan(cell.folder / paths.PLAN).hash == cell.plan.hash
     except MedsiloError:
         return False
     stopped = summary is None or summary.reason == STOPPED
-    return stopped and same and provenance.package.hash == package_facts()["hash"]
+    return stopped and provenance.package.hash == package_facts()["hash"]
+
+
+def _discard(cell: Cell) -> None:
+    """Remove a run of this very plan that did not end and can't go on; a folder that is no run's stays as it is."""
+    if (cell.folder / paths.PLAN).exists():
+        shutil.rmtree(cell.folder, ignore_errors=True)
 
 
 def _folder_name(title: str) -> str:

@@ -3,8 +3,8 @@
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ from medsilo.runs.reading import read_verdict
 from medsilo.runs.record import Record, alone
 from medsilo.runs.schema import About, RunOfRow, Verdict
 from medsilo.site.settings import SiteSettings
+from medsilo.study import reuse
 from medsilo.study.boundaries import LEAST, seeds_within
 from medsilo.study.cells import (
     ANOTHER,
@@ -64,13 +65,25 @@ class Study:
 
     def run(self) -> list[str]:
         """Fill the cells and write the page after each; returns what failed."""
-        chosen_baseline([cell.row for cell in self.cells], self.against)
-        with alone(self.folder / paths.LOCKS / "comparison", f"{self.folder.name}: {ANOTHER}"):
+        with self._begun():
             return self._fill()
 
     def run_within(self, minutes: float) -> list[str]:
         """Fill one seed's cells, plan by their time how many seeds have room, and go on until the first question is
         answered or all of them are there; returns what failed. A comparison that was stopped keeps its plan."""
+        with self._begun():
+            return self._fill_within(minutes)
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        """Inside, the folder is this comparison's, and no other one runs in it."""
+        chosen_baseline([cell.row for cell in self.cells], self.against)
+        reuse.check_free(self.folder)  # before a lock is put into a folder of other things
+        with alone(self.folder / paths.LOCKS / "comparison", f"{self.folder.name}: {ANOTHER}"):
+            reuse.begin(self.folder, self.cells, self.settings)
+            yield
+
+    def _fill_within(self, minutes: float) -> list[str]:
         every, started = list(self.cells), time.monotonic()
         seeds = list(dict.fromkeys(cell.seed for cell in every))
         if (self.folder / paths.VERDICT).exists():
@@ -81,7 +94,7 @@ class Study:
         number = 1
         while True:
             self.cells = [cell for cell in every if cell.seed in seeds[:number]]
-            failures += self.run()
+            failures += self._fill()
             took = sum(done.seconds or 0.0 for cell in self.cells if (done := cell.summary())) / self.at_once / number
             if self.planned is None:
                 self.planned = self._plan(minutes, took, time.monotonic() - started - took)
@@ -200,8 +213,7 @@ class Asked:
 
     def all_cells(self) -> list[Cell]:
         """Return the cells; a wrong plan is an error before anything starts."""
-        if (self.out / paths.PLAN).exists():
-            raise MedsiloError("--out is the folder of a run; give another", str(self.out))
+        reuse.check_free(self.out)
         task = [f"task.name={self.task}"] if self.task else []
         plan = jobs.plan_of(self.plan, task) if self.plan else parse_plan(base_plan(), task)
         named = [text.strip() for text in ",".join(self.methods).split(",")]

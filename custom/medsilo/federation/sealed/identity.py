@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError, reading
-from medsilo.sealing.signing import Certified, PrivateKey, Signer, Unsigned
+from medsilo.sealing.signing import Certified, Signer, Unsigned, Use, UseKey
 from medsilo.site.approvals import AcceptedSettings, Approvals
 from medsilo.site.book import Book, data_set
 from medsilo.site.ledger import Ledger
@@ -27,12 +27,11 @@ class KitFiles:
         """The kit's folder."""
         return Path(self.certificate).parents[1]
 
-    @property
-    def signing_key(self) -> PrivateKey:
-        """The key of the kit."""
+    def key_for(self, use: Use) -> UseKey:
+        """Return the key that signs for this use alone, which the key of the kit certifies."""
         signer = signer_of(self)
         assert isinstance(signer, Certified)
-        return signer.key
+        return UseKey.of(signer.key, use)
 
 
 def signer_of(files: KitFiles | None) -> Signer:
@@ -63,15 +62,15 @@ def _others(startup: Path) -> set[str]:
 
 
 def accepted_of(kit: KitFiles) -> AcceptedSettings:
-    """Return what a hospital remembers of its own settings, which it signs with the key of its kit."""
-    return AcceptedSettings(kit.kit, kit.signing_key)
+    """Return what a hospital remembers of its own settings, which it signs with a key of its kit."""
+    return AcceptedSettings(kit.kit, kit.key_for("settings"))
 
 
 def approvals_of(book: Book, kit: KitFiles, settings: SiteSettings) -> Approvals:
-    """Return a site's approvals, which it signs with the key of its kit."""
-    return Approvals(book.folder, kit.signing_key, data_set(settings.data, "") if settings.data else "")
+    """Return a site's approvals, which it signs with a key of its kit."""
+    return Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")
 
 
 def ledger_of(book: Book, data: str, kit: KitFiles | None) -> Ledger:
-    """Return a hospital's ledger of one data set, signed by the key of its kit where there is one."""
-    return Ledger(book.folder, data, kit.signing_key, kit.kit) if kit else Ledger(book.folder, data)
+    """Return a hospital's ledger of one data set, signed by a key of its kit where there is one."""
+    return Ledger(book.folder, data, kit.key_for("ledger"), kit.kit) if kit else Ledger(book.folder, data)

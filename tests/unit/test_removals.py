@@ -1,0 +1,99 @@
+"""Everything that the package removes, moves or replaces: a table by place, and what may stand there.
+
+A result of somebody's is none of it. New code that removes files needs a line here.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from medsilo.core.errors import MedsiloError
+from medsilo.flare import simulator
+from medsilo.site.settings import SiteSettings
+from tests.conftest import make_plan
+
+NAMES = {"rmtree", "unlink", "rmdir", "removedirs", "remove", "rename", "renames", "move", "replace"}
+OF_PATHS = {
+    "os",
+    "shutil",
+}  # modules whose `remove` and `replace` are of files, as a path's `replace` with one argument
+
+# File below custom/ and function → what it may remove or replace.
+MAY: dict[tuple[str, str], str] = {
+    # Whole or not there: the new content takes the place of the file of this very name; the half of a failure goes.
+    ("medsilo/core/files.py", "replacing"): "the file that is written anew, and its own temporary one",
+    ("medsilo/core/files.py", "write_passing"): "the file that is written anew: progress, of use for moments",
+    ("medsilo/core/files.py", "sweep"): "half-written files in folders of this run alone",
+    ("medsilo/deploy/image_files.py", "write_mask"): "its own temporary file; a mask that was there is refused before",
+    ("medsilo/runs/record.py", "Record.keep_as_best"): "its own temporary file, which becomes the best checkpoint",
+    # Caches: files named by their SHA-256, which were sent or lie elsewhere, too.
+    ("medsilo/core/shelf.py", "keep"): "the oldest files that were sent for networks, beyond models_disk",
+    ("medsilo/core/shelf.py", "keep_beside"): "the same file under the same hash",
+    # What a run needs to go on, when it is over or begins anew.
+    ("medsilo/flare/simulator.py", "run"): "what this call made itself, where the run did not even begin",
+    ("medsilo/flare/simulator.py", "resume"): "the summary of a run that did not end, before it goes on",
+    ("medsilo/flare/inquiry_job.py", "ask_in_simulator"): "the job and workspace of an earlier question",
+    ("medsilo/runs/record.py", "Record.make_way"): "a run that no site had to train for",
+    ("medsilo/runs/record.py", "Record.tell_now"): "the progress of a run that has ended",
+    ("medsilo/runs/record.py", "Record.save_checkpoint"): "checkpoints before one that is whole, but the best",
+    ("medsilo/federation/site_state.py", "SiteState.save"): "states that no round may ask for again",
+    ("medsilo/federation/site_state.py", "NowFile.answering"): "the progress of an answer that is made",
+    ("medsilo/study/cells.py", "_discard"): "a run of this very plan that did not end and can't go on",
+    ("medsilo/study/cells.py", "run_cell"): "checkpoints and states of a run that has ended well",
+    ("medsilo/deploy/supermodel.py", "SuperModel.save"): "the super model of the same folder: its manifest first, and "
+    "personal models of hospitals that agree no more",
+    # Asked for by name, and listed before.
+    ("medsilo/runs/clean.py", "remove"): "what 'medsilo clean' listed, with --yes",
+    # A hospital's own records.
+    ("medsilo/site/book.py", "Book._running"): "the mark of a study whose process is gone",
+    ("medsilo/site/approvals.py", "Approvals.keep"): "plans that asked, without a decision, but the last ones",
+    ("medsilo/site/approvals.py", "AcceptedSettings.accept"): "what is remembered of settings that promise nothing",
+    # Kits.
+    ("medsilo/consortium/provision.py", "provision"): "its own draft; of a kit that --renew names startup/ and the "
+    "connections in local/, which the draft takes the place of",
+    ("medsilo/consortium/backup.py", "put_back"): "its own unpacked files, which become a new kit",
+    ("medsilo/consortium/lead.py", "fetch"): "its own download, which becomes a new run folder",
+    # Releases.
+    ("medsilo_release/release_folder.py", "write_release"): "the folder that this call made, where it failed",
+    ("medsilo_release/patient_sums.py", "WatchFolder.begin"): "sums of a validation that is made anew",
+}
+
+
+def test_each_place_that_removes_or_replaces_files_is_in_the_table(root: Path) -> None:
+    found = {
+        (path.relative_to(root / "custom").as_posix(), where)
+        for path in sorted((root / "custom").rglob("*.py"))
+        for where in removing(ast.parse(path.read_text("utf-8")))
+    }
+    assert found - MAY.keys() == set(), "say in the table what these may remove"
+    assert MAY.keys() - found == set(), "these remove nothing any more: take them out of the table"
+
+
+def test_a_run_takes_no_folder_that_somebody_uses(tmp_path: Path) -> None:
+    """A run that did not even begin removes nothing but what it made itself."""
+    (tmp_path / "run/nvflare").mkdir(parents=True)
+    (tmp_path / "run/nvflare/notes").write_text("mine")
+    with pytest.raises(MedsiloError, match="choose another --name"):
+        simulator.run(make_plan(), tmp_path / "run", SiteSettings(device="cpu"))
+    assert (tmp_path / "run/nvflare/notes").read_text() == "mine" and not (tmp_path / "run/job").exists()
+
+
+def removing(node: ast.AST, where: str = "") -> Iterator[str]:
+    """Yield the function around each call that removes, moves or replaces a file."""
+    for child in ast.iter_child_nodes(node):
+        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        within = f"{where}.{child.name}".lstrip(".") if named else where
+        if isinstance(child, ast.Call) and is_removal(child):
+            yield within
+        yield from removing(child, within)
+
+
+def is_removal(call: ast.Call) -> bool:
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in NAMES:
+        return False
+    of = call.func.value.id if isinstance(call.func.value, ast.Name) else ""
+    if call.func.attr in ("remove", "replace") and of not in OF_PATHS:  # of texts, lists and values
+        return call.func.attr == "replace" and len(call.args) == 1 and not call.keywords
+    return True
