@@ -26,7 +26,7 @@ from medsilo.course.participation import Participation
 from medsilo.course.phase import Blueprint, Course, Phase
 from medsilo.course.secure_aggregation import TransportSettings, forms_of
 from medsilo.learning.seeds import seed_for, seed_torch
-from medsilo.learning.training import Training
+from medsilo.learning.training import OWN_NUMBERS, USUAL, Training
 from medsilo.mixing.defence import Mixing
 from medsilo.mixing.forms import Form
 from medsilo.models.network import Network, parameters_of
@@ -34,6 +34,7 @@ from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, chec
 from medsilo.tasks.task import Task
 
 FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
+OPTIMIZER = "training.optimizer"
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -313,8 +314,8 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
         values = json.loads(json.dumps(values))
     except (TypeError, ValueError) as error:
         raise PlanError(f"a plan holds texts, numbers, lists and mappings only ({error}); quote such values") from error
-    for change in changes:
-        _apply(values, change)
+    for change in sorted(changes, key=lambda change: not change.startswith(f"{OPTIMIZER}=")):
+        _apply(values, change)  # the optimizer first, which brings its own numbers
     if values.get("network") is None:  # which a change may say, too: the task's own then
         values.pop("network", None)
     names, given = _names_in(values), values.get("packages")
@@ -388,4 +389,8 @@ def _apply(values: dict[str, Any], change: str) -> None:
         place.clear()  # another method, task or network: the numbers of the one before don't carry over
         if path == ["task"]:
             values.pop("network", None)  # it was the other task's
+    if key == OPTIMIZER and value in USUAL and place.get(last, "sgd") != value:
+        for number in OWN_NUMBERS:  # nor do those of another optimizer
+            place.pop(number, None)
+        place.update(USUAL[value])
     place[last] = value
