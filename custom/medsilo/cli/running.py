@@ -73,7 +73,7 @@ def run(
     from medsilo.runs.record import new_study
 
     found = find_job(job)
-    study = plan_of(found, changes, plan)
+    study = plan_of(found, changes, plan, here=True)
     if plan:
         screen.say(f"{plan} with the job's method, {study.algorithm.title}")
     if name and not is_safe_name(name):

@@ -42,10 +42,19 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
     if kit is None:
         site = fl_ctx.get_identity_name()
         return SiteSettings.read(local / site if (local / site / FILE_NAME).is_file() else local)
+    if not (local / FILE_NAME).exists() and _needs_no_settings(fl_ctx):
+        accepted_of(kit).check()  # it has not just gone
+        return SiteSettings()
     check_there(local)
     settings = SiteSettings.read(local)
     accepted_of(kit).begin(settings)
     return settings
+
+
+def _needs_no_settings(fl_ctx: FLContext) -> bool:
+    """Return whether the job's data are drawn and nobody's: so it runs with a kit such as `nvflare poc` makes."""
+    path = file_of_job(fl_ctx, paths.PLAN)
+    return path.exists() and load_plan(path, allowed=()).task.synthetic
 
 
 def kit_of(fl_ctx: FLContext, of: str = "client") -> KitFiles | None:

@@ -153,7 +153,7 @@ class Training(Feature):
 
     @property
     def paced(self) -> bool:
-        """Whether a round's learning rate depends on how many rounds there are."""
+        """Return whether a round's learning rate depends on how many rounds there are."""
         return self.schedule != "constant"
 
     def pace(self, number: int, rounds: int) -> float:

@@ -203,7 +203,7 @@ class Asked:
         if (self.out / paths.PLAN).exists():
             raise MedsiloError("--out is the folder of a run; give another", str(self.out))
         task = [f"task.name={self.task}"] if self.task else []
-        plan = jobs.plan_of(self.plan, task) if self.plan else parse_plan(base_plan(), task)
+        plan = jobs.plan_of(self.plan, task, here=True) if self.plan else parse_plan(base_plan(), task)
         rows = [Row.parse(text) for text in [*",".join(self.methods).split(","), *self.row] if text]
         if not rows:
             raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
