@@ -72,6 +72,8 @@ def find_job(job: str | Path) -> Path:
         return folder
     if folder.is_file():
         raise MedsiloError(f"{folder} is no job but a file; give the job's folder, and a plan with --plan")
+    if (folder / paths.PLAN).is_file() and (folder / paths.ROUNDS).is_file():
+        raise MedsiloError(f"{folder} is no job but a run; to train it further: medsilo run {folder} --more 20")
     if folder.parent == Path() and (JOBS / folder / PLAN).is_file():
         return JOBS / folder
     if not folder.exists() and (own := shipped(folder)):

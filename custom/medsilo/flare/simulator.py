@@ -104,6 +104,11 @@ def run(
         raise
 
 
+def prepare_longer(run: Path, plan: Plan, folder: Path) -> None:
+    """Write the job with which a run goes on that was trained further than another, which NVFlare ran, too."""
+    write_job(folder / paths.JOB, plan, run / paths.JOB, study=folder.name, engine="simulator")
+
+
 def resume(
     folder: Path,
     settings: SiteSettings,
