@@ -265,20 +265,22 @@ def _as_yaml(plan: str) -> str:
 
 
 def load_plan(
-    path: Path | str,
-    changes: Iterable[str] = (),
-    allowed: Collection[str] = ANY,
-    method: Algorithm | None = None,
-    here: bool = False,
+    path: Path | str, changes: Iterable[str] = (), allowed: Collection[str] = ANY, method: Algorithm | None = None
 ) -> Plan:
     """Read a plan.yaml, apply `a.b=value` changes, and check everything.
 
     allowed: the installed packages that may bring a method, task or network beside medsilo's; by default all.
-    method: takes the place of the plan's where that is another. here: as in `parse_plan`.
+    method: takes the place of the plan's where that is another.
 
     >>> load_plan("jobs/fedavg/app/config/plan.yaml", ["training.rounds=3"]).rounds
     3
     """
+    return parse_plan(read_plan(path, method), changes, allowed)
+
+
+def read_plan(path: Path | str, method: Algorithm | None = None) -> Any:
+    """Return what a plan.yaml and the files that it names say, before anything of it is checked. method: as in
+    `load_plan`."""
     path = Path(path)
     try:
         values = read_yaml(path, f"{path.name}: the plan", "a plan.yaml")
@@ -286,7 +288,7 @@ def load_plan(
         raise PlanError(str(error)) from error
     if method and isinstance(values, dict) and TABLES["algorithm"].named_in(values.get("algorithm")) != method.name:
         values["algorithm"] = method.model_dump(mode="json")
-    return parse_plan(_with_files(values, path.parent), changes, allowed, here)
+    return _with_files(values, path.parent)
 
 
 def _with_files(values: Any, folder: Path) -> Any:
@@ -333,7 +335,8 @@ def _content_of(folder: Path, key: str, name: str) -> Any:
 def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY, here: bool = False) -> Plan:
     """Check a plan given as nested dicts, with `a.b=value` changes.
 
-    here: all hospitals are made on this machine, and get names before the changes, where the plan has none.
+    allowed: as in `load_plan`. here: all hospitals are made on this machine, and get names before the changes, where
+    the plan has none.
     """
     if not isinstance(values, dict):
         raise PlanError("a plan is a YAML mapping with the keys algorithm, task, participation, ...")

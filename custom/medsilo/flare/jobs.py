@@ -13,7 +13,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
 from medsilo.flare.job_source import SHIPPED, shipped, shipped_jobs, values_of
 from medsilo.flare.patience import Patience, limits
-from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.plan import Plan, parse_plan, read_plan
 from medsilo.registry import ANY
 from medsilo.runs import paths
 from medsilo.site.policy import CONTROLLERS, EXECUTOR
@@ -99,14 +99,14 @@ def plan_of(
 ) -> Plan:
     """Return the plan of a job or of a plan's file, or another in its place, with `a.b=value` changes.
 
-    The method is the job's, whatever method the other plan is of. `allowed` and `here` as in `load_plan`.
+    The method is the job's, whatever method the other plan is of. `allowed` and `here`: as in `parse_plan`.
     """
     is_file = Path(job).suffix in (".yaml", ".yml") or Path(job).is_file()
     own = Path(job) if is_file else find_job(job)
     if plan is None:
-        return _load(own, changes, allowed, here)
-    method = _load(own, (), allowed).algorithm
-    chosen = load_plan(plan, changes, allowed, method, here)
+        return parse_plan(_values(own), changes, allowed, here)
+    method = parse_plan(_values(own), allowed=allowed).algorithm
+    chosen = parse_plan(read_plan(plan, method), changes, allowed, here)
     if chosen.algorithm.name != method.name:
         raise MedsiloError(
             f"--set algorithm.name={chosen.algorithm.name}: the job's method is {method.name}; leave it out, or give "
@@ -115,11 +115,11 @@ def plan_of(
     return chosen
 
 
-def _load(job: Path, changes: Iterable[str], allowed: Collection[str], here: bool = False) -> Plan:
-    """Return the plan of a job's folder, of a plan's file, or of a job that comes with medsilo."""
+def _values(job: Path) -> Any:
+    """Return the plan of a job's folder, of a plan's file, or of a job that comes with medsilo, as it was written."""
     if job.is_relative_to(SHIPPED):
-        return parse_plan(values_of(job), changes, allowed, here)
-    return load_plan(job / PLAN if (job / PLAN).is_file() else job, changes, allowed, here=here)
+        return values_of(job)
+    return read_plan(job / PLAN if (job / PLAN).is_file() else job)
 
 
 def has_code(job: Path) -> bool:
