@@ -45,7 +45,9 @@ class PlanSource:
         body = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
         if hidden := [line for line in lines[body:] if line.lstrip().startswith("#")]:
             raise MedsiloError(f"{path.name}: write the comment {hidden[0].strip()!r} above the plan or behind a value")
-        own = cls([line for line in lines[:body] if line], _entries(yaml.compose("\n".join(lines)), lines))
+        plan = yaml.compose("\n".join(lines))
+        assert isinstance(plan, yaml.MappingNode)
+        own = cls([line for line in lines[:body] if line], _entries(plan, lines))
         base = own.entries.pop("base", None)
         if base is None:
             return own
