@@ -224,6 +224,18 @@ def test_names_take_the_place_of_a_number_of_hospitals() -> None:
     assert there.among(["x"]) is there
 
 
+def test_hospitals_on_one_machine_have_names_before_anything_is_changed() -> None:
+    def here(*changes: str) -> tuple:
+        own = plan_of(JOBS / "fedsm", changes, here=True).participation
+        return own.sites, own.unseen, own.minimum
+
+    three = ("hospital-a", "hospital-b", "hospital-c")
+    assert here() == (three, (), None)
+    assert here("participation.sites=[x]") == (("x",), (), None)
+    assert here("participation.unseen=[z]") == (three, ("z",), None)
+    assert here("participation.minimum=2", "participation.when_missing=continue") == (three, (), 2)
+
+
 def test_a_component_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     job = pack(JOBS / "fedavg", tmp_path / "job")
     path = job / CONFIG / "config_fed_server.json"
