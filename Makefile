@@ -18,9 +18,9 @@ quick test test-of: export TMPDIR := $(or $(firstword $(MEMORY)),$(TMPDIR),/tmp)
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
 
-# Writes the folders in jobs/ from jobs/source/.
+# Writes the folders in jobs/ from the plans in custom/medsilo/jobs/.
 jobs: $(VENV)/.demo-ready
-	$(BIN)/python jobs/source/write.py
+	$(BIN)/python jobs/write.py
 
 # Engine, methods, mixing, federations in process and one over the simulator, in less than a minute: while you write.
 QUICK = houserules plan algorithms mixers mixing_weights coordinator digests

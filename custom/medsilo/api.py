@@ -482,12 +482,12 @@ class Lead:
 
 def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
     if isinstance(plan, Plan):
-        return plan.with_changes(changes) if changes else plan
+        return plan.on_one_machine.with_changes(changes) if changes else plan.on_one_machine
     if isinstance(plan, Mapping):
-        return parse_plan(dict(plan), changes)
+        return parse_plan(dict(plan), changes, here=True)
     if isinstance(plan, str) and re.fullmatch(r"[\w-]+", plan) and not Path(plan).exists():
         raise MedsiloError(f"{plan!r} is no method, no job's folder and no plan.yaml; {METHODS.remedy(plan)}")
-    return plan_of(plan, changes)
+    return plan_of(plan, changes, here=True)
 
 
 def _with_own(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -22,11 +23,11 @@ from medsilo.core.text import is_safe_name, plain
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import PrivacyOffer, Private
 from medsilo.course.layer import Layer
-from medsilo.course.participation import Participation
+from medsilo.course.participation import MOST_SITES, Participation
 from medsilo.course.phase import Blueprint, Course, Phase
 from medsilo.course.secure_aggregation import TransportSettings, forms_of
 from medsilo.learning.seeds import seed_for, seed_torch
-from medsilo.learning.training import Training
+from medsilo.learning.training import OWN_NUMBERS, USUAL, Training
 from medsilo.mixing.defence import Mixing
 from medsilo.mixing.forms import Form
 from medsilo.models.network import Network, parameters_of
@@ -34,6 +35,7 @@ from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, chec
 from medsilo.tasks.task import Task
 
 FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
+OPTIMIZER, NAMES = "training.optimizer", "participation.sites"
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -162,7 +164,12 @@ class Plan(Section):
     def _blueprint(self) -> Blueprint:
         task = self.task
         make = partial(self.network.build, task.channels, task.goal.outputs)
-        return Blueprint(make, task.shape, task.channels, self.participation.sites)
+        return Blueprint(make, task.shape, task.channels, self.participation.sites or self._unnamed)
+
+    @property
+    def _unnamed(self) -> list[str]:
+        """Names for the hospitals of a plan that names none: as many as it needs."""
+        return _hospitals(self.participation.required)
 
     def cautions(self, sites: Sequence[str]) -> list[str]:
         """Return what the person who starts the study should know of its numbers, one line each."""
@@ -223,6 +230,20 @@ class Plan(Section):
         others = {name: package.model_dump() for name, package in self.packages.items()}
         return {**package_facts(), **({"packages": others} if others else {})}
 
+    def among(self, sites: Iterable[str]) -> "Plan":
+        """This plan for these hospitals, where it names none itself: those that are there when it begins."""
+        if self.participation.sites:
+            return self
+        names, values = sorted(sites), self.resolved()
+        least = None if self.participation.minimum == len(names) else self.participation.minimum
+        values["participation"] |= {"sites": names, "minimum": least}
+        return parse_plan(values)
+
+    @property
+    def on_one_machine(self) -> "Plan":
+        """This plan with names for its hospitals, where it names none and all of them are made here."""
+        return self.among(self._unnamed)
+
     def with_changes(self, changes: Iterable[str]) -> "Plan":
         """This plan with `a.b=value` changes."""
         return parse_plan(self.resolved(), changes)
@@ -254,6 +275,12 @@ def load_plan(
     >>> load_plan("jobs/fedavg/app/config/plan.yaml", ["training.rounds=3"]).rounds
     3
     """
+    return parse_plan(read_plan(path, method), changes, allowed)
+
+
+def read_plan(path: Path | str, method: Algorithm | None = None) -> Any:
+    """Return what a plan.yaml and the files that it names say, before anything of it is checked. method: as in
+    `load_plan`."""
     path = Path(path)
     try:
         values = read_yaml(path, f"{path.name}: the plan", "a plan.yaml")
@@ -261,7 +288,7 @@ def load_plan(
         raise PlanError(str(error)) from error
     if method and isinstance(values, dict) and TABLES["algorithm"].named_in(values.get("algorithm")) != method.name:
         values["algorithm"] = method.model_dump(mode="json")
-    return parse_plan(_with_files(values, path.parent), changes, allowed)
+    return _with_files(values, path.parent)
 
 
 def _with_files(values: Any, folder: Path) -> Any:
@@ -313,16 +340,22 @@ def _content_of(folder: Path, key: str, name: str) -> Any:
         raise PlanError(f"task.{key}: {name} can't be read ({error}); correct it") from error
 
 
-def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY) -> Plan:
-    """Check a plan given as nested dicts, with `a.b=value` changes."""
+def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY, here: bool = False) -> Plan:
+    """Check a plan given as nested dicts, with `a.b=value` changes.
+
+    allowed: as in `load_plan`. here: all hospitals are made on this machine, and get names before the changes, where
+    the plan has none.
+    """
     if not isinstance(values, dict):
         raise PlanError("a plan is a YAML mapping with the keys algorithm, task, participation, ...")
     try:
         values = json.loads(json.dumps(values))
     except (TypeError, ValueError) as error:
         raise PlanError(f"a plan holds texts, numbers, lists and mappings only ({error}); quote such values") from error
-    for change in changes:
-        _apply(values, change)
+    if here:
+        _name_hospitals(values)
+    for change in sorted(changes, key=lambda change: change.partition("=")[0] not in (OPTIMIZER, NAMES)):
+        _apply(values, change)  # first what takes other keys' values away
     if values.get("network") is None:  # which a change may say, too: the task's own then
         values.pop("network", None)
     names, given = _names_in(values), values.get("packages")
@@ -376,6 +409,18 @@ def key_like(word: str) -> str | None:
     return near_key(word, ["seed"], Plan) or near_key(f"{word}s", [], Plan)
 
 
+def _name_hospitals(values: dict[str, Any]) -> None:
+    part = values.get("participation")
+    if isinstance(part, dict) and not part.get("sites") and part.get("minimum") in range(1, MOST_SITES + 1):
+        values["participation"] = {**part, "sites": _hospitals(part["minimum"]), "minimum": None}
+
+
+def _hospitals(number: int) -> list[str]:
+    """Return names for so many hospitals."""
+    marks = [*ascii_lowercase] if number <= len(ascii_lowercase) else [*map(str, range(1, number + 1))]
+    return [f"hospital-{mark}" for mark in marks[:number]]
+
+
 def _apply(values: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     if not equals or not all(key.split(".")):
@@ -396,4 +441,10 @@ def _apply(values: dict[str, Any], change: str) -> None:
         place.clear()  # another method, task or network: the numbers of the one before don't carry over
         if path == ["task"]:
             values.pop("network", None)  # it was the other task's
+    if key == OPTIMIZER and value in USUAL and place.get(last, "sgd") != value:
+        for number in OWN_NUMBERS:  # nor do those of another optimizer
+            place.pop(number, None)
+        place.update(USUAL[value])
+    if key == NAMES and value and not place.get(last):  # so many had to be there while nobody was named
+        place.pop("minimum", None)
     place[last] = value

@@ -41,7 +41,6 @@ class MethodRecipe(Recipe):
 
     algorithm: ClassVar[str]
     numbers: ClassVar[Mapping[str, Any]] = {}
-    names_sites: ClassVar[bool] = False  # whether the method tells sites apart, so that the plan has to name them
 
     def __init__(
         self,
@@ -66,9 +65,9 @@ class MethodRecipe(Recipe):
         plan: Mapping[str, Mapping[str, Any]] | None = None,
         **method: Any,
     ) -> None:
-        """sites: names of the sites; FedSM needs them, by default site-1, site-2, ..., as the simulator and POC have
-        them. input_shape: of one input, [channels, ...]; HarmoFL needs it. plan: further keys of the plan, such as
-        {"participation": {"when_missing": "wait"}}. method: the method's own numbers.
+        """sites: names of those that take part; by default all that are connected. input_shape: of one input,
+        [channels, ...]; HarmoFL needs it. plan: further keys of the plan, such as {"participation": {"when_missing":
+        "wait"}}. method: the method's own numbers.
         """
         self.algorithm_numbers = method
         self.train_script, self.train_args = train_script, train_args
@@ -85,14 +84,13 @@ class MethodRecipe(Recipe):
         }
         module = _module(model, initial_ckpt)
         self._files = TemporaryDirectory(prefix="medsilo-recipe-")
-        names = [f"site-{place + 1}" for place in range(min_clients)] if self.names_sites else ()
         self.plan = plan_of_script(
             module,
             Path(self._files.name),
             {"name": self.algorithm, **self.numbers, **method},
             rounds=num_rounds,
             minimum=min_clients,
-            sites=sites or names,
+            sites=sites,
             metric=key_metric,
             lower_is_better=key_metric_mode == "min",
             input_shape=input_shape,
@@ -138,10 +136,10 @@ def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.
     return model
 
 
-def _recipe(method: str, title: str, tells_apart: bool = False, **numbers: Any) -> type[MethodRecipe]:
+def _recipe(method: str, title: str, **numbers: Any) -> type[MethodRecipe]:
     """Return the recipe of a method. numbers: its own that differ from those of a plan."""
     told = f"{title} with a training script of your own."
-    facts = {"algorithm": method, "names_sites": tells_apart, "numbers": numbers, "__doc__": told}
+    facts = {"algorithm": method, "numbers": numbers, "__doc__": told}
     return type(f"{title}Recipe", (MethodRecipe,), {**facts, "__module__": __name__})
 
 
@@ -165,5 +163,5 @@ HarmoFLRecipe = _recipe("harmofl", "HarmoFL")
 AdaFedRecipe = _recipe("adafed", "AdaFed", pretraining={"source": "initial"})
 DAdaFedRecipe = _recipe("d-adafed", "DAdaFed", pretraining={"source": "initial"})
 FAdaFedRecipe = _recipe("f-adafed", "FAdaFed")
-FedSMRecipe = _recipe("fedsm", "FedSM", tells_apart=True)
-FedSMExtraRecipe = _recipe("fedsm-extra", "FedSMExtra", tells_apart=True)
+FedSMRecipe = _recipe("fedsm", "FedSM")
+FedSMExtraRecipe = _recipe("fedsm-extra", "FedSMExtra")

@@ -184,6 +184,23 @@ def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> Non
         home.permission(nobody).check(SITES[:2], 1)
 
 
+def test_a_plan_without_names_is_approved_as_it_was_submitted(home: Home) -> None:
+    """The server completes it with who is there; the same approval holds for others, unless it names who may."""
+    values = home.plan.resolved()
+    values["participation"] |= {"sites": [], "minimum": 2}
+    nameless = parse_plan(values)
+    for sites in (SITES, SITES[:2]):
+        place = Place(nameless.among(sites), A, sites, WANTED, home.place, "lead", home.kit, nameless)
+        with pytest.raises(Refused, match=f"has not approved plan {nameless.hash};"):
+            Permission(place).check()
+        home.approvals.decide(nameless.hash, "approved", "engineer")
+        Permission(place).check()
+        home.approvals.decide(nameless.hash, "withdrawn", "engineer")
+        with pytest.raises(Refused, match="has withdrawn"):
+            Permission(place).check()
+        home = Home(home.folder.with_name(f"kit-{len(sites)}"))
+
+
 def test_rounds_are_counted_and_not_believed(home: Home) -> None:
     """A server that asks round 1 again and again with other models, in this study and under another name."""
     home.approve(rounds=2)

@@ -120,7 +120,7 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
         ("submit jobs/fedavg", "where to? give --kit to submit the job, or --out"),
         ("submit jobs/fedavg --kit kit --out out", "where to?"),
         ("status --watch --kit kit", "which job?"),
-        ("leak-report fedavgg", "did you mean jobs/fedavg?"),
+        ("leak-report fedavgg", "did you mean fedavg?"),
         ("leak-report jobs/central", "medsilo compare --methods central"),
         ("predict run image -o out --device cuda:99", "device cuda:99 was asked for, but this machine shows"),
         ("report nowhere", "There is no run folder"),

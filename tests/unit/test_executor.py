@@ -8,17 +8,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
 
-from medsilo.core.errors import DataError, Died, Refused
+from medsilo.core.errors import DataError, Died, MedsiloError, Refused
 from medsilo.federation.limits import Clock
 from medsilo.federation.reasons import public_reason
+from medsilo.flare.controller import MedsiloController
 from medsilo.flare.executor import Busy, MedsiloExecutor
 from medsilo.flare.wire import to_parcel, to_shareable
+from medsilo.flare.workspace import settings_of_site
+from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
-from medsilo.site.settings import Limits
+from medsilo.runs.record import Record
+from medsilo.site.settings import Limits, SiteSettings
+from tests.conftest import make_plan
+from tests.unit.test_approvals import make_kit
 
 
 class Abort(Signal):
@@ -88,3 +95,65 @@ def test_an_error_names_the_place_in_our_code() -> None:
         next(batches(None, 1, None))  # type: ignore[arg-type]
     except TypeError as error:
         assert "learning/loop.py:" in public_reason(error)
+
+
+# ---------------------------------------------------------------------------------------------------- who takes part
+NAMELESS = ["participation.sites=[]", "participation.minimum=2"]
+
+
+def at_site(folder: Path, plan: Plan, site: str = "site-1") -> FLContext:
+    """A job's context at a site."""
+    for place in ("startup", "local"):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+    workspace = Workspace(str(folder), site_name=site)
+    config = Path(workspace.get_app_config_dir("job"))
+    config.mkdir(parents=True, exist_ok=True)
+    (config / "plan.yaml").write_text(plan.to_yaml())
+    context = FLContext()
+    context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
+    context.set_prop(ReservedKey.RUN_NUM, "job")
+    context.set_prop(ReservedKey.IDENTITY_NAME, site)
+    return context
+
+
+def test_a_site_completes_a_plan_without_names_by_who_takes_part(tmp_path: Path) -> None:
+    plan, four = make_plan("fedsm", *NAMELESS), [f"site-{number}" for number in (1, 2, 3, 4)]
+    context = at_site(tmp_path, plan)
+    (tmp_path / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\nsmallest_average: 1\n")
+
+    def join(agreed: Plan, sites: list[str]) -> Parcel:
+        told = {"task": "join", "round": 0, "study": "s", "plan": agreed.hash, "sites": sites, "package": plan.code}
+        return to_parcel(MedsiloExecutor().execute("medsilo", to_shareable(Parcel(facts=told)), context, Signal()))
+
+    assert join(plan.among(four), four).facts["task"] == "join"
+    with pytest.raises(Refused, match="plan at this site differs"):
+        join(plan.among(four), four[:3])
+    with pytest.raises(Refused, match="not among those"):
+        join(plan.among(four[1:]), four[1:])
+
+
+def test_a_study_goes_on_with_those_who_were_there_when_it_began(tmp_path: Path) -> None:
+    plan, began = make_plan("fedsm", *NAMELESS), ["a", "b", "c"]
+    record = Record(tmp_path / "run")
+    record.begin(plan.among(began))
+    assert MedsiloController._among(plan, None, ["a", "x"]).participation.sites == ("a", "x")
+    assert MedsiloController._among(plan, record, ["a", "x"]) == plan.among(began)
+    assert MedsiloController._among(plan, None, ["a"]) is plan  # too few, which the coordinator says
+
+
+def test_a_kit_without_settings_runs_nobodys_data_only(tmp_path: Path) -> None:
+    """NVFlare's POC mode makes such kits; at a hospital somebody took the file away."""
+    folder = tmp_path / "site-1"
+    make_kit(folder, "site-1")
+    (folder / "local/medsilo.yaml").unlink()
+    assert settings_of_site(at_site(folder, make_plan("fedavg", *NAMELESS))) == SiteSettings()
+    images = {"name": "image-folder", "kind": "classification", "labels": ["x", "y"], "size": [64, 64]}
+    real = make_plan().resolved() | {"task": images, "network": None}
+    with pytest.raises(MedsiloError, match=r"medsilo\.yaml is missing"):
+        settings_of_site(at_site(folder, parse_plan(real)))
+    (folder / "local/medsilo.yaml").write_text("approval: required\ndevice: cpu\n")
+    context = at_site(folder, make_plan("fedavg", *NAMELESS))
+    settings_of_site(context)  # its promise is remembered
+    (folder / "local/medsilo.yaml").unlink()
+    with pytest.raises(Refused, match=r"medsilo\.yaml \(missing\) changed"):
+        settings_of_site(context)

@@ -261,9 +261,7 @@ def test_the_caution_is_one_line_on_the_screen(tmp_path: Path, capsys: pytest.Ca
     assert cautions == ["caution: algorithm.pull 0.3 is below 1/3: personal models lean to the other hospitals"]
 
 
-def test_a_selector_needs_named_hospitals() -> None:
-    with pytest.raises(PlanError, match="participation.sites: fedsm tells hospitals apart"):
-        planned("participation.sites=[]", "participation.minimum=2")
+def test_what_a_selector_cannot_tell_apart_is_refused() -> None:
     with pytest.raises(PlanError, match="'global' is fedsm's model"):
         planned("participation.sites=[a, global]")
     with pytest.raises(PlanError, match="algorithm.selector: no vgg11 selector reads the cases"):

@@ -68,7 +68,7 @@ compare --at-once 0 | --at-once: give a number greater than or equal to 1
 compare --task nothing --methods local | did you mean|choose one of
 compare --plan nothing --methods local | no job at nothing: it needs app/config/plan.yaml
 compare | give --methods local,fedavg
-run jobs | it needs app/config/plan.yaml; jobs in jobs: adafed
+run jobs | it needs app/config/plan.yaml; jobs: adafed
 run jobs/fedavg --set | --set needs a value
 run jobs/fedavg --set seed | write it as key.subkey=value
 run jobs/fedavg --set seed=-1 | seed: -1 is too small; give 0 or more
@@ -92,7 +92,7 @@ export jobs | --out is missing
 export jobs --to x -o out | choose one of monai, nnunet
 check jobs/fedavg --kit jobs | the folder is no kit
 check nothing | no job at nothing
-check jobs/fedavg | which site is this? give --site
+check jobs/fedavg --set participation.sites=[a,b] | which site is this? give --site
 leak-report jobs/fedavg --settings nothing | there is no such folder of settings
 approve jobs/fedavg --kit nothing | there is no such folder; give the kit's [nothing]
 approve x --kit jobs --expires soon | write hours, days or weeks

@@ -1,16 +1,30 @@
 """Jobs: one canonical form, packing with and without code."""
 
 import json
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from jobs.source import write as source
+from jobs import write as make_jobs
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_yaml
-from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, canonical_job, check_components, find_job, plan_of, write_job
+from medsilo.flare.job_source import SHIPPED, PlanSource, shipped_plans
+from medsilo.flare.jobs import (
+    CONFIG,
+    CUSTOM,
+    NO_CODE,
+    PLAN,
+    canonical_job,
+    check_components,
+    find_job,
+    has_code,
+    plan_of,
+    scope_of,
+    write_job,
+)
 from medsilo.plan import load_plan
 from medsilo.registry import METHODS
 from tests.conftest import over_all
@@ -31,12 +45,12 @@ def test_the_jobs_are_what_make_jobs_writes(tmp_path: Path) -> None:
     stale = tmp_path / "fedavg" / "meta.json"  # of a job that is there already
     stale.parent.mkdir()
     stale.write_text("{}")
-    source.write(tmp_path)
-    committed = {path: content for path, content in files(JOBS).items() if not path.startswith(("source/", "README"))}
+    make_jobs.write(tmp_path)
+    committed = {path: content for path, content in files(JOBS).items() if not path.startswith(("write.py", "README"))}
     written = files(tmp_path)
     assert written.keys() == committed.keys(), "say make jobs, and remove what has no source"
     changed = [path for path in written if written[path] != committed[path]]
-    assert not changed, "edit jobs/source, never these, and say make jobs"
+    assert not changed, "edit custom/medsilo/jobs, never these, and say make jobs"
 
 
 @over_all("method", FEDERATED)
@@ -45,7 +59,9 @@ def test_jobs_have_the_canonical_form(method: str) -> None:
     plan = plan_of(job)
     assert plan.algorithm.name == method
     written = {Path(path): content for path, content in files(job).items() if not path.startswith("plans/")}
-    assert written.keys() == {*canonical_job(plan), PLAN}
+    assert written.keys() == {*canonical_job(plan), PLAN, NO_CODE}
+    assert json.loads(written[Path("meta.json")])["deploy_map"] == {"app": ["@ALL"]}
+    assert plan.participation.sites == () and not has_code(job)
 
 
 def test_a_source_says_what_is_different_from_its_base(tmp_path: Path) -> None:
@@ -53,7 +69,7 @@ def test_a_source_says_what_is_different_from_its_base(tmp_path: Path) -> None:
     own = "# A title.\n\nbase: _base.yaml\n\nseed: 0\ntask:\n  size: 64\n  inner:\n    more: 'a # b'  # why\n"
     (tmp_path / "_base.yaml").write_text(base)
     (tmp_path / "own.yaml").write_text(own)
-    plan = source.read(tmp_path / "own.yaml")
+    plan = PlanSource.read(tmp_path / "own.yaml")
     assert plan.header == ["# A title.", "# For all."]
     assert plan.entries["task"].rows() == [
         ("task:", ""),
@@ -67,15 +83,15 @@ def test_a_source_says_what_is_different_from_its_base(tmp_path: Path) -> None:
     assert load_yaml(plan.text()) == {"seed": 0, "task": task}
     (tmp_path / "own.yaml").write_text(own + "  # lost\n")
     with pytest.raises(MedsiloError, match="own.yaml: write the comment '# lost' above the plan or behind a value"):
-        source.read(tmp_path / "own.yaml")
+        PlanSource.read(tmp_path / "own.yaml")
 
 
 @pytest.mark.parametrize(
     ("changes", "addressed"),
     [
-        ([], ["server", "hospital-a", "hospital-b", "hospital-c"]),
-        (["participation.unseen=[hospital-z]"], ["server", "hospital-a", "hospital-b", "hospital-c", "hospital-z"]),
-        (["participation.sites=[]", "participation.minimum=2"], ["@ALL"]),
+        ([], ["@ALL"]),
+        (["participation.sites=[a, b]"], ["server", "a", "b"]),
+        (["participation.sites=[a, b]", "participation.unseen=[z]"], ["server", "a", "b", "z"]),
     ],
 )
 def test_a_job_goes_to_the_hospitals_that_the_plan_names(
@@ -156,13 +172,68 @@ def test_an_unknown_job_lists_those_that_are_there() -> None:
     assert "nonsense" in str(error.value) and ", ".join(FEDERATED) in str(error.value)
     with pytest.raises(MedsiloError, match=r"did you mean .*jobs/fedavg\?"):
         find_job(JOBS / "fedavgg")
-    with pytest.raises(MedsiloError, match="no job at .*source"):
-        find_job(JOBS / "source")
+    with pytest.raises(MedsiloError, match="no job at .*app"):
+        find_job(JOBS / "fedavg/app")
 
 
 def test_a_job_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(JOBS.parent)
     assert find_job("fedavg") == find_job("jobs/fedavg") == Path("jobs/fedavg")
+
+
+def test_a_job_comes_with_medsilo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("fedavg", "jobs/fedavg"):
+        found = find_job(name)
+        assert found == find_job(found) == SHIPPED / "fedavg.yaml" and scope_of(name) is None
+        assert plan_of(name, ["seed=3"]) == plan_of(JOBS / "fedavg", ["seed=3"])
+        assert files(pack(found, tmp_path / name)) == files(pack(JOBS / "fedavg", tmp_path / "by-hand" / name))
+    assert plan_of("fedsm/prostate") == load_plan(JOBS / "fedsm/plans/prostate.yaml")
+    for name in ("_base", "fedsm/_paper", "../fedavg", "fedavg.yaml"):
+        with pytest.raises(MedsiloError, match="no job at"):
+            find_job(name)
+    with pytest.raises(MedsiloError, match=r"did you mean fedavg\?"):
+        find_job("fedavgg")
+
+
+def test_a_wheel_has_every_plan_of_a_job(root: Path) -> None:
+    given = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["medsilo"]
+    matched = {path for pattern in given for path in (root / "custom/medsilo").glob(pattern)}
+    assert {*SHIPPED.rglob("*.yaml")} <= matched
+    assert len([*shipped_plans()]) == len([*JOBS.glob("*/app/config/plan.yaml"), *JOBS.glob("*/plans/*.yaml")])
+
+
+@over_all("method", FEDERATED)
+def test_adam_is_one_change_on_every_job(method: str) -> None:
+    more = ["algorithm.optimizer=any"] if method == "scaffold" else []  # it says itself for which one it is made
+    for optimizer in ("adam", "adamw"):
+        training = plan_of(JOBS / method, [f"training.optimizer={optimizer}", *more]).training
+        assert (training.optimizer, training.momentum, training.learning_rate) == (optimizer, 0, 0.001)
+
+
+def test_names_take_the_place_of_a_number_of_hospitals() -> None:
+    own = plan_of(JOBS / "fedsm")
+    assert (own.participation.sites, own.participation.required) == ((), 3)
+    two = plan_of(JOBS / "fedsm", ["participation.sites=[b, a]"])
+    assert (two.participation.sites, two.participation.required) == (("a", "b"), 2)
+    here = own.on_one_machine
+    assert here.participation.sites == ("hospital-a", "hospital-b", "hospital-c") and here.participation.minimum is None
+    there = own.among(["site-1", "on", "7", "site-2"])
+    assert (there.participation.sites, there.participation.required) == (("7", "on", "site-1", "site-2"), 3)
+    assert len(own.layout()["experts"]) == 3 and len(there.layout()["experts"]) == 4
+    assert there.among(["x"]) is there
+
+
+def test_hospitals_on_one_machine_have_names_before_anything_is_changed() -> None:
+    def here(*changes: str) -> tuple:
+        own = plan_of(JOBS / "fedsm", changes, here=True).participation
+        return own.sites, own.unseen, own.minimum
+
+    three = ("hospital-a", "hospital-b", "hospital-c")
+    assert here() == (three, (), None)
+    assert here("participation.sites=[x]") == (("x",), (), None)
+    assert here("participation.unseen=[z]") == (three, ("z",), None)
+    assert here("participation.minimum=2", "participation.when_missing=continue") == (three, (), 2)
 
 
 def test_a_component_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The training loop against loops written by hand, the proximal step against numpy, and what a site computes with."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import pytest
@@ -146,8 +147,9 @@ def test_frozen_and_unused_parameters_feel_no_penalty() -> None:
     [
         Training(learning_rate=0.1, momentum=0.9, weight_decay=0.01),
         Training(optimizer="adam", learning_rate=0.01, betas=(0.8, 0.9), weight_decay=0.01),
+        Training(optimizer="adamw", learning_rate=0.01, betas=(0.8, 0.9), weight_decay=0.1),
     ],
-    ids=["sgd", "adam"],
+    ids=["sgd", "adam", "adamw"],
 )
 @pytest.mark.parametrize("kind", [lambda data: data, Listed], ids=["in memory", "one by one"])
 def test_the_loop_equals_one_written_by_hand(training: Training, kind: type) -> None:
@@ -161,8 +163,10 @@ def test_the_loop_equals_one_written_by_hand(training: Training, kind: type) -> 
 
     if training.optimizer == "sgd":
         own = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    else:
+    elif training.optimizer == "adam":
         own = torch.optim.Adam(mine.parameters(), lr=0.01, betas=(0.8, 0.9), weight_decay=0.01)
+    else:
+        own = torch.optim.AdamW(mine.parameters(), lr=0.01, betas=(0.8, 0.9), weight_decay=0.1)
     mine.train()
     total = torch.zeros((), dtype=torch.float64)
     for epoch in range(2):
@@ -425,6 +429,48 @@ def test_the_learning_rate_of_a_round_does_not_depend_on_those_before() -> None:
 
     assert rate(1) == 0.2
     assert rate(1, 2, 3) == rate(3, 3) == rate(3) == pytest.approx(0.2 * 0.5**0.9)
+
+
+def rates(training: Training, order: Sequence[int]) -> dict[int, float]:
+    """The learning rate of each round, taken in this order."""
+    optimizer, found = training.make_optimizer([nn.Parameter(torch.zeros(1))]), {}
+    for number in order:
+        training.begin_round(optimizer, number, training.rounds)
+        found[number] = float(optimizer.param_groups[0]["lr"])
+    return found
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("schedule", ["constant", "poly", "cosine"])
+def test_schedules_are_torchs(schedule: str, warmup: int) -> None:
+    rounds, rate = 8, 0.2
+    training = Training(rounds=rounds, learning_rate=rate, schedule=schedule, warmup=warmup)
+    with catch_warnings():
+        simplefilter("ignore")  # torch's own: of a scheduler that steps without its optimizer
+        own = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate)
+        after = {
+            "constant": lambda: torch.optim.lr_scheduler.ConstantLR(own, 1.0),
+            "poly": lambda: torch.optim.lr_scheduler.PolynomialLR(own, rounds - warmup, power=0.9),
+            "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(own, rounds - warmup),
+        }[schedule]()
+        scheduler = after
+        if warmup:
+            first = torch.optim.lr_scheduler.LinearLR(own, 1 / (warmup + 1), 1.0, warmup)
+            scheduler = torch.optim.lr_scheduler.SequentialLR(own, [first, after], [warmup])
+        expected = []
+        for _ in range(rounds):
+            expected.append(scheduler.get_last_lr()[0])
+            scheduler.step()
+    found = rates(training, range(1, rounds + 1))
+    assert [found[number] for number in range(1, rounds + 1)] == pytest.approx(expected)
+    assert rates(training, [5, 2, 8, 1]).items() <= found.items()  # of those before, none counts
+
+
+def test_a_cosine_after_warm_up_by_hand() -> None:
+    found = rates(Training(rounds=5, learning_rate=1.0, schedule="cosine", warmup=1), range(1, 6))
+    assert [found[number] for number in range(1, 6)] == pytest.approx(
+        [0.5, 1.0, (1 + 2**-0.5) / 2, 0.5, (1 - 2**-0.5) / 2]
+    )
 
 
 def test_nesterovs_momentum_is_torchs() -> None:

@@ -20,7 +20,8 @@ from medsilo.core.files import load_tensors
 from medsilo.course.phase import views
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.site_state import COLUMNS
-from medsilo.plan import Plan
+from medsilo.plan import Plan, load_plan
+from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
@@ -609,10 +610,13 @@ def test_a_study_on_a_disk_that_fills_up_is_resumed_when_there_is_room(
 
 
 # ---------------------------------------------------------------------------------------------------- in process
-def test_zero_sites_in_process() -> None:
-    plan = make_plan("fedavg", "participation.sites=[]", "participation.minimum=1")
-    with pytest.raises(MedsiloError, match=r"zero sites: name them in participation\.sites"):
-        inprocess.run(plan)
+def test_a_plan_that_names_nobody_has_hospitals_here(tmp_path: Path) -> None:
+    nameless = make_plan("fedsm-extra", *SMALL, "participation.sites=[]", "participation.minimum=2")
+    inprocess.run(nameless, folder=tmp_path / "run")
+    two = make_plan("fedsm-extra", *SMALL, sites=SITES[:2])
+    assert load_plan(tmp_path / "run" / paths.PLAN) == two
+    inprocess.run(two, folder=tmp_path / "named")
+    assert_same_run(tmp_path / "named", tmp_path / "run")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import permutations
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -74,7 +75,9 @@ WRONG = [
     (["task.alpha=0"], "task.alpha", "0", "0.001 or more"),
     (["network.name=activity-cnn", "network.norm=layer"], "network.norm", "layer", "'batch'"),
     # combinations that do nothing or can't be
-    (["training.optimizer=adam"], "training", "momentum", "remove momentum"),
+    (["training.optimizer=adam", "training.momentum=0.9"], "training", "momentum", "remove momentum"),
+    (["training.momentum=0.9", "training.optimizer=adamw"], "training", "momentum", "remove momentum"),
+    (["training.warmup=2"], "training", "warmup", "give fewer"),
     (["training.betas=[0.8, 0.9]"], "training", "betas", "optimizer=adam"),
     (
         ["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9, 1.0]"],
@@ -399,7 +402,9 @@ OTHERS = {
     "training.truncate": True,
     "training.local_steps": 5,
     "training.nesterov": True,
+    "training.optimizer": "adam",
     "training.schedule": "poly",
+    "training.warmup": 1,
     "training.clip": 1.0,
     "training.class_weights": "balanced",
     "participation.sites": "[hospital-a, hospital-b]",
@@ -423,7 +428,7 @@ OTHERS = {
     "protocol": "paper",
 }
 # Changing one of these alone is refused
-BOUND = {"training.optimizer", "training.betas", "network.name", "privacy", "layers"}
+BOUND = {"training.betas", "network.name", "privacy", "layers"}
 
 
 def keys_of(values: dict, prefix: str = "") -> set[str]:
@@ -435,16 +440,42 @@ def keys_of(values: dict, prefix: str = "") -> set[str]:
 
 def test_the_hash_changes_with_any_value() -> None:
     plan = make_plan("fedprox")
-    assert keys_of(plan.resolved()) == OTHERS.keys() | BOUND  # a new key needs a line above
+    unsaid = {"training.warmup"}  # where it says nothing, a plan keeps the hash that it had before there was such a key
+    assert keys_of(plan.resolved()) | unsaid == OTHERS.keys() | BOUND  # a new key needs a line above
     hashes = {plan.hash}
     for key, value in OTHERS.items():
         changes = [f"{key}={value}"]
         if key == "task.name":
             changes.append("network.name=small-cnn")
         hashes.add(plan.with_changes(changes).hash)
-    adam = plan.with_changes(["training.optimizer=adam", "training.momentum=0"])
-    hashes |= {adam.hash, adam.with_changes(["training.betas=[0.8, 0.999]"]).hash}
-    assert len(hashes) == 1 + len(OTHERS) + 2
+    hashes.add(plan.with_changes(["training.optimizer=adam", "training.betas=[0.8, 0.999]"]).hash)
+    assert len(hashes) == 1 + len(OTHERS) + 1
+
+
+def test_another_optimizer_brings_its_own_numbers() -> None:
+    plan = make_plan().with_changes(
+        ["training.learning_rate=0.3", "training.momentum=0.9", "training.weight_decay=0.2"]
+    )
+
+    def numbers(*changes: str) -> tuple:
+        own = plan.with_changes(changes).training
+        return own.optimizer, own.learning_rate, own.weight_decay, own.momentum, own.betas
+
+    usual = (0.9, 0.999)
+    assert numbers("training.optimizer=adam") == ("adam", 0.001, 0.0, 0.0, usual)
+    assert numbers("training.optimizer=adamw") == ("adamw", 0.001, 0.01, 0.0, usual)
+    assert numbers("training.optimizer=sgd") == ("sgd", 0.3, 0.2, 0.9, usual)  # it was that already
+    for changes in permutations(["training.learning_rate=0.1", "training.optimizer=adam", "training.betas=[0.8, 0.9]"]):
+        assert numbers(*changes) == ("adam", 0.1, 0.0, 0.0, (0.8, 0.9))
+    back = plan.with_changes(["training.optimizer=adam"]).with_changes(["training.optimizer=sgd"]).training
+    assert (back.learning_rate, back.momentum) == (0.01, 0.0)
+
+
+def test_a_plan_without_warm_up_keeps_its_hash() -> None:
+    """The hash is over the keys that the plan has: without warm-up those that there were before."""
+    plan = make_plan()
+    assert "warmup" not in plan.resolved()["training"] and "warmup" not in plan.to_yaml()
+    assert plan.with_changes(["training.warmup=1"]).with_changes(["training.warmup=0"]).hash == plan.hash
 
 
 def test_a_plan_cannot_be_changed() -> None:

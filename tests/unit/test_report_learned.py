@@ -69,7 +69,8 @@ def test_the_headline_says_whether_a_model_is_better_than_guessing(
     ],
 )
 def test_the_headline_says_whether_training_ended_too_early(curve: list[float], rises: bool, tmp_path: Path) -> None:
-    assert ("The model is still rising." in page_of(tmp_path, "accuracy", 0.9, curve)) == rises
+    told = page_of(tmp_path, "accuracy", 0.9, curve)
+    assert ("The model is still rising." in told) == ("RUN --more 20" in told) == rises
 
 
 @pytest.mark.parametrize("rounds", [6, 12, 30])

@@ -73,8 +73,7 @@ def check_disk(output: Path, plan: Plan | None, free: Callable[[Path], int]) -> 
 def weights_of(plan: Plan) -> tuple[int, int]:
     """Bytes of all the method's networks, and of what optimizers keep beside them at most."""
     weights = sum(tensor.nbytes for module in plan.layout().values() for tensor in module.state_dict().values())
-    slots = 2 if plan.training.optimizer == "adam" else int(plan.training.momentum > 0)
-    return weights, slots * weights
+    return weights, plan.training.memories * weights
 
 
 def kept(plan: Plan) -> int:

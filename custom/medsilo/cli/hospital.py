@@ -224,7 +224,7 @@ def _visit(
     from medsilo.check.kit import read_kit
     from medsilo.check.visit import Visit
     from medsilo.core.text import is_safe_name
-    from medsilo.flare.jobs import CUSTOM, find_job, plan_of, scope_of
+    from medsilo.flare.jobs import find_job, has_code, plan_of, scope_of
     from medsilo.plan import load_plan
     from medsilo.site.settings import SiteSettings
     from medsilo.tasks.sources import DataSource
@@ -250,6 +250,6 @@ def _visit(
     site = site or "this-site"
     if not is_safe_name(site):
         raise MedsiloError(f"--site {site!r} has odd characters; use letters, digits, '.', '_' and '-'")
-    scope, carries_code = (scope_of(job), (job / CUSTOM).is_dir()) if job else (None, False)
+    scope, carries_code = (scope_of(job), has_code(job)) if job else (None, False)
     source = DataSource(folder=data) if data else None
     return Visit(site, plan, scope, carries_code, local, kit, source, accept=accept)

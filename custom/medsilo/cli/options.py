@@ -94,7 +94,9 @@ SITE_CONFIG = "a folder with a medsilo.yaml, which describes the data and names 
 SITE_CONFIGS = f"{SITE_CONFIG}; a site with a folder of its name in it, with a medsilo.yaml, has that"
 DATA = "folder with the sites' data, for tasks that need one"
 
-A_JOB = typer.Argument(help="a job's folder, for example jobs/fedavg, or the name of a job in ./jobs")
+A_JOB = typer.Argument(
+    help="a job's folder, for example jobs/fedavg, or the name of one that comes with medsilo, for example fedavg"
+)
 Job = Annotated[str, A_JOB]
 JobOrNone = Annotated[str | None, A_JOB]
 PlanFile = Annotated[

@@ -61,19 +61,28 @@ def run(
     device: options.Device = None,
     data: options.Data = None,
     site_config: options.SiteConfigs = None,
+    more: Annotated[
+        int | None, option("N", "JOB is a finished run: train it so many rounds further, in a new folder", min=1)
+    ] = None,
 ) -> None:
     """Run a job in NVFlare's simulator, with all its sites on this machine.
 
-    Prints a line per site and round; leaves a folder with models, scores and report.html (docs/run-tree.md).
+    Prints a line per site and round; leaves a folder with models, scores and report.html (docs/run-tree.md). With
+    --more a finished run goes on from its last round, with all that server and sites remember.
     """
     screen.in_lines = True
+    if more:
+        if plan or changes:
+            raise MedsiloError("--more trains a run further as it was; leave out --plan and --set, or run the job anew")
+        _train_further(screen, Path(job), more, out, name, engine, (device, data, site_config), threads)
+        return
     screen.begin(f"reading the plan of {job}")
     from medsilo.core.text import is_safe_name
     from medsilo.flare.jobs import find_job, plan_of
     from medsilo.runs.record import new_study
 
     found = find_job(job)
-    study = plan_of(found, changes, plan)
+    study = plan_of(found, changes, plan, here=True)
     if plan:
         screen.say(f"{plan} with the job's method, {study.algorithm.title}")
     if name and not is_safe_name(name):
@@ -82,6 +91,36 @@ def run(
     settings = options.settings_of(device, data, site_config, **ALL_MINE)
     screen.say(*(f"caution: {line}" for line in study.cautions(study.participation.sites)))
     _study(screen, study, folder, settings, job=found if engine == "simulator" else None, threads=threads)
+    conclude(screen, folder)
+
+
+def _train_further(
+    screen: Screen,
+    run: Path,
+    more: int,
+    out: Path,
+    name: str,
+    engine: str,
+    given: tuple[Any, Any, Any],
+    threads: int | None,
+) -> None:
+    """Train a finished run further, in a folder of its own, where it was run before. given: device, data, settings."""
+    screen.begin(f"reading {run}")
+    from medsilo.runs.longer import Longer
+    from medsilo.study.judging import run_settings
+
+    longer = Longer(run, more)
+    folder = out / (name or f"{run.resolve().name}-to-{longer.plan.rounds}")
+    settings = options.settings_of(*given, run_settings(run), **ALL_MINE)
+    job = folder / paths.JOB if (run / paths.JOB).is_dir() and engine == "simulator" else None
+    longer.begin(folder)
+    if job:
+        from medsilo.flare.simulator import prepare_longer
+
+        prepare_longer(run, longer.plan, folder)
+    told = longer.difference
+    screen.say(f"goes on after round {longer.done} of {run}" + (f"; caution: {told}" if told else ""))
+    _study(screen, longer.plan, folder, settings, job=job, threads=threads, resumes=True)
     conclude(screen, folder)
 
 

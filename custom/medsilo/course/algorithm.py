@@ -47,6 +47,7 @@ class Algorithm(Section):
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     personal: ClassVar[bool] = False  # whether each hospital ends with a model of its own
     at_home: ClassVar[tuple[str, ...]] = ()  # networks that learn by exact steps where privacy is promised
+    paced: ClassVar[bool] = False  # a round's work depends on how many rounds there are
     own_step: ClassVar[bool] = False  # the step is the method itself, so it can't be a perturbed one
 
     name: str

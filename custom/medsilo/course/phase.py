@@ -27,7 +27,7 @@ class Blueprint:
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] | None
     channels: int
-    sites: Sequence[str]  # that train, in sorted order; empty when the plan names none
+    sites: Sequence[str]  # that train, in sorted order; as many as the plan needs, where it names none
 
     def __call__(self) -> nn.Module:
         return self.make()

@@ -10,6 +10,7 @@ from medsilo.runs.messages import MOST_VALUES
 SLACK = 8 << 20  # bytes of everything beside tensors
 WIDER = 2  # a hospital's filters may send a tensor in a type of twice its bytes
 BESIDE = 2 * MOST_VALUES  # values beside those of tensors, sites and counts
+MOST_UNNAMED = 32  # sites that a request may be for, until the first one has said for how many it is
 PER_TENSOR = 32  # values that a tensor's name, type and reference are
 
 
@@ -28,6 +29,8 @@ def answer_bounds(plan: Plan) -> Bounds:
 
 def request_bounds(plan: Plan) -> Bounds:
     """Return the bounds of what the server may send to a site."""
+    if not plan.participation.sites:
+        plan = plan.among(f"site-{number}" for number in range(max(MOST_UNNAMED, plan.participation.required)))
     own = _bounds(plan, lambda phase: phase.given)
     return replace(own, size=own.size + sum(plan.network.files.values()))
 

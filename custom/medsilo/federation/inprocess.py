@@ -58,9 +58,7 @@ def run(
 
     resume: goes on from the folder's last checkpoint. kind: makes each site, to watch it.
     """
-    if not plan.participation.sites:
-        raise MedsiloError("zero sites: name them in participation.sites")
-    record, settings = Record(folder), settings or SiteSettings()
+    plan, record, settings = plan.on_one_machine, Record(folder), settings or SiteSettings()
     settings.check_sites(plan.participation.everyone)
     if plan.algorithm.pooled:
         _run_central(plan, record, resume, settings, on_round)

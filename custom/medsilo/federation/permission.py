@@ -62,15 +62,15 @@ class Permission:
         if self.approvals is None:
             return None
         try:
-            decision = self.approvals.last(self.place.plan.hash)
+            decision = self.approvals.last(self.place.asked.hash)
         except MedsiloError as error:
             raise Refused(str(error), private=error.private) from error
-        plan = f"plan {self.place.plan.hash}"
+        plan = f"plan {self.place.asked.hash}"
         if decision is None:
             self._keep()
             raise Refused(self._refusal(f"has not approved {plan}"))
         told = self.place.sites if sites is None else sites
-        own = self.place.plan.participation.everyone
+        own = self.place.asked.participation.everyone
         if objection := decision.objection(plan, own, told, number, self.approvals.data, time.time()):
             raise Refused(self._refusal(objection))
         return decision
@@ -83,14 +83,14 @@ class Permission:
 
     def _refusal(self, objection: str) -> str:
         return (
-            f"this hospital {objection}; its engineer decides there: medsilo approve {self.place.plan.hash} --kit KIT"
+            f"this hospital {objection}; its engineer decides there: medsilo approve {self.place.asked.hash} --kit KIT"
         )
 
     def _keep(self) -> None:
         assert self.approvals
         asked = AskingPlan(
-            plan=self.place.plan.resolved(),
-            hash=self.place.plan.hash,
+            plan=self.place.asked.resolved(),
+            hash=self.place.asked.hash,
             study=self.place.study[:200],
             lead=self.place.lead[:200],
             sites=tuple(self.place.sites),

@@ -66,6 +66,12 @@ class Place:
     folder: Path  # the site's, of the study
     lead: str = ""  # who submitted the study, as far as it is known
     kit: KitFiles | None = None  # what the site signs with
+    submitted: Plan | None = None  # the job's, where it names no hospitals and `plan` does
+
+    @property
+    def asked(self) -> Plan:
+        """Return the plan that hospitals are asked to approve: as it was submitted."""
+        return self.submitted or self.plan
 
     @staticmethod
     def with_noise(exact: Tensor, deviation: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.presence import Presence
 from medsilo.flare.transport import Away, FlareTransport, Longest
 from medsilo.flare.wire import as_model, let_tensors_travel, to_shareable
-from medsilo.plan import Plan
+from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
@@ -120,6 +121,7 @@ class MedsiloController(Controller):
         record.claim(workspace.submitter_of(fl_ctx), resume)
         before = record.summary()
         sites = [client.name for client in fl_ctx.get_engine().get_clients()]
+        plan = self._among(plan, record if resume else None, sites)
         away: Away = died
         longest: Longest = float
         if self.engine == "nvflare":
@@ -145,6 +147,13 @@ class MedsiloController(Controller):
             # What lies in the folder is another job's until this one has written its summary.
             if self.engine == "nvflare" and record.summary() != before:
                 workspace.publish(record.folder, fl_ctx)
+
+    @staticmethod
+    def _among(plan: Plan, begun: Record | None, sites: Sequence[str]) -> Plan:
+        """Return the plan for those who are there, where it names no hospitals, or who were when its study began."""
+        if begun:
+            sites = load_plan(begun.folder / paths.PLAN).participation.sites
+        return plan.among(sites) if len(sites) >= plan.participation.required else plan  # else it does not begin
 
     def _look_for_sites(self, plan: Plan, fl_ctx: FLContext) -> Presence:
         """Learn from now on who is there."""

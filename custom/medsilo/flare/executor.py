@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
@@ -41,8 +41,9 @@ from medsilo.flare.patience import Patience
 from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
+from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.schema import DiaryLine
 from medsilo.site.approvals import MOST_ROUNDS
 
@@ -77,6 +78,7 @@ class MedsiloExecutor(Executor):
         self.working: tuple[Site, Clock] | None = None  # this site in the study, and how long it works for that
         self.folder: Path | None = None  # of this site in the study
         self.give_back: Callable[[], None] | None = None  # the study's place at this hospital
+        self.gate: Gate | None = None  # where the job's plan can be read
         self.measured = False  # the plan sets no limit for an answer
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
 
@@ -100,6 +102,7 @@ class MedsiloExecutor(Executor):
         with suppress(Exception):
             plan = plan_of_job(fl_ctx)
             gate.allow(request_bounds(plan))
+            self.gate = gate
             PatientRequests(cell, Patience.of(plan))
             self.measured = plan.participation.limit is None
 
@@ -146,7 +149,8 @@ class MedsiloExecutor(Executor):
         """Return this site in the parcel's study, and its clock; asked once per process, unless it is refused."""
         check_package(package_facts(), parcel.facts.get("package"))
         study, site = parcel.facts["study"], fl_ctx.get_identity_name()
-        plan, settings = plan_of_job(fl_ctx), settings_of_site(fl_ctx)
+        submitted, settings = plan_of_job(fl_ctx), settings_of_site(fl_ctx)
+        plan = self._among(submitted, Request.received(parcel.facts).sites, site)
         check_packages(plan.code, parcel.facts["package"])
         if not is_safe_name(study):
             raise Refused("the study's name has odd characters")
@@ -154,13 +158,24 @@ class MedsiloExecutor(Executor):
         if plan.hash != parcel.facts["plan"]:
             raise Refused("the job's plan at this site differs from the server's; submit the job again")
         lead = submitter_of(fl_ctx) or ""
-        place = Place(plan, site, parcel.facts["sites"], settings, self.folder, lead, kit_of(fl_ctx))
+        place = Place(plan, site, parcel.facts["sites"], settings, self.folder, lead, kit_of(fl_ctx), submitted)
         permission = Permission(place)
         permission.begin()
         self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
         clock = Clock(settings.limits)
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
         return answering(place, permission, self.participant_class), clock
+
+    def _among(self, plan: Plan, sites: Sequence[str], site: str) -> Plan:
+        """Return the plan for the sites that the server tells, where it names none itself."""
+        if plan.participation.sites:
+            return plan
+        if site not in sites:
+            raise Refused("this site is not among those that the server tells")
+        plan = plan.among(sites)
+        if self.gate:
+            self.gate.allow(request_bounds(plan))
+        return plan
 
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
         """The whole story, which may name files and patients, into a file of this site: NVFlare's logs may leave it."""

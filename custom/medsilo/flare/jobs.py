@@ -11,8 +11,9 @@ from typing import Any
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
+from medsilo.flare.job_source import SHIPPED, shipped, shipped_jobs, values_of
 from medsilo.flare.patience import Patience, limits
-from medsilo.plan import Plan, load_plan
+from medsilo.plan import Plan, parse_plan, read_plan
 from medsilo.registry import ANY
 from medsilo.runs import paths
 from medsilo.site.policy import CONTROLLERS, EXECUTOR
@@ -22,6 +23,14 @@ CONFIG = Path("app/config")
 SERVER, CLIENT = "config_fed_server.json", "config_fed_client.json"
 PLAN = CONFIG / paths.PLAN
 CUSTOM = Path("app/custom")
+# A job without code has this file where code would be: NVFlare takes its classes for the job's own then, and asks a
+# site's class_allow_list for none. What is submitted has it not, and a hospital's list holds.
+NO_CODE = CUSTOM / "README.md"
+NO_CODE_TOLD = """\
+This job brings no code: its classes are those of the medsilo that is installed at every site. NVFlare lets a job's
+classes in where the job has a folder `app/custom`, as this one, or where the site's `class_allow_list` names them.
+`medsilo submit` leaves this folder out, for hospitals that let no job bring code.
+"""
 JOBS = Path("jobs")  # where a job is looked for by its name alone
 CONTROLLER = CONTROLLERS[0]
 
@@ -56,42 +65,51 @@ def job_files(
 
 
 def find_job(job: str | Path) -> Path:
-    """Return the folder of a job, given as such or as the name of a job in ./jobs; an error says what is near."""
+    """Return the folder of a job, given as such or as the name of a job in ./jobs, or else the plan of one that comes
+    with medsilo; an error says what is near."""
     folder = Path(job)
-    if (folder / PLAN).is_file():
+    if (folder / PLAN).is_file() or folder.is_relative_to(SHIPPED):
         return folder
     inside = next((above for above in folder.parents if (above / PLAN).is_file()), None)
     if inside:
         raise MedsiloError(f"{folder} lies in a job; give the job's folder, {inside}, and another plan with --plan")
     if folder.is_file():
         raise MedsiloError(f"{folder} is no job but a file; give the job's folder, and a plan with --plan")
+    if (folder / paths.PLAN).is_file() and (folder / paths.ROUNDS).is_file():
+        raise MedsiloError(f"{folder} is no job but a run; to train it further: medsilo run {folder} --more 20")
     if folder.parent == Path() and (JOBS / folder / PLAN).is_file():
         return JOBS / folder
+    if not folder.exists() and (own := shipped(folder)):
+        return own
     if folder.name == "central":
         raise MedsiloError(
-            "central pools all data, so it is no job: medsilo run jobs/local --set algorithm.name=central --engine "
+            "central pools all data, so it is no job: medsilo run local --set algorithm.name=central --engine "
             "inprocess, or beside others: medsilo compare --methods central,fedavg"
         )
-    around = folder.parent if folder.parent.is_dir() and folder.parent != Path() else JOBS
-    known = sorted(path.parents[2].name for path in around.glob("*/app/config/plan.yaml"))
+    there = {path.parents[2].name: path.parents[2] for path in folder.parent.glob(f"*/{PLAN.as_posix()}")}
+    known = there or {name: Path(name) for name in shipped_jobs()}
     near = get_close_matches(folder.name, known, 1)
-    hint = f"did you mean {around / near[0]}?" if near else f"jobs in {around}: {', '.join(known) or 'none'}"
+    hint = f"did you mean {known[near[0]]}?" if near else f"jobs: {', '.join(sorted(known))}"
     raise MedsiloError(f"no job at {folder}: it needs {PLAN}; {hint}")
 
 
 def plan_of(
-    job: Path | str, changes: Iterable[str] = (), plan: Path | None = None, allowed: Collection[str] = ANY
+    job: Path | str,
+    changes: Iterable[str] = (),
+    plan: Path | None = None,
+    allowed: Collection[str] = ANY,
+    here: bool = False,
 ) -> Plan:
     """Return the plan of a job or of a plan's file, or another in its place, with `a.b=value` changes.
 
-    The method is the job's, whatever method the other plan is of. `allowed` as in `load_plan`.
+    The method is the job's, whatever method the other plan is of. `allowed` and `here`: as in `parse_plan`.
     """
     is_file = Path(job).suffix in (".yaml", ".yml") or Path(job).is_file()
-    own = Path(job) if is_file else find_job(job) / PLAN
+    own = Path(job) if is_file else find_job(job)
     if plan is None:
-        return load_plan(own, changes, allowed)
-    method = load_plan(own, allowed=allowed).algorithm
-    chosen = load_plan(plan, changes, allowed, method)
+        return parse_plan(_values(own), changes, allowed, here)
+    method = parse_plan(_values(own), allowed=allowed).algorithm
+    chosen = parse_plan(read_plan(plan, method), changes, allowed, here)
     if chosen.algorithm.name != method.name:
         raise MedsiloError(
             f"--set algorithm.name={chosen.algorithm.name}: the job's method is {method.name}; leave it out, or give "
@@ -100,9 +118,22 @@ def plan_of(
     return chosen
 
 
+def _values(job: Path) -> Any:
+    """Return the plan of a job's folder, of a plan's file, or of a job that comes with medsilo, as it was written."""
+    if job.is_relative_to(SHIPPED):
+        return values_of(job)
+    return read_plan(job / PLAN if (job / PLAN).is_file() else job)
+
+
+def has_code(job: Path) -> bool:
+    """Return whether a job brings code of its own."""
+    return any(path.is_file() and path != job / NO_CODE for path in (job / CUSTOM).rglob("*"))
+
+
 def scope_of(job: Path | str) -> str | None:
     """Return the privacy scope that a job's meta.json asks for."""
-    return _meta(find_job(job)).get("scope")
+    found = find_job(job)
+    return None if found.is_file() else _meta(found).get("scope")
 
 
 def _meta(job: Path) -> dict[str, Any]:
@@ -117,6 +148,7 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
     resources and scope."""
     if destination.exists():
         raise MedsiloError(f"{destination} exists; choose another place or remove it")
+    job = None if job and job.is_file() else job  # one that comes with medsilo has the canonical form
     for path, content in canonical_job(plan).items():
         if job and path.name == META:
             own = {key: content[key] for key in ("name", "min_clients", "deploy_map")}  # these the plan says
@@ -129,7 +161,7 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
                 workflow["args"] = {**workflow.get("args", {}), **controller_args}
         write_json(destination / path, content)
     write_text(destination / PLAN, plan.to_yaml())
-    if job and (job / CUSTOM).is_dir():
+    if job and has_code(job):
         shutil.copytree(job / CUSTOM, destination / CUSTOM, ignore=shutil.ignore_patterns("__pycache__"))
 
 

@@ -24,7 +24,7 @@ from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import write_json, write_text
 from medsilo.core.lifeline import end_with
 from medsilo.core.text import size_text
-from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, SERVER, check_components, write_job
+from medsilo.flare.jobs import CONFIG, PLAN, SERVER, check_components, has_code, write_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
@@ -87,9 +87,7 @@ def run(
             f"{plan.algorithm.name} pools all data, which NVFlare never does: give --engine inprocess, or compare it: "
             f"medsilo compare --methods {plan.algorithm.name},fedavg"
         )
-    if not plan.participation.sites:
-        raise MedsiloError("the simulator needs named sites; give --set participation.sites=[hospital-a,hospital-b]")
-    record = Record(folder.resolve())
+    plan, record = plan.on_one_machine, Record(folder.resolve())
     _check_sources(plan, settings)
     taken = (paths.JOB, paths.CHECKPOINTS, paths.NVFLARE)
     if not record.make_way() or any((record.folder / name).exists() for name in taken):
@@ -105,6 +103,11 @@ def run(
             with suppress(OSError):  # its log stays, if there is any
                 record.folder.rmdir()
         raise
+
+
+def prepare_longer(run: Path, plan: Plan, folder: Path) -> None:
+    """Write the job with which a run goes on that was trained further than another, which NVFlare ran, too."""
+    write_job(folder / paths.JOB, plan, run / paths.JOB, study=folder.name, engine="simulator")
 
 
 def resume(
@@ -301,7 +304,7 @@ def main() -> int:
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
     count, plan = len(sites.split(",")), (Path(job) / PLAN).absolute()
-    forked = sys.platform == "linux" and not (Path(job) / CUSTOM).is_dir()  # code that sites import in place of ours
+    forked = sys.platform == "linux" and not has_code(Path(job))  # code that sites import in place of ours
     begin = partial(forks.begin, plan, lasting=int(threads) == count) if forked else lambda: None
     runner = patient_simulator(job, workspace, sites, int(threads), start_limit(count), begin, until_begun)
     with sites_started_by(forks.ForkedSite) if forked else nullcontext():

@@ -42,10 +42,25 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
     if kit is None:
         site = fl_ctx.get_identity_name()
         return SiteSettings.read(local / site if (local / site / FILE_NAME).is_file() else local)
+    if not (local / FILE_NAME).exists() and _needs_no_settings(fl_ctx):
+        accepted_of(kit).check()  # it has not just gone
+        return SiteSettings()
     check_there(local)
     settings = SiteSettings.read(local)
     accepted_of(kit).begin(settings)
     return settings
+
+
+def _needs_no_settings(fl_ctx: FLContext) -> bool:
+    """Return whether settings say nothing of the job's data: they are synthetic, or a training script's own.
+
+    So it runs with a kit such as `nvflare poc` makes.
+    """
+    path = file_of_job(fl_ctx, paths.PLAN)
+    if not path.exists():
+        return False
+    task = load_plan(path, allowed=()).task
+    return task.synthetic or task.scripted
 
 
 def kit_of(fl_ctx: FLContext, of: str = "client") -> KitFiles | None:

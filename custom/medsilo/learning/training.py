@@ -1,6 +1,7 @@
 """Describe how a site trains: the numbers of the plan's `training` section and the optimizer that follows from them."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from inspect import unwrap
 from typing import Annotated, Any, Literal, Self
@@ -13,6 +14,13 @@ from medsilo.core.section import Feature
 
 POWER = 0.9  # of nnU-Net's schedule
 MOST_EPOCHS = 100_000  # of a study at each site
+# The numbers that belong to one optimizer and say little about another: what is usual for each, where --set chooses it.
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
+    "adam": {"learning_rate": 0.001, "weight_decay": 0.0},
+    "adamw": {"learning_rate": 0.001, "weight_decay": 0.01},
+}
+OWN_NUMBERS = ("learning_rate", "weight_decay", "momentum", "nesterov", "betas")
 Beta = Annotated[float, Field(ge=0, lt=1)]
 ClassWeights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=2, max_length=4096)]
 
@@ -39,16 +47,34 @@ class Training(Feature):
         le=65_536,
         description="cases per step; a last batch of one case is left out because batch norm can't use it",
     )
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="the optimizer at the sites")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd",
+        description="the optimizer at the sites. Where `--set` chooses another than the plan's, that one's numbers "
+        "don't carry over: `learning_rate` is 0.01 for `sgd` and 0.001 for the others, `weight_decay` 0.01 for `adamw` "
+        "and else 0, unless they are set, too",
+    )
     learning_rate: float = Field(0.01, ge=1e-8, le=1000, description="its learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `sgd`")
     nesterov: bool = Field(False, description="whether that momentum is Nesterov's")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="decay rates of `adam`")
-    weight_decay: float = Field(0.0, ge=0, le=1, description="weight decay of either")
-    schedule: Literal["constant", "poly"] = Field(
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="decay rates of `adam` and `adamw`")
+    weight_decay: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="weight decay: within the gradient for `sgd` and `adam`, apart from it for `adamw`",
+    )
+    schedule: Literal["constant", "poly", "cosine"] = Field(
         "constant",
         description="`poly`: in round r of R the learning rate is multiplied by (1 − (r − 1) / R)^0.9, as nnU-Net does "
-        "from epoch to epoch",
+        "from epoch to epoch. `cosine`: by (1 + cos(π (r − 1) / R)) / 2. Both count from the first round after the "
+        "warm-up",
+    )
+    warmup: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        exclude_if=lambda rounds: rounds == 0,  # plans without one keep their hashes
+        description="rounds W of warm-up: in round r of these the learning rate is multiplied by r / (W + 1)",
     )
     clip: float | None = Field(
         None,
@@ -74,12 +100,16 @@ class Training(Feature):
 
     @model_validator(mode="after")
     def _numbers_that_do_nothing(self) -> Self:
-        if self.optimizer == "adam" and self.momentum:
-            raise ValueError("momentum belongs to sgd; adam has betas: remove momentum or choose optimizer=sgd")
+        if self.optimizer != "sgd" and self.momentum:
+            raise ValueError(
+                f"momentum belongs to sgd; {self.optimizer} has betas: remove momentum or choose optimizer=sgd"
+            )
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov is a kind of momentum; set momentum, or nesterov=false")
         if self.optimizer == "sgd" and "betas" in self.model_fields_set and self.betas != (0.9, 0.999):
             raise ValueError("betas belong to adam; sgd has momentum: remove betas or choose optimizer=adam")
+        if self.warmup >= self.rounds:
+            raise ValueError(f"warmup: {self.warmup} rounds of warm-up leave none of {self.rounds}; give fewer")
         if self.rounds * self.local_epochs > MOST_EPOCHS:
             raise ValueError(f"rounds times local_epochs is over {MOST_EPOCHS} passes over the data; lower one of them")
         return self
@@ -106,21 +136,41 @@ class Training(Feature):
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """The torch optimizer of this plan."""
-        numbers = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
-        if self.optimizer == "adam":
-            made = uncompiled(optim.Adam)(parameters, betas=self.betas, **numbers)
-        else:
+        numbers: dict[str, Any] = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
+        if self.optimizer == "sgd":
             made = uncompiled(optim.SGD)(parameters, momentum=self.momentum, nesterov=self.nesterov, **numbers)
+        else:
+            kind = optim.Adam if self.optimizer == "adam" else optim.AdamW
+            made = uncompiled(kind)(parameters, betas=self.betas, **numbers)
         if self.clip:
             made.register_step_pre_hook(_clipping(self.clip))
         return made
 
+    @property
+    def memories(self) -> int:
+        """The numbers that the optimizer remembers of each weight."""
+        return 2 if self.optimizer != "sgd" else int(self.momentum > 0)
+
+    @property
+    def paced(self) -> bool:
+        """Return whether a round's learning rate depends on how many rounds there are."""
+        return self.schedule != "constant"
+
+    def pace(self, number: int, rounds: int) -> float:
+        """Return what the learning rate is multiplied by in a round of so many."""
+        if number <= self.warmup:
+            return number / (self.warmup + 1)
+        gone, all_of_them = number - 1 - self.warmup, rounds - self.warmup
+        if self.schedule == "poly":
+            return (1 - gone / all_of_them) ** POWER
+        return (1 + math.cos(math.pi * gone / all_of_them)) / 2 if self.schedule == "cosine" else 1.0
+
     def begin_round(self, optimizer: optim.Optimizer, number: int, rounds: int) -> None:
         """Give an optimizer the learning rate of a round."""
-        if self.schedule == "constant":
+        if not self.paced and not self.warmup:
             return
         for group in optimizer.param_groups:
-            group["lr"] = group.setdefault("initial_lr", group["lr"]) * (1 - (number - 1) / rounds) ** POWER
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * self.pace(number, rounds)
 
 
 @cache

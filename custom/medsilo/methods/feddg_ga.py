@@ -23,6 +23,7 @@ class FedDGGA(WeighingMethod):
 
     title = "FedDG-GA"
     paper = "Zhang et al. 2023"
+    paced = True
 
     name: Literal["feddg-ga"] = "feddg-ga"
     step: float = Field(0.2, gt=0, le=1, description="d: how far the weights move in the first round, all together")

@@ -141,8 +141,6 @@ class FedRDN(Averaging):
         return self
 
     def networks(self, build: Blueprint) -> Modules:
-        if not build.sites:
-            raise PlanError("participation.sites: fedrdn draws one hospital of all, so the plan has to name them")
         if build.shape is not None and len(build.shape) < 2:
             raise PlanError("algorithm.name: fedrdn normalises images, and a table's columns are none; choose fedavg")
         return {"model": build(), INPUT: ChannelNorm(len(build.sites), build.channels)}

@@ -133,8 +133,6 @@ class ModelsAndSelector(Algorithm):
 
     # The networks
     def networks(self, build: Blueprint) -> Modules:
-        if not build.sites:
-            raise PlanError(f"participation.sites: {self.name} tells hospitals apart, so the plan has to name them")
         if "global" in build.sites:
             raise PlanError(f"participation.sites: 'global' is {self.name}'s model of all hospitals; rename that site")
         modules = self.trained_models(build)

@@ -220,10 +220,11 @@ def _hardly(run: RunResult) -> bool:
     return -BELOW <= _better(run) < (LITTLE_OVERLAP if run.summary.metric == "dice" else LITTLE)
 
 
+RISING, FURTHER = "is still rising", "'medsilo run RUN --more 20' trains a run further."
 SAID: dict[str, tuple[str, Callable[[RunResult], bool]]] = {
     "is below guessing": ("Below guessing", lambda run: _better(run) < -BELOW),
     "has hardly learned": ("Hardly better than guessing", _hardly),
-    "is still rising": ("Still rising after the last round", is_still_rising),
+    RISING: ("Still rising after the last round", is_still_rising),
 }
 
 
@@ -236,4 +237,5 @@ def learned(subjects: Sequence[Subject]) -> str:
         named = [label for label, own in found.items() if own and statistics.fmean(own) > 0.5]
         if named:
             words.append(f" The model {one}." if len(subjects) == 1 else f" {several}: {', '.join(named)}.")
+            words.append(f" {FURTHER}" if one == RISING else "")
     return "".join(words)

@@ -347,7 +347,7 @@ class ScriptSite:
         self.plan, self.site, self.output, self.data, self.evaluate = plan, site, output, data, evaluate
         assert isinstance(plan.network, ScriptNetwork)
         plan.network.make_by(model)
-        self._make = lambda folder: ScriptState(plan, site, folder, model, optimizer, scheduler)
+        self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler)
         self.state: ScriptState
         self.work: Work | None = None
         self.asked: Request | None = None
@@ -360,6 +360,7 @@ class ScriptSite:
         """Answer a parcel; None where the script has to train first."""
         asked = self.asked = Request.received(parcel.facts)
         self.started = time.monotonic()
+        self.plan = self.plan.among(asked.sites)
         if asked.plan != self.plan.hash:
             raise Refused("the job's plan at this site differs from the server's; submit the job again")
         self.sites = sorted(self.plan.participation.sites or asked.sites)

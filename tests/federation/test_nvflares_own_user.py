@@ -1,0 +1,111 @@
+"""Jobs as NVFlare's own user runs them: the folder as it is, by `nvflare simulator` and in POC mode."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from medsilo.federation import inprocess
+from medsilo.flare.jobs import PLAN, plan_of
+from medsilo.runs import paths
+from medsilo.runs.reading import read_summary
+from medsilo.site.settings import SiteSettings
+from tests.conftest import METHODS, SITES
+from tests.federation.test_simulator import assert_same_outcome
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+NVFLARE = Path(sys.executable).with_name("nvflare")
+ENDED = 1800.0  # seconds
+THREE = ["site-1", "site-2", "site-3"]
+
+
+def short(method: str, folder: Path, rounds: int = 1) -> Path:
+    """The job with fewer rounds."""
+    job = folder / method
+    shutil.copytree(JOBS / method, job, ignore=shutil.ignore_patterns("plans"))
+    plan = (job / PLAN).read_text()
+    (job / PLAN).write_text(plan.replace("rounds: 8", f"rounds: {rounds}"))
+    return job
+
+
+def nvflare(folder: Path, *words: str | Path, code: int = 0, **environment: str) -> str:
+    """Run a command of NVFlare's, which must end with this code; returns what it said."""
+    folder.mkdir(exist_ok=True)
+    home = {**os.environ, "HOME": str(folder), "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run([NVFLARE, *words], cwd=folder, env=home, capture_output=True, text=True, timeout=ENDED)
+    said = f"{done.stdout}\n{done.stderr}"
+    assert done.returncode == code, said
+    return said
+
+
+def simulated(job: Path, folder: Path, *options: str) -> Path:
+    """Run NVFlare's simulator; returns the study's folder with those of its sites in it."""
+    said = nvflare(folder, "simulator", job, "-w", folder / "workspace", *options)
+    studies = [*folder.glob("workspace/server/medsilo/*/summary.json")]
+    assert len(studies) == 1, said
+    (study,) = (path.parent for path in studies)
+    for own in folder.glob(f"workspace/*/medsilo/{study.name}/{paths.SITES}/*"):
+        shutil.copytree(own, study / paths.SITES / own.name)
+    return study
+
+
+def alone(job: Path, folder: Path, sites: list[str]) -> Path:
+    """The same in one process."""
+    inprocess.run(plan_of(job).among(sites), folder=folder, settings=SiteSettings(device="cpu"))
+    return folder
+
+
+@pytest.mark.first
+@pytest.mark.parametrize(
+    ("method", "options", "sites"),
+    [
+        ("fedsm", ["-n", "3", "-t", "3"], THREE),  # its plan must know the sites, and names none
+        pytest.param("fedbn", ["-c", ",".join(SITES), "-t", "3"], SITES, marks=pytest.mark.slow),
+        pytest.param("scaffold", ["-n", "4", "-t", "2"], [*THREE, "site-4"], marks=pytest.mark.long),
+        pytest.param("fedsm-extra", ["-n", "3", "-t", "1"], THREE, marks=pytest.mark.long),
+        pytest.param("fedavg", ["-n", "3", "-t", "1"], THREE, marks=pytest.mark.slow),
+    ],
+)
+def test_the_simulator_runs_a_job_as_it_is(method: str, options: list[str], sites: list[str], tmp_path: Path) -> None:
+    job = short(method, tmp_path, 2 if method == "fedsm-extra" else 1)
+    study = simulated(job, tmp_path / "simulator", *options)
+    assert sorted(read_summary(study).sites) == sites
+    assert_same_outcome(alone(job, tmp_path / "alone", sites), study)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", METHODS)
+def test_the_simulator_runs_every_job(method: str, tmp_path: Path) -> None:
+    study = simulated(JOBS / method, tmp_path, "-n", "3", "-t", "3")
+    summary = read_summary(study)
+    assert summary.finished and sorted(summary.sites) == THREE
+
+
+@pytest.mark.slow
+def test_too_few_sites_are_told(tmp_path: Path) -> None:
+    words = ["simulator", short("fedavg", tmp_path), "-w", tmp_path / "w", "-n", "2", "-t", "2"]
+    said = nvflare(tmp_path, *words, code=2)
+    assert "2 sites are there (site-1, site-2) but the plan needs 3" in said
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("poc")  # it has NVFlare's own ports
+def test_poc_mode_runs_a_job_as_it_is(tmp_path: Path) -> None:
+    own, workspace = tmp_path / "home", tmp_path / "poc"
+    place = {"NVFLARE_POC_WORKSPACE": str(workspace)}
+    nvflare(own, "poc", "prepare", "-n", "3", **place)
+    nvflare(own, "poc", "start", **place)
+    try:
+        told = nvflare(own, "job", "submit", "-j", short("fedsm", tmp_path), "--format", "json", **place)
+        job = json.loads(told[told.index("{") : told.rindex("}") + 1])["data"]["job_id"]
+        nvflare(own, "job", "wait", job, "--timeout", "300", **place)
+        nvflare(own, "job", "download", job, **place)
+    finally:
+        nvflare(own, "poc", "stop", **place)
+    (found,) = own.glob(f"{job}/workspace/medsilo/*/summary.json")
+    summary = read_summary(found.parent)
+    assert summary.finished and sorted(summary.sites) == THREE
