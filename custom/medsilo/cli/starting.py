@@ -27,6 +27,7 @@ def init(
     *,
     out: options.OutFolder = Path("study"),
     site: Annotated[str, option("SITE", "this hospital's name, where the folder is one hospital's")] = "hospital-a",
+    target: Annotated[str | None, option("COLUMN", "the table's column that is to be learned")] = None,
     no_train: Annotated[bool, typer.Option("--no-train", help="leave out the trial")] = False,
     example: Annotated[
         Path | None,
@@ -61,7 +62,9 @@ def init(
     looker.refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
     with screen.busy("opening files"):
-        own = looker.Folder(folder.resolve(), site, lambda: machine_of(options.settings_of(device, None)), device)
+        own = looker.Folder(
+            folder.resolve(), site, lambda: machine_of(options.settings_of(device, None)), device, target
+        )
         sight = looker.first_sight(own)
     found, choices = sight.found, sight.choices
     plan, told = looker.write_start(out, choices), looker.rows(choices)

@@ -11,9 +11,11 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo.start.fitting import Fit, Step
 from medsilo.start.looks import Looks, ranges
+from medsilo.start.wording import LEAST_NAMED, counted, plans_words, renamed
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (smallest_metric)
 LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (limits.least_cases)
+FEWEST = 2  # classes between which something can be learned
 THIN = 16  # slices: in fewer a network in three dimensions sees little
 AIR = -500  # Hounsfield units: what lies below says that an image is a CT
 WIDER = 0.25  # of the structures' range, on each side of a window
@@ -74,12 +76,27 @@ def trained_of(patients: Mapping[str, int]) -> list[str]:
     return enough if len(enough) > 1 else list(patients)
 
 
+def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
+    """Return the hospitals that a plan names; those of very few patients may be patients themselves, and nothing could
+    be told of them."""
+    if len(patients) < 2:
+        return dict(patients)
+    named = {site: count for site, count in patients.items() if count >= LEAST_NAMED}
+    if not named:
+        raise DataError(
+            f"of {len(patients)} hospitals none has {LEAST_NAMED} patients, so they may be patients; put all cases "
+            "into one folder or table",
+            ", ".join(patients),
+        )
+    return named
+
+
 def course_of(patients: Mapping[str, int], site: str) -> Choices:
     """Return who takes part, and how numbers are chosen. site: the one hospital, where patients are under ""."""
     alone = {"participation.sites": ([site], "this hospital alone; the consortium's lead adds the others")}
     training = trained_of(patients)
     few = {name: count for name, count in patients.items() if name not in training}
-    told = ", ".join(f"{name} has {count}" for name, count in few.items())
+    told = ", ".join(f"{name} has {count}" for name, count in few.items())  # LEAST_NAMED at least
     why = f"tested and not trained on, as fewer than {LEAST_TRAINED} patients are too few for three parts: {told}"
     return {
         **(alone if "" in patients else {"participation.sites": (training, "the folder's hospitals")}),
@@ -98,14 +115,22 @@ def labels_of(looks: Looks) -> tuple[Choice, Mapping[Any, str]]:
         told = ", ".join(map(str, values))
         why = f"masks have the value{'s' if len(values) > 1 else ''} {told}, besides 0: call them what they are"
         return Choice(names, why), dict(zip(values, names, strict=True))
-    own = list(looks.classes)
+    words = plans_words(looks.patients_of)
+    own = sorted(set(words.values()))
     names = [name if NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9._+ -]", "-", name).strip("-._+ ") for name in own]
     if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
         raise DataError("classes have names that a plan can't tell apart; use letters and digits", ", ".join(own))
-    counts = ", ".join(f"{name} {count}" for name, count in looks.classes.items())
+    if len(own) < FEWEST:
+        raise DataError(
+            f"no two classes have {LEAST_NAMED} patients each, so their names may be patients'; bring more of "
+            "each, or put rare ones together",
+            ", ".join(words),
+        )
+    counts = counted(words, looks.patients_of, own)
     where = "the table's" if looks.layout.by_table else "the folders' names"
-    changed = {old: new for old, new in zip(own, names, strict=True) if old != new}
-    return Choice(names, f"{where}, with their images: {counts}"), dict(changed)
+    spelt = dict(zip(own, names, strict=True))
+    changed = renamed({here: spelt[plans] for here, plans in words.items()})
+    return Choice(names, f"{where}, with their patients: {counts}"), dict(changed)
 
 
 def channels_of(looks: Looks) -> Choices:

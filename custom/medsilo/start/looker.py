@@ -24,6 +24,7 @@ from medsilo.start.choices import Choices, Draft
 from medsilo.start.fitting import Fit, Machine, Step, largest_that_fits, steps_for
 from medsilo.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder
 from medsilo.start.looks import Looks, look_at, look_of, looks_of, opened, patient_in
+from medsilo.start.wording import LEAST_NAMED, counted, plans_words
 from medsilo.tasks.listing import TABLE, Listing
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
@@ -48,6 +49,7 @@ class Folder:
     site: str  # this hospital's name, where the folder is one hospital's
     machine: Callable[[], Machine]
     device: str | None  # one that was asked for
+    target: str | None = None  # the column of what is to be learned, where one was asked for
     found: Sequence[str] = ()  # what lies there, one sentence a line
     several: bool = False  # whether these are several hospitals
     choices: Draft = field(default_factory=lambda: Draft({}, {}))
@@ -55,6 +57,8 @@ class Folder:
     by_hospital = staticmethod(by_hospital)
     opened = staticmethod(opened)
     patient_in = staticmethod(patient_in)
+    plans_words = staticmethod(plans_words)
+    counted = staticmethod(counted)
 
     @cached_property
     def files(self) -> Mapping[str, Path]:
@@ -83,6 +87,8 @@ class Folder:
         usual ones. sites: what only these hospitals' settings say. patients: of each hospital, or {"": 40} of a folder
         that is one hospital's; examples: how many these learn from, where that is not one of each patient.
         """
+        if few := len(patients) - len(patients := choices.named_hospitals(patients)):
+            found = [*found, f"not in the plan: hospitals of fewer than {LEAST_NAMED} patients ({few})"]
         divided = "shares" in TASKS[task].model_fields  # else the task knows the parts
         shares = choices.shares_of(patients)
         cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]

@@ -49,7 +49,7 @@ class Looks:
     source: DataSource
     patients: dict[str, int]  # by hospital
     cases: dict[str, int]
-    classes: dict[str, int]  # of a classification -> cases
+    patients_of: dict[str, int]  # of each class of a classification
     looked: tuple[Look, ...]
     left_out: dict[str, int]  # why -> cases
     segments: bool
@@ -136,13 +136,14 @@ def looks_of(
     left_out = {site: own.left_out for site, own in listings.items()}
     looked, wrong = opened(entries, lambda entry: (look(entry), entry.name), left_out)
     _refuse_mixtures(looked)
-    labels = Counter(entry.label for own in listings.values() for entry in own.entries if isinstance(entry.label, str))
+    every = [(site, entry) for site, own in listings.items() for entry in own.entries]
+    labels = Counter(label for _, _, label in {(site, entry.patient, str(entry.label)) for site, entry in every})
     return Looks(
         layout,
         source,
         {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
         {site: len(own.entries) for site, own in listings.items()},
-        dict(sorted(labels.items())),
+        {} if segments else dict(sorted(labels.items())),
         tuple(look for look, _ in looked),
         dict(wrong),
         segments,
@@ -252,8 +253,8 @@ def _refuse_labels(looks: Looks) -> None:
     """There is something to learn, and masks are masks."""
     values = {value for look in looks.looked for value in look.values}
     if not looks.segments:
-        if len(looks.classes) < 2:
-            raise DataError(f"all images are of one class, {next(iter(looks.classes), 'none')}; add the others")
+        if len(looks.patients_of) < 2:
+            raise DataError(f"all images are of one class, {next(iter(looks.patients_of), 'none')}; add the others")
         return
     if not values - {0}:
         raise DataError(f"the masks of all {len(looks.looked)} cases that were opened are empty; export them again")

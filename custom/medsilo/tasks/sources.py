@@ -19,6 +19,7 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+MISSING = ("", "NA", "N/A", "n/a", "n.a.", "#N/A", "NaN", "nan", "null", "?", "-", ".", "k.A.", "k. A.")
 LONGEST_LIST = 1 << 20  # bytes of a file with patients
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
@@ -68,7 +69,7 @@ class DataSource(Section):
     # Of a table whose lines are cases themselves (task `table`):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
-    missing: Names = ("", "NA", "N/A", "NaN", "nan", "null", "?")  # what is where a value is not known
+    missing: Names = MISSING  # what is where a value is not known
     decimal: Literal[".", ","] = "."  # of recordings, too
     # Of recordings (task `series-folder`):
     recordings: Pattern | None = None  # a pattern with *, below the folder
