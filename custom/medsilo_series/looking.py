@@ -33,6 +33,7 @@ class SeriesLooks:
 
     source: DataSource
     hospitals: tuple[str, ...]
+    tops: tuple[str, ...]  # their folders
     signals: tuple[str, ...]
     labels: dict[str, int]  # and how many patients have each
     where: str  # labels are found
@@ -70,10 +71,16 @@ def recordings_in(folder: Folder) -> list[str]:
 
 def look_at_series(folder: Folder, names: Sequence[str]) -> SeriesLooks:
     """Open recordings of a folder; a DataError says what makes them unusable."""
-    places = {site: folder.path / site for site in folder.by_hospital(names)}
+    beside = folder.table_of(names)
+    names = [name for name in names if not beside or name != beside.name]
+    tops = [] if beside else [*filter(None, folder.by_hospital(names))]
+    places = {site: folder.path / top for site, top in folder.sites_of(tops).items()} or {"": folder.path}
     hospitals = tuple(filter(None, places))
-    described, signals = _described(folder.path, names, next(iter(places.values())) / DataSource.TABLE)
-    source = DataSource.model_validate({"folder": folder.path, **described})
+    table = next(iter(places.values())) / (beside.name if beside else DataSource.TABLE)
+    described, signals = _described(folder.path, names, table)
+    source = DataSource.model_validate(
+        {"folder": folder.path, **described, **(beside.described("recording") if beside else {})}
+    )
     listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}
     dealt = not hospitals and all(entry.site for entry in listings[""].entries)
     if dealt:
@@ -112,6 +119,7 @@ def look_at_series(folder: Folder, names: Sequence[str]) -> SeriesLooks:
     return SeriesLooks(
         source,
         hospitals,
+        tuple(tops),
         signals,
         dict(sorted(labels.items())),
         "are names of folders" if by_folder else f"are in column {source.inside.label or source.columns.label!r}",
@@ -232,7 +240,8 @@ def choose_series(seen: SeriesLooks, folder: Folder) -> Folder:
     if changed := {own: plans for own, plans in words.items() if own != plans}:
         settings["data.label_map"] = changed, "labels here: names in the plan"
     windows = {site: count * seen.rows / step for site, count in seen.recordings.items()}
-    return folder.choose("series-folder", seen.found, seen.patients, plan, settings, examples=windows)
+    own = folder.folders_of(seen.tops)
+    return folder.choose("series-folder", seen.found, seen.patients, plan, settings, examples=windows, sites=own)
 
 
 def _window(seen: SeriesLooks) -> tuple[int, str]:
@@ -245,6 +254,8 @@ def _window(seen: SeriesLooks) -> tuple[int, str]:
 
 WHY: Mapping[str, str] = {
     "recordings": "the text that * matches is a recording's name",
+    "table": "a line per recording",
+    "columns": "what these are called there: a guess by the names; correct it",
     "inside": "what these are called in the recordings, by their names: correct what is guessed wrong",
     "time_unit": "of the time's column",
     "decimal": "numbers are written with a comma",

@@ -14,6 +14,7 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError
 from medsilo.plan import load_plan
 from medsilo.runs.reading import read_verdict
+from medsilo.site.settings import SiteSettings
 from medsilo.start.choices import Draft, nested
 from medsilo.start.fitting import Machine
 from medsilo.start.looker import Folder, first_sight, write_start
@@ -274,7 +275,10 @@ def test_hospitals_may_spell_alike_columns_and_values_otherwise(tmp_path: Path) 
     south = {key: value for key, (value, _) in draft.settings_of("south").items()}
     assert south["data.names"] == {"age": "Age"} and south["data.levels"] == {"smoker": {"yes": "Yes"}}
     assert task["labels"] == ["Ill", "well"] or task["labels"] == ["ill", "well"]
-    assert main(["init", str(tmp_path / "data"), "-o", str(tmp_path / "study"), "--no-train"]) == 0
+    plan = write_start(tmp_path / "study", draft)
+    for site in plan.participation.sites:
+        survey = plan.task.survey(site, ["north", "south"], 0, SiteSettings.read(tmp_path / "study" / site).data)
+        assert survey.usable and sum(part.cases for part in survey.parts.values()) == 60
 
 
 def test_target_names_the_column_that_is_learned(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

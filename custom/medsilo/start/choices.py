@@ -111,8 +111,12 @@ def labels_of(looks: Looks) -> tuple[Choice, Mapping[Any, str]]:
     """Return the plan's labels, and what the hospital's own are called there."""
     if looks.segments:
         values = sorted({value for look in looks.looked for value in look.values} - {0})
+        told, known = ", ".join(map(str, values)), dict(looks.layout.named.structures) if looks.layout.named else {}
+        if len(named := [known[value] for value in values if known.get(value)]) == len(values) == len(set(named)):
+            return Choice(named, f"as dataset.json calls the masks' values {told}"), dict(
+                zip(values, named, strict=True)
+            )
         names = ["structure"] if len(values) == 1 else [f"structure-{place}" for place in range(1, len(values) + 1)]
-        told = ", ".join(map(str, values))
         why = f"masks have the value{'s' if len(values) > 1 else ''} {told}, besides 0: call them what they are"
         return Choice(names, why), dict(zip(values, names, strict=True))
     words = plans_words(looks.patients_of)
@@ -143,6 +147,8 @@ def channels_of(looks: Looks) -> Choices:
         if channels not in (1, 3):
             raise DataError(f"flat images have {channels} channels; save them in grey, or in RGB without transparency")
         return {"task.colours": ("rgb" if channels == 3 else "grey", told)}
+    if looks.layout.named and len(own := looks.layout.named.channels) == channels == len(set(own)) and all(own):
+        return {"task.modalities": (list(own), "as dataset.json calls them")}
     names = looks.layout.channels
     names = names if len(names) == channels else tuple(f"channel-{number}" for number in range(channels))
     several = "one file each, in this order" if len(names) > 1 else "call it what it is, for example t2 or ct"
@@ -310,11 +316,14 @@ def settings_of(looks: Looks, label_map: Mapping[Any, str]) -> Choices:
         found["data.images"] = images, f"the text that * matches is a case's name{series}"
     if looks.layout.labels:
         found["data.labels"] = looks.layout.labels, "a mask finds its image by that name"
+    if table := looks.layout.table:
+        found["data.table"] = table.name, "a line per case"
+        found["data.columns"] = table.described("image")["columns"], table.why
     if source.patient:
         count = f"{sum(looks.cases.values())} cases of {sum(looks.patients.values())} patients"
         found["data.patient"] = source.patient, f"a guess from the names: {count}; correct it"
     if label_map:
-        what = "values in the masks" if looks.segments else "names of folders"
+        what = "values in the masks" if looks.segments else "labels here"
         found["data.label_map"] = label_map, f"{what}: names in the plan"
     return found
 

@@ -16,7 +16,7 @@ from medsilo.core.text import is_safe_name
 from medsilo.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo.start.looker import Folder
 from medsilo.start.wording import LEAST_NAMED, OTHER, counted, names_somebody, plans_words, renamed
-from medsilo.tasks.listing import OTHER_NAMES
+from medsilo.tasks.listing import OTHER_NAMES, Listing
 from medsilo.tasks.sheet import ENDINGS, Sheet, as_written
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS
@@ -145,11 +145,15 @@ def _says(name: str, word: str) -> bool:
 
 def tables_in(folder: Folder) -> dict[str, CaseTable]:
     """Return a folder's tables by hospital: one table, or one for each hospital; none of another kind of folder."""
+    if folder.table_of([name for name in folder.files if name.lower().endswith(Listing.RECORDINGS)]):
+        return {}
     files = [name for name in folder.files if PurePosixPath(name).suffix.lower() in ENDINGS]
     tops = {PurePosixPath(name).parts[0]: name for name in files}
     if not files or len(tops) < len(files) or any(name.count("/") > 1 for name in files) or folder.images:
         return {}
-    found = {PurePosixPath(top).stem: _table(folder.path / name) for top, name in tops.items()}
+    stems = folder.sites_of({PurePosixPath(top).stem: top for top in tops})
+    named = {stem: site for site, stem in stems.items()}
+    found = {named[PurePosixPath(top).stem]: _table(folder.path / name) for top, name in tops.items()}
     if any(table is None or table.is_recording for table in found.values()):
         return {}
     known = {
