@@ -55,8 +55,9 @@ def init(
 
     from medsilo.core.text import duration
     from medsilo.runs import paths
+    from medsilo.site.shared_cache import keeping_ready
     from medsilo.start import looker
-    from medsilo.start.trial import alone, keeping_ready, machine_of
+    from medsilo.start.trial import alone, machine_of
     from medsilo.study.boundaries import enough_minutes
 
     looker.refuse_to_overwrite(out, folder)
@@ -81,7 +82,7 @@ def init(
             tried = alone(plan, a_round)
             about = f": about {duration(tried.rounds * a_round)}" if a_round else ""
             screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other{about}")
-            settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan, Path(ready))
+            settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan.task, Path(ready))
             _tried(screen, tried, settings, trial)
     page = trial / paths.REPORT if trial else None
     screen.say("", *(f"{what}\n    {command}" if command else what for what, command in steps))

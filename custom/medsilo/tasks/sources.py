@@ -84,7 +84,7 @@ class DataSource(Section):
     cache: Literal["memory", "disk", "none"] = "memory"  # where images that are ready for the network are kept
     cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again
     cache_disk: float = Field(100, gt=0, le=1_000_000)  # GiB that they may take on the disk
-    cache_folder: Path | None = None  # where they are kept with `cache: disk`
+    cache_folder: Path | None = None  # where they are kept with `cache: disk`, and made once with `cache: memory`
 
     # What remembers each patient's part at a hospital; at home nothing does.
     _memory: Memory | None = PrivateAttr(None)
@@ -186,7 +186,8 @@ class DataSource(Section):
 
     def once(self) -> Self:
         """The same for a single look at the data: nothing is kept in memory."""
-        return self if self.cache == "disk" else self.model_copy(update={"cache": "none"})
+        kept = "disk" if self.cache_folder and self.cache != "none" else "none"
+        return self if self.cache == "disk" else self.model_copy(update={"cache": kept})
 
     def check_folder(self) -> None:
         """Raises DataError when there is no such folder."""
