@@ -152,7 +152,7 @@ def _look_at_data(visit: Visit, plan: Plan, settings: SiteSettings, report: Repo
     say("reading the data")
     book = book_of_kit(settings, visit.local, visit.site)
     only_tested = visit.site in plan.participation.unseen
-    source = source_of(plan, settings, book, only_tested)
+    source = source_of(plan, settings, book, only_tested, visit.kit is not None)
     survey = plan.task.survey(visit.site, sites, plan.seed, source)
     report.findings.extend(data_findings(survey, plan, least))
     report.tables.extend(data_tables(survey, plan, least))
