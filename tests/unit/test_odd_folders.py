@@ -26,9 +26,9 @@ def write_csv(path: Path, head: Sequence[str], lines: Iterable[Sequence[Any]]) -
         csv.writer(file).writerows([head, *lines])
 
 
-def written(folder: Path) -> tuple[Plan, dict[str, Any]]:
+def written(folder: Path, **asked: Any) -> tuple[Plan, dict[str, Any]]:
     """Return the plan and the settings that init writes before it checks them."""
-    sight = first_sight(Folder(folder, "hospital-a", lambda: Machine(1 << 30, gpu=False), "cpu"))
+    sight = first_sight(Folder(folder, "hospital-a", lambda: Machine(1 << 30, gpu=False), "cpu", **asked))
     plan = write_start(folder.parent / "study", sight.choices)
     return plan, load_yaml((folder.parent / "study" / "medsilo.yaml").read_text())["data"]
 
@@ -173,3 +173,14 @@ def test_only_a_column_that_names_files_makes_a_table_of_files(tmp_path: Path) -
     files = {path.name: path for path in tmp_path.iterdir()}
     assert table_of_files(files, list(files), None) is None
     assert layout_of([f"{site}/{name}/{n}.png" for site in "ab" for name in ("x", "y") for n in range(4)]).classes
+
+
+def test_slices_of_volumes_are_one_option(tmp_path: Path) -> None:
+    """All keys of a plan that depend on the dimensions follow."""
+    write_balls(tmp_path / "data", [f"p{number:02}" for number in range(12)], shape=(20, 24, 20))
+    assert written(tmp_path / "data")[0].task.axes == 3  # type: ignore[attr-defined]
+    (tmp_path / "again").mkdir()
+    plan, _ = written((tmp_path / "data").rename(tmp_path / "again" / "data"), by_slices=True)
+    task = plan.task
+    assert (task.dimensions, len(task.size), len(task.target_spacing)) == (2, 2, 2)  # type: ignore[attr-defined]
+    assert plan.network.dimensions == 2  # type: ignore[attr-defined]

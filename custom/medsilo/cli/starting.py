@@ -28,6 +28,9 @@ def init(
     out: options.OutFolder = Path("study"),
     site: Annotated[str, option("SITE", "this hospital's name, where the folder is one hospital's")] = "hospital-a",
     target: Annotated[str | None, option("COLUMN", "the table's column that is to be learned")] = None,
+    slices: Annotated[
+        bool, typer.Option("--slices", help="learn volumes slice by slice, in 2-D; else many slices are learned in 3-D")
+    ] = False,
     no_train: Annotated[bool, typer.Option("--no-train", help="leave out the trial")] = False,
     example: Annotated[
         Path | None,
@@ -51,6 +54,7 @@ def init(
         _write_example(screen, example)
     if folder is None:
         return 0
+    from functools import partial
     from tempfile import TemporaryDirectory
 
     from medsilo.core.text import duration
@@ -63,9 +67,8 @@ def init(
     looker.refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
     with screen.busy("opening files"):
-        own = looker.Folder(
-            folder.resolve(), site, lambda: machine_of(options.settings_of(device, None)), device, target
-        )
+        machine = partial(machine_of, options.settings_of(device, None))
+        own = looker.Folder(folder.resolve(), site, machine, device, by_slices=slices, target=target)
         sight = looker.first_sight(own)
     found, choices = sight.found, sight.choices
     plan, told = looker.write_start(out, choices), looker.rows(choices)

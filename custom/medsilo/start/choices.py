@@ -155,10 +155,12 @@ def channels_of(looks: Looks) -> Choices:
     return {"task.modalities": (list(names), several)}
 
 
-def dimensions_of(looks: Looks) -> Choice | None:
-    """Return whether volumes are learned whole or slice by slice; None of flat images."""
+def dimensions_of(looks: Looks, by_slices: bool = False) -> Choice | None:
+    """Return whether volumes are learned whole or slice by slice; None of flat images. by_slices: as somebody asked."""
     if looks.flat:
         return None
+    if by_slices:
+        return Choice(2, "slice by slice, as --slices asked for")
     slices = looks.middle(2)
     if slices < THIN:
         return Choice(2, f"slice by slice: {slices:.0f} slices are few for a network in 3-D")

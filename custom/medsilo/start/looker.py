@@ -50,6 +50,7 @@ class Folder:
     site: str  # this hospital's name, where the folder is one hospital's
     machine: Callable[[], Machine]
     device: str | None  # one that was asked for
+    by_slices: bool = False  # whether volumes are learned slice by slice, as was asked for
     target: str | None = None  # the column of what is to be learned, where one was asked for
     found: Sequence[str] = ()  # what lies there, one sentence a line
     several: bool = False  # whether these are several hospitals
@@ -154,7 +155,7 @@ class Folder:
 
     def _of_images(self, task: str, looks: Looks, plan: Choices, settings: Choices) -> "Folder":
         """Return what was found in images; their network is the largest for which this machine has room."""
-        machine, dimensions = self.machine(), choices.dimensions_of(looks)
+        machine, dimensions = self.machine(), choices.dimensions_of(looks, self.by_slices)
         axes = dimensions.value if dimensions else 2
         (labels, label_map), spacing = choices.labels_of(looks), choices.spacing_of(looks, axes)
         of_images = {
