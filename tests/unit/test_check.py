@@ -1,6 +1,7 @@
 """medsilo check: every planted fault is found, a good site may go, and what may be mailed names nobody."""
 
 import json
+import shlex
 import shutil
 import socket
 import ssl
@@ -44,6 +45,7 @@ from medsilo.tasks.survey import PartFacts, Survey
 from tests.conftest import METHODS, SITES, make_plan
 from tests.hospital import Volume, affine_of, ball, write_balls, write_table, write_volume
 from tests.sites import site_of
+from tests.unit.test_docs import commands
 from tests.unit.test_nuclei import draw
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 from tests.unit.test_provision import kits_of
@@ -815,3 +817,33 @@ def test_the_split_that_is_checked_is_the_one_that_runs(tmp_path: Path) -> None:
     book = Book(tmp_path / "kit" / "medsilo" / "hospital" / "a")
     own = [source_of(plan, settings, book) for _ in range(2)]
     assert own[0] and own[1] and own[0].split == own[1].split == book.number("split")
+
+
+@pytest.mark.slow
+def test_the_hospital_s_guide_works_on_a_fresh_kit(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Every command up to the study, as printed, once the hospital has said where its data are."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("jobs", "provisioning", "site_configs"):
+        Path(name).symlink_to(root / name)
+    assert cli.main(["provision", "provisioning/consortium.yaml", "-o", "kits"]) == 0
+    (tmp_path / "data").mkdir()
+    settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
+    text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data"))
+    settings.write_text(text.replace("/srv/medsilo/results", str(tmp_path / "results")))
+    typed = list(dict.fromkeys(commands(root / "docs/guides/hospital.md")))
+    assert [line.partition(" ")[0] for line in typed] == ["check", "leak-report", "run", "predict", "ledger", "clean"]
+    for line in typed:
+        capsys.readouterr()
+        words = shlex.split(line)
+        if words[0] == "predict":  # with a model that only a study leaves
+            continue
+        code = cli.main([*words, *(["--json"] if words[0] == "check" else [])])
+        if words[0] == "check":
+            stops = [
+                one["where"] for one in json.loads(capsys.readouterr().out)["findings"] if one["severity"] == "stops"
+            ]
+            assert set(stops) <= {"network"}, "no server answers"
+        else:
+            assert code == 0, line

@@ -187,8 +187,10 @@ def ledger(
     home = KitAtHome.read(kit)
     folder = home.book.folder
     found = [home.ledger(data) for data in ledgers(folder, home.files.kit)]
-    if not found:
+    if not found and action == "accept":
         raise MedsiloError("there is no ledger yet: it begins with the first study that is counted", str(folder))
+    if not found:
+        screen.say("no study has cost anything yet: the ledger begins with the first one that is counted")
     if action == "accept":
         _accept_ledgers(screen, found, old_kit)
         return
