@@ -24,7 +24,7 @@ COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
 USUAL_RATE = 50.0  # Hz, where nothing tells it
 SECONDS = 2.56  # that a window takes, about, of a movement
 SHORTEST = 8  # steps of a window
-MOST_CLASSES = 254
+FEWEST, MOST_CLASSES = 2, 254
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class SeriesLooks:
 
     source: DataSource
     hospitals: tuple[str, ...]
+    tops: tuple[str, ...]  # their folders
     signals: tuple[str, ...]
-    labels: dict[str, int]  # and how many rows or recordings have each
+    labels: dict[str, int]  # and how many patients have each
     where: str  # labels are found
     patients: dict[str, int]  # by hospital
     recordings: dict[str, int]
@@ -70,10 +71,16 @@ def recordings_in(folder: Folder) -> list[str]:
 
 def look_at_series(folder: Folder, names: Sequence[str]) -> SeriesLooks:
     """Open recordings of a folder; a DataError says what makes them unusable."""
-    places = {site: folder.path / site for site in folder.by_hospital(names)}
+    beside = folder.table_of(names)
+    names = [name for name in names if not beside or name != beside.name]
+    tops = [] if beside else [*filter(None, folder.by_hospital(names))]
+    places = {site: folder.path / top for site, top in folder.sites_of(tops).items()} or {"": folder.path}
     hospitals = tuple(filter(None, places))
-    described, signals = _described(folder.path, names, next(iter(places.values())) / DataSource.TABLE)
-    source = DataSource.model_validate({"folder": folder.path, **described})
+    table = next(iter(places.values())) / (beside.name if beside else DataSource.TABLE)
+    described, signals = _described(folder.path, names, table)
+    source = DataSource.model_validate(
+        {"folder": folder.path, **described, **(beside.described("recording") if beside else {})}
+    )
     listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}
     dealt = not hospitals and all(entry.site for entry in listings[""].entries)
     if dealt:
@@ -89,12 +96,18 @@ def look_at_series(folder: Folder, names: Sequence[str]) -> SeriesLooks:
     cases = {site: own.entries for site, own in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
     every, wrong = folder.opened(cases, lambda entry: reader.read(entry.images[0]), left_out)
-    labels = Counter(str(entry.label) for own in listings.values() for entry in own.entries)
-    inside = [by_patient(own, reader) for own in listings.values()] if reader.texts else []
+    inside = {site: by_patient(own, reader) for site, own in listings.items()} if reader.texts else {}
     for own in listings.values():
         own.refuse_unusable()
-    if source.inside.label:
-        labels = sum((rows for own in inside for rows in own.values()), Counter())
+    labels = Counter(
+        label
+        for _, _, label in {
+            (site, entry.patient, label)
+            for site, own in listings.items()
+            for entry in own.entries
+            for label in (inside[site].get(entry.name, ()) if source.inside.label else [str(entry.label)])
+        }
+    )
     if len(labels) > MOST_CLASSES:
         raise DataError(f"column {source.inside.label!r} has {len(labels)} different values, too many for classes")
     if len(labels) < 2:
@@ -106,6 +119,7 @@ def look_at_series(folder: Folder, names: Sequence[str]) -> SeriesLooks:
     return SeriesLooks(
         source,
         hospitals,
+        tuple(tops),
         signals,
         dict(sorted(labels.items())),
         "are names of folders" if by_folder else f"are in column {source.inside.label or source.columns.label!r}",
@@ -198,13 +212,19 @@ def choose_series(seen: SeriesLooks, folder: Folder) -> Folder:
     """Return what was found in a folder of recordings, and the choices for it."""
     window, why = _window(seen)
     step = max(1, window // 2)
-    counts = ", ".join(f"{name} {number}" for name, number in seen.labels.items())
-    unit = "recordings" if "folders" in seen.where else "rows"
+    words = folder.plans_words(seen.labels)
+    labels = sorted(set(words.values()))
+    if len(labels) < FEWEST:
+        raise DataError(
+            f"no two labels are of patients enough, so they may be names: {len(seen.labels)} labels {seen.where}; "
+            "bring more patients of each, or put rare ones together"
+        )
+    counts = folder.counted(words, seen.labels, labels)
     by_time = "by the times of the recordings" if seen.rate else "a guess, as no column tells time: correct it"
     gaps = f"{seen.gaps} of {seen.opened} recordings have gaps or missing values" if seen.gaps else "none has gaps"
     plan = {
         "task.signals": (list(seen.signals), "all columns of numbers, in turn: leave out what tells the answer"),
-        "task.labels": (list(seen.labels), f"{seen.where}, with their {unit}: {counts}"),
+        "task.labels": (labels, f"{seen.where}, with their patients: {counts}"),
         "task.rate": (seen.rate or USUAL_RATE, f"steps in a second, {by_time}"),
         "task.window": (window, why),
         "task.step": (step, "windows overlap by half"),
@@ -217,8 +237,11 @@ def choose_series(seen: SeriesLooks, folder: Folder) -> Folder:
     }
     said = seen.source.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
     settings = {f"data.{key}": (said[key], why) for key, why in WHY.items() if said.get(key)}
+    if changed := {own: plans for own, plans in words.items() if own != plans}:
+        settings["data.label_map"] = changed, "labels here: names in the plan"
     windows = {site: count * seen.rows / step for site, count in seen.recordings.items()}
-    return folder.choose("series-folder", seen.found, seen.patients, plan, settings, examples=windows)
+    own = folder.folders_of(seen.tops)
+    return folder.choose("series-folder", seen.found, seen.patients, plan, settings, examples=windows, sites=own)
 
 
 def _window(seen: SeriesLooks) -> tuple[int, str]:
@@ -231,6 +254,8 @@ def _window(seen: SeriesLooks) -> tuple[int, str]:
 
 WHY: Mapping[str, str] = {
     "recordings": "the text that * matches is a recording's name",
+    "table": "a line per recording",
+    "columns": "what these are called there: a guess by the names; correct it",
     "inside": "what these are called in the recordings, by their names: correct what is guessed wrong",
     "time_unit": "of the time's column",
     "decimal": "numbers are written with a comma",

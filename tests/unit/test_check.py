@@ -1,6 +1,7 @@
 """medsilo check: every planted fault is found, a good site may go, and what may be mailed names nobody."""
 
 import json
+import shlex
 import shutil
 import socket
 import ssl
@@ -25,6 +26,7 @@ from cryptography.x509.oid import NameOID
 
 from medsilo import cli
 from medsilo.check.data import NOT_TOLD, data_findings, shown_counts
+from medsilo.check.demands import source_of
 from medsilo.check.kit import check_certificates, check_network, check_seal, read_kit
 from medsilo.check.machine import check_environment, kept, required_versions
 from medsilo.check.rehearsal import Rehearsal, rehearsal_findings, rehearse, round_seconds
@@ -34,6 +36,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
+from medsilo.site.book import Book
 from medsilo.site.policy import EXECUTOR, HARMLESS
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
@@ -42,6 +45,7 @@ from medsilo.tasks.survey import PartFacts, Survey
 from tests.conftest import METHODS, SITES, make_plan
 from tests.hospital import Volume, affine_of, ball, write_balls, write_table, write_volume
 from tests.sites import site_of
+from tests.unit.test_docs import commands
 from tests.unit.test_nuclei import draw
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 from tests.unit.test_provision import kits_of
@@ -781,3 +785,65 @@ def test_the_real_tiles_may_go(shared_data: Path, tmp_path: Path) -> None:
     (cases,) = [table for table in report.tables if table.title == "Cases"]
     assert sum(int(row[1]) for row in cases.rows) == 68
     assert "TCGA" not in json.dumps(report.as_json())
+
+
+def test_a_site_is_checked_with_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """As 'medsilo init' writes them: a folder for each hospital whose settings differ."""
+    for site in ("north", "south"):
+        rows = [{"age": number, "label": number % 2, "patient": f"{site}{number}"} for number in range(30)]
+        write_table(tmp_path / site / "own.csv", rows)
+        (tmp_path / "study" / site).mkdir(parents=True)
+    task = {"name": "table", "kind": "classification", "target": "label", "labels": ["no", "yes"], "columns": ["age"]}
+    values = {"algorithm": {"name": "fedavg"}, "task": task, "participation": {"sites": ["north", "south"]}}
+    write_job(tmp_path / "job", parse_plan({**values, "training": {"rounds": 1, "batch_size": 8}}))
+    (tmp_path / "study" / "medsilo.yaml").write_text("device: cpu\n")
+    for site in ("north", "south"):
+        own = f"device: cpu\ndata: {{folder: {tmp_path / site}, table: own.csv, label_map: {{0: 'no', 1: 'yes'}}}}\n"
+        (tmp_path / "study" / site / "medsilo.yaml").write_text(own)
+    command = ["check", str(tmp_path / "job"), "--settings", str(tmp_path / "study"), "--site"]
+    private = ["--private", str(tmp_path / "private.txt")]
+    assert cli.main([*command, "south", *private]) == 0
+    assert cli.main([*command, "elsewhere", *private]) == 1, "its settings name no data"
+    capsys.readouterr()
+
+
+def test_the_split_that_is_checked_is_the_one_that_runs(tmp_path: Path) -> None:
+    """Here with the plan's, as one person owns all sites; at a hospital with its own, which is drawn once and kept."""
+    plan = parse_plan(STUDY)
+    settings = SiteSettings(data=tmp_path)
+    for _ in range(2):
+        here = source_of(plan, settings, None, at_hospital=False)
+        assert here and (here.split, here.shares) == (None, None)
+    book = Book(tmp_path / "kit" / "medsilo" / "hospital" / "a")
+    own = [source_of(plan, settings, book) for _ in range(2)]
+    assert own[0] and own[1] and own[0].split == own[1].split == book.number("split")
+
+
+@pytest.mark.slow
+def test_the_hospital_s_guide_works_on_a_fresh_kit(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Every command up to the study, as printed, once the hospital has said where its data are."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("jobs", "provisioning", "site_configs"):
+        Path(name).symlink_to(root / name)
+    assert cli.main(["provision", "provisioning/consortium.yaml", "-o", "kits"]) == 0
+    (tmp_path / "data").mkdir()
+    settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
+    text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data"))
+    settings.write_text(text.replace("/srv/medsilo/results", str(tmp_path / "results")))
+    typed = list(dict.fromkeys(commands(root / "docs/guides/hospital.md")))
+    assert [line.partition(" ")[0] for line in typed] == ["check", "leak-report", "run", "predict", "ledger", "clean"]
+    for line in typed:
+        capsys.readouterr()
+        words = shlex.split(line)
+        if words[0] == "predict":  # with a model that only a study leaves
+            continue
+        code = cli.main([*words, *(["--json"] if words[0] == "check" else [])])
+        if words[0] == "check":
+            stops = [
+                one["where"] for one in json.loads(capsys.readouterr().out)["findings"] if one["severity"] == "stops"
+            ]
+            assert set(stops) <= {"network"}, "no server answers"
+        else:
+            assert code == 0, line

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from medsilo.cli import main
 from medsilo.core.errors import PlanError
 from medsilo.federation import inprocess
 from medsilo.federation.inprocess import Loop
+from medsilo.plan import parse_plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Cell, Row, cells_of, run_cell
-from tests.conftest import make_plan
+from medsilo.tasks.scans import Scan
+from tests.conftest import SITES, make_plan
+from tests.hospital import photograph, write_pixels
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]
 
@@ -314,3 +318,46 @@ def test_two_comparisons_never_work_in_one_folder(plan: Path, tmp_path: Path, ca
         holder.kill()
         holder.wait()
     assert main(command) == 0
+
+
+@pytest.mark.slow
+def test_images_are_read_once_for_all_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step has a name, the runs have the same numbers as by themselves, and nothing of it stays."""
+    for site in SITES:
+        for number in range(12):
+            for kind, pixels in zip(("images", "labels"), photograph(number), strict=True):
+                write_pixels(tmp_path / "data" / site / kind / f"{number:02}.png", pixels)
+    task = {
+        "name": "image-folder",
+        "labels": ["square"],
+        "size": [16, 16],
+        "colours": "rgb",
+        "shares": [0.5, 0.25, 0.25],
+    }
+    network = {"name": "unet", "features": [4, 8]}
+    values = {"algorithm": {"name": "fedavg"}, "task": task, "network": network, "participation": {"sites": SITES}}
+    plan = parse_plan({**values, "training": {"rounds": 1, "batch_size": 4, "learning_rate": 0.01}})
+    (tmp_path / "plan.yaml").write_text(plan.to_yaml())
+    own = {"data": {"folder": str(tmp_path / "data")}, "smallest_metric": 1, "device": "cpu"}
+    (tmp_path / "medsilo.yaml").write_text(json.dumps(own))
+    read, usual = Counter[Path](), Scan.read
+    monkeypatch.setattr(Scan, "read", lambda path, *more: read.update([path]) or usual(path, *more))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "rest"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "rest").mkdir()
+    line = (
+        f"compare --plan {tmp_path}/plan.yaml --methods fedavg,local --seeds 0,1 --settings {tmp_path} --at-once 1 -o "
+    )
+    assert main([*line.split(), str(tmp_path / "out")]) == 0
+    assert len(read) == 2 * 12 * len(SITES) and set(read.values()) == {1}
+    assert f"read 1/{len(SITES)}  {SITES[0]}: 12 cases" in capsys.readouterr().out
+    assert not list((tmp_path / "rest").iterdir())
+    own["data"]["cache"] = "none"  # type: ignore[index]
+    (tmp_path / "medsilo.yaml").write_text(json.dumps(own))
+    read.clear()
+    assert main([*line.replace("0,1", "0").split(), str(tmp_path / "again")]) == 0
+    assert min(read.values()) > 1, "a hospital that keeps nothing reads again"
+    for row in ("fedavg-0", "local-0"):
+        assert read_summary(tmp_path / "again" / row).mean_test == read_summary(tmp_path / "out" / row).mean_test

@@ -110,7 +110,11 @@ def test_a_layout_is_told_from_names(items: list[str], images: tuple[str, ...], 
             names("a/images/{}.png", "a/masks/{}.png", "b/img/{}.png", "b/masks/{}.png"),
             "hospitals' folders are built in different ways: a and b",
         ),
-        (names("st anna/images/{}.png", "st anna/masks/{}.png"), "'st anna' can't be a hospital's name"),
+        (names("東京/images/{}.png", "東京/masks/{}.png"), "'東京' can't be a hospital's name"),
+        (
+            names("st anna/images/{}.png", "st anna/masks/{}.png", "st-anna/images/{}.png", "st-anna/masks/{}.png"),
+            "'st-anna' can't be a hospital's name",
+        ),
         (names("images/{}.png", "scans/{}.png", "masks/{}.png"), "images, scans, masks are too many"),
     ],
 )

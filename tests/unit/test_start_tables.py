@@ -14,9 +14,12 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError
 from medsilo.plan import load_plan
 from medsilo.runs.reading import read_verdict
+from medsilo.site.settings import SiteSettings
 from medsilo.start.choices import Draft, nested
+from medsilo.start.fitting import Machine
 from medsilo.start.looker import Folder, first_sight, write_start
 from medsilo.tasks.sheet import Sheet
+from tests.hospital import photograph, write_pixels
 
 HEAD = ["nr", "pid", "alter", "größe", "stadium", "note", "time", "status"]
 
@@ -48,7 +51,7 @@ def write(path: Path, head: Sequence[str], lines: Sequence[Sequence[Any]], codin
 
 
 def drafted(folder: Path) -> Draft:
-    sight = first_sight(Folder(folder, "hospital-a", lambda: None, None))  # type: ignore[arg-type,return-value]
+    sight = first_sight(Folder(folder, "hospital-a", lambda: Machine(1 << 30, gpu=False), None))
     return sight.choices
 
 
@@ -80,14 +83,14 @@ def test_hospitals_with_other_names_of_columns_agree_on_what_they_have_alike(tmp
 
 
 def test_a_column_deals_hospitals_and_small_ones_are_only_tested(tmp_path: Path) -> None:
-    sizes = {"a": 30, "b": 18, "c": 2}
+    sizes = {"a": 30, "b": 18, "c": 6, "d": 2}
     lines = [[n, site, n % 7, n % 2] for site, size in sizes.items() for n in range(size)]
     write(tmp_path / "all.csv", ["age", "hospital", "dose", "outcome"], lines)
     draft = drafted(tmp_path)
     who, task = nested(draft.plan)["participation"], nested(draft.plan)["task"]
     assert (who["sites"], who["unseen"], task["partition"]) == (["a", "b"], ["c"], {"kind": "column"})
     assert task["labels"] == ["no", "yes"] and nested(draft.settings)["data"]["label_map"] == {0: "no", 1: "yes"}
-    assert task["shares"] == [0.6, 0.2, 0.2]
+    assert task["shares"] == [0.6, 0.2, 0.2] and "'d'" not in str(draft), "two patients name no group"
     assert {site: own["data.shares"][0] for site, own in draft.sites.items()} == {"b": [0.44, 0.28, 0.28]}
 
 
@@ -179,7 +182,7 @@ def test_patients_who_are_sorted_by_their_label_are_no_recording(tmp_path: Path)
     found = []
     for name, values in (("patients", own), ("steps", walk)):
         lines = [[*row.round(3), label] for row, label in zip(values, labels, strict=True)]
-        for site in ("north", "south"):
+        for site in ("north", "south", "east", "west", "centre"):
             write(tmp_path / name / f"{site}.csv", ["x", "y", "z", "label"], lines)
         found.append(nested(drafted(tmp_path / name).plan)["task"]["name"])
     assert found == ["table", "series-folder"]
@@ -199,3 +202,96 @@ def test_a_text_of_many_values_is_nothing_to_learn(tmp_path: Path) -> None:
     write(tmp_path / "export.csv", ["age", "label"], [[n % 7, f"text {n}"] for n in range(60)])
     with pytest.raises(DataError, match="'label' has 60 different values"):
         drafted(tmp_path / "export.csv")
+
+
+PEOPLE = {  # column: values of which every patient has one, in six languages
+    "Nachname": ["Müller", "Schäfer", "Großkopf"],
+    "surname": ["Atkinson", "O'Hara", "Whitfield"],
+    "Prénom": ["Célestine", "Baptiste", "Anaïs"],
+    "Apellidos": ["Núñez", "Echeverría", "Ordóñez"],
+    "Cognome": ["Esposito", "Colombo", "Ricciardi"],
+    "achternaam": ["van den Heuvel", "Dijkstra", "Hoekstra"],
+    "Dateiname": ["Mueller_Hans.edf", "Kaya_Elif.edf", "Lenz_Ida.edf"],
+    "indirizzo": ["Via Roma 3", "Corso Como 9", "Via Po 12"],
+    "Straße": ["Lindenweg 4", "Am Markt 1", "Hauptstr. 77"],
+    "record": ["REC88123", "REC88124", "REC88125"],
+    "comment": ["Frau Yildiz", "Herr Petersen", "Mme Lefèvre"],  # called like nothing, and each of three patients
+    "ward": ["Zimmer Weber", "Zimmer Horvat", "main"],  # of one patient, of one, of all others
+}
+
+
+def test_no_name_of_a_person_enters_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Surnames, names of files, record numbers and addresses, also rare ones in columns with other names."""
+    size, rare = 40, ["comment", "ward"]
+    lines = [
+        [n, n % 9 + 0.5, 88000 + n, 712345 + n, ["m", "M", "f"][n % 3], ["yes", "no"][n % 2]]
+        + [values[n % 3] if name not in rare else "" for name, values in PEOPLE.items()]
+        for n in range(size)
+    ]
+    head = ["patient", "dose", "mrn", "Aufnahme", "sex", "outcome", *PEOPLE]
+    for place, line in enumerate(lines):
+        line[head.index("comment")] = PEOPLE["comment"][place // 3] if place < 9 else ["same", "as before"][place % 2]
+        line[head.index("ward")] = PEOPLE["ward"][min(place, 2)]
+    write(tmp_path / "export.csv", head, lines)
+    study = tmp_path / "study"
+    assert main(["init", str(tmp_path / "export.csv"), "-o", str(study), "--no-train"]) == 0
+    sent = "".join(path.read_text() for path in study.joinpath("job").rglob("*") if path.is_file())
+    assert not [value for values in PEOPLE.values() for value in values if value in sent and value != "main"]
+    task = load_plan(study / "job/app/config/plan.yaml").task
+    columns = {column.name: column.levels for column in task.columns}  # type: ignore[attr-defined]
+    assert columns == {"dose": (), "sex": ("f", "m"), "comment": ("as before", "same", "other")}
+    own = (study / "medsilo.yaml").read_text()
+    assert "Frau Yildiz: other" in own and "M: m" in own, "the hospital's own settings know what is what"
+    capsys.readouterr()
+    for command in (["check", "--site", "hospital-a"], ["leak-report"]):
+        main([*command, str(study / "job"), "--settings", str(study)])
+        told = capsys.readouterr().out
+        assert "as before, same, other" in told and "no, yes" in told
+
+
+def test_a_folder_of_patients_is_no_folder_of_classes_or_hospitals(tmp_path: Path) -> None:
+    for number, name in enumerate(("Mueller_Hans", "Kaya_Elif", "Lenz_Ida")):
+        for image in range(4):
+            write_pixels(tmp_path / "classes" / name / f"{image}.png", photograph(number)[0])
+        for image in range(3):
+            write_pixels(tmp_path / "sites" / name / "images" / f"{image}.png", photograph(number)[0])
+            write_pixels(tmp_path / "sites" / name / "masks" / f"{image}.png", photograph(number)[1])
+    for folder in ("classes", "sites"):
+        with pytest.raises(DataError, match="may be patients") as caught:
+            drafted(tmp_path / folder)
+        assert "Kaya" not in str(caught.value) and "Kaya_Elif" in caught.value.private
+
+
+def test_hospitals_may_spell_alike_columns_and_values_otherwise(tmp_path: Path) -> None:
+    """Small and large letters, what stands for no value, and a column that is always the same at one of them."""
+    for site, age, level, ill in (("north", "age", "Yes", "ill"), ("south", "Age", "yes", "Ill")):
+        ages = [n % 40 + 40 if n % 8 else ["k.A.", "n/a"][n % 16 // 8] for n in range(60)]
+        doses = [7 if site == "north" else n % 5 for n in range(60)]
+        lines = [[ages[n], [level, "no"][n % 2], doses[n], [ill, "well"][n % 3 // 2]] for n in range(60)]
+        write(tmp_path / "data" / f"{site}.csv", [age, "smoker", "dose", "outcome"], lines)
+    draft = drafted(tmp_path / "data")
+    task = nested(draft.plan)["task"]
+    assert task["columns"] == ["age", {"name": "smoker", "levels": ["Yes", "no"]}, "dose"]
+    south = {key: value for key, (value, _) in draft.settings_of("south").items()}
+    assert south["data.names"] == {"age": "Age"} and south["data.levels"] == {"smoker": {"yes": "Yes"}}
+    assert task["labels"] == ["Ill", "well"] or task["labels"] == ["ill", "well"]
+    plan = write_start(tmp_path / "study", draft)
+    for site in plan.participation.sites:
+        survey = plan.task.survey(site, ["north", "south"], 0, SiteSettings.read(tmp_path / "study" / site).data)
+        assert survey.usable and sum(part.cases for part in survey.parts.values()) == 60
+
+
+def test_target_names_the_column_that_is_learned(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write(
+        tmp_path / "data" / "x.csv",
+        ["age", "dose", "Verlauf"],
+        [[n % 40, n % 7, ["gut", "schlecht"][n % 2]] for n in range(40)],
+    )
+    out = ["-o", str(tmp_path / "study"), "--no-train"]
+    assert main(["init", str(tmp_path / "data" / "x.csv"), *out]) == 1
+    assert "--target COLUMN" in capsys.readouterr().err
+    assert main(["init", str(tmp_path / "data" / "x.csv"), *out, "--target", "outcome"]) == 1
+    assert "age, dose, Verlauf" in capsys.readouterr().err
+    assert main(["init", str(tmp_path / "data" / "x.csv"), *out, "--target", "verlauf"]) == 0
+    task = load_plan(tmp_path / "study/job/app/config/plan.yaml").task
+    assert (task.target, task.labels) == ("Verlauf", ("gut", "schlecht"))  # type: ignore[attr-defined]

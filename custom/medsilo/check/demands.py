@@ -18,16 +18,21 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 
 
-def source_of(plan: Plan, settings: SiteSettings, book: Book | None, only_tested: bool = False) -> DataSource | None:
-    """Return the data with the split that the site will have; where it has no key yet, with one as good.
+def source_of(
+    plan: Plan, settings: SiteSettings, book: Book | None, only_tested: bool = False, at_hospital: bool = True
+) -> DataSource | None:
+    """Return the data with the split that the site will have: a hospital's own, which is drawn once and kept; on a
+    machine where one person owns all sites the plan's, as 'medsilo run' reads them there.
 
-    only_tested: whether the site does not train in this study.
+    only_tested: whether the site does not train in this study; at_hospital: whether there is a hospital's kit.
     """
     source = read_for(plan, settings.data, only_tested)
     if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:
         return source
-    if book and book.has_key:
+    if book and (book.has_key or (at_hospital and book.may_begin)):
         return with_own_split(source, book, data_set(source, plan.task.name), writes=False)
+    if not at_hospital:
+        return source
     split = secrets.randbits(32) if source.split is None else source.split
     return source.model_copy(update={"shares": source.shares or SHARES, "split": split})
 

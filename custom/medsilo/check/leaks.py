@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from medsilo.check.demands import floors_beside, price_list
+from medsilo.check.plan_words import words_table
 from medsilo.core.coarse import Resolution
 from medsilo.core.text import aligned, size_text
 from medsilo.course.algorithm import Algorithm
@@ -95,6 +96,7 @@ def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None) -
         list(_averages(plan, settings)),
         _logs(own),
         ["No image, no label of a case, no file name, no patient's name leaves."],
+        words_table(plan).as_text(),
         [REMEDIES],
         _filters(policy) if policy else [],
     ]

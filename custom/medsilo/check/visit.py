@@ -20,6 +20,7 @@ from medsilo.check.demands import limit_findings, limit_table, privacy_findings,
 from medsilo.check.kit import Kit, check_certificates, check_expelled, check_network, check_seal
 from medsilo.check.leaks import leaks
 from medsilo.check.machine import check_device, check_disk, check_environment, check_memory, required_versions
+from medsilo.check.plan_words import words_table
 from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearse, round_seconds
 from medsilo.check.result import Finding, Report
 from medsilo.core.errors import MedsiloError
@@ -92,6 +93,7 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
         return report
     with _guarded("data", report):
         _look_at_data(visit, visit.plan, settings, report, say)
+    report.tables.append(words_table(visit.plan))
     note("policy", _policy(visit, visit.plan))
     if hospital:
         with _guarded("approval", report):
@@ -150,7 +152,7 @@ def _look_at_data(visit: Visit, plan: Plan, settings: SiteSettings, report: Repo
     say("reading the data")
     book = book_of_kit(settings, visit.local, visit.site)
     only_tested = visit.site in plan.participation.unseen
-    source = source_of(plan, settings, book, only_tested)
+    source = source_of(plan, settings, book, only_tested, visit.kit is not None)
     survey = plan.task.survey(visit.site, sites, plan.seed, source)
     report.findings.extend(data_findings(survey, plan, least))
     report.tables.extend(data_tables(survey, plan, least))

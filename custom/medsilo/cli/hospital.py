@@ -187,8 +187,10 @@ def ledger(
     home = KitAtHome.read(kit)
     folder = home.book.folder
     found = [home.ledger(data) for data in ledgers(folder, home.files.kit)]
-    if not found:
+    if not found and action == "accept":
         raise MedsiloError("there is no ledger yet: it begins with the first study that is counted", str(folder))
+    if not found:
+        screen.say("no study has cost anything yet: the ledger begins with the first one that is counted")
     if action == "accept":
         _accept_ledgers(screen, found, old_kit)
         return
@@ -234,9 +236,10 @@ def _visit(
     job = find_job(job_name) if job_name else None
     kit = read_kit(kit_folder) if kit_folder else None
     local = options.folder_of_settings(site_config, kit_folder)
+    own = options.folder_of_site(local, site) if site else local
     plan, allowed = None, tuple[str, ...]()
     with suppress(MedsiloError):  # what is wrong with the settings, the check says
-        allowed = SiteSettings.read(local).packages if local else ()
+        allowed = SiteSettings.read(own).packages if own else ()
     if job:
         plan = plan_of(job, changes, plan_file, allowed)
     elif plan_file:
@@ -250,6 +253,7 @@ def _visit(
     site = site or "this-site"
     if not is_safe_name(site):
         raise MedsiloError(f"--site {site!r} has odd characters; use letters, digits, '.', '_' and '-'")
+    local = options.folder_of_site(local, site)
     scope, carries_code = (scope_of(job), has_code(job)) if job else (None, False)
     source = DataSource(folder=data) if data else None
     return Visit(site, plan, scope, carries_code, local, kit, source, accept=accept)

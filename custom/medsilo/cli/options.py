@@ -152,6 +152,13 @@ def folder_of_settings(folder: Path | None, kit: Path | None = None) -> Path | N
     return folder
 
 
+def folder_of_site(folder: Path | None, site: str) -> Path | None:
+    """Return the folder with a site's own settings, where a folder of settings for several has one, or that folder."""
+    from medsilo.site.settings import FILE_NAME
+
+    return folder / site if folder and (folder / site / FILE_NAME).is_file() else folder
+
+
 def settings_of(
     device: str | None,
     data: Path | None,

@@ -27,6 +27,10 @@ def init(
     *,
     out: options.OutFolder = Path("study"),
     site: Annotated[str, option("SITE", "this hospital's name, where the folder is one hospital's")] = "hospital-a",
+    target: Annotated[str | None, option("COLUMN", "the table's column that is to be learned")] = None,
+    slices: Annotated[
+        bool, typer.Option("--slices", help="learn volumes slice by slice, in 2-D; else many slices are learned in 3-D")
+    ] = False,
     no_train: Annotated[bool, typer.Option("--no-train", help="leave out the trial")] = False,
     example: Annotated[
         Path | None,
@@ -50,18 +54,21 @@ def init(
         _write_example(screen, example)
     if folder is None:
         return 0
+    from functools import partial
     from tempfile import TemporaryDirectory
 
     from medsilo.core.text import duration
     from medsilo.runs import paths
+    from medsilo.site.shared_cache import keeping_ready
     from medsilo.start import looker
-    from medsilo.start.trial import alone, keeping_ready, machine_of
+    from medsilo.start.trial import alone, machine_of
     from medsilo.study.boundaries import enough_minutes
 
     looker.refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
     with screen.busy("opening files"):
-        own = looker.Folder(folder.resolve(), site, lambda: machine_of(options.settings_of(device, None)), device)
+        machine = partial(machine_of, options.settings_of(device, None))
+        own = looker.Folder(folder.resolve(), site, machine, device, by_slices=slices, target=target)
         sight = looker.first_sight(own)
     found, choices = sight.found, sight.choices
     plan, told = looker.write_start(out, choices), looker.rows(choices)
@@ -78,7 +85,7 @@ def init(
             tried = alone(plan, a_round)
             about = f": about {duration(tried.rounds * a_round)}" if a_round else ""
             screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other{about}")
-            settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan, Path(ready))
+            settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan.task, Path(ready))
             _tried(screen, tried, settings, trial)
     page = trial / paths.REPORT if trial else None
     screen.say("", *(f"{what}\n    {command}" if command else what for what, command in steps))

@@ -2,6 +2,7 @@
 
 import math
 import re
+import unicodedata
 from collections.abc import Sequence
 
 LONGEST = 2000  # bytes of one text
@@ -63,6 +64,24 @@ def counted(number: int, what: str) -> str:
 def is_safe_name(name: str) -> bool:
     """Return whether a name of a site or a study may become the name of a folder."""
     return SAFE.fullmatch(name) is not None and ".." not in name
+
+
+def safe_name(text: str) -> str:
+    """Return a name of a folder for the name of a hospital's; empty where nothing is left of it.
+
+    >>> safe_name("Süd Klinik"), safe_name("st-anna")
+    ('Sued-Klinik', 'st-anna')
+    """
+    if is_safe_name(text):
+        return text
+    spelt = text.translate(UMLAUTS)
+    letters = unicodedata.normalize("NFKD", spelt).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", letters).strip("-_")[:63]
+
+
+UMLAUTS = str.maketrans(
+    {"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o", "ł": "l"}
+)
 
 
 def aligned(rows: Sequence[Sequence[str | int | float]]) -> list[str]:

@@ -68,6 +68,12 @@ class Book:
                 write_text(path, secrets.token_hex(32))
             return self._read_key()
 
+    @property
+    def may_begin(self) -> bool:
+        """Return whether what this account writes here is of the account that trains: that of the folder."""
+        there = next((place for place in self.folder.parents if place.exists()), None)
+        return there is not None and there.stat().st_uid == os.geteuid()
+
     def _read_key(self) -> bytes:
         try:
             return bytes.fromhex((self.folder / KEY).read_text("utf-8"))

@@ -11,9 +11,11 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo.start.fitting import Fit, Step
 from medsilo.start.looks import Looks, ranges
+from medsilo.start.wording import LEAST_NAMED, counted, plans_words, renamed
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (smallest_metric)
 LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (limits.least_cases)
+FEWEST = 2  # classes between which something can be learned
 THIN = 16  # slices: in fewer a network in three dimensions sees little
 AIR = -500  # Hounsfield units: what lies below says that an image is a CT
 WIDER = 0.25  # of the structures' range, on each side of a window
@@ -74,12 +76,27 @@ def trained_of(patients: Mapping[str, int]) -> list[str]:
     return enough if len(enough) > 1 else list(patients)
 
 
+def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
+    """Return the hospitals that a plan names; those of very few patients may be patients themselves, and nothing could
+    be told of them."""
+    if len(patients) < 2:
+        return dict(patients)
+    named = {site: count for site, count in patients.items() if count >= LEAST_NAMED}
+    if not named:
+        raise DataError(
+            f"of {len(patients)} hospitals none has {LEAST_NAMED} patients, so they may be patients; put all cases "
+            "into one folder or table",
+            ", ".join(patients),
+        )
+    return named
+
+
 def course_of(patients: Mapping[str, int], site: str) -> Choices:
     """Return who takes part, and how numbers are chosen. site: the one hospital, where patients are under ""."""
     alone = {"participation.sites": ([site], "this hospital alone; the consortium's lead adds the others")}
     training = trained_of(patients)
     few = {name: count for name, count in patients.items() if name not in training}
-    told = ", ".join(f"{name} has {count}" for name, count in few.items())
+    told = ", ".join(f"{name} has {count}" for name, count in few.items())  # LEAST_NAMED at least
     why = f"tested and not trained on, as fewer than {LEAST_TRAINED} patients are too few for three parts: {told}"
     return {
         **(alone if "" in patients else {"participation.sites": (training, "the folder's hospitals")}),
@@ -94,18 +111,30 @@ def labels_of(looks: Looks) -> tuple[Choice, Mapping[Any, str]]:
     """Return the plan's labels, and what the hospital's own are called there."""
     if looks.segments:
         values = sorted({value for look in looks.looked for value in look.values} - {0})
+        told, known = ", ".join(map(str, values)), dict(looks.layout.named.structures) if looks.layout.named else {}
+        if len(named := [known[value] for value in values if known.get(value)]) == len(values) == len(set(named)):
+            return Choice(named, f"as dataset.json calls the masks' values {told}"), dict(
+                zip(values, named, strict=True)
+            )
         names = ["structure"] if len(values) == 1 else [f"structure-{place}" for place in range(1, len(values) + 1)]
-        told = ", ".join(map(str, values))
         why = f"masks have the value{'s' if len(values) > 1 else ''} {told}, besides 0: call them what they are"
         return Choice(names, why), dict(zip(values, names, strict=True))
-    own = list(looks.classes)
+    words = plans_words(looks.patients_of)
+    own = sorted(set(words.values()))
     names = [name if NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9._+ -]", "-", name).strip("-._+ ") for name in own]
     if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
         raise DataError("classes have names that a plan can't tell apart; use letters and digits", ", ".join(own))
-    counts = ", ".join(f"{name} {count}" for name, count in looks.classes.items())
+    if len(own) < FEWEST:
+        raise DataError(
+            f"no two classes have {LEAST_NAMED} patients each, so their names may be patients'; bring more of "
+            "each, or put rare ones together",
+            ", ".join(words),
+        )
+    counts = counted(words, looks.patients_of, own)
     where = "the table's" if looks.layout.by_table else "the folders' names"
-    changed = {old: new for old, new in zip(own, names, strict=True) if old != new}
-    return Choice(names, f"{where}, with their images: {counts}"), dict(changed)
+    spelt = dict(zip(own, names, strict=True))
+    changed = renamed({here: spelt[plans] for here, plans in words.items()})
+    return Choice(names, f"{where}, with their patients: {counts}"), dict(changed)
 
 
 def channels_of(looks: Looks) -> Choices:
@@ -118,16 +147,20 @@ def channels_of(looks: Looks) -> Choices:
         if channels not in (1, 3):
             raise DataError(f"flat images have {channels} channels; save them in grey, or in RGB without transparency")
         return {"task.colours": ("rgb" if channels == 3 else "grey", told)}
+    if looks.layout.named and len(own := looks.layout.named.channels) == channels == len(set(own)) and all(own):
+        return {"task.modalities": (list(own), "as dataset.json calls them")}
     names = looks.layout.channels
     names = names if len(names) == channels else tuple(f"channel-{number}" for number in range(channels))
     several = "one file each, in this order" if len(names) > 1 else "call it what it is, for example t2 or ct"
     return {"task.modalities": (list(names), several)}
 
 
-def dimensions_of(looks: Looks) -> Choice | None:
-    """Return whether volumes are learned whole or slice by slice; None of flat images."""
+def dimensions_of(looks: Looks, by_slices: bool = False) -> Choice | None:
+    """Return whether volumes are learned whole or slice by slice; None of flat images. by_slices: as somebody asked."""
     if looks.flat:
         return None
+    if by_slices:
+        return Choice(2, "slice by slice, as --slices asked for")
     slices = looks.middle(2)
     if slices < THIN:
         return Choice(2, f"slice by slice: {slices:.0f} slices are few for a network in 3-D")
@@ -285,11 +318,14 @@ def settings_of(looks: Looks, label_map: Mapping[Any, str]) -> Choices:
         found["data.images"] = images, f"the text that * matches is a case's name{series}"
     if looks.layout.labels:
         found["data.labels"] = looks.layout.labels, "a mask finds its image by that name"
+    if table := looks.layout.table:
+        found["data.table"] = table.name, "a line per case"
+        found["data.columns"] = table.described("image")["columns"], table.why
     if source.patient:
         count = f"{sum(looks.cases.values())} cases of {sum(looks.patients.values())} patients"
         found["data.patient"] = source.patient, f"a guess from the names: {count}; correct it"
     if label_map:
-        what = "values in the masks" if looks.segments else "names of folders"
+        what = "values in the masks" if looks.segments else "labels here"
         found["data.label_map"] = label_map, f"{what}: names in the plan"
     return found
 

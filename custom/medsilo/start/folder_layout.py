@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from medsilo.core.errors import DataError
-from medsilo.core.text import is_safe_name
+from medsilo.core.text import safe_name
+from medsilo.start.dataset_json import DatasetNames, dataset_names
+from medsilo.start.file_table import FileTable, table_of_files
 from medsilo.tasks.headers import check_dicom, is_dicom
 from medsilo.tasks.listing import SUFFIXES, TABLE, Listing
 
@@ -46,6 +48,8 @@ class FolderLayout:
     hospitals: tuple[str, ...] = ()  # their folders; none: the folder is one hospital's
     unused: tuple[str, ...] = ()  # folders that are not looked at
     patient: str | None = None  # what finds the patient in a case's name, where folders tell it
+    named: DatasetNames | None = None  # by the folder's dataset.json
+    table: FileTable | None = None  # that names the files, where it is not called as usual
 
     @property
     def by_table(self) -> bool:
@@ -53,8 +57,9 @@ class FolderLayout:
         return not self.images
 
 
-def layout_of_folder(folder: Path) -> FolderLayout:
-    """Return what lies in a folder; a DataError says what is missing there and what to do."""
+def layout_of_folder(folder: Path, target: str | None = None) -> FolderLayout:
+    """Return what lies in a folder; a DataError says what is missing there and what to do. target: the column of a
+    table beside the images that has the labels."""
     if folder.is_file() and folder.suffix.lower() in (".csv", ".tsv"):
         raise DataError(
             "the table has no column names; write them into its first line, or give the folder that holds the images",
@@ -69,7 +74,12 @@ def layout_of_folder(folder: Path) -> FolderLayout:
         there = Counter(Path(name).suffix.lower() or "no suffix" for name in names)
         found = ", ".join(f"{count} {suffix}" for suffix, count in there.most_common(SHOWN)) or "nothing"
         raise DataError(f"no image lies in the folder, which has {found}; medsilo reads {READ}", private=str(folder))
-    return layout_of(items)
+    try:
+        return replace(layout_of(items), named=dataset_names(names))
+    except DataError:
+        if table := table_of_files(names, items, target):
+            return FolderLayout(f"images, and a table of them, {table.name}", table=table)
+        raise
 
 
 def items_of(names: Mapping[str, Path]) -> list[str]:
@@ -140,16 +150,42 @@ def _together(known: Mapping[str, FolderLayout]) -> FolderLayout:
         for top, own in known.items()
         if replace(own, classes=(), unused=()) != replace(first, classes=(), unused=())
     ]
+    if odd and (told := _lacking(known)):
+        raise DataError(told)
     if odd:
         told = f"hospitals' folders are built in different ways: {next(iter(known))} and {odd[0]}"
         raise DataError(f"{told}; give all the same names of folders and the same endings")
-    if wrong := [top for top in known if not is_safe_name(top)]:
-        raise DataError(
-            f"{wrong[0]!r} can't be a hospital's name; use letters, digits, '.', '_' and '-' for its folder"
-        )
+    sites_of(known)
     classes = tuple(sorted({name for own in known.values() for name in own.classes}))
     unused = tuple(f"{top}/{name}" for top, own in known.items() for name in own.unused)
     return replace(first, classes=classes, unused=unused, hospitals=tuple(sorted(known)))
+
+
+def _lacking(known: Mapping[str, FolderLayout]) -> str:
+    """Say which hospital has not all channels and what to do; empty where folders differ in more."""
+    most = max(known.values(), key=lambda own: len(own.channels))
+    for top, own in known.items():
+        alike = replace(own, images=most.images, channels=most.channels, classes=(), unused=())
+        if alike != replace(most, classes=(), unused=()) or not set(own.images) < set(most.images):
+            continue
+        channels = zip(most.images, most.channels, strict=True)
+        lacks = ", ".join(name for image, name in channels if image not in own.images)
+        return (
+            f"{top} lacks {lacks}; give the folders of the other hospitals, set task.lacking: 0.25 in the plan, and in "
+            f"the medsilo.yaml of {top} data.images: {list(own.images)} and data.absent: [{lacks}]"
+        )
+    return ""
+
+
+def sites_of(tops: Iterable[str]) -> dict[str, str]:
+    """Return hospitals' folders by the hospitals' names, which have no spaces and umlauts."""
+    found: dict[str, str] = {}
+    for top in tops:
+        site = safe_name(top)
+        if not site or site in found:
+            raise DataError(f"{top!r} can't be a hospital's name; use letters, digits, '.', '_' and '-' for its folder")
+        found[site] = top
+    return dict(sorted(found.items()))
 
 
 # ---------------------------------------------------------------------------------------------------- kinds of folders

@@ -4,7 +4,7 @@ The choices are written as a hospital's medsilo.yaml and a job with its plan, ea
 """
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -21,9 +21,11 @@ from medsilo.registry import LOOKERS, TASKS
 from medsilo.site.settings import FILE_NAME, make_settings
 from medsilo.start import choices
 from medsilo.start.choices import Choices, Draft
+from medsilo.start.file_table import FileTable, table_of_files
 from medsilo.start.fitting import Fit, Machine, Step, largest_that_fits, steps_for
-from medsilo.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder
+from medsilo.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder, sites_of
 from medsilo.start.looks import Looks, look_at, look_of, looks_of, opened, patient_in
+from medsilo.start.wording import LEAST_NAMED, counted, plans_words
 from medsilo.tasks.listing import TABLE, Listing
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
@@ -48,6 +50,8 @@ class Folder:
     site: str  # this hospital's name, where the folder is one hospital's
     machine: Callable[[], Machine]
     device: str | None  # one that was asked for
+    by_slices: bool = False  # whether volumes are learned slice by slice, as was asked for
+    target: str | None = None  # the column of what is to be learned, where one was asked for
     found: Sequence[str] = ()  # what lies there, one sentence a line
     several: bool = False  # whether these are several hospitals
     choices: Draft = field(default_factory=lambda: Draft({}, {}))
@@ -55,6 +59,9 @@ class Folder:
     by_hospital = staticmethod(by_hospital)
     opened = staticmethod(opened)
     patient_in = staticmethod(patient_in)
+    sites_of = staticmethod(sites_of)
+    plans_words = staticmethod(plans_words)
+    counted = staticmethod(counted)
 
     @cached_property
     def files(self) -> Mapping[str, Path]:
@@ -65,6 +72,18 @@ class Folder:
     def images(self) -> Sequence[str]:
         """The images and masks among the files; a folder that holds one DICOM series ends in a slash."""
         return [item for item in items_of(self.files) if PurePosixPath(item).name != TABLE]
+
+    def table_of(self, named: Collection[str]) -> FileTable | None:
+        """Return the table in the folder that names these files, images or recordings."""
+        return table_of_files(self.files, named, self.target)
+
+    def folders_of(self, tops: Collection[str]) -> dict[str, Choices]:
+        """Return the settings of hospitals whose folders are called otherwise than they."""
+        return {
+            site: {"data.folder": (str(self.path / top), "its folder is called otherwise than the hospital")}
+            for site, top in sites_of(tops).items()
+            if site != top
+        }
 
     def choose(
         self,
@@ -83,6 +102,8 @@ class Folder:
         usual ones. sites: what only these hospitals' settings say. patients: of each hospital, or {"": 40} of a folder
         that is one hospital's; examples: how many these learn from, where that is not one of each patient.
         """
+        if few := len(patients) - len(patients := choices.named_hospitals(patients)):
+            found = [*found, f"not in the plan: hospitals of fewer than {LEAST_NAMED} patients ({few})"]
         divided = "shares" in TASKS[task].model_fields  # else the task knows the parts
         shares = choices.shares_of(patients)
         cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]
@@ -134,7 +155,7 @@ class Folder:
 
     def _of_images(self, task: str, looks: Looks, plan: Choices, settings: Choices) -> "Folder":
         """Return what was found in images; their network is the largest for which this machine has room."""
-        machine, dimensions = self.machine(), choices.dimensions_of(looks)
+        machine, dimensions = self.machine(), choices.dimensions_of(looks, self.by_slices)
         axes = dimensions.value if dimensions else 2
         (labels, label_map), spacing = choices.labels_of(looks), choices.spacing_of(looks, axes)
         of_images = {
@@ -155,7 +176,8 @@ class Folder:
             limit = fit.limit(machine)
             fitted = {**choices.size_of(looks, fit.step, spacing, limit), **choices.network_of(fit, looks)}
             whole = {**of_images, **fitted, "training.batch_size": (fit.step.batch, limit), **plan}
-            return self.choose(task, looks.found, looks.patients, whole, said, examples=examples)
+            own = self.folders_of(looks.layout.hospitals)
+            return self.choose(task, looks.found, looks.patients, whole, said, examples=examples, sites=own)
 
         def plan_for(step: Step) -> Plan:
             return parse_plan(choices.nested(chosen(Fit(step)).choices.plan))
@@ -173,7 +195,7 @@ def first_sight(folder: Folder) -> Folder:
 
 def look(folder: Folder) -> Folder:
     """Say what suits a folder of images; a DataError says what is missing in it."""
-    looks = look_at(folder.path, layout_of_folder(folder.path))
+    looks = look_at(folder.path, layout_of_folder(folder.path, folder.target))
     return folder._of_images("image-folder" if looks.flat else "nifti-folder", looks, {}, {})
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.start.folder_layout import FolderLayout
+from medsilo.start.folder_layout import FolderLayout, sites_of
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
@@ -19,7 +19,12 @@ MOST = 60  # cases that are opened, from all hospitals in turn
 TAIL = (0.5, 99.5)  # percentiles of intensities that are told
 MOST_VALUES = 50  # of masks: more are instances, or no masks
 LEAST_PATIENTS = 6  # of a hospital, so that what is said of names is believed
-TELLING = (r"(.*?[^_/])(?:_\d+)+$", r"(.*[^_/])_\d+$", r"([^/]+)/[^/]+$")  # how names may tell the patient
+TELLING = (
+    r"(.*?[^_/])(?:_\d+)+$",
+    r"(.*[^_/])_\d+$",
+    r"([^/]+)/[^/]+$",
+    r"((?:.*/)?[A-Za-z-]*\d+)_[A-Za-z][^/]*$",
+)  # how names may tell the patient
 CLASS = r"[^/]+/"  # before them, where folders are classes: a patient may have images of several
 
 
@@ -49,7 +54,7 @@ class Looks:
     source: DataSource
     patients: dict[str, int]  # by hospital
     cases: dict[str, int]
-    classes: dict[str, int]  # of a classification -> cases
+    patients_of: dict[str, int]  # of each class of a classification
     looked: tuple[Look, ...]
     left_out: dict[str, int]  # why -> cases
     segments: bool
@@ -107,11 +112,12 @@ def ranges(rows: Sequence[Sequence[float]]) -> str:
 
 def look_at(folder: Path, layout: FolderLayout) -> Looks:
     """Open cases of a folder that is laid out so; a DataError says what makes them unusable."""
+    patterns = {"images": layout.images or None, "labels": layout.labels if layout.images else None}
     source = DataSource.model_validate(
-        {"folder": folder, "images": layout.images or None, "labels": layout.labels if layout.images else None}
+        {"folder": folder, **(layout.table.described("image") if layout.table else patterns)}
     )
     segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
-    places = {site: folder / site for site in layout.hospitals} or {"": folder}
+    places = {site: folder / top for site, top in sites_of(layout.hospitals).items()} or {"": folder}
     listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
     for own in listings.values():
         own.refuse_unusable()
@@ -136,13 +142,14 @@ def looks_of(
     left_out = {site: own.left_out for site, own in listings.items()}
     looked, wrong = opened(entries, lambda entry: (look(entry), entry.name), left_out)
     _refuse_mixtures(looked)
-    labels = Counter(entry.label for own in listings.values() for entry in own.entries if isinstance(entry.label, str))
+    every = [(site, entry) for site, own in listings.items() for entry in own.entries]
+    labels = Counter(label for _, _, label in {(site, entry.patient, str(entry.label)) for site, entry in every})
     return Looks(
         layout,
         source,
         {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
         {site: len(own.entries) for site, own in listings.items()},
-        dict(sorted(labels.items())),
+        {} if segments else dict(sorted(labels.items())),
         tuple(look for look, _ in looked),
         dict(wrong),
         segments,
@@ -252,8 +259,8 @@ def _refuse_labels(looks: Looks) -> None:
     """There is something to learn, and masks are masks."""
     values = {value for look in looks.looked for value in look.values}
     if not looks.segments:
-        if len(looks.classes) < 2:
-            raise DataError(f"all images are of one class, {next(iter(looks.classes), 'none')}; add the others")
+        if len(looks.patients_of) < 2:
+            raise DataError(f"all images are of one class, {next(iter(looks.patients_of), 'none')}; add the others")
         return
     if not values - {0}:
         raise DataError(f"the masks of all {len(looks.looked)} cases that were opened are empty; export them again")

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -15,7 +15,8 @@ from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
 from medsilo.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo.start.looker import Folder
-from medsilo.tasks.listing import OTHER_NAMES
+from medsilo.start.wording import LEAST_NAMED, OTHER, counted, names_somebody, plans_words, renamed
+from medsilo.tasks.listing import OTHER_NAMES, Listing
 from medsilo.tasks.sheet import ENDINGS, Sheet, as_written
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS
@@ -29,6 +30,7 @@ HAPPENED = ("event", "dead", "death", "died", "deceased", "yes", "true", "relaps
 MISSING = frozenset(DataSource.model_fields["missing"].default)
 MOST_CLASSES, MOST_LEVELS = 10, 20
 RARE = 0.5  # share of lines with a value, below which a column is left out
+UNIQUE, LONG = 0.95, 1e5  # share of different whole numbers, and the least, that number records
 STEADY = 0.05  # of lines: where a label changes less often, lines are rows of a recording, or sorted by it
 SMOOTH = 0.7  # of a recording's numbers: from one line to the next, as a share of the way between any two of a label
 FEW = 1000  # patients for whom one layer is enough
@@ -43,6 +45,8 @@ class CaseTable:
     lines: int
     cells: Mapping[str, tuple[str, ...]]
     decimal: str
+    here: Mapping[str, str] = field(default_factory=dict)  # what columns are called here that others spell otherwise
+    asked: str | None = None  # the column that --target names
 
     def known(self, name: str) -> list[str]:
         """Return a column's values where there are some."""
@@ -61,6 +65,12 @@ class CaseTable:
         """Return a column's values, each once, numbers by their size."""
         return _in_order({Sheet.level(as_written(cell, self.decimal)) for cell in self.known(name)})
 
+    def patients_by(self, name: str) -> Counter[str]:
+        """Return how many patients have each of a column's values."""
+        pairs = zip(self.cells[name], _patients(self), strict=True)
+        known = {(as_written(cell, self.decimal), who) for cell, who in pairs if cell not in MISSING}
+        return Counter(Sheet.level(cell) for cell, _ in known)
+
     @cached_property
     def patient(self) -> str | None:
         """The column that names patients: the first that is called so, of many values."""
@@ -74,6 +84,8 @@ class CaseTable:
     @cached_property
     def survival(self) -> tuple[str, str] | None:
         """The columns of time and event, if there are such."""
+        if self.asked:
+            return None
         most = min(MOST_CLASSES, self.lines / 3)
         times = self.called(TIMES, lambda name: self.is_numbers(name) and len(self.distinct(name)) > most)
         events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2 or self.lines < MOST_LEVELS)
@@ -84,7 +96,7 @@ class CaseTable:
     @cached_property
     def target(self) -> str | None:
         """The column of what is to be told: one that is called so."""
-        return next(iter(self.called(TARGETS, lambda name: len(self.distinct(name)) > 1)), None)
+        return self.asked or next(iter(self.called(TARGETS, lambda name: len(self.distinct(name)) > 1)), None)
 
     @property
     def event(self) -> str | None:
@@ -133,17 +145,40 @@ def _says(name: str, word: str) -> bool:
 
 def tables_in(folder: Folder) -> dict[str, CaseTable]:
     """Return a folder's tables by hospital: one table, or one for each hospital; none of another kind of folder."""
+    if folder.table_of([name for name in folder.files if name.lower().endswith(Listing.RECORDINGS)]):
+        return {}
     files = [name for name in folder.files if PurePosixPath(name).suffix.lower() in ENDINGS]
     tops = {PurePosixPath(name).parts[0]: name for name in files}
     if not files or len(tops) < len(files) or any(name.count("/") > 1 for name in files) or folder.images:
         return {}
-    found = {PurePosixPath(top).stem: _table(folder.path / name) for top, name in tops.items()}
+    stems = folder.sites_of({PurePosixPath(top).stem: top for top in tops})
+    named = {stem: site for site, stem in stems.items()}
+    found = {named[PurePosixPath(top).stem]: _table(folder.path / name) for top, name in tops.items()}
     if any(table is None or table.is_recording for table in found.values()):
         return {}
-    known = {site: table for site, table in found.items() if table and table.called(TARGETS + EVENTS)}
+    known = {
+        site: table
+        for site, table in found.items()
+        if table and (_column(table.cells, folder.target) if folder.target else table.called(TARGETS + EVENTS))
+    }
     if not known and any("/" in name for name in files):
         return {}
     return known or {site: table for site, table in found.items() if table}
+
+
+def _column(names: Iterable[str], asked: str) -> str | None:
+    """Return the column that somebody asks for; small and large letters are alike where that is the only one."""
+    known = list(names)
+    alike = [name for name in known if name.casefold() == asked.casefold()]
+    return asked if asked in known else alike[0] if len(alike) == 1 else None
+
+
+def _asked_of(table: CaseTable, target: str) -> CaseTable:
+    """Return a table of which somebody said what is to be learned."""
+    if (column := _column(table.cells, target)) is None:
+        names = ", ".join([*table.cells][:MOST_LEVELS])
+        raise DataError(f"--target {target!r} is no column of {table.path.name}; there are {names}")
+    return replace(table, asked=column)
 
 
 def _table(path: Path) -> CaseTable | None:
@@ -169,42 +204,75 @@ class TableLooks:
     tables: Mapping[str, CaseTable]  # by hospital, or of all together under the folder's own name
     kind: str
     outcomes: Mapping[str, tuple[str, ...]]  # what each table calls what is learned
-    labels: tuple[str, ...]  # of a classification, as they stand there
+    labels: Mapping[str, int]  # of a classification, as they stand there, and how many patients have each
+    words: Mapping[str, Mapping[str, str]]  # of a column with categories, values there: what the plan calls them
     columns: tuple[Any, ...]
     left: Mapping[str, str]  # columns that are not read, and why
     sites: Mapping[str, int]  # hospital -> patients
     by_column: str | None  # that names hospitals
+    small: Mapping[str, str] = field(default_factory=dict)  # hospitals that are left out, and why
+
+    @property
+    def classes(self) -> list[str]:
+        """The plan's classes."""
+        return _in_order(set(self.words[self.target].values()))
+
+    @property
+    def target(self) -> str:
+        """The plan's column of what is learned."""
+        return self.outcomes[next(iter(self.tables))][0]
 
 
 def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> TableLooks:
     """Find in tables what is to be learned, and of what; a DataError says what is missing."""
     several = len(tables) > 1
+    tables = _spelt_alike(tables)
     kind, outcomes = _outcomes(tables)
     first = next(iter(tables.values()))
     by_column = None if several else first.site
-    labels = _labels(tables, outcomes) if kind == "classification" else ()
+    labels = _labels(tables, outcomes) if kind == "classification" else {}
     if len(labels) > MOST_LEVELS and all(table.is_numbers(outcomes[site][0]) for site, table in tables.items()):
-        kind, labels = "regression", ()
+        kind, labels = "regression", {}
     if len(labels) > MOST_LEVELS:
         raise DataError(
             f"column {outcomes[next(iter(tables))][0]!r} has {len(labels)} different values, too many for classes, and "
-            "not all are numbers; call another column 'label'"
+            "not all are numbers; name another column with --target"
         )
-    columns, left = _read(tables, outcomes)
+    words = {outcomes[next(iter(tables))][0]: _words(labels)} if labels else {}
+    columns, left = _read(tables, outcomes, words)
     if by_column:
-        counted = Counter(_patients(first, by_column))
-        sites = {name: counted[name] for name in first.distinct(by_column)}
+        patients = first.patients_by(by_column)
+        sites = {name: patients[name] for name in first.distinct(by_column)}
     else:
         sites = {name: len(set(_patients(table))) for name, table in tables.items()} if several else {}
         sites = sites or {site: len(set(_patients(first)))}
+    small = {}
     if kind == "survival":  # where so few are tested, nothing is said of who comes first
         few = {name: count for name, count in sites.items() if name not in trained_of(sites)}
-        left |= {name: f"a hospital of {count} patients, too few for a concordance" for name, count in few.items()}
+        small = {name: f"a hospital of {count} patients, too few for a concordance" for name, count in few.items()}
         sites = {name: count for name, count in sites.items() if name not in few}
         tables = {name: table for name, table in tables.items() if name not in few}
     if wrong := [name for name in sites if not is_safe_name(name)]:
         raise DataError(f"{wrong[0]!r} can't be a hospital's name; use letters, digits, '.', '_' and '-'")
-    return TableLooks(folder, tables, kind, outcomes, labels, columns, left, sites, by_column)
+    return TableLooks(folder, tables, kind, outcomes, labels, words, columns, left, sites, by_column, small)
+
+
+def _spelt_alike(tables: Mapping[str, CaseTable]) -> dict[str, CaseTable]:
+    """Return tables whose columns are called as in the first one, where they differ by small and large letters only."""
+    spelt: dict[str, str] = {}
+    found = {}
+    for site, table in tables.items():
+        once = Counter(name.casefold() for name in table.cells)
+        here = {
+            plans: name
+            for name in table.cells
+            if (plans := spelt.setdefault(name.casefold(), name)) != name and once[name.casefold()] == 1
+        }
+        plans_of = {own: plans for plans, own in here.items()}
+        cells = {plans_of.get(name, name): own for name, own in table.cells.items()}
+        asked = plans_of.get(table.asked, table.asked) if table.asked else None
+        found[site] = replace(table, cells=cells, here=here, asked=asked)
+    return found
 
 
 def _patients(table: CaseTable, by: str | None = None) -> list[str]:
@@ -232,14 +300,26 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
                 )
             names = ", ".join(list(table.cells)[:MOST_LEVELS])
             raise DataError(
-                f"no column of {table.path.name} says what is to be learned; call it 'label', or 'time' and 'event' "
-                f"(docs/your-data.md). There are {names}"
+                f"no column of {table.path.name} says what is to be learned; name it with --target COLUMN, or call two "
+                f"'time' and 'event' (docs/your-data.md). There are {names}"
             )
     return "classification", {site: (str(target),) for site, target in targets.items()}
 
 
-def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    return tuple(_in_order({level for site, table in tables.items() for level in table.distinct(outcomes[site][0])}))
+def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    counts = sum((table.patients_by(outcomes[site][0]) for site, table in tables.items()), Counter[str]())
+    return {level: counts[level] for level in _in_order(set(counts))}
+
+
+def _words(labels: Mapping[str, int]) -> dict[str, str]:
+    """Return what the plan calls classes; those of an outcome that is 0 or 1 are no and yes."""
+    words = dict(zip(labels, ("no", "yes"), strict=True)) if tuple(labels) == ("0", "1") else plans_words(labels)
+    if len(set(words.values())) < 2:
+        raise DataError(
+            f"what is to be learned has no two values that {LEAST_NAMED} patients have, so they may be names; "
+            "name another column with --target"
+        )
+    return words
 
 
 def _in_order(levels: set[str]) -> list[str]:
@@ -248,9 +328,10 @@ def _in_order(levels: set[str]) -> list[str]:
 
 
 def _read(
-    tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]]
+    tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]], words: dict[str, dict[str, str]]
 ) -> tuple[tuple[Any, ...], dict[str, str]]:
-    """Return the columns that a network reads, and why others are left out."""
+    """Return the columns that a network reads, and why others are left out. words: gets what the plan calls the values
+    of each column with categories."""
     columns, left = list[Any](), dict[str, str]()
     telling = [table for table in tables.values() if table.lines >= MOST_LEVELS] or list(tables.values())
     for name in dict.fromkeys(name for table in tables.values() for name in table.cells):
@@ -260,13 +341,19 @@ def _read(
             left[name] = f"{lacking[0]} lacks it"
         elif why := next((why for table in telling if (why := _why_not(table, name))), ""):
             left[name] = why
+        elif len({level for table in tables.values() for level in table.distinct(name)}) < 2:
+            left[name] = "is always the same"
         elif all(table.is_numbers(name) for table in tables.values()):
             columns.append(name)
         elif any(table.is_numbers(name) for table in tables.values()):
             left[name] = "numbers at one hospital and categories at another"
         else:
-            levels = sorted({level for table in tables.values() for level in table.distinct(name)})
-            columns.append({"name": name, "levels": levels})
+            own = plans_words(sum((table.patients_by(name) for table in tables.values()), Counter[str]()))
+            if len(named := {*own.values()} - {OTHER}) < 2:
+                left[name] = f"has no two values that {LEAST_NAMED} patients have, so they may be names"
+                continue
+            words[name] = own
+            columns.append({"name": name, "levels": [*sorted(named), *([OTHER] if OTHER in own.values() else [])]})
     if not columns:
         raise DataError(
             "no column can be read: " + ", ".join(f"{name} ({left[name]})" for name in [*left][:MOST_LEVELS])
@@ -275,21 +362,32 @@ def _read(
 
 
 def _why_not(table: CaseTable, name: str) -> str:
+    """Return why a column that is so at one hospital is not read."""
     values = table.distinct(name)
-    if name in (table.patient, table.site) or any(_says(name, word) for word in PATIENTS):
+    if name in (table.patient, table.site) or names_somebody(name) or any(_says(name, word) for word in PATIENTS):
         return "names patients or hospitals"
-    if name.lower() in TARGETS or any(_says(name, word) for word in EVENTS + TIMES):
+    if not table.asked and (name.lower() in TARGETS or any(_says(name, word) for word in EVENTS + TIMES)):
         return "may tell the answer"
+    if {value.lower() for value in values} <= {*PARTS, *OTHER_NAMES} and values:
+        return "says who is trained on"
     if len(table.known(name)) < RARE * table.lines:
         return "is empty in most lines"
-    if {value.lower() for value in values} <= {*PARTS, *OTHER_NAMES}:
-        return "says who is trained on"
-    if len(values) < 2:
-        return "is always the same"
     if table.is_numbers(name):
-        whole = all(Sheet.number(value) == int(Sheet.number(value) or 0) for value in values)
-        return "numbers the lines" if whole and len(values) == table.lines and table.lines > MOST_LEVELS else ""
-    return "has too many different values for a category" if len(values) > MOST_LEVELS else ""
+        return "numbers the lines" if _are_numbers_of_lines(table, values) else ""
+    if len(values) <= MOST_LEVELS:
+        return ""
+    texts = sum(Sheet.number(cell, table.decimal) is None for cell in table.known(name))
+    if texts < RARE * table.lines:
+        return f"has {texts} lines that are no numbers: name what stands there for no value in data.missing"
+    return "has too many different values for a category"
+
+
+def _are_numbers_of_lines(table: CaseTable, values: Sequence[str]) -> bool:
+    """Return whether whole numbers are those of lines, or of records: nearly all different, and long."""
+    numbers = [Sheet.number(value, table.decimal) or 0.0 for value in values]
+    if table.lines <= MOST_LEVELS or any(number != int(number) for number in numbers):
+        return False
+    return len(numbers) == table.lines or (len(numbers) > UNIQUE * table.lines and min(numbers) >= LONG)
 
 
 # ---------------------------------------------------------------------------------------------------- choices
@@ -335,7 +433,8 @@ def _learned(looks: TableLooks) -> Choices:
         events = dict.fromkeys(name for table in looks.tables.values() for name in table.called(EVENTS))
         why = f"a guess by the names, of {', '.join(events)}: correct it, and data.names where a hospital has others"
         return {"task.time": (names[0], why), "task.event": (names[1], "1 where it came, 0 where not yet")}
-    target = names[0], "a guess by its name: correct it"
+    asked = next(iter(looks.tables.values())).asked
+    target = names[0], "as --target asked for" if asked else "a guess by its name: correct it"
     if looks.kind == "regression":
         known = [
             Sheet.number(value) or 0.0
@@ -344,12 +443,11 @@ def _learned(looks: TableLooks) -> Choices:
         ]
         why = "round numbers around what is there: a line outside is refused, so widen it where others may have more"
         return {"task.target": target, "task.range": (list(_around(min(known), max(known))), why)}
-    counted = Counter(
-        Sheet.level(cell) for site, table in looks.tables.items() for cell in table.known(looks.outcomes[site][0])
-    )
-    counts = ", ".join(f"{name} {counted[name]}" for name in looks.labels)
-    why = f"the column's values, with their lines: {counts}"
-    return {"task.target": target, "task.labels": (list(_names(looks.labels)), why)}
+    counts = counted(looks.words[looks.target], looks.labels, looks.classes)
+    return {
+        "task.target": target,
+        "task.labels": (looks.classes, f"the column's values, with their patients: {counts}"),
+    }
 
 
 def _around(least: float, most: float) -> tuple[float, float]:
@@ -358,31 +456,43 @@ def _around(least: float, most: float) -> tuple[float, float]:
     return (0.0 if least >= 0 else step * math.floor(least / step)), step * math.floor(most / step + 1)
 
 
-def _names(labels: Sequence[str]) -> Sequence[str]:
-    return ("no", "yes") if tuple(labels) == ("0", "1") else labels
-
-
 def _settings(looks: TableLooks, site: str, table: CaseTable) -> Choices:
     """Return what one table's hospital says of it."""
     found: dict[str, tuple[Any, str]] = {
         "data.table": (table.path.relative_to(looks.folder).as_posix(), "a line per case")
     }
-    roles = {"patient": table.patient, "site": looks.by_column}
-    called = {role: name for role, name in roles.items() if name and name != getattr(Columns(), role)}
-    if called:
+    here = table.here
+    roles = {
+        role: here.get(name, name) for role, name in (("patient", table.patient), ("site", looks.by_column)) if name
+    }
+    if called := {role: name for role, name in roles.items() if name != getattr(Columns(), role)}:
         found["data.columns"] = called, "what these are called here: a guess by the names"
     plans, own = looks.outcomes[next(iter(looks.tables))], looks.outcomes[site]
-    if names := {plan: name for plan, name in zip(plans, own, strict=True) if plan != name}:
+    read = [column["name"] if isinstance(column, dict) else column for column in looks.columns]
+    names = {
+        plan: here.get(name, name) for plan, name in (*zip(plans, own, strict=True), *zip(read, read, strict=True))
+    }
+    if names := renamed(names):
         found["data.names"] = names, "the plan's column: its name here"
+    levels = {name: _here(words, table, name) for name, words in looks.words.items() if name in read}
+    if levels := {name: words for name, words in levels.items() if words}:
+        found["data.levels"] = levels, f"values here that the plan calls otherwise, as {OTHER} where they are rare"
     if looks.kind == "survival" and (values := table.distinct(own[1])) != ["0", "1"]:
         event = next((value for value in reversed(values) if value.lower() in HAPPENED), values[-1])
         both = {_number(value): "event" if value == event else "censored" for value in values}
         found["data.label_map"] = both, "values of the event's column; a guess: correct it"
-    if looks.kind == "classification" and _names(looks.labels) != looks.labels:
-        found["data.label_map"] = {0: "no", 1: "yes"}, "the column's values: names in the plan"
+    if looks.kind == "classification" and (words := _here(looks.words[looks.target], table, own[0])):
+        both = {_number(value): name for value, name in words.items()}
+        found["data.label_map"] = both, "the column's values: names in the plan"
     if table.decimal == ",":
         found["data.decimal"] = ",", "numbers are written with a comma"
     return found
+
+
+def _here(words: Mapping[str, str], table: CaseTable, name: str) -> dict[str, str]:
+    """Return the values of a table's column that the plan calls otherwise."""
+    own = table.distinct(name)
+    return {value: plans for value, plans in renamed(words).items() if value in own}
 
 
 def _number(value: str) -> int | str:
@@ -400,7 +510,8 @@ def found_lines(looks: TableLooks) -> list[str]:
         how = f"by column {looks.by_column!r}" if looks.by_column else "each with a table"
         told = ", ".join(f"{site} {count}" for site, count in looks.sites.items())
         found.append(f"{len(looks.sites)} hospitals, {how}: {told}")
-    return [*found, *(f"not read: {name} ({why})" for name, why in looks.left.items())]
+    left = {**looks.left, **looks.small}
+    return [*found, *(f"not read: {name} ({why})" for name, why in left.items())]
 
 
 def look(folder: Folder) -> Folder | None:
@@ -412,5 +523,7 @@ def look(folder: Folder) -> Folder | None:
         tables = tables_in(folder)
     if not tables:
         return None
+    if folder.target:
+        tables = {site: _asked_of(table, folder.target) for site, table in tables.items()}
     place = folder.path.parent if folder.path.is_file() else folder.path
     return choose_tables(look_at_tables(place, tables, folder.site), folder)

@@ -5,37 +5,24 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from shutil import disk_usage
 
 from medsilo.check.rehearsal import free_memory
 from medsilo.check.result import Report
 from medsilo.check.visit import Visit, check
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
+from medsilo.site.shared_cache import keeping_ready
 from medsilo.start.fitting import Machine
 from medsilo.start.looker import place_of
-from medsilo.tasks.own.folder import FolderTask
 
 LEAST, MOST = 2, 12  # rounds; small plans have learned something after twelve
 TIME = 90.0  # seconds of training, in which as many rounds are made as fit
-MOST_READY = 10  # GiB of images that are kept ready while 'medsilo init' works
 
 
 def machine_of(settings: SiteSettings) -> Machine:
     """Return what is free on the device that the settings name."""
     compute = settings.compute()
     return Machine(free_memory(compute), compute.device.type == "cuda")
-
-
-def keeping_ready(settings: SiteSettings, plan: Plan, folder: Path) -> SiteSettings:
-    """Return settings under which images that are ready for the network are kept in a folder, and read once."""
-    if settings.data is None or not isinstance(plan.task, FolderTask):
-        return settings
-    room = min(MOST_READY, disk_usage(folder).free / 4 / 2**30)
-    data = settings.data.model_copy(update={"cache": "disk", "cache_folder": folder, "cache_disk": room})
-    sites = getattr(settings, "sites", {})
-    more = {"sites": {site: keeping_ready(own, plan, folder) for site, own in sites.items()}} if sites else {}
-    return settings.model_copy(update={"data": data, **more})
 
 
 def checks(plan: Plan, out: Path, ready: Path) -> Iterator[tuple[str, Report]]:
@@ -54,7 +41,7 @@ def checks(plan: Plan, out: Path, ready: Path) -> Iterator[tuple[str, Report]]:
 
 def _checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
     local = place_of(out, site)
-    source = keeping_ready(SiteSettings.read(local), plan, ready).data
+    source = keeping_ready(SiteSettings.read(local), plan.task, ready).data
 
     def note(line: str) -> None:
         print(f"{site}: {line} ...", file=sys.stderr, flush=True)

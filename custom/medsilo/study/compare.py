@@ -34,6 +34,7 @@ from medsilo.study.cells import (
     run_cell,
     with_local_pairs,
 )
+from medsilo.study.reading_once import images_ready
 from medsilo.study.verdict import Statistics, chosen_baseline
 
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
@@ -76,12 +77,17 @@ class Study:
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
-        """Inside, the folder is this comparison's, and no other one runs in it."""
+        """Inside, the folder is this comparison's, no other one runs in it, and images are read once for all runs."""
         chosen_baseline([cell.row for cell in self.cells], self.against)
         reuse.check_free(self.folder)  # before a lock is put into a folder of other things
         with alone(self.folder / paths.LOCKS / "comparison", f"{self.folder.name}: {ANOTHER}"):
             reuse.begin(self.folder, self.cells, self.settings)
-            yield
+            left, own = [cell.plan for cell in self.cells if not cell.summary()], self.settings
+            with images_ready(left, own, self.at_once, self.say) as self.settings:
+                try:
+                    yield
+                finally:
+                    self.settings = own
 
     def _fill_within(self, minutes: float) -> list[str]:
         every, started = list(self.cells), time.monotonic()

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import walk
 from pathlib import Path, PurePosixPath
@@ -285,6 +285,7 @@ def _by_table(
     if missing := [column for column in needed if column not in sheet.columns]:
         hint = "name yours under data.columns in the site's medsilo.yaml, or add it"
         raise DataError(f"the table has no column {', '.join(missing)}; {hint}", private=str(path))
+    short = files_by_short_name(names)
     counted: Counter[str] = Counter()
     empty: defaultdict[str, list[str]] = defaultdict(list)
     absent = []
@@ -295,7 +296,9 @@ def _by_table(
             empty[column].append(place)
         if lacking:
             continue
-        files = [_file(given[column], folder, names) for column in (*images, *([columns.label] if masks else []))]
+        files = [
+            _file(given[column], folder, names, short) for column in (*images, *([columns.label] if masks else []))
+        ]
         name = given[images[0]]
         if any(file is None for file in files):
             absent.append(name)
@@ -324,12 +327,25 @@ def tell_sheet(listing: Listing, sheet: Sheet) -> None:
         listing.problems.append(Problem("note", OLD_LETTERS, len(sheet.lines)))
 
 
-def _file(given: str, folder: Path, names: dict[str, Path]) -> Path | None:
+def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, Path]) -> Path | None:
     """A file that the table names, from the data folder or from the root of the disk; Windows writes backslashes."""
-    found = names.get(given.removeprefix("./")) or names.get(given.replace("\\", "/").removeprefix("./"))
+    given = given.removeprefix("./")
+    found = names.get(given) or names.get(given.replace("\\", "/").removeprefix("./")) or short.get(given)
     if found is None and (folder / given).is_file():
         found = folder / given
     return found
+
+
+def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
+    """Return images and recordings by all that a table may call them: path, or name with or without its ending where
+    it is the only one."""
+    found: defaultdict[str, set[Path]] = defaultdict(set)
+    for name, path in names.items():
+        last = PurePosixPath(name).name
+        if last.lower().endswith((*SUFFIXES, *Listing.RECORDINGS)):
+            for own in {last, _without_suffix(last)}:
+                found[own].add(path)
+    return {own: paths.pop() for own, paths in found.items() if len(paths) == 1} | dict(names)
 
 
 def check_parts(listing: Listing) -> None:

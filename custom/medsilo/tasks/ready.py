@@ -9,7 +9,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.core.files import load_facts, save_tensors
+from medsilo.core.files import load_facts, load_tensors, save_tensors
 from medsilo.core.package import package_facts
 from medsilo.learning.loop import Case
 from medsilo.learning.undrawn import marked
@@ -104,9 +104,9 @@ class Cache:
     def __post_init__(self) -> None:
         self.memory = Memory(self.source)
         self.room = 0.0  # bytes on the disk
-        if self.source.cache == "disk":
-            if self.source.cache_folder is None:
-                raise DataError("data: cache is disk, but cache_folder is not given; name a folder for prepared images")
+        if self.source.cache == "disk" and self.source.cache_folder is None:
+            raise DataError("data: cache is disk, but cache_folder is not given; name a folder for prepared images")
+        if self.source.cache != "none" and self.source.cache_folder:
             taken = sum(path.stat().st_size for path in self.source.cache_folder.glob("*.safetensors"))
             self.room = self.source.cache_disk * 2**30 - taken
 
@@ -114,9 +114,22 @@ class Cache:
         """The entry, read once."""
         if self.source.cache == "disk":
             return self._on_disk(entry)
+        if self.source.cache == "memory" and self.source.cache_folder:
+            return self._in_memory(self._on_disk(entry))
         made = self.make(entry)
         keeps = self.memory.takes(made.inputs, made.targets)
         return HeldEntry(entry, made.facts, made if keeps else None, None, self.make, self.mark)
+
+    def _in_memory(self, held: "HeldEntry") -> "HeldEntry":
+        """Return an entry that lies in a file with its tensors in memory, where they have a place there."""
+        if held.file is None:
+            return held
+        kept = {name: tensor.clone() for name, tensor in load_tensors(held.file)[0].items()}
+        inputs, targets, places = (kept.get(name) for name in (*NAMES, PLACES))
+        assert inputs is not None and targets is not None
+        if not self.memory.takes(inputs, targets):
+            return held
+        return replace(held, made=PreparedEntry(inputs, targets, held.facts, places), file=None)
 
     def _on_disk(self, entry: Entry) -> "HeldEntry":
         assert self.source.cache_folder is not None

@@ -19,6 +19,7 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+MISSING = ("", "NA", "N/A", "n/a", "n.a.", "#N/A", "NaN", "nan", "null", "?", "-", ".", "k.A.", "k. A.")
 LONGEST_LIST = 1 << 20  # bytes of a file with patients
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
@@ -68,7 +69,7 @@ class DataSource(Section):
     # Of a table whose lines are cases themselves (task `table`):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
-    missing: Names = ("", "NA", "N/A", "NaN", "nan", "null", "?")  # what is where a value is not known
+    missing: Names = MISSING  # what is where a value is not known
     decimal: Literal[".", ","] = "."  # of recordings, too
     # Of recordings (task `series-folder`):
     recordings: Pattern | None = None  # a pattern with *, below the folder
@@ -83,7 +84,7 @@ class DataSource(Section):
     cache: Literal["memory", "disk", "none"] = "memory"  # where images that are ready for the network are kept
     cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again
     cache_disk: float = Field(100, gt=0, le=1_000_000)  # GiB that they may take on the disk
-    cache_folder: Path | None = None  # where they are kept with `cache: disk`
+    cache_folder: Path | None = None  # where they are kept with `cache: disk`, and made once with `cache: memory`
 
     # What remembers each patient's part at a hospital; at home nothing does.
     _memory: Memory | None = PrivateAttr(None)
@@ -185,7 +186,8 @@ class DataSource(Section):
 
     def once(self) -> Self:
         """The same for a single look at the data: nothing is kept in memory."""
-        return self if self.cache == "disk" else self.model_copy(update={"cache": "none"})
+        kept = "disk" if self.cache_folder and self.cache != "none" else "none"
+        return self if self.cache == "disk" else self.model_copy(update={"cache": kept})
 
     def check_folder(self) -> None:
         """Raises DataError when there is no such folder."""

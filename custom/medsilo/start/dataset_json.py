@@ -1,0 +1,67 @@
+"""The names of channels and structures in dataset.json, as nnU-Net and the Medical Segmentation Decathlon write it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from medsilo.core.errors import DataError
+from medsilo.core.files import read_bounded
+
+FILE = "dataset.json"
+LARGEST = 1 << 24  # bytes; it lists every case of the Decathlon
+
+
+class _DatasetFile(BaseModel):
+    """The part of the file that is read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    labels: dict[str, Any] = Field(max_length=1000)
+    channel_names: dict[str, str] | list[str] = Field([], max_length=100)  # nnU-Net's
+    modality: dict[str, str] | list[str] = Field([], max_length=100)  # the Decathlon's
+
+
+@dataclass(frozen=True)
+class DatasetNames:
+    """The names of channels, in turn, and of the values in masks."""
+
+    channels: tuple[str, ...]
+    structures: tuple[tuple[int, str], ...]
+
+
+def dataset_names(files: Mapping[str, Path]) -> DatasetNames | None:
+    """Return what the dataset.json of a folder, or of the hospitals' in it, says; None where there is none.
+
+    Regions of several values have no place here: masks are named by their values then.
+    """
+    found = {_read(path) for name, path in files.items() if name.count("/") < 2 and Path(name).name == FILE}
+    if len(found) > 1:
+        raise DataError(f"hospitals have {FILE} with different names; make them alike, or remove them")
+    return found.pop() if found else None
+
+
+def _read(path: Path) -> DatasetNames:
+    try:
+        file = _DatasetFile.model_validate_json(read_bounded(path, LARGEST))
+    except (OSError, ValueError, ValidationError) as error:
+        raise DataError(f"{FILE} can't be read; correct or remove it", f"{path}: {error}") from error
+    named = file.channel_names or file.modality
+    pairs = named.items() if isinstance(named, dict) else enumerate(named)
+    channels = [
+        _plain(name) for _, name in sorted(pairs, key=lambda pair: int(pair[0]) if str(pair[0]).isdecimal() else 0)
+    ]
+    by_value = {value: name for name, value in file.labels.items() if isinstance(value, int)} or {
+        int(value): name for value, name in file.labels.items() if value.isdecimal() and isinstance(name, str)
+    }
+    whole = len(by_value) == len(file.labels)
+    structures = tuple(sorted((value, _plain(name)) for value, name in by_value.items() if value)) if whole else ()
+    return DatasetNames(tuple(name.lower() for name in channels), structures)
+
+
+def _plain(name: str) -> str:
+    """Return a name as a plan may have it."""
+    return re.sub(r"[^A-Za-z0-9._+ -]+", "-", name).strip("-._+ ")[:63]

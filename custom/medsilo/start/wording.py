@@ -1,0 +1,72 @@
+"""Keep names of people out of a plan: which columns name somebody, and which of a hospital's own words a plan has.
+
+A plan goes to every hospital. A value that few patients have may be a name, a file or an address, whatever its column
+is called. So a plan has the values that at least `LEAST_NAMED` patients have; the others are "other" there.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+LEAST_NAMED = 5  # patients who have a value that a plan names; a hospital's usual smallest_metric
+OTHER = "other"
+# Words of columns that name somebody, in English, German, French, Spanish, Italian and Dutch.
+PERSONAL = frozenset(
+    """
+    name names surname forename firstname lastname fullname initials address street city town zip postcode phone
+    telephone email mail file filename path uri url id ids pid uid uuid guid identifier identification key mrn ssn nhs
+    accession record pseudonym dob birthdate birthday
+    nachname vorname familienname geburtsname adresse anschrift strasse wohnort plz postleitzahl telefon datei dateiname
+    pfad fallnummer patientennummer aktenzeichen kennung versichertennummer geburtsdatum
+    nom prenom rue ville courriel fichier chemin identifiant dossier
+    nombre apellido apellidos direccion calle ciudad correo archivo fichero ruta identificador dni expediente
+    nome cognome indirizzo citta percorso identificativo cartella
+    naam voornaam achternaam adres straat woonplaats bestand bestandsnaam bsn geboortedatum dossiernummer
+    """.split()  # noqa: SIM905 - one word beside the other
+)
+
+
+def names_somebody(column: str) -> bool:
+    """Return whether a column is called like a name, an address, a file or an identifier.
+
+    >>> [names_somebody(name) for name in ("Nachname", "file_name", "caseID", "Prénom", "age", "pathology")]
+    [True, True, True, True, False, False]
+    """
+    text = unicodedata.normalize("NFKD", column.replace("ß", "ss"))
+    text = "".join(letter for letter in text if not unicodedata.combining(letter))
+    return not PERSONAL.isdisjoint(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower()))
+
+
+def plans_words(patients: Mapping[str, int]) -> dict[str, str]:
+    """Return what a plan calls each of the hospitals' values. patients: how many have each.
+
+    >>> plans_words({"Benign": 9, "benign": 20, "Mueller": 4, "Malignant": 5})
+    {'Benign': 'benign', 'benign': 'benign', 'Mueller': 'other', 'Malignant': 'Malignant'}
+    """
+    spelt: dict[str, str] = {}
+    counts = Counter[str]()
+    for value in sorted(patients, key=lambda value: (-patients[value], value)):
+        counts[spelt.setdefault(value.casefold(), value)] += patients[value]
+    return {
+        value: own if counts[own := spelt[value.casefold()]] >= LEAST_NAMED else spelt.get(OTHER, OTHER)
+        for value in patients
+    }
+
+
+def renamed(words: Mapping[str, str]) -> dict[str, str]:
+    """Return the values that a plan calls something else."""
+    return {own: plans for own, plans in words.items() if own != plans}
+
+
+def counted(words: Mapping[str, str], patients: Mapping[str, int], order: Iterable[str]) -> str:
+    """Say how many patients have each of a plan's words, small counts excepted."""
+    counts = Counter[str]()
+    for own, plans in words.items():
+        counts[plans] += patients[own]
+    return ", ".join(f"{name} {told(counts[name])}" for name in order)
+
+
+def told(count: int) -> str:
+    """Return a count of patients as a plan's comment may have it."""
+    return str(count) if count >= LEAST_NAMED else f"fewer than {LEAST_NAMED}"

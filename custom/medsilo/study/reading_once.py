@@ -1,0 +1,53 @@
+"""Read hospitals' images once for all runs of a comparison, and share what is ready between its processes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from os import getpid
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from medsilo.core.lifeline import end_with
+from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
+from medsilo.site.shared_cache import keeping_ready
+from medsilo.tasks.own.own_data import OwnFolder
+
+
+@contextmanager
+def images_ready(
+    plans: Sequence[Plan], settings: SiteSettings, at_once: int, say: Callable[[str], object]
+) -> Iterator[SiteSettings]:
+    """Give settings under which no run of these plans reads images again; all are read before, hospital by hospital."""
+    tasks = {plan.task.model_dump_json(exclude={"fold"}): plan for plan in plans}
+    ours = [plan for plan in tasks.values() if isinstance(plan.task, OwnFolder)]
+    if not ours or settings.data is None or settings.data.cache == "none":
+        yield settings
+        return
+    with TemporaryDirectory(prefix="medsilo-") as folder:
+        shared = keeping_ready(settings, ours[0].task, Path(folder))
+        work = [(plan, site, shared) for plan in ours for site in plan.participation.everyone]
+        say(f"reading the images of {len(work)} hospitals once for all runs")
+        for number, (_, site, _), cases in _read(work, at_once):
+            say(f"read {number}/{len(work)}  {site}: {cases} cases")
+        yield shared
+
+
+Work = tuple[Plan, str, SiteSettings]
+
+
+def _read(work: Sequence[Work], at_once: int) -> Iterator[tuple[int, Work, int]]:
+    if at_once == 1:
+        yield from ((number, one, _read_site(one)) for number, one in enumerate(work, 1))
+        return
+    with ProcessPoolExecutor(at_once, get_context("spawn"), end_with, (getpid(),)) as pool:
+        for number, (one, cases) in enumerate(zip(work, pool.map(_read_site, work), strict=True), 1):
+            yield number, one, cases
+
+
+def _read_site(one: Work) -> int:
+    """Read a hospital's images; return how many cases there are. What is wrong with them, the runs say."""
+    plan, site, settings = one
+    survey = plan.task.survey(site, sorted(plan.participation.everyone), plan.seed, settings.of(site).data)
+    return sum(part.cases for part in survey.parts.values())

@@ -1,0 +1,186 @@
+"""Folders as people have them, laid out otherwise than in a tutorial: what medsilo init makes of each."""
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from medsilo.cli import main
+from medsilo.core.files import load_yaml
+from medsilo.plan import Plan, load_plan
+from medsilo.site.settings import SiteSettings
+from medsilo.start.file_table import table_of_files
+from medsilo.start.fitting import Machine
+from medsilo.start.folder_layout import layout_of
+from medsilo.start.looker import Folder, first_sight, place_of, write_start
+from tests.hospital import ball, photograph, write_balls, write_pixels
+
+
+def write_csv(path: Path, head: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([head, *lines])
+
+
+def written(folder: Path, **asked: Any) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan and the settings that init writes before it checks them."""
+    sight = first_sight(Folder(folder, "hospital-a", lambda: Machine(1 << 30, gpu=False), "cpu", **asked))
+    plan = write_start(folder.parent / "study", sight.choices)
+    return plan, load_yaml((folder.parent / "study" / "medsilo.yaml").read_text())["data"]
+
+
+def drafted(folder: Path, *more: str) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan and the settings that init writes; it looks at everything and says GO."""
+    study = folder.parent / "study"
+    assert main(["init", str(folder), "-o", str(study), "--no-train", "--device", "cpu", *more]) == 0
+    return load_plan(study / "job/app/config/plan.yaml"), load_yaml((study / "medsilo.yaml").read_text())["data"]
+
+
+def refused(folder: Path, capsys: pytest.CaptureFixture, *more: str) -> str:
+    """Return the one line with which init ends."""
+    assert main(["init", str(folder), "-o", str(folder.parent / "study"), "--no-train", *more]) == 1
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"labels": {"background": 0, "left lung": 1}, "channel_names": {"0": "CT"}},
+        {"labels": {"0": "background", "1": "left lung"}, "modality": {"0": "CT"}, "numTraining": 12},
+    ],
+    ids=["nnU-Net", "Decathlon"],
+)
+def test_dataset_json_names_structures_and_channels(told: dict[str, Any], tmp_path: Path) -> None:
+    write_balls(tmp_path / "data", [f"p{number:02}" for number in range(16)])
+    (tmp_path / "data" / "dataset.json").write_text(json.dumps(told))
+    plan, data = written(tmp_path / "data")
+    assert (plan.task.labels, plan.task.modalities) == (("left lung",), ("ct",))  # type: ignore[attr-defined]
+    assert data["label_map"] == {1: "left lung"}
+
+
+@pytest.mark.parametrize("text", ["{", '{"labels": 3}', "[]"])
+def test_a_dataset_json_that_lies_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for number in range(6):
+        image, mask = photograph(number)
+        write_pixels(tmp_path / f"data/images/{number}.png", image)
+        write_pixels(tmp_path / f"data/masks/{number}.png", mask)
+    (tmp_path / "data" / "dataset.json").write_text(text)
+    assert "dataset.json can't be read" in refused(tmp_path / "data", capsys)
+
+
+def photographs(folder: Path, count: int = 24) -> list[str]:
+    names = [f"ISIC_{number:04}" for number in range(count)]
+    for number, name in enumerate(names):
+        write_pixels(folder / f"{name}.png", photograph(number)[0])
+    return names
+
+
+def test_a_table_beside_images_has_their_labels(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """As ISIC and Kaggle publish it: names without endings, and many columns."""
+    names = photographs(tmp_path / "data" / "images")
+    lines = [[name, 40 + place % 30, ["nevus", "melanoma"][place % 2]] for place, name in enumerate(names)]
+    write_csv(tmp_path / "data" / "metadata.csv", ["isic_id", "age_approx", "kind"], lines)
+    assert "--target COLUMN" in refused(tmp_path / "data", capsys)
+    plan, data = drafted(tmp_path / "data", "--target", "kind")
+    assert (plan.task.name, plan.task.kind) == ("image-folder", "classification")  # type: ignore[attr-defined]
+    assert plan.task.labels == ("melanoma", "nevus")  # type: ignore[attr-defined]
+    assert data["table"] == "metadata.csv"
+    assert data["columns"] == {"image": "isic_id", "label": "kind", "patient": "isic_id"}
+
+
+def test_classes_and_folders_may_be_spelt_otherwise(tmp_path: Path) -> None:
+    """By small and large letters at two hospitals, whose folders have spaces and umlauts."""
+    for site, classes in (("Süd Klinik", ("benign", "Malignant")), ("nord", ("Benign", "malignant"))):
+        for label, name in enumerate(classes):
+            for number in range(12):
+                write_pixels(tmp_path / "data" / site / name / f"{label}{number}.png", photograph(number)[0])
+    plan, data = written(tmp_path / "data")
+    assert plan.participation.sites == ("Sued-Klinik", "nord")
+    assert [name.lower() for name in plan.task.labels] == ["benign", "malignant"]  # type: ignore[attr-defined]
+    assert {own.lower(): plans.lower() for own, plans in data["label_map"].items()}.items() <= {
+        ("benign", "benign"),
+        ("malignant", "malignant"),
+    }
+    own = load_yaml((tmp_path / "study" / "Sued-Klinik" / "medsilo.yaml").read_text())["data"]
+    assert own["folder"] == str(tmp_path / "data" / "Süd Klinik")
+    for site in plan.participation.sites:
+        source = SiteSettings.read(place_of(tmp_path / "study", site)).data
+        survey = plan.task.survey(site, plan.participation.sites, 0, source)
+        assert survey.usable and sum(part.cases for part in survey.parts.values()) == 24
+
+
+def recordings(folder: Path, names: Iterable[str]) -> None:
+    random = np.random.default_rng(0)
+    for name in names:
+        write_csv(folder / f"{name}.csv", ["x", "y"], random.normal(0, 1, (64, 2)).round(3).tolist())
+
+
+def test_two_recordings_of_a_patient_are_one_patient_s(tmp_path: Path) -> None:
+    names = [f"P{number:02}" for number in range(24)]
+    recordings(tmp_path / "data" / "rest", [f"{name}_rest" for name in names])
+    recordings(tmp_path / "data" / "walk", [f"{name}_walk" for name in names])
+    plan, _ = drafted(tmp_path / "data")
+    assert plan.task.labels == ("rest", "walk")  # type: ignore[attr-defined]
+    source = SiteSettings.read(tmp_path / "study").data
+    survey = plan.task.survey("hospital-a", ["hospital-a"], 0, source)
+    assert sum(part.patients for part in survey.parts.values()) == 24
+    assert sum(part.cases for part in survey.parts.values()) > 24
+
+
+def test_recordings_beside_a_table_are_recordings(tmp_path: Path) -> None:
+    """No line of the table is read as a patient's numbers, and no name of a file enters the plan."""
+    edf = pytest.importorskip("pyedflib", reason="needs medsilo[edf]")
+    (tmp_path / "data").mkdir()
+    random, lines = np.random.default_rng(0), []
+    heads = edf.highlevel.make_signal_headers(["I", "II"], sample_frequency=100, physical_min=-10, physical_max=10)
+    for number in range(20):
+        name = f"Mueller_{chr(97 + number)}.edf"
+        edf.highlevel.write_edf(str(tmp_path / "data" / name), random.normal(0, 1, (2, 400)), heads, {})
+        lines.append([name, ["sinus", "flutter"][number % 2]])
+    write_csv(tmp_path / "data" / "labels.csv", ["file", "rhythm"], lines)
+    plan, data = drafted(tmp_path / "data")
+    assert (plan.task.name, plan.task.labels) == ("series-folder", ("flutter", "sinus"))  # type: ignore[attr-defined]
+    assert data["table"] == "labels.csv" and data["columns"]["recording"] == "file"
+    assert "Mueller" not in (tmp_path / "study/job/app/config/plan.yaml").read_text()
+
+
+def test_a_hospital_without_a_channel_is_told_what_to_write(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for site, kinds in (("north", ("t1", "t2")), ("south", ("t2",))):
+        for number in range(4):
+            image, mask = ball((16, 16, 8), (1.0, 1.0, 2.0), number)
+            for kind, values in (*((kind, image) for kind in kinds), ("seg", mask)):
+                write_pixels(tmp_path / "data" / site / f"p{number}" / f"{kind}.nii.gz", values)
+    told = refused(tmp_path / "data", capsys)
+    assert all(word in told for word in ("south lacks t1", "task.lacking", "data.images", "data.absent: [t1]"))
+
+
+def test_half_of_the_masks_may_be_empty(tmp_path: Path) -> None:
+    for number in range(24):
+        image, mask = photograph(number)
+        write_pixels(tmp_path / f"data/images/{number:02}.png", image)
+        write_pixels(tmp_path / f"data/masks/{number:02}.png", mask * (number % 2))
+    plan, _ = drafted(tmp_path / "data")
+    assert plan.task.kind == "segmentation"  # type: ignore[attr-defined]
+
+
+def test_only_a_column_that_names_files_makes_a_table_of_files(tmp_path: Path) -> None:
+    write_csv(tmp_path / "north.csv", ["id", "sent_to", "age"], [[n, "south", n] for n in range(9)])
+    write_csv(tmp_path / "south.csv", ["id", "sent_to", "age"], [[n, "north", n] for n in range(9)])
+    files = {path.name: path for path in tmp_path.iterdir()}
+    assert table_of_files(files, list(files), None) is None
+    assert layout_of([f"{site}/{name}/{n}.png" for site in "ab" for name in ("x", "y") for n in range(4)]).classes
+
+
+def test_slices_of_volumes_are_one_option(tmp_path: Path) -> None:
+    """All keys of a plan that depend on the dimensions follow."""
+    write_balls(tmp_path / "data", [f"p{number:02}" for number in range(12)], shape=(20, 24, 20))
+    assert written(tmp_path / "data")[0].task.axes == 3  # type: ignore[attr-defined]
+    (tmp_path / "again").mkdir()
+    plan, _ = written((tmp_path / "data").rename(tmp_path / "again" / "data"), by_slices=True)
+    task = plan.task
+    assert (task.dimensions, len(task.size), len(task.target_spacing)) == (2, 2, 2)  # type: ignore[attr-defined]
+    assert plan.network.dimensions == 2  # type: ignore[attr-defined]
