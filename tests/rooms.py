@@ -122,9 +122,6 @@ PLUGINS = {
     "medsilo_nnunet": room(
         "nnU-Net: its task and network, and its plans for data that lie in several hospitals", "extend"
     ),
-    "medsilo_omop": room(
-        "extracts of the OMOP common data model as a hospital's table, by a small cohort definition", "extend"
-    ),
     "medsilo_papers": room(
         "the papers' data sets and networks, and the test of whether models tell who they learned from", "extend"
     ),

@@ -21,7 +21,6 @@ PLUGINS = (
     "medsilo_dicom",
     "medsilo_new",
     "medsilo_nnunet",
-    "medsilo_omop",
     "medsilo_papers",
     "medsilo_promise",
     "medsilo_record",
