@@ -128,10 +128,6 @@ PLUGINS = {
     "medsilo_promise": room(
         "a promise at every hospital: sets, intervals and masks that risk curves calibrate", "extend"
     ),
-    "medsilo_record": room(
-        "the record of a study at one hospital that a data protection officer can file",
-        "check cli core flare plan report runs sealing site",
-    ),
     "medsilo_rehearsal": room(
         "a whole consortium on one machine, walked through by the commands that its people type",
         "cli consortium core site",

@@ -81,7 +81,6 @@ NOW = {
     "committee": "python -m benchmarks.cross",
     "cross": "python -m benchmarks.cross",
     "decline": "medsilo approve PLAN --decline",
-    "evidence": "medsilo record",
     "methods": "medsilo list",
     "nnunet-collect": "medsilo nnunet measure",
     "nnunet-measure": "medsilo nnunet measure",

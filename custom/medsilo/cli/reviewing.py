@@ -201,7 +201,7 @@ def leak_report(
     """Say what leaves a site under a job, or a hospital under a question's file, before anything runs.
 
     Every group of tensors with its bytes, and every number that is told. docs/privacy.md has the promises, and their
-    tests; `medsilo record` writes what a data protection officer files.
+    tests.
     """
     if (question := Path(job)).is_file():
         _print_question(screen, question)

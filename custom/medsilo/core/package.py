@@ -23,7 +23,6 @@ PLUGINS = (
     "medsilo_nnunet",
     "medsilo_papers",
     "medsilo_promise",
-    "medsilo_record",
     "medsilo_rehearsal",
     "medsilo_release",
     "medsilo_series",
