@@ -1,6 +1,6 @@
 """Series of a DICOM tree to predict; each gets a segmentation and a structured report in its own study."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from medsilo.extend import MedsiloError, Predictor, Scan, Segmentation, __version__, files
-from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, network, read_tree, words_of
-from medsilo_dicom.node import address_of, send
+from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, read_tree, words_of
 from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.series import make_series, scan_of_series
 
@@ -96,10 +95,3 @@ class DicomPredictor(Predictor):
             DicomSeries(uid, number, headers, codes, maker) for number, (uid, headers) in enumerate(series.items(), 1)
         ]
         return self.predict_images(images)
-
-    @classmethod
-    def connect(cls, node: str) -> Callable[[Sequence[Path]], int]:
-        """Check a node's address, and return what sends files to it."""
-        address_of(node)
-        network()
-        return lambda results: send(results, node)

@@ -101,7 +101,6 @@ def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypa
     monkeypatch.setattr(type(run.plan.task), "use", Use("texts"))  # as a task of the package says of itself
     assert medsilo.predict(run.folder, text, tmp_path / "out") == [{"file": "letter.txt"}]
     assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "again")]) == 0
-    assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "sent"), "--send", "A@b:1"]) == 1
 
 
 def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,6 @@ from medsilo.tasks.own.own_numbers import Scales
 from medsilo.tasks.sources import DataSource
 
 Say = Callable[[str], None]
-Send = Callable[[Sequence[Path]], int]  # returns how many files were not taken
 AT_ONCE = 4096  # cases that go through the network together
 NEEDS = (
     "the plan standardises numbers by each hospital's own mean and deviation (task.standardise=site); give "
@@ -62,11 +61,6 @@ class Predictor(ABC):
     @abstractmethod
     def predict(self) -> int:
         """Write predictions.csv and predictions.json; return how many cases failed."""
-
-    @classmethod
-    def connect(cls, node: str) -> Send:
-        """Return what sends results to a node; refused before anything is predicted, where nothing could be sent."""
-        raise MedsiloError("--send needs a model of task dicom-folder; others write no DICOM")
 
     def files(self, endings: tuple[str, ...] = ("",)) -> list[Path]:
         """Return the files that were given, and those below given folders that end so; none of them is hidden."""
