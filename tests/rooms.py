@@ -139,10 +139,6 @@ PLUGINS = {
     "medsilo_series": room(
         "a hospital's own time series: the task, and what looks at, predicts and exports them", "extend"
     ),
-    "medsilo_statistics": room(
-        "exact statistics over hospitals before a study, of sealed sums",
-        "cli consortium core federation flare privacy registry report runs site tasks",
-    ),
 }
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.

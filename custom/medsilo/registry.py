@@ -286,7 +286,6 @@ LOOKERS = PluginTable(
     {"cases": "medsilo.start.table_folder:look"},
 )
 
-INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 
 WATCHERS = PluginTable("medsilo.watchers", "types:FunctionType", {})
 

@@ -26,7 +26,6 @@ PLUGINS = (
     "medsilo_rehearsal",
     "medsilo_release",
     "medsilo_series",
-    "medsilo_statistics",
 )
 ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))
 SUFFIXES = (".py", ".html", ".template", ".csv")

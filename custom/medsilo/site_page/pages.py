@@ -104,8 +104,6 @@ class SitePages:
         asked = self._asked(home, hash)
         if asked is None:
             return self._missing(query)
-        if asked.question:
-            raise MedsiloError(f"a question is read and decided in a terminal: medsilo approve {hash[:12]} --kit KIT")
         plan = home.plan_of(asked)
         before = home.approved_before(hash)
         decisions = [one for one in home.approvals.decisions() if one.plan == hash]
