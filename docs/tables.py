@@ -284,8 +284,6 @@ RUN_TREE: Mapping[str, str] = {
     paths.REPORT: "the page (`medsilo report`)",
     f"{paths.CHECKPOINTS}/{paths.ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{paths.CHECKPOINTS}/{paths.BEST_FILES}": "the server's state after the best round so far",
-    f"{paths.CHECKPOINTS}/{paths.BEFORE}/": "the same after the round before a hospital's first, where it came later "
-    "than others: from there the study goes on without it (`medsilo leave`)",
     f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent where every site "
     "has its own",
     f"{paths.GLOBAL}/{paths.LAST}": "the same after the last round; the only one where sites choose a model of "

@@ -133,7 +133,7 @@ PLUGINS = {
         "cli consortium core site",
     ),
     "medsilo_release": room(
-        "after a study: released models, tests elsewhere, receipts, watching at work, and leaving",
+        "after a study: released models, and tests of them elsewhere",
         "cli consortium core deploy federation flare plan report runs sealing site study",
     ),
     "medsilo_series": room(

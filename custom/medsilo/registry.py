@@ -287,8 +287,6 @@ LOOKERS = PluginTable(
 )
 
 
-WATCHERS = PluginTable("medsilo.watchers", "types:FunctionType", {})
-
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
 
 # Layers of other packages; the engine's own stand in federation/around.py.

@@ -26,7 +26,6 @@ REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
 
 # What is in the folders above.
 BEST, LAST = "best.safetensors", "last.safetensors"
-BEFORE = "before-a-hospital-came-*"  # a folder in the checkpoints
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
 SEALING, SEALED = "sealing.json", "sealed.safetensors"
 ANSWER_FILES = "answer-*.safetensors"
@@ -53,7 +52,7 @@ LOCKS = ".locks"
 # All of them: in a run's folder, and there in each site's part.
 OF_RUN = (
     *(PLAN, PROVENANCE, JOBS, LOCK, LEAD, ROUNDS, SUMMARY, NOW, REPORT),
-    *(f"{CHECKPOINTS}/{name}" for name in (ROUND_FILES, BEST_FILES, f"{BEFORE}/")),
+    *(f"{CHECKPOINTS}/{name}" for name in (ROUND_FILES, BEST_FILES)),
     *(f"{GLOBAL}/{name}" for name in (BEST, LAST)),
     *(f"{SUPER_MODEL}/", f"{FOLDER}/", f"{JOB}/", f"{NVFLARE}/", NVFLARE_LOG),
 )
