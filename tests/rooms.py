@@ -109,8 +109,8 @@ ROOMS["extend"] = Room("what plug-ins import; nothing else uses it", frozenset(R
 # Packages beside the engine, which no room knows. Plug-ins use `extend`; medsilo's own commands and methods use rooms.
 PLUGINS = {
     "medsilo_adapters": room(
-        "networks that train only a part: checkpoints, adapters, and training without labels",
-        "cli core course flare learning models registry",
+        "networks that train only a part: checkpoints and adapters",
+        "core course learning models registry",
     ),
     "medsilo_dicom": room(
         "DICOM: series into volumes, segmentations and contours into masks, and results back", "extend"
