@@ -129,14 +129,14 @@ def test_every_folder_to_write_is_given_by_both_names(capsys: pytest.CaptureFixt
         assert "--json" in text, name
         assert ("--out" in text) == ("-o, --out" in text), name
         writing += [name] if "--out" in text else []
-    assert len(writing) == 23
+    assert len(writing) == 17
 
 
 def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     first = {name.partition(" ")[0] for name in NAMES}
-    assert len(first) == 33  # of plug-ins, too
+    assert len(first) == 26  # of plug-ins, too
     for name in first:
         assert re.search(rf"^  {name}  ", text, re.MULTILINE), name
     assert "..." not in text.replace("[ARGS]...", "")
