@@ -28,7 +28,6 @@ from medsilo.tasks.sources import DataSource, Draw, Memory
 
 PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
 KEY, ANSWERS, PATIENTS, PLACES, SUMS = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl", "sums.jsonl"
-GROUPS, POINTS = "groups.jsonl", "points.jsonl"
 LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds that another process may hold the lock
 MARK = 16  # hexadecimal digits that stand for a patient
@@ -136,45 +135,6 @@ class Book:
                     known.add(own)
                     self._add(PATIENTS, {"marks": sorted(own)})
         return found
-
-    def divide(self, data: str, groups: Mapping[str, Collection[Collection[str]]], least: int) -> str | None:
-        """Remember groups of patients about which sums leave; return what they are of where they must not leave.
-
-        groups: by what is summed, the patients of each sum. All groups of one thing divide the patients: whoever is in
-        the same groups is together. Where fewer than `least` are together, sums added and subtracted would tell theirs.
-        """
-        key = self.key()
-        with self._locked.alone():
-            known: dict[str, set[Marks]] = defaultdict(set)
-            for line in self._lines(GROUPS):
-                known[line.get("of", "")].add(frozenset(line.get("marks", ())))
-            new = []
-            for what, asked in sorted(groups.items()):
-                of = _mark(key, f"{data}\x1fsums\x1f{what}")
-                own = {frozenset(_mark(key, f"{data}\x1fsum\x1f{name}") for name in names) for names in asked}
-                added = own - known[of] - {frozenset()}
-                places: dict[str, int] = defaultdict(int)
-                for number, group in enumerate(sorted(map(sorted, known[of] | added))):
-                    for mark in group:
-                        places[mark] |= 1 << number
-                if added and min(Counter(places.values()).values()) < least:
-                    return what
-                new += [{"of": of, "marks": sorted(group)} for group in sorted(added, key=sorted)]
-            for line in new:
-                self._add(GROUPS, line)
-        return None
-
-    def ask_point(self, of: str, point: str, most: int) -> bool:
-        """Remember a point at which sums of the same patients were asked; return whether it is among the first `most`.
-
-        A point that was asked before tells nothing new.
-        """
-        own = {"of": _mark(self.key(), f"points\x1f{of}"), "point": hashlib.sha256(point.encode()).hexdigest()[:MARK]}
-        with self._locked.alone():
-            known = {line.get("point") for line in self._lines(POINTS) if line.get("of") == own["of"]}
-            if own["point"] not in known and len(known) < most:
-                self._add(POINTS, own)
-            return own["point"] in known or len(known) < most
 
     # ------------------------------------------------------------------ sealed sums
     def join_sum(self, of: str, sites: Collection[str], study: str, number: int | None = None) -> None:
