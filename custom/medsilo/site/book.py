@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from medsilo.site.settings import FILE_NAME, DataPart, Limits
 from medsilo.tasks.sources import DataSource, Draw, Memory
 
 PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
-KEY, ANSWERS, PATIENTS, PLACES, SUMS = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl", "sums.jsonl"
+KEY, ANSWERS, PATIENTS, PLACES = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl"
 LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds that another process may hold the lock
 MARK = 16  # hexadecimal digits that stand for a patient
@@ -135,30 +134,6 @@ class Book:
                     known.add(own)
                     self._add(PATIENTS, {"marks": sorted(own)})
         return found
-
-    # ------------------------------------------------------------------ sealed sums
-    def join_sum(self, of: str, sites: Collection[str], study: str, number: int | None = None) -> None:
-        """Remember whose numbers are in the sum of a round that is about to be opened; raise Refused where it and
-        earlier ones, added and subtracted, leave one hospital alone.
-
-        of: stands for the data and the weights that a study begins with. number: the round; None before the first,
-            where nothing is remembered yet, and any round of another study counts.
-        """
-        own = set(sites)
-        with self._locked.alone():
-            lines = [line for line in self._lines(SUMS) if line.get("of") == of]
-            known = [
-                set(line.get("sites", ()))
-                for line in lines
-                if (line.get("study") != study if number is None else line.get("round") == number)
-            ]
-            if leaves_one([*known, own]):
-                raise Refused(
-                    "earlier studies of the same data began with the same weights, and their sums and this one's "
-                    "differ in one hospital alone, whose model they would tell; set another seed in the plan"
-                )
-            if number is not None and own not in known:
-                self._add(SUMS, {"of": of, "round": number, "sites": sorted(own), "study": study})
 
     # ------------------------------------------------------------------ answers
     def admit(self, asker: Asker, planned: Mapping[DataPart, int], limits: Limits) -> None:
@@ -299,22 +274,3 @@ def data_set(data: DataSource | None, task: str) -> str:
     """Return what stands for a data set: its folder, or the task where there is none."""
     text = f"task {task}" if data is None else str(data.folder.resolve())
     return hashlib.sha256(text.encode()).hexdigest()[:MARK]
-
-
-def leaves_one(sums: Collection[Collection[str]]) -> bool:
-    """Return whether sums over these sets tell the number of one member: whether some multiples of them add up to it.
-
-    >>> leaves_one(["abc", "abcd"]), leaves_one(["abcde", "abc"]), leaves_one(["abcde", "abcdf", "abcef", "abc"])
-    (True, False, True)
-    """
-    names = sorted({name for own in sums for name in own})
-    rows = [[Fraction(name in own) for name in names] for own in sums]
-    for place in range(len(names)):  # to the form in which such a member is a row of its own
-        chosen = next((row for row in rows if row[place] and not any(row[:place])), None)
-        if chosen is None:
-            continue
-        chosen[:] = [value / chosen[place] for value in chosen]
-        for row in rows:
-            if row is not chosen and (times := row[place]):
-                row[:] = [value - times * own for value, own in zip(row, chosen, strict=True)]
-    return any(sum(map(bool, row)) == 1 for row in rows)
