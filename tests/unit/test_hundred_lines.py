@@ -82,7 +82,7 @@ resume nothing | nothing is no run's folder; give one
 report nothing | give the folder that holds summary.json [nothing]
 report jobs | has no summary.json
 withdraw nothing | 'withdraw' is no command
-validate nothing --as st-anna | there is no release.json; give the folder or file that was signed
+validate nothing --as st-anna --lead X | there is no release.json; give the folder or file that was signed
 clean nothing | give one like runs/ [nothing]
 clean . --older-than x | --older-than: give a number
 init | give the folder of your data, or --example FOLDER
