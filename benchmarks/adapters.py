@@ -26,14 +26,18 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from benchmarks import masked_images
+from benchmarks.masked_images import MaskedImages
 from medsilo.core import shelf
 from medsilo.plan import Plan, parse_plan
+from medsilo.registry import METHODS
 from medsilo.runs.paths import GLOBAL, LAST
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from medsilo_adapters.frozen import values_of
 from tests import inprocess
 
 ROOT = Path(__file__).resolve().parents[1]
+METHODS.give(MaskedImages, shelf.hash_of_file(Path(masked_images.__file__)))
 DOCUMENT = ROOT / "docs" / "results" / "adapters.md"
 PRETRAINING, SCRATCH, START = "pretraining", "all, from initial weights", "from"
 ADAPTED = {"train": ["adapters", "head"], START: True}

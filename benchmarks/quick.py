@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("quick.py", "cross.py", "federation_parts/stock_site.py", "against_lifelines.py", "against_peft.py")
+NAMES = ("quick.py", "cross.py", "federation_parts/stock_site.py", "against_peft.py")
 OWN = {HERE / name for name in NAMES}
 
 

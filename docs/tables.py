@@ -7,7 +7,6 @@ A table is between `<!-- table: name -->` and `<!-- end -->`; all other words of
 """
 
 import ast
-import csv
 import inspect
 import os
 import re
@@ -59,13 +58,6 @@ PAGES = (
     "extend.md",
     "review.md",
     "compatibility.md",
-)
-PROMISED = HERE.parent / "custom/medsilo_record/promises.csv"
-PROMISES = (
-    "### Patients, against everybody",
-    "### Models, against the server",
-    "### A hospital's machine",
-    "### Lines, kits and software",
 )
 PROTECTION = (
     "public_data",
@@ -292,8 +284,6 @@ RUN_TREE: Mapping[str, str] = {
     paths.REPORT: "the page (`medsilo report`)",
     f"{paths.CHECKPOINTS}/{paths.ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{paths.CHECKPOINTS}/{paths.BEST_FILES}": "the server's state after the best round so far",
-    f"{paths.CHECKPOINTS}/{paths.BEFORE}/": "the same after the round before a hospital's first, where it came later "
-    "than others: from there the study goes on without it (`medsilo leave`)",
     f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent where every site "
     "has its own",
     f"{paths.GLOBAL}/{paths.LAST}": "the same after the last round; the only one where sites choose a model of "
@@ -463,38 +453,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
 }
 
 
-# Promises that are made under a condition only, by how they begin; medsilo_record knows the conditions.
-PROMISED_IF = {
-    "under `privacy` one patient": "privacy",
-    "what leaves tells no more than the ε": "privacy",
-    "low digits": "privacy",
-    "all studies together cost": "budget",
-    "nobody can rewrite the ledger": "budget",
-    "without differential privacy": "coarse",
-    "under `transport.sealing`": "sealing",
-    "keys of secure aggregation that": "sealing",
-    "with `mixing.robust`": "robust",
-    "a larger count": "cap",
-    "no plan runs that the engineer": "approval",
-    "a job brings no code": "strict",
-    "under `approval` or `privacy`": "accepted",
-}
-
-
-def promised_csv() -> str:
-    """Return promises.csv of medsilo_record: the promises of privacy.md, their tests, and when they are made."""
-    text = StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("promise", "against", "tests", "not covered", "when"))
-    rows = [row for heading in PROMISES for row in evidence.rows_in(evidence.lines_of("privacy.md", heading))]
-    for row in rows:
-        when = [told for begins, told in PROMISED_IF.items() if row["promise"].startswith(begins)]
-        tests = row["test"].replace("`", "")
-        rest = row["what it does not cover"].replace("|", "").strip()
-        writer.writerow((row["promise"], row["against whom"], tests, rest, "".join(when)))
-    return text.getvalue()
-
-
 def renewed(page: str) -> str:
     """Return a page's text with its tables made again."""
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
@@ -506,7 +464,6 @@ def main() -> None:
         path = HERE / name
         path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
         print(path.relative_to(HERE.parent))
-    PROMISED.write_text(promised_csv(), encoding="utf-8")
 
 
 if __name__ == "__main__":

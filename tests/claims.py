@@ -1,10 +1,10 @@
-"""The promises of docs/privacy.md and the outcomes of `medsilo record`, each with the tests that show it.
+"""The promises of docs/privacy.md, each with the tests that show it.
 
     python -m tests.claims build/tests/*.xml      # which of them the tests of this build have shown
     make claims                                   # the same in the gate, after make test and make test-slow
 
 The tests run in `make test` and `make test-slow`, which write these files; a few promises have one more in
-`make test-long`, for which the gate does not wait. No outcome has.
+`make test-long`, for which the gate does not wait.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
-from medsilo_record.outcomes import outcomes
 from tests.junit import SuiteResults, read_junit
 
 ROOT = Path(__file__).parents[1]
@@ -42,8 +41,7 @@ def promised(page: str) -> tuple[Claim, ...]:
     return tuple(Claim(row[0].removeprefix("| "), tuple(TEST.findall(row[2]))) for row in rows if row[0] != "| promise")
 
 
-OUTCOMES = tuple(Claim(f"{one.framework} {one.id}: {one.title}", one.tests) for one in outcomes() if one.tests)
-CLAIMS = (*promised(PAGE.read_text("utf-8")), *OUTCOMES)
+CLAIMS = promised(PAGE.read_text("utf-8"))
 
 
 def is_long(test: str) -> bool:

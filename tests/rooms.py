@@ -109,8 +109,8 @@ ROOMS["extend"] = Room("what plug-ins import; nothing else uses it", frozenset(R
 # Packages beside the engine, which no room knows. Plug-ins use `extend`; medsilo's own commands and methods use rooms.
 PLUGINS = {
     "medsilo_adapters": room(
-        "networks that train only a part: checkpoints, adapters, and training without labels",
-        "cli core course flare learning models registry",
+        "networks that train only a part: checkpoints and adapters",
+        "core course learning models registry",
     ),
     "medsilo_dicom": room(
         "DICOM: series into volumes, segmentations and contours into masks, and results back", "extend"
@@ -122,33 +122,22 @@ PLUGINS = {
     "medsilo_nnunet": room(
         "nnU-Net: its task and network, and its plans for data that lie in several hospitals", "extend"
     ),
-    "medsilo_omop": room(
-        "extracts of the OMOP common data model as a hospital's table, by a small cohort definition", "extend"
-    ),
     "medsilo_papers": room(
         "the papers' data sets and networks, and the test of whether models tell who they learned from", "extend"
     ),
     "medsilo_promise": room(
         "a promise at every hospital: sets, intervals and masks that risk curves calibrate", "extend"
     ),
-    "medsilo_record": room(
-        "the record of a study at one hospital that a data protection officer can file",
-        "check cli core flare plan report runs sealing site",
-    ),
     "medsilo_rehearsal": room(
         "a whole consortium on one machine, walked through by the commands that its people type",
         "cli consortium core site",
     ),
     "medsilo_release": room(
-        "after a study: released models, tests elsewhere, receipts, watching at work, and leaving",
+        "after a study: released models, and tests of them elsewhere",
         "cli consortium core deploy federation flare plan report runs sealing site study",
     ),
     "medsilo_series": room(
         "a hospital's own time series: the task, and what looks at, predicts and exports them", "extend"
-    ),
-    "medsilo_statistics": room(
-        "exact statistics over hospitals before a study, of sealed sums",
-        "cli consortium core federation flare privacy registry report runs site tasks",
     ),
 }
 

@@ -42,10 +42,6 @@ else:
         if place := places_in(__file__).get(name):
             found = globals()[name] = getattr(import_module(place), name)
             return found
-        from importlib.metadata import entry_points
-
-        for brought in () if name.startswith("_") else entry_points(group="medsilo.python", name=name):
-            return brought.load()
         raise AttributeError(f"module 'medsilo' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

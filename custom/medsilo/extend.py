@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from medsilo.course.phase import Group, Phase
     from medsilo.deploy.exporter import Exporter
     from medsilo.deploy.predictor import Predictor
-    from medsilo.federation.inquiry import Inquiry
     from medsilo.federation.seams import Channel, Place, Site
     from medsilo.models.network import Network
     from medsilo.plan import Plan

@@ -286,10 +286,6 @@ LOOKERS = PluginTable(
     {"cases": "medsilo.start.table_folder:look"},
 )
 
-INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
-
-PAGE_ACTIONS = PluginTable("medsilo.page_actions", "types:FunctionType", {})
-WATCHERS = PluginTable("medsilo.watchers", "types:FunctionType", {})
 
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
 

@@ -110,13 +110,6 @@ def highdicom() -> Any:
     return highdicom
 
 
-def network() -> Any:
-    """Return pynetdicom, which is an extra."""
-    with MedsiloError.needing(NEEDED):
-        import pynetdicom
-    return pynetdicom
-
-
 @cache
 def library() -> Any:
     """Return pydicom, which is an extra. It says nothing of what it reads: its words would hold values of headers."""

@@ -1,7 +1,7 @@
 """Series of a DICOM tree to predict; each gets a segmentation and a structured report in its own study."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from medsilo.extend import MedsiloError, Predictor, Scan, Segmentation, __version__, files
-from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, network, read_tree, words_of
-from medsilo_dicom.node import address_of, send
+from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, read_tree
 from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.series import make_series, scan_of_series
 
@@ -29,9 +28,7 @@ class DicomSeries:
     maker: MadeBy
 
     def read(self) -> Scan:
-        made = make_series(self.headers)
-        told = words_of(made.files[0], ("Manufacturer", "ManufacturerModelName"))
-        return replace(scan_of_series(made), machine=" ".join(" ".join(told.values()).split()))
+        return scan_of_series(make_series(self.headers))
 
     def write(self, scan: Scan, found: Mapping[str, Any], masks: Sequence[np.ndarray], out: Path) -> dict[str, str]:
         sources, says, promised = sources_of(scan.source), promise_of(found), None
@@ -96,10 +93,3 @@ class DicomPredictor(Predictor):
             DicomSeries(uid, number, headers, codes, maker) for number, (uid, headers) in enumerate(series.items(), 1)
         ]
         return self.predict_images(images)
-
-    @classmethod
-    def connect(cls, node: str) -> Callable[[Sequence[Path]], int]:
-        """Check a node's address, and return what sends files to it."""
-        address_of(node)
-        network()
-        return lambda results: send(results, node)

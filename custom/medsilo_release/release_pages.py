@@ -9,7 +9,6 @@ from medsilo.report.formats import cell
 from medsilo.report.template import fill, save
 from medsilo.sealing import signed
 from medsilo.study import judging
-from medsilo_release.receipts import Merged, Receipt
 from medsilo_release.release_folder import Release
 
 LIMITS = (
@@ -62,45 +61,6 @@ def write_validation(
         pictures=sorted(folder.glob("**/test-*.png")),
         metric=metric,
     )
-
-
-def write_merged(release: Release, merged: Merged, page: Path) -> Path:
-    """Write the lead's page: hospitals side by side, beside the study's own, and what was refused."""
-    told = [one for one in merged.receipts.values() if one.score is not None]
-    mean = sum(one.score or 0 for one in told) / len(told) if told else None
-    metric = release.manifest.metric
-    headline = f"{len(merged.receipts)} hospitals tested the model; none tells a score."
-    if mean is not None:
-        low = min(told, key=lambda one: one.score or 0)
-        headline = (
-            f"Over {len(told)} hospitals that did not train it, the model has a mean {metric} of {mean:.3f}; "
-            f"the lowest is {low.score:.3f} at {low.hospital}."
-        )
-    rows = [(one.hospital, _told(metric, one.score, one.cases)) for _, one in sorted(merged.receipts.items())]
-    months = sorted({month for own in merged.months.values() for month in own})
-    return write_page(
-        page,
-        "receipts.html",
-        f"Receipts of {release.folder.name}",
-        headline,
-        context=f"Release {release.hash[:12]} of {release.manifest.made}",
-        rows=rows,
-        keys=sorted(merged.keys.items()),
-        months=months,
-        worked=[(hospital, [_worked(own.get(month)) for month in months]) for hospital, own in merged.months.items()],
-        study=_study(release),
-        refused=sorted(merged.refused.items()),
-        metric=metric,
-    )
-
-
-def _worked(receipt: Receipt | None) -> dict[str, Any]:
-    """Return what a month's receipt tells, for a cell."""
-    if receipt is None:
-        return cell(None)
-    alarms = f"alarm: {', '.join(receipt.alarms)}" if receipt.alarms else ""
-    score = "" if receipt.score is None else f"{receipt.score:.3f} of "
-    return cell(None, f"{score}{cell(receipt.cases)['text']} cases", alarms)
 
 
 def _told(metric: str, score: float | None, cases: int | None) -> list[dict[str, Any]]:

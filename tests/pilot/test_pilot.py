@@ -208,5 +208,5 @@ def test_the_pilot_by_its_text_alone(machines: dict[str, Machine]) -> None:
     assert summary.finished and {*summary.sites} == {*HOSPITALS}
     assert not any(one.missed for one in summary.sites.values()), "the cable cost no round"
     for hospital in hospitals:
-        assert (hospital.home / "record/record.html").is_file() and any((hospital.home / "alone").rglob("summary.json"))
+        assert any((hospital.home / "alone").rglob("summary.json"))
     assert (server.home / "backup-1.zip").is_file() and typed > 30

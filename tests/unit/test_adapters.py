@@ -27,14 +27,12 @@ from medsilo.deploy.source import Source
 from medsilo.federation.around import FileSupply, SuppliedSite
 from medsilo.federation.seams import Missing, Place
 from medsilo.federation.site_state import SiteState
-from medsilo.flare.jobs import PLAN
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Compute
 from medsilo.learning.private import ClippedSum, gradients_of_cases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TABLES
 from medsilo.runs.messages import Parcel
-from medsilo.tasks.synthetic.histology import SyntheticHistology
 from medsilo_adapters.checkpoint import match, read_checkpoint
 from medsilo_adapters.frozen import freeze, values_of
 from medsilo_adapters.low_rank import ADAPTABLE, Adapters, adapt, adapters_of, merged_weight
@@ -532,37 +530,6 @@ def test_both_adapters_act_and_one_travels(backbone: dict[str, Any], tmp_path: P
         best = plan.build_networks()["model"].eval()
         best.load_state_dict(load_tensors(tmp_path / "run" / "sites" / "a" / "best.safetensors")[0])
         assert torch.allclose(merged(images), best.double()(images), rtol=0, atol=1e-6)
-
-
-def test_a_backbone_comes_of_images_without_labels(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `medsilo pretrain`, of a job that would train adapters with labels."""
-    labelled = {"task": TASK, "network": {"name": "tuned", "of": VIT}, "training.batch_size": 16}
-    labelled["participation.sites"] = SITES
-    changes = [f"--set={key}={json.dumps(value)}" for key, value in labelled.items()]
-    asked = [str(root / "jobs/fedavg"), *changes, "--rounds", "2", "-o", str(tmp_path / "job")]
-    assert main(["pretrain", *asked]) == 0
-    plan = load_plan(tmp_path / "job" / PLAN)
-    assert plan.algorithm.name == "masked-images" and plan.network.name == "vit" and plan.rounds == 2
-    result = inprocess.run(plan, folder=tmp_path / "run")
-    losses = [line.sites["a"].train_loss for line in result.history]
-    assert losses[-1] < losses[0]
-    file = tmp_path / "run" / "global" / "last.safetensors"
-    shelf.look_in(file.parent)
-    start = {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": file.stat().st_size}
-    tuned = tuned_plan(network={"from": start}).build_networks()["model"]
-    assert torch.equal(dict(values_of(tuned))["blocks.1.norm1.weight"], load_tensors(file)[0]["blocks.1.norm1.weight"])
-
-    load = SyntheticHistology.load
-
-    def turned(self: Any, *given: Any) -> Any:
-        data = load(self, *given)
-        data.train.targets.sub_(1).abs_()  # every label of training is another
-        return data
-
-    monkeypatch.setattr(SyntheticHistology, "load", turned)
-    again = inprocess.run(plan, folder=tmp_path / "again")
-    for name, own in result.models["a"].state_dict().items():
-        assert torch.equal(own, again.models["a"].state_dict()[name]), name
 
 
 # ---------------------------------------------------------------------------------------------------- sent once

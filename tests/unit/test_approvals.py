@@ -19,24 +19,18 @@ from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.package import package_facts
 from medsilo.federation.around import DisclosingSite, training_site
-from medsilo.federation.inquiry import SiteOfInquiry
 from medsilo.federation.permission import Permission
 from medsilo.federation.sealed.identity import KitFiles, approvals_of
 from medsilo.federation.seams import Place
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
-from medsilo.sealing.signing import Unsigned
 from medsilo.site import approvals
 from medsilo.site.approvals import MOST_ASKED, REMEMBERED, ApprovalLimits, Approvals, AskingPlan
 from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
-from medsilo_statistics.asked_question import Question
-from medsilo_statistics.asking_hospitals import StatisticsSite
 from tests.conftest import SITES, make_plan
-from tests.tables import VARIABLES, drawn
-from tests.tables import settings_of as settings_of_tables
 from tests.unit.test_participant import SMALL, Server
 from tests.unit.test_sealed_identity import certificate, fresh, pem, root
 
@@ -244,35 +238,6 @@ def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypa
     refused(home, f"{told}.*; its engineer decides there")
     home.approve()
     home.permission().check()
-
-
-def test_a_question_is_listed_read_and_approved_like_a_plan(
-    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    frame = drawn(1, 40)["hospital-0"]
-    (settings,) = settings_of_tables({A: frame}, tmp_path, smallest_metric=5, approval="required").values()
-    told = {"data": str(settings.data.folder if settings.data else ""), "approval": "required", "device": "cpu"}
-    (home.folder / "local/medsilo.yaml").write_text(json.dumps(told))
-    settings = settings.model_copy(update={"records": None})
-    model = {"kind": "logistic", "outcome": "dead", "covariates": ["age"]}
-    question = Question.from_values(
-        {"title": "How many?", "variables": VARIABLES, "models": [model], "sites": [A, B]}, "q"
-    )
-    own = SiteOfInquiry(A, settings, home.place, Unsigned, "lead@clinic.example", home.kit)
-    begin = {"question": question.hash, "package": package_facts(), "study": "0" * 32, "task": "begin"}
-    with pytest.raises(Refused, match=f"medsilo approve {question.hash} --kit KIT"):
-        StatisticsSite(question, own).answer(Parcel(facts=begin))
-    kit = ["--kit", str(home.folder)]
-    assert main(["approve", *kit]) == 0
-    listed = capsys.readouterr().out
-    assert f"{question.hash[:12]}  waits for a decision: question How many?" in listed and "lead@clinic" in listed
-    assert main(["approve", question.hash[:12], *kit, "--by", "engineer"]) == 0
-    read = capsys.readouterr().out
-    assert "model 1, logistic: at each of Newton's steps, 20 at most, 7 sums, in clear" in read and "dead" in read
-    assert StatisticsSite(question, own).answer(Parcel(facts=begin)).facts["floor"] == 5
-    assert main(["approve", question.hash[:12], *kit, "--decline"]) == 0
-    with pytest.raises(Refused, match="withdrawn its approval of question"):
-        StatisticsSite(question, own).answer(Parcel(facts=begin))
 
 
 def test_without_a_kit_nothing_counts_as_approved(home: Home) -> None:

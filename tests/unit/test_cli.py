@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from medsilo.cli import NOW, all_commands, main
+from medsilo.cli import all_commands, main
 from medsilo.runs.schema import Round, SiteRound
 from medsilo.study.progress import StudyProgress, round_lines
 from tests.commands import parsed
@@ -36,14 +36,12 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("comapre", "did you mean compare?"),
         ("Run jobs/fedavg", "did you mean run?"),
         ("nonsense", "'nonsense' is no command ("),
-        ("withdraw", "'medsilo withdraw' is now 'medsilo approve PLAN --decline' ("),
         ("--versoin", "did you mean --version?"),
         ("run", "JOB is missing: a job's folder"),
         ("run jobs/fedavg --devcie cpu", "no option --devcie; did you mean --device?"),
         ("run jobs/fedavg -x 3", "no option -x"),
         ("run jobs/fedavg extra", "extra is not expected here"),
         ("run jobs/fedavg --out", "--out needs a value"),
-        ("record jobs/fedavg --local x", "--local; it is now --settings"),
         ("run jobs/fedavg --json=3", "--json takes no value"),
         ("run jobs/fedavg --threads 0", "--threads: give a number greater than or equal to 1"),
         ("run jobs/fedavg --engine inproces", "is not one of 'simulator', 'inprocess'"),
@@ -63,20 +61,6 @@ def test_wrong_use_is_one_line_with_the_remedy(line: str, words: str, capsys: py
     known = (" ".join(words[:2]), *words[:1])
     where = next((f"medsilo {name}" for name in known if name in {*NAMES, "nnunet"}), "medsilo")
     assert told.endswith(f"('{where} --help' explains)")
-
-
-def test_an_old_command_answers_with_the_new_one(capsys: pytest.CaptureFixture) -> None:
-    """Once, from one table, with an exit code that stops a script; the new one is there."""
-    for old, new in NOW.items():
-        assert f"'medsilo {old}' is now '{new}'" in one_line(capsys, 2, *old.split(), "--kit", "KIT")
-        assert old not in NAMES
-        if new.startswith("medsilo "):
-            words = new.split()
-            assert {words[1], " ".join(words[1:3])} & set(NAMES), old
-            options = [word for word in words if word.startswith("--")]
-            assert main([*next(name for name in NAMES if new.startswith(f"medsilo {name}")).split(), "--help"]) == 0
-            text = capsys.readouterr().out
-            assert all(option in text for option in options), old
 
 
 @pytest.mark.parametrize(
@@ -145,14 +129,14 @@ def test_every_folder_to_write_is_given_by_both_names(capsys: pytest.CaptureFixt
         assert "--json" in text, name
         assert ("--out" in text) == ("-o, --out" in text), name
         writing += [name] if "--out" in text else []
-    assert len(writing) == 23
+    assert len(writing) == 17
 
 
 def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     first = {name.partition(" ")[0] for name in NAMES}
-    assert len(first) == 33  # of plug-ins, too
+    assert len(first) == 26  # of plug-ins, too
     for name in first:
         assert re.search(rf"^  {name}  ", text, re.MULTILINE), name
     assert "..." not in text.replace("[ARGS]...", "")

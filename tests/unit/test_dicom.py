@@ -19,7 +19,7 @@ from hypothesis.extra.numpy import arrays
 
 from medsilo.check.data import data_findings, data_tables
 from medsilo.cli import main
-from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.errors import DataError
 from medsilo.core.files import dump_yaml
 from medsilo.deploy.model_card import CARD, CARD_DATA, interval_of
 from medsilo.plan import Plan, load_plan, parse_plan
@@ -32,7 +32,6 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
 from medsilo_dicom.header import library
-from medsilo_dicom.node import address_of
 from medsilo_dicom.objects import MadeBy, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.predicting import DicomSeries
 from medsilo_dicom.series import ImageSeries, mask_as_scanned, read_again, scan_of_series, values_of
@@ -417,14 +416,6 @@ def test_intervals_follow_from_score_and_cases() -> None:
     assert interval_of("dice", 0.8, 50) == (0.6079, 0.9921)  # ± sqrt(ln(40) / 100)
     assert interval_of("dice", 0.9, 2) == (0.0, 1.0)
     assert interval_of("concordance", 0.7, 100) is None and interval_of("dice", 0.5, 0) is None
-
-
-def test_a_node_is_written_as_title_host_and_port() -> None:
-    assert address_of("PACS@10.0.0.5:104") == ("PACS", "10.0.0.5", 104)
-    assert address_of("A B@[::1]:11112") == ("A B", "::1", 11112)
-    for wrong in ("10.0.0.5:104", "PACS@host", "PACS@host:0", "PACS@host:70000", "A" * 17 + "@host:104"):
-        with pytest.raises(MedsiloError, match="TITLE@HOST:PORT"):
-            address_of(wrong)
 
 
 # ---------------------------------------------------------------------------------------------------- as they are met

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import medsilo
-from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.errors import Refused
 from medsilo.federation.accepting import Acceptance
 from medsilo.federation.around import TrainingSite
 from medsilo.report import holdings, page
@@ -129,32 +128,3 @@ def test_the_page_draws_it_once_for_runs_that_agree(tmp_path: Path) -> None:
     assert "94%" in text
     without = page.render(read_all([save(tmp_path, summary_of("local", "Local", scores))]), "Title")
     assert "Cases by part" in without and "Training cases by class" not in without
-
-
-def test_the_page_shows_what_hospitals_disclosed_and_nothing_below_their_floor(tmp_path: Path) -> None:
-    """Asked of three tables: each hospital's scanners and histogram, with counts below its floor left out."""
-    ages = {"h0": range(20, 40), "h1": range(50, 70), "h2": [*range(20, 38), 90, 91]}
-    for site, own in ages.items():
-        (tmp_path / site).mkdir()
-        lines = [f"{age},{'ab'[place == 0]}" for place, age in enumerate(own)]
-        (tmp_path / site / "cases.csv").write_text("\n".join(["age,scanner", *lines]))
-        (tmp_path / site / "medsilo.yaml").write_text("data: {folder: ., table: cases.csv}\nsmallest_metric: 5\n")
-    question = {
-        "sites": [*ages],
-        "variables": {"age": {"range": [0, 100], "step": 25}, "scanner": {"levels": ["a", "b"]}},
-        "table": ["age", "scanner"],
-    }
-    for name, more in (("alone", {"by_hospital": True}), ("sums", {})):
-        medsilo.statistics(question | more, [tmp_path / site for site in ages], folder=tmp_path / name)
-    found = {title: (heads, dict(rows)) for title, heads, rows in holdings.disclosed(tmp_path / "alone")}
-    heads, rows = found["scanner"]
-    assert (heads, [one["text"] for one in rows["h0"]]) == (["a", "b"], ["20", "few"])  # 19 and 1, to the nearest 5
-    assert rows["h0"][0]["heat"] == 1 and rows["h0"][1]["heat"] == 0
-    told = {site: [one["value"] for one in cells] for site, cells in found["age"][1].items()}
-    assert told["h2"][-1] == "" and told["h0"][-1] == 0 and told["h0"] != told["h1"]
-    with pytest.raises(MedsiloError, match="by_hospital: true"):
-        holdings.disclosed(tmp_path / "sums")
-    run = save(tmp_path, summary_of("fedavg", "fedavg", {"h0": 0.5, "h1": 0.5}))
-    page.write([run], tmp_path / "page.html", "Title", tmp_path / "alone")
-    assert Page((tmp_path / "page.html").read_text()).row("h1", "holdings")
-    assert "scanner by hospital" in (tmp_path / "page.html").read_text()

@@ -39,14 +39,14 @@ leak-report --help
 check --help
 approve --help
 ledger --help
+release --help
+validate --help
+export -h
+predict -h
 list --help
 nnunet --help
 nnunet plan --help
 nnunet measure --help
-receive --help
-record --help
-statistics --help
-monitor --help
 rehearse --help
 new --help
 help new
@@ -81,7 +81,8 @@ run jobs/central | --engine inprocess
 resume nothing | nothing is no run's folder; give one
 report nothing | give the folder that holds summary.json [nothing]
 report jobs | has no summary.json
-cross nothing | is now 'python -m benchmarks.cross'
+withdraw nothing | 'withdraw' is no command
+validate nothing --as st-anna --lead X | there is no release.json; give the folder or file that was signed
 clean nothing | give one like runs/ [nothing]
 clean . --older-than x | --older-than: give a number
 init | give the folder of your data, or --example FOLDER
@@ -106,7 +107,6 @@ status --kit jobs | the folder is no kit: its startup/ has none of
 abort x | --kit is missing
 backup nothing -o x.zip | only a server has a backup: give its kit [nothing]
 restore nothing --kit x | nothing is not there; use the file that medsilo backup wrote
-receive inbox --allow X --port 0 | --port: give a number greater than or equal to 1
 rehearse nothing.yaml | there is no such file; give a consortium.yaml
 new metod x | choose method, task or network
 new method fedavg | fedavg is a method already; choose another name
@@ -164,7 +164,6 @@ def test_a_folder_of_another_kind_is_refused_before_anything_is_written(
     for line, wanted in {
         "run jobs/fedavg --settings jobs": "has no medsilo.yaml; give the one that has it [jobs]",
         "compare --methods local -o run": "--out is the folder of a run; give another [run]",
-        "monitor nothing": "there is no release.json; give the folder or file that was signed",
         "approve jobs/fedavg --kit kit": "this kit is a server's; give the hospital's [kit]",
     }.items():
         assert cli.main(line.split()) == 1, line

@@ -15,7 +15,6 @@ from medsilo.cli import all_commands, main
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.deploy.exporter import export
 from medsilo.deploy.source import Source
-from medsilo.federation.inquiry import inquiry_of
 from medsilo.tasks.use import Use
 from tests.conftest import make_plan
 from tests.unit.test_extend import a_distribution
@@ -23,7 +22,7 @@ from tests.unit.test_extend import a_distribution
 OUTSIDE = """
 from pathlib import Path
 
-from medsilo.extend import Command, Exporter, Inquiry, Predictor, Screen
+from medsilo.extend import Command, Exporter, Predictor, Screen
 
 
 def count_letters(screen: Screen, text: str, times: int = 1) -> int:
@@ -51,7 +50,6 @@ class Size(Exporter):
 
 
 COUNT = Command(count_letters, "text --times 2", "For people who count")
-INQUIRY = Inquiry(lambda path: None, lambda question: None, lambda *_: {}, lambda question, own: None)
 """
 ENTRIES = """
 [medsilo.commands]
@@ -62,8 +60,6 @@ texts = counting:Letters
 [medsilo.exporters]
 size = counting:Size
 wrong = counting:Letters
-[medsilo.inquiries]
-how-many = counting:INQUIRY
 """
 
 
@@ -101,7 +97,6 @@ def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypa
     monkeypatch.setattr(type(run.plan.task), "use", Use("texts"))  # as a task of the package says of itself
     assert medsilo.predict(run.folder, text, tmp_path / "out") == [{"file": "letter.txt"}]
     assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "again")]) == 0
-    assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "sent"), "--send", "A@b:1"]) == 1
 
 
 def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,20 +110,13 @@ def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: 
     assert "choose one of monai, nnunet, size, wrong" in capsys.readouterr().err
 
 
-def test_an_inquiry_needs_to_be_allowed(counting: None) -> None:
-    with pytest.raises(PlanError, match="package acme-counting, which is not allowed here"):
-        inquiry_of("how-many", False, ())
-    assert "counting" not in sys.modules
-    assert not inquiry_of("how-many", False, ["Acme_Counting"]).sealed
-
-
 def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
     tables = [value for value in vars(registry).values() if isinstance(value, registry.PluginTable)]
-    assert len(tables) == 11
+    assert len(tables) == 8
     for table in tables:
         for name in table:
             assert table[name] is not None and table.package_of(name) is None
-    assert {"receive", "nnunet plan"} <= {one.name for own in all_commands().values() for one in own}
+    assert {"release", "nnunet plan"} <= {one.name for own in all_commands().values() for one in own}
 
 
 def test_the_page_uses_what_is_for_everybody(root: Path) -> None:

@@ -212,10 +212,6 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
         ("predict study x.png -o done", 1, "has predictions already"),
         ("provision other.yaml -o kits", 1, "no consortium's file: name, server, hospitals, people are missing"),
         ("provision half.yaml -o kits", 1, "more"),
-        ("receive inbox --allow X --port 99999", 2, "65535"),
-        ("receive inbox --allow PACS --allow SEVENTEEN-LETTERS", 2, "is no AE title"),
-        ("receive other.yaml --allow PACS", 1, "file exists [other.yaml]"),
-        ("statistics nothere.yaml -o out", 1, "there is no such file; give a question"),
         ("leak-report jobs/fedavg --kit nothere", 1, "no such folder"),
     ],
 )

@@ -20,7 +20,7 @@ from medsilo.consortium.description import read_consortium
 from medsilo.consortium.lead import connected
 from medsilo.consortium.provision import CONNECTIONS, provision, write_requests
 from medsilo.core.errors import MedsiloError
-from medsilo.site.policy import CONTROLLERS
+from medsilo.site.policy import CONTROLLER
 from tests.unit.test_consortium import NORTH, TOP, put, write
 
 SOUTH = {"name": "south", "organisation": "south", "contact": "it@south.org", "policies": "policies"}
@@ -75,7 +75,7 @@ def test_policies_and_storage_are_in_place(tmp_path: Path) -> None:
     assert (kits / "st-anna/local/medsilo.yaml").read_text() == "device: cpu\n"
     server = json.loads((kits / "localhost/local/resources.json").read_text())
     default = json.loads((kits / "localhost/local/resources.json.default").read_text())
-    assert server["class_allow_list"] == [*default["class_allow_list"], *CONTROLLERS]
+    assert server["class_allow_list"] == [*default["class_allow_list"], CONTROLLER]
     assert "/tmp" not in json.dumps(server) and json.dumps(server).count('"/var/lib/x/') == 2
     theirs, default = (
         json.loads((kits / "localhost/local" / name).read_text())["permissions"]

@@ -34,7 +34,6 @@ MAY: dict[tuple[str, str], str] = {
     # What a run needs to go on, when it is over or begins anew.
     ("medsilo/flare/simulator.py", "run"): "what this call made itself, where the run did not even begin",
     ("medsilo/flare/simulator.py", "resume"): "the summary of a run that did not end, before it goes on",
-    ("medsilo/flare/inquiry_job.py", "ask_in_simulator"): "the job and workspace of an earlier question",
     ("medsilo/runs/record.py", "Record.make_way"): "a run that no site had to train for",
     ("medsilo/runs/record.py", "Record.tell_now"): "the progress of a run that has ended",
     ("medsilo/runs/record.py", "Record.save_checkpoint"): "checkpoints before one that is whole, but the best",
@@ -57,7 +56,6 @@ MAY: dict[tuple[str, str], str] = {
     ("medsilo/consortium/lead.py", "fetch"): "its own download, which becomes a new run folder",
     # Releases.
     ("medsilo_release/release_folder.py", "write_release"): "the folder that this call made, where it failed",
-    ("medsilo_release/patient_sums.py", "WatchFolder.begin"): "sums of a validation that is made anew",
 }
 
 

@@ -1,4 +1,4 @@
-"""Evidence for a hospital: what is installed, and claims that only tests of this very build show."""
+"""Evidence for a hospital: claims that only tests of this very build show."""
 
 import subprocess
 import sys
@@ -8,9 +8,8 @@ import pytest
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
-from medsilo_record.bom import installed
 from tests import claims
-from tests.claims import CLAIMS, OUTCOMES, Claim, is_long, why_not
+from tests.claims import CLAIMS, Claim, is_long, why_not
 from tests.junit import BUILD, read_junit
 
 NAMED = sorted({test for claim in CLAIMS for test in claim.tests})
@@ -89,7 +88,7 @@ def test_results_of_this_build_show_claims(tmp_path: Path, capsys: pytest.Captur
 def test_the_gate_waits_for_all_but_long_tests(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A named test that did not run fails it, unless it is long; one that this machine skips is told."""
     late = [test for test in NAMED if is_long(test)]
-    assert 0 < len(late) < 10 and not {test for own in OUTCOMES for test in own.tests} & {*late}
+    assert 0 < len(late) < 10
     report = all_passed(tmp_path / "test.xml", package_facts()["hash"])
     whole = report.read_text()
 
@@ -112,9 +111,3 @@ def test_results_of_another_build_show_nothing(build: str, tmp_path: Path, capsy
     assert claims.main([str(all_passed(tmp_path / "test.xml", build))]) == 1
     said = capsys.readouterr()
     assert "not results of this build" in said.err and not said.out
-
-
-def test_every_package_has_a_licence_or_says_that_it_has_not() -> None:
-    found = {own["name"]: own for own in installed()}
-    assert len(found) > 50 and all(own["licenses"][0]["license"]["name"] for own in found.values())
-    assert [own["content"] for own in found["medsilo"]["hashes"]] == [package_facts()["hash"]]

@@ -25,7 +25,7 @@ from medsilo.core.errors import Refused
 from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
-from medsilo.site.policy import CONTROLLERS, EXECUTORS, HARMLESS, ways_around
+from medsilo.site.policy import CONTROLLER, HARMLESS, ways_around
 from medsilo.site.settings import SiteSettings
 from tests.conftest import over_all
 
@@ -64,7 +64,6 @@ def test_the_commented_example_is_read_and_has_every_key(root: Path) -> None:
     [
         (EXECUTOR, True, True),
         ("medsilo.flare.filters.OnlyTheseGroups", True, True),
-        ("medsilo.flare.inquiry_job.InquiryExecutor", False, True),
         ("medsilo.flare.controller.MedsiloController", False, False),
         ("medsilo.flare.executor.MedsiloExecutorX", False, False),
         ("medsilo.flare.filters.add_job_audit_event", False, False),
@@ -92,7 +91,7 @@ def test_classes_that_a_job_may_name(path: str, strict: bool, teaching: bool, ro
 
 
 def test_our_classes_are_where_the_lists_say() -> None:
-    for path in (*CONTROLLERS, *EXECUTORS, *HARMLESS):
+    for path in (CONTROLLER, EXECUTOR, *HARMLESS):
         module, _, name = path.rpartition(".")
         assert isinstance(getattr(import_module(module), name), type)
 

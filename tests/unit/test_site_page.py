@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
-from zipfile import ZipFile
 
 import pytest
 
-from medsilo.cli import main
 from medsilo.core.errors import Refused
 from medsilo.federation.site_state import COLUMNS, NowFile
 from medsilo.flare.executor import note
@@ -242,42 +240,6 @@ def test_the_check_on_a_click(visitor: Visitor, home: Home) -> None:
     wait_until(lambda: "NO-GO: " in visitor.page(plan), 120, "the check")  # there is no server
     shown = visitor.page(plan)
     assert "stops, network" in shown and "stops, rehearsal" not in shown
-
-
-@pytest.mark.slow
-def test_the_record_on_a_click(
-    served: PageServer, home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A real browser: the button, its files, and what lands in the folder of downloads."""
-    plan = f"/plan/{home.plan.hash}"
-    with chromium(tmp_path / "profile") as tab:
-        tab.do("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
-        tab.do("Page.navigate", url=served.start)
-        wait_until(lambda: bool(tab.ask("document.title.startsWith('Studies at')")), 60, "the page")
-        tab.do("Page.navigate", url=f"http://127.0.0.1:{served.server_port}{served.base}{plan}")
-        wait_until(lambda: bool(tab.ask("!!document.querySelector('#record-button')")), 60, "the plan")
-        tab.click("#record-button")
-        link = f"a[href$='{plan}/record/record.zip']"
-        wait_until(lambda: bool(tab.ask(f'!!document.querySelector("{link}")')), 120, "the record")
-        assert tab.faults() == []
-        names = tab.ask("[...document.querySelectorAll('a[download]')].map(link => link.textContent).join(' ')").split()
-        tab.click(link)
-        wait_until((tmp_path / "record.zip").exists, 60, "the download")
-        assert not [line for line in tab.complaints if "favicon" not in line]
-    with ZipFile(tmp_path / "record.zip") as record:
-        record.extractall(tmp_path / "page")
-    assert main(["record", home.plan.hash, "--kit", str(home.folder), "-o", str(tmp_path / "typed")]) == 0
-    written = {path.name: path.read_bytes() for path in (tmp_path / "typed").iterdir()}
-    assert {path.name: path.read_bytes() for path in (tmp_path / "page").iterdir()} == written
-    assert {*names} == {"record.zip", *written} and len(written) == 8
-    key = capsys.readouterr().out.split()[-1]
-    assert main(["record", "--verify", str(tmp_path / "page"), "--key", key]) == 0
-
-
-def test_a_file_that_no_action_made_is_not_served(visitor: Visitor, home: Home) -> None:
-    plan = f"/plan/{home.plan.hash}"
-    for path in (f"{plan}/record/record.html", f"{plan}/check/record.html", f"{plan}/record/..%2f..", f"{plan}/x/y"):
-        visitor.page(path, status=404)
 
 
 def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:

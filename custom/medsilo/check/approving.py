@@ -1,7 +1,7 @@
 """Reading a plan before it is approved: in words, and as a difference to the last one that was."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from medsilo.check.at_home import KitAtHome, files_of
@@ -9,7 +9,7 @@ from medsilo.check.kit import Kit
 from medsilo.check.result import Finding
 from medsilo.core.text import plain
 from medsilo.federation.sealed.identity import accepted_of
-from medsilo.plan import Plan, keys_of
+from medsilo.plan import Plan
 from medsilo.site.approvals import ApprovalLimits, check_there
 from medsilo.site.settings import SiteSettings
 
@@ -72,11 +72,6 @@ def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
         ("sealing", " ".join(plan.transport.promises) or "none"),
         ("packages beside medsilo", ", ".join(plan.packages) or "none"),
     ]
-
-
-def question_in_words(told: Mapping[str, Any]) -> list[str]:
-    """Return what a question is, a line for each key."""
-    return [f"{_shown(key)}: {_shown(value)}" for key, value in keys_of(dict(told))]
 
 
 def difference(plan: Plan, before: Plan) -> list[tuple[str, str, str]]:

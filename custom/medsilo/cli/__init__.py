@@ -61,8 +61,6 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
     "Lists and templates": ((reviewing.list_, ""),),
 }
 HELP = {"help_option_names": ["--help", "-h"]}
-# Commands of earlier versions: what does the same now.
-OPTIONS_NOW = {"--site-config": "--settings", "--local": "--settings"}
 # What other programs call it: words that are typed in the first hour.
 OTHERWISE = {
     "fit": "medsilo run JOB",
@@ -73,26 +71,6 @@ OTHERWISE = {
     "train": "medsilo run JOB",
 }
 GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
-NOW = {
-    "advise": "medsilo compare",
-    "analyse": "python -m benchmarks.analyses",
-    "approvals": "medsilo approve",
-    "audit-privacy": "python -m benchmarks.analyses privacy",
-    "committee": "python -m benchmarks.cross",
-    "cross": "python -m benchmarks.cross",
-    "decline": "medsilo approve PLAN --decline",
-    "evidence": "medsilo record",
-    "methods": "medsilo list",
-    "nnunet-collect": "medsilo nnunet measure",
-    "nnunet-measure": "medsilo nnunet measure",
-    "nnunet-plan": "medsilo nnunet plan",
-    "pack": "medsilo submit JOB --out FOLDER",
-    "reproduce": "python -m benchmarks.flamby",
-    "site-page": "medsilo approve --page",
-    "tasks": "medsilo list",
-    "watch": "medsilo status ID --watch",
-    "withdraw": "medsilo approve PLAN --decline",
-}
 
 
 class OneCommand(TyperCommand):
@@ -108,7 +86,7 @@ class OneCommand(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """The commands in groups, by the people they serve; a wrong name gets a suggestion, an old one the new one."""
+    """The commands in groups, by the people they serve; a wrong name gets a suggestion."""
 
     others: Mapping[str, str | None] = {}  # commands of other packages, of which nothing is imported before they run
 
@@ -137,8 +115,6 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         whole = f"{ctx.command_path} {name}"
-        if (now := NOW.get(whole.partition(" ")[2])) and name not in self.commands:
-            raise typer.BadParameter(f"'{whole}' is now '{now}'", ctx=ctx)
         if name not in self.commands and (other := OTHERWISE.get(whole.partition(" ")[2])):
             raise typer.BadParameter(f"{name!r} is no command; use {other}", ctx=ctx)
         if name not in self.commands and not name.startswith("-"):
@@ -250,7 +226,6 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     if option is not None and hasattr(error, "possibilities"):
         key = _of_the_plan(ctx, option)
         meant = f": it is in the plan, --set {key}=VALUE" if key else _meant(option, error.possibilities or [])
-        meant = f"; it is now {OPTIONS_NOW[option]}" if option in OPTIONS_NOW else meant
         meant = _device_of(ctx, option, given) or meant
         return f"there is no option {option}{meant}"
     if option is not None:

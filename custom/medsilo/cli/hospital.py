@@ -13,7 +13,6 @@ from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
     from medsilo.check.visit import Visit
-    from medsilo.deploy.predictor import Send
     from medsilo.site.ledger import Ledger
 
 
@@ -32,9 +31,6 @@ def predict(
     ],
     device: Annotated[str, option("DEVICE", options.DEVICES)] = "auto",
     site_config: options.SiteConfig = None,
-    send: Annotated[
-        str | None, option("TITLE@HOST:PORT", "a DICOM node that gets the results of a dicom-folder model")
-    ] = None,
 ) -> int:
     """Find masks or classes in a hospital's own images or recordings, or what a table's lines ask for.
 
@@ -42,7 +38,7 @@ def predict(
     found in the first images; of tables and recordings predictions.csv and .json with a line for each line or window,
     and recordings.csv with one for each recording. A model of dicom-folder writes a DICOM segmentation and a structured
     report for each series. With several models the mean of their probabilities decides. Ends with 1 if any image,
-    line or recording failed, or was not taken by the node.
+    line or recording failed.
     """
     screen.note("reading the model")
     from medsilo.deploy.predictor import asked_to_predict
@@ -52,15 +48,13 @@ def predict(
     compute = settings.compute()
     predictor = asked_to_predict([model, *others], images, out, site, data, compute, screen.say)
     _say_score(screen, predictor.source.run, site)
-    sender = predictor.connect(send) if send else None
     with screen.busy("predicting"):
         failed = predictor.predict()
     screen.say(f"predictions: {out / 'predictions.csv'}")
     screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
     if failed:
         screen.warn(f"{failed} of the {predictor.cases} failed; the reasons are in {out / 'predictions.csv'}")
-    lost = _sent(screen, out, sender) if sender else 0
-    return 1 if failed or lost else 0
+    return 1 if failed else 0
 
 
 def _say_score(screen: Screen, run: Path | None, site: str) -> None:
@@ -75,20 +69,6 @@ def _say_score(screen: Screen, run: Path | None, site: str) -> None:
     score = (tested or {}).get(summary.metric) if site else summary.pooled_test
     if score is not None:
         screen.say(f"this model's test score: {score:.2f} ({summary.metric})")
-
-
-def _sent(screen: Screen, out: Path, send: "Send") -> int:
-    """Send the results that were written; return how many were not taken."""
-    import json
-
-    cases = json.loads((out / "predictions.json").read_text(encoding="utf-8"))["cases"]
-    files = [out / case[key] for case in cases for key in ("mask", "report") if case.get(key)]
-    with screen.busy("sending"):
-        lost = send(files) if files else 0
-    screen.say(f"sent: {len(files) - lost} of {len(files)} objects")
-    if lost:
-        screen.warn(f"objects that the node did not take: {lost}; its own log says why")
-    return lost
 
 
 def export(

@@ -21,9 +21,6 @@ def report(
     runs: options.Runs,
     *,
     out: options.OutFileOrNone = None,
-    statistics: Annotated[
-        Path | None, option("FOLDER", "an answer of 'medsilo statistics' about these hospitals, to show beside")
-    ] = None,
     hospitals: Annotated[
         bool, typer.Option("--hospitals", help="of a comparison: also a decision sheet for each hospital")
     ] = False,
@@ -44,11 +41,11 @@ def report(
     if hospitals and not compared:
         raise MedsiloError("--hospitals is for the folder of one comparison (medsilo compare -o)", str(runs[0]))
     if compared:
-        written = write_study(runs[0], out, statistics=statistics)
+        written = write_study(runs[0], out)
     else:
         page = out or runs[0] / paths.REPORT
         title = f"{len(found)} runs" if len(found) > MOST_NAMED else ", ".join(run.resolve().name for run in found)
-        written = write(found, page, title, statistics)
+        written = write(found, page, title)
     screen.say(f"report: {written}")
     own: list[Path] = []
     if hospitals:

@@ -91,7 +91,7 @@ def _list(screen: Screen, kit: Path) -> None:
     for one in asked:
         verdict = last[one.hash].verdict if one.hash in last else "waits for a decision"
         parts = [str(one.plan.get(key, {}).get("name", "")) for key in ("algorithm", "task")]
-        names = f"question {one.question.get('title', '')}" if one.question else ", ".join(parts)
+        names = ", ".join(parts)
         by = f", submitted by {one.lead}" if one.lead else ""
         screen.say(f"{one.hash[:12]}  {verdict}: {names}, study {one.study or '–'}{by}, asked {moment(one.at)}")
     screen.say(*map(_line, decided))
@@ -135,11 +135,7 @@ def _decide(
 
     home = KitAtHome.read(kit)
     meant, asked = _meant(home, given, changes)
-    if asked and asked.question:
-        from medsilo.check.approving import question_in_words
-
-        screen.say(*question_in_words(asked.question))
-    elif asked and verdict == "approved":  # the others need no plan that can be read
+    if asked and verdict == "approved":  # the others need no plan that can be read
         from medsilo.check.approving import never_runs, plan_in_words
 
         plan = home.plan_of(asked)
@@ -198,14 +194,11 @@ def leak_report(
     kit: options.SiteKit = None,
     local: options.SiteConfig = None,
 ) -> None:
-    """Say what leaves a site under a job, or a hospital under a question's file, before anything runs.
+    """Say what leaves a site under a job, before anything runs.
 
     Every group of tensors with its bytes, and every number that is told. docs/privacy.md has the promises, and their
-    tests; `medsilo record` writes what a data protection officer files.
+    tests.
     """
-    if (question := Path(job)).is_file():
-        _print_question(screen, question)
-        return
     folder = options.folder_of_settings(local, kit)
     screen.note("reading the plan")
     import dataclasses
@@ -224,16 +217,6 @@ def leak_report(
     screen.say(*lines)
     groups = [{**dataclasses.asdict(leak), "leaves": policy.lets_out(leak.group)} for leak in leaks(study)]
     screen.answer(plan=study.hash, groups=groups, lines=lines)
-
-
-def _print_question(screen: Screen, file: Path) -> None:
-    from medsilo.registry import INQUIRIES
-
-    (inquiry,) = (own for own in map(INQUIRIES.__getitem__, INQUIRIES) if own.leaves)
-    question = inquiry.read(file)
-    lines = [f"What leaves a hospital under the question {question.hash[:12]}", "", *inquiry.leaves(question)]
-    screen.say(*lines)
-    screen.answer(question=question.hash, lines=lines)
 
 
 def list_(

@@ -432,33 +432,6 @@ def _refusal_in(workspace: Path) -> str | None:
     return plain(path.read_text("utf-8", "replace")) if path.is_file() else None
 
 
-def inquire(name: str, question: str, kit: Path, out: Path, say: Say) -> list[Path]:
-    """Ask all connected hospitals by an inquiry of this name; returns the files with the answers, in `out`."""
-    from medsilo.flare.inquiry_job import executor_of, read_answers, write_inquiry_job
-
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder:
-        job = Path(folder) / "job"
-        with connected(kit) as session:
-            sites = sorted(client.name for client in session.get_system_info().client_info)
-            if not sites:
-                raise MedsiloError("no hospital is connected; start them, and ask again")
-            write_inquiry_job(job, name, question, len(sites))
-            job_id = session.submit_job(str(job))
-            say(f"submitted as {job_id}; {', '.join(sites)} answer")
-        ended = watch(job_id, kit, lambda line, study: None, say)
-        with connected(kit) as session:
-            workspace = _download(session, job_id, Path(folder))
-            if (refusal := _refusal_in(workspace)) is not None:
-                raise MedsiloError(refusal)
-            if ended != COMPLETED:
-                raise MedsiloError(
-                    f"job {job_id} is {ended}; does each hospital have medsilo, and allow {executor_of(name)} "
-                    "(class_allow_list)? 'nvflare job logs' shows more"
-                )
-            return read_answers(workspace, name, out)
-
-
 def fetch(job_id: str, kit: Path, out: Path) -> Path:
     """Download a finished job's results into a run folder under `out`; returns it."""
     out.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from nvflare.lighter.utils import load_private_key, sign_folders
 from medsilo.consortium.description import HOSPITALS, PRIVATE, SERVICE, Consortium
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, make_folder, write_json, write_text
-from medsilo.site.policy import CONTROLLERS
+from medsilo.site.policy import CONTROLLER
 from medsilo.site.settings import SiteSettings
 
 HERE = Path(__file__).parent
@@ -188,7 +188,7 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     supervise(fresh / consortium.server.host, "server", consortium.server.storage)
     local = fresh / consortium.server.host / "local"
     resources = json.loads((local / "resources.json.default").read_text())
-    resources["class_allow_list"] += CONTROLLERS
+    resources["class_allow_list"].append(CONTROLLER)
     storage = consortium.server.storage
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
     components = {component["id"]: component for component in resources["components"]}

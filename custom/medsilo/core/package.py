@@ -21,14 +21,11 @@ PLUGINS = (
     "medsilo_dicom",
     "medsilo_new",
     "medsilo_nnunet",
-    "medsilo_omop",
     "medsilo_papers",
     "medsilo_promise",
-    "medsilo_record",
     "medsilo_rehearsal",
     "medsilo_release",
     "medsilo_series",
-    "medsilo_statistics",
 )
 ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))
 SUFFIXES = (".py", ".html", ".template", ".csv")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,9 +12,7 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import make_folder, write_csv, write_json
-from medsilo.core.text import plain
 from medsilo.deploy.source import Source
-from medsilo.deploy.watch import MACHINE, SEEN, Seen, mean_of
 from medsilo.learning.layers import judges_by_batch
 from medsilo.tasks.overlays import tile, write_montage
 from medsilo.tasks.scans import Scan
@@ -37,7 +35,6 @@ class Prediction:
     labels: np.ndarray | None  # the mask, on the grid of the scan's values; None for a classification
     found: dict[str, Any]
     marked: np.ndarray | None = None  # a second mask: what layers of the plan mark
-    seen: Seen = field(default_factory=dict)  # by what watches
 
 
 class PredictedImage(Protocol):
@@ -88,17 +85,7 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
         if (marked := source.marked(output)) is not None:
             marks = use.labels_on(scan, marked).numpy().astype(np.uint8)
             found |= {f"promised_{name}": size for name, size in _sizes(marks, scan.spacing, called).items()}
-    return Prediction(labels, found, marks, _seen(source, scan, inputs, output, found))
-
-
-def _seen(source: Source, scan: Scan, inputs: Tensor, output: Tensor, found: dict[str, Any]) -> Seen:
-    """Return what is watched of an image: the mean over its cases, and its own values before all preparation."""
-    if source.watch is None:
-        return {}
-    raw = {"raw intensity": float(scan.values.mean()), "raw deviation": float(scan.values.std())}
-    spacing = {f"spacing {axis}": float(own) for axis, own in zip("xyz", scan.spacing, strict=False)}
-    machine = {f"{MACHINE}{plain(scan.machine, 100)}": 1.0} if scan.machine else {}
-    return {**mean_of(source.watch.measure(inputs, output, [found] * len(inputs))), **raw, **spacing, **machine}
+    return Prediction(labels, found, marks)
 
 
 def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -137,10 +124,7 @@ def predict_all(
                 tiles[number] = picture
             say(f"{number:>{len(str(len(images)))}}/{len(images)}  {_line(row)}")
     finally:
-        seen = [own for row in rows if (own := row.pop(SEEN, None))]
         write_tables(out, source.facts, rows)
-    if source.watch:
-        source.watch.keep(seen)
     if tiles:
         write_montage(out / MONTAGE, tiles, tuple(map(_shown, source.plan.task.goal.label_names[1:])))
     return sum(row["error"] is not None for row in rows)
@@ -163,8 +147,7 @@ def _case(
         return row | {"error": str(error), "detail": error.private or None}, None
     except Exception as error:  # too large for the device, no place on the disk, a library's own: the next may do
         return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}, None
-    seen = {SEEN: prediction.seen} if prediction.seen else {}
-    return row | prediction.found | seen, picture
+    return row | prediction.found, picture
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -15,16 +15,14 @@ from medsilo.core.files import make_folder, write_csv, write_json
 from medsilo.core.text import is_safe_name
 from medsilo.deploy.predict import PredictedImage, predict_all
 from medsilo.deploy.source import Source
-from medsilo.deploy.watch import SEEN, Seen, mean_of
 from medsilo.learning.loop import Compute
-from medsilo.registry import PREDICTORS, WATCHERS
+from medsilo.registry import PREDICTORS
 from medsilo.runs import paths
 from medsilo.tasks.listing import Listing
 from medsilo.tasks.own.own_numbers import Scales
 from medsilo.tasks.sources import DataSource
 
 Say = Callable[[str], None]
-Send = Callable[[Sequence[Path]], int]  # returns how many files were not taken
 AT_ONCE = 4096  # cases that go through the network together
 NEEDS = (
     "the plan standardises numbers by each hospital's own mean and deviation (task.standardise=site); give "
@@ -63,11 +61,6 @@ class Predictor(ABC):
     def predict(self) -> int:
         """Write predictions.csv and predictions.json; return how many cases failed."""
 
-    @classmethod
-    def connect(cls, node: str) -> Send:
-        """Return what sends results to a node; refused before anything is predicted, where nothing could be sent."""
-        raise MedsiloError("--send needs a model of task dicom-folder; others write no DICOM")
-
     def files(self, endings: tuple[str, ...] = ("",)) -> list[Path]:
         """Return the files that were given, and those below given folders that end so; none of them is hidden."""
         below = [Listing.files_below(path)[0].items() if path.is_dir() else [("", path)] for path in self.given]
@@ -97,11 +90,9 @@ class Predictor(ABC):
             if not output.isfinite().all():
                 raise MedsiloError("the network's output is NaN or infinite; check the numbers that it reads")
             said = source.said(output.cpu(), cases)
-            seen = source.watch.measure(cases, output.cpu(), said) if source.watch else []
             for place, answer in enumerate(source.plan.task.goal.answers(output.cpu(), target)):
                 chosen = {} if sure is None else {"expert": experts[place], "confidence": float(sure[place])}
-                watched = {SEEN: seen[place]} if seen else {}
-                yield {"error": None, **answer, **said[place], **chosen, **watched}
+                yield {"error": None, **answer, **said[place], **chosen}
 
     def predict_rows(
         self, files: Sequence[Path], predicted: Callable[[Path], Iterator[Row]], columns: Sequence[str]
@@ -121,8 +112,6 @@ class Predictor(ABC):
             failed = failures(found)
             self.say(f"{len(found)} cases" + (f", {failed} of them failed" if failed else ""))
             rows += found
-        if self.source.watch:
-            self.source.watch.keep(_by_patient(rows))
         write_json(self.out / "predictions.json", {"model": self.source.facts, "cases": rows})
         write_csv(self.out / "predictions.csv", rows, columns)
         return rows
@@ -135,17 +124,6 @@ class Predictor(ABC):
 def failures(rows: Sequence[Row]) -> int:
     """Return how many rows have no answer."""
     return sum(row["error"] is not None for row in rows)
-
-
-def _by_patient(rows: Sequence[Row]) -> list[Seen]:
-    """Take what was seen out of the rows, and return it for each patient, recording or row, in order."""
-    whose: dict[tuple[Any, Any, Any], list[Seen]] = {}
-    for place, row in enumerate(rows):
-        if seen := row.pop(SEEN, None):
-            patient, recording = row.get("patient"), row.get("recording")
-            alone = place if patient is None and recording is None else None
-            whose.setdefault((patient, recording if patient is None else None, alone), []).append(seen)
-    return [mean_of(cases) for cases in whose.values()]
 
 
 def asked_to_predict(
@@ -169,6 +147,5 @@ def asked_to_predict(
             f"task {task} reads no image files or others that could be predicted; give a model of a task that does "
             "(docs/your-data.md), or of synthetic-prostate to try it"
         )
-    predictor: Predictor = PREDICTORS[name](source, given, out, compute.device, say, data, run)
-    watch = next((watch for own in WATCHERS if (watch := WATCHERS[own](predictor))), None)
-    return replace(predictor, source=replace(source, watch=watch))
+    predicting: Predictor = PREDICTORS[name](source, given, out, compute.device, say, data, run)
+    return predicting

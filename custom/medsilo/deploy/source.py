@@ -15,7 +15,6 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, write_text
 from medsilo.core.text import is_safe_name
 from medsilo.deploy.supermodel import MANIFEST, SuperModel, filled
-from medsilo.deploy.watch import Watch
 from medsilo.learning.undrawn import labels_in
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
@@ -65,7 +64,6 @@ class Source:
     facts: dict[str, Any]  # for predictions.json: which model this is
     run: Path | None = None  # the folder of the run that made it, where the model lies in one
     own: Path | None = None  # the hospital's part of that run, where it is on this machine; else the model's folder
-    watch: Watch | None = None  # what keeps numbers of the cases that it answers
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:

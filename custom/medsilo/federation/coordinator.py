@@ -142,9 +142,6 @@ class Coordinator:
             self.rounds = self.record.forget_after(self.state.done)
             return
         if breach is None:
-            others = exchange.replies.keys() - {*self.rounds[-1].answered} if self.rounds else set()
-            if others and others - self._contributors():  # somebody is new
-                self.record.keep_before(number - 1)
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
         updates, shares = self.state.directions.updates(), {} if breach else self.state.shares(phase)

@@ -16,7 +16,7 @@ from medsilo.flare.patience import Patience, limits
 from medsilo.plan import Plan, parse_plan, read_plan
 from medsilo.registry import ANY
 from medsilo.runs import paths
-from medsilo.site.policy import CONTROLLERS, EXECUTOR
+from medsilo.site.policy import CONTROLLER, EXECUTOR
 
 META = "meta.json"
 CONFIG = Path("app/config")
@@ -32,7 +32,6 @@ classes in where the job has a folder `app/custom`, as this one, or where the si
 `medsilo submit` leaves this folder out, for hospitals that let no job bring code.
 """
 JOBS = Path("jobs")  # where a job is looked for by its name alone
-CONTROLLER = CONTROLLERS[0]
 
 
 def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:

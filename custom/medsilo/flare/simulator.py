@@ -29,7 +29,7 @@ from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.runs.schema import SEE_LOG, Round
-from medsilo.site.policy import CONTROLLERS, EXECUTORS
+from medsilo.site.policy import CONTROLLER, EXECUTOR
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
 START_LIMIT = 120.0, 5.0  # seconds NVFlare has until our controller has begun, and more for each site
@@ -200,7 +200,7 @@ def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sit
     for site in sites:
         if settings.of(site) is not settings:
             _write_settings(local / site, settings.of(site), output)
-    write_json(local / "resources.json", {"format_version": 2, "class_allow_list": [*CONTROLLERS, *EXECUTORS]})
+    write_json(local / "resources.json", {"format_version": 2, "class_allow_list": [CONTROLLER, EXECUTOR]})
 
 
 def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:

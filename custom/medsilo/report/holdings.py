@@ -1,18 +1,13 @@
 """The sites' cases by part and by class, and how their data differ: files that are here, and what was disclosed."""
 
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from medsilo.core.errors import MedsiloError, reading
 from medsilo.report.charts import Dot, dot_chart
 from medsilo.report.formats import cell
 from medsilo.report.read import RunResult
-from medsilo.runs.reading import read_text
 from medsilo.runs.schema import FilesFound, Pair
 
-ANSWERS = "answers.json"  # of medsilo statistics
 PARTS = ("train", "validation", "test")
 Table = tuple[str, Sequence[str], list[tuple[str, list[dict[str, Any]]]]]  # its title, its heads, its rows
 
@@ -71,32 +66,3 @@ def _quantities(files: FilesFound) -> Iterator[tuple[str, Pair]]:
             yield what, pair
     for name, (mean, deviation) in files.scales.items():
         yield f"{name}, mean ± standard deviation", (mean - deviation, mean + deviation)
-
-
-# ---------------------------------------------------------------------------------------------- what was disclosed
-def disclosed(answer: Path) -> list[Table]:
-    """Return histograms and categories by hospital from the folder of an answer to `medsilo statistics`.
-
-    A run's page takes them from there alone: hospitals approved that question, and left out what is below their floor.
-    """
-    with reading(f"the answer in {answer}"):
-        told = json.loads(read_text(answer, ANSWERS, "answer"))
-        own = {site: part["columns"][-1] for site, part in told["own"].items() if part["columns"]}
-        if not own:
-            raise MedsiloError("hospitals told nothing of their own there; ask with by_hospital: true", str(answer))
-        known = [_disclosed(name, about, own) for name, about in told["question"]["variables"].items()]
-    return [table for table in known if table]
-
-
-def _disclosed(name: str, about: dict[str, Any], own: dict[str, dict[str, Any]]) -> Table | None:
-    key, unit = "levels" if about.get("levels") else "bins", f", {about['unit']}" if about.get("unit") else ""
-    rows = {site: counts for site, column in own.items() if (counts := column["cells"].get(name, {}).get(key))}
-    if not rows:
-        return None
-    if key == "levels":
-        heads = [str(level) for level in about["levels"]]
-    else:
-        (low, high), parts = about["range"], len(next(iter(rows.values())))
-        heads = [f"{low + n * (high - low) / parts:g}" for n in range(parts)]
-    whole = [[None if count is None else round(count) for count in counts] for counts in rows.values()]
-    return f"{name}{unit}", heads, _rows(list(rows), whole, 1, "few")

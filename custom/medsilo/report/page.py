@@ -21,15 +21,15 @@ from medsilo.report.template import fill, save
 from medsilo.runs.schema import SiteResult
 
 
-def write(runs: Sequence[Path], destination: Path, title: str, statistics: Path | None = None) -> Path:
-    """Read the run folders, write the page and return where it is. statistics: a folder of `medsilo statistics`."""
+def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
+    """Read the run folders, write the page and return where it is."""
     every = read_all(runs)
     with reading("what these runs tell, in summary.json, rounds.jsonl or test.csv,"):  # each file may be well by itself
-        page = render(every, title, holdings.disclosed(statistics) if statistics else ())
+        page = render(every, title)
     return save(page, destination)
 
 
-def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.Table] = ()) -> str:
+def render(runs: Sequence[RunResult], title: str) -> str:
     """The page as text; it depends on nothing but these."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([run.summary.method in REFERENCES for run in runs])
@@ -52,7 +52,6 @@ def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.T
         overlays=panels.overlays(subjects),
         holdings=list(holdings.tables(runs)),
         shifts=holdings.shifts(runs),
-        disclosed=disclosed,
         curves=_curves(runs),
         harmonised=panels.harmonised(subjects),
         similarity=panels.similarity(subjects),

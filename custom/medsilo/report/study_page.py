@@ -50,9 +50,7 @@ def write_demo(folder: Path, pictured: str) -> Path:
     return write_study(folder, template="demo.html", story=images)
 
 
-def render(
-    verdict: Verdict, found: Rows, template: str = "study.html", statistics: Path | None = None, **more: Any
-) -> str:
+def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: Any) -> str:
     """The page as text; it depends on nothing but these."""
     runs = [run for own in found.values() for run in own]
     about, rows = verdict.about, verdict.rows
@@ -78,7 +76,6 @@ def render(
         guessing=any(chances),
         holdings=list(holdings.tables(runs)),
         shifts=holdings.shifts(runs),
-        disclosed=holdings.disclosed(statistics) if statistics else (),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curve=_curve(found, looks, verdict.metric),
         figures=_figures(found),

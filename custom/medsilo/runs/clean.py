@@ -76,8 +76,8 @@ def _candidates(folder: Path, unfinished: float) -> Iterator[Old]:
 def _why(here: Path, name: str, unfinished: float) -> str:
     if any(fnmatch(name, pattern) for pattern in HALF_WRITTEN):
         return "half-written"
-    run = here.parents[1] if fnmatch(here.name, paths.BEFORE) else here.parent
-    if (run / paths.CHECKPOINTS) in (here, here.parent) and name.endswith(".safetensors"):
+    run = here.parent
+    if run / paths.CHECKPOINTS == here and name.endswith(".safetensors"):
         if is_finished(run):
             return "checkpoint of a finished run"
         return f"checkpoint of {LEFT}" if is_left(run, unfinished) else ""

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from medsilo.core.shelf import FOLDER
-
 # ---------------------------------------------------------------------------------------------------- a run's folder
 PLAN = "plan.yaml"
 PROVENANCE = "provenance.json"
@@ -26,7 +24,6 @@ REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
 
 # What is in the folders above.
 BEST, LAST = "best.safetensors", "last.safetensors"
-BEFORE = "before-a-hospital-came-*"  # a folder in the checkpoints
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
 SEALING, SEALED = "sealing.json", "sealed.safetensors"
 ANSWER_FILES = "answer-*.safetensors"
@@ -49,18 +46,6 @@ MODELS = "_models"  # of files that were sent to a hospital for its studies, bes
 COMPARISON = "comparison.json"
 VERDICT = "verdict.json"
 LOCKS = ".locks"
-
-# All of them: in a run's folder, and there in each site's part.
-OF_RUN = (
-    *(PLAN, PROVENANCE, JOBS, LOCK, LEAD, ROUNDS, SUMMARY, NOW, REPORT),
-    *(f"{CHECKPOINTS}/{name}" for name in (ROUND_FILES, BEST_FILES, f"{BEFORE}/")),
-    *(f"{GLOBAL}/{name}" for name in (BEST, LAST)),
-    *(f"{SUPER_MODEL}/", f"{FOLDER}/", f"{JOB}/", f"{NVFLARE}/", NVFLARE_LOG),
-)
-OF_SITE = (
-    *(PLAN, METRICS, BEST, LAST, STATE_FILES, SEALING, SEALED, ANSWER_FILES, NOISY_COUNTS, SPENT, CASES),
-    *(ERRORS, WORKER_LOG, NOW, DIARY, DATA, f"{PICTURES}/"),
-)
 
 # What the lead may fetch; the super model holds personal models of sites that agreed, and of no others.
 SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)

@@ -239,13 +239,6 @@ class Record:
             write_bytes(temporary, self._checkpoint(round_number).read_bytes())
         temporary.replace(self._best(round_number))
 
-    def keep_before(self, round_number: int) -> None:
-        """Keep all that a study goes on from after a round, in which somebody came whose leaving begins there."""
-        kept = self.checkpoints / paths.BEFORE.replace("*", str(round_number))
-        make_folder(kept)
-        for path in (self._checkpoint(round_number), *self.checkpoints.glob(paths.BEST_FILES)):
-            write_bytes(kept / path.name, path.read_bytes())
-
     def _best(self, round_number: int) -> Path:
         return self.checkpoints / paths.BEST_FILES.replace("*", str(round_number))
 

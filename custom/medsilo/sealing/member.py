@@ -17,7 +17,7 @@ from medsilo.sealing.fixed_point import as_tensor
 from medsilo.sealing.keeping import Secrets, Turn
 from medsilo.sealing.shamir import SHARE, split
 from medsilo.sealing.signing import Signer
-from medsilo.sealing.streams import KEY, Words, add_streams, derive
+from medsilo.sealing.streams import KEY, add_streams
 from medsilo.sealing.terms import SealedBlock, Terms
 
 SERVER_SAYS = "the server"
@@ -200,17 +200,3 @@ class Member:
             added={site: seed for site, (seed, _) in turn.shares.items() if site in sites},
             dropped={site: key for site, (_, key) in turn.shares.items() if site not in sites},
         )
-
-    # ------------------------------------------------------------------ a sum without rounds
-    def seal_for_all(self, number: int, block: SealedBlock, tensors: Tensors, asked: bytes) -> Words:
-        """Return this site's words of a sum that opens by itself as soon as those of all sites have come.
-
-        They have masks of pairs alone, so that no smaller sum opens, and nobody has shares of anything. With the same
-        keys no number may be sealed twice. asked: stands for what all sites were asked.
-        """
-        words, mine = block.flat.encode(tensors, block.fixed), self.terms.place(self.site)
-        others = [(place, site) for place, site in enumerate(self.terms.sites) if site != self.site]
-        purpose = ("sum of all", self.terms.digest, number, block.name, asked)
-        keys = [(derive(self._secret(site), *purpose), 1 if mine < place else -1) for place, site in others]
-        add_streams(words, keys)
-        return words

@@ -104,7 +104,7 @@ class Decision(Section):
 
 
 class AskingPlan(Section):
-    """A plan that asked to run here, or a question that asked for an answer."""
+    """A plan that asked to run here."""
 
     plan: dict[str, Any]  # whoever reads it checks that it has this hash
     hash: PlanHash
@@ -112,12 +112,6 @@ class AskingPlan(Section):
     lead: Text = ""
     sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)
     at: When
-
-    @property
-    def question(self) -> dict[str, Any] | None:
-        """The words about a question that asked; None of a plan."""
-        own = self.plan.get("question")
-        return own if isinstance(own, dict) else None
 
 
 class _RoundsRecord(Section):

@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ from medsilo.site.settings import FILE_NAME, DataPart, Limits
 from medsilo.tasks.sources import DataSource, Draw, Memory
 
 PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
-KEY, ANSWERS, PATIENTS, PLACES, SUMS = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl", "sums.jsonl"
-GROUPS, POINTS = "groups.jsonl", "points.jsonl"
+KEY, ANSWERS, PATIENTS, PLACES = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl"
 LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds that another process may hold the lock
 MARK = 16  # hexadecimal digits that stand for a patient
@@ -136,69 +134,6 @@ class Book:
                     known.add(own)
                     self._add(PATIENTS, {"marks": sorted(own)})
         return found
-
-    def divide(self, data: str, groups: Mapping[str, Collection[Collection[str]]], least: int) -> str | None:
-        """Remember groups of patients about which sums leave; return what they are of where they must not leave.
-
-        groups: by what is summed, the patients of each sum. All groups of one thing divide the patients: whoever is in
-        the same groups is together. Where fewer than `least` are together, sums added and subtracted would tell theirs.
-        """
-        key = self.key()
-        with self._locked.alone():
-            known: dict[str, set[Marks]] = defaultdict(set)
-            for line in self._lines(GROUPS):
-                known[line.get("of", "")].add(frozenset(line.get("marks", ())))
-            new = []
-            for what, asked in sorted(groups.items()):
-                of = _mark(key, f"{data}\x1fsums\x1f{what}")
-                own = {frozenset(_mark(key, f"{data}\x1fsum\x1f{name}") for name in names) for names in asked}
-                added = own - known[of] - {frozenset()}
-                places: dict[str, int] = defaultdict(int)
-                for number, group in enumerate(sorted(map(sorted, known[of] | added))):
-                    for mark in group:
-                        places[mark] |= 1 << number
-                if added and min(Counter(places.values()).values()) < least:
-                    return what
-                new += [{"of": of, "marks": sorted(group)} for group in sorted(added, key=sorted)]
-            for line in new:
-                self._add(GROUPS, line)
-        return None
-
-    def ask_point(self, of: str, point: str, most: int) -> bool:
-        """Remember a point at which sums of the same patients were asked; return whether it is among the first `most`.
-
-        A point that was asked before tells nothing new.
-        """
-        own = {"of": _mark(self.key(), f"points\x1f{of}"), "point": hashlib.sha256(point.encode()).hexdigest()[:MARK]}
-        with self._locked.alone():
-            known = {line.get("point") for line in self._lines(POINTS) if line.get("of") == own["of"]}
-            if own["point"] not in known and len(known) < most:
-                self._add(POINTS, own)
-            return own["point"] in known or len(known) < most
-
-    # ------------------------------------------------------------------ sealed sums
-    def join_sum(self, of: str, sites: Collection[str], study: str, number: int | None = None) -> None:
-        """Remember whose numbers are in the sum of a round that is about to be opened; raise Refused where it and
-        earlier ones, added and subtracted, leave one hospital alone.
-
-        of: stands for the data and the weights that a study begins with. number: the round; None before the first,
-            where nothing is remembered yet, and any round of another study counts.
-        """
-        own = set(sites)
-        with self._locked.alone():
-            lines = [line for line in self._lines(SUMS) if line.get("of") == of]
-            known = [
-                set(line.get("sites", ()))
-                for line in lines
-                if (line.get("study") != study if number is None else line.get("round") == number)
-            ]
-            if leaves_one([*known, own]):
-                raise Refused(
-                    "earlier studies of the same data began with the same weights, and their sums and this one's "
-                    "differ in one hospital alone, whose model they would tell; set another seed in the plan"
-                )
-            if number is not None and own not in known:
-                self._add(SUMS, {"of": of, "round": number, "sites": sorted(own), "study": study})
 
     # ------------------------------------------------------------------ answers
     def admit(self, asker: Asker, planned: Mapping[DataPart, int], limits: Limits) -> None:
@@ -339,22 +274,3 @@ def data_set(data: DataSource | None, task: str) -> str:
     """Return what stands for a data set: its folder, or the task where there is none."""
     text = f"task {task}" if data is None else str(data.folder.resolve())
     return hashlib.sha256(text.encode()).hexdigest()[:MARK]
-
-
-def leaves_one(sums: Collection[Collection[str]]) -> bool:
-    """Return whether sums over these sets tell the number of one member: whether some multiples of them add up to it.
-
-    >>> leaves_one(["abc", "abcd"]), leaves_one(["abcde", "abc"]), leaves_one(["abcde", "abcdf", "abcef", "abc"])
-    (True, False, True)
-    """
-    names = sorted({name for own in sums for name in own})
-    rows = [[Fraction(name in own) for name in names] for own in sums]
-    for place in range(len(names)):  # to the form in which such a member is a row of its own
-        chosen = next((row for row in rows if row[place] and not any(row[:place])), None)
-        if chosen is None:
-            continue
-        chosen[:] = [value / chosen[place] for value in chosen]
-        for row in rows:
-            if row is not chosen and (times := row[place]):
-                row[:] = [value - times * own for value, own in zip(row, chosen, strict=True)]
-    return any(sum(map(bool, row)) == 1 for row in rows)

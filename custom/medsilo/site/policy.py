@@ -10,10 +10,7 @@ from medsilo.core.text import plain
 
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 ONLY_THESE = "medsilo.flare.filters.OnlyTheseGroups"
-INQUIRY = "medsilo.flare.inquiry_job"
-# What our jobs name at the server and at a hospital.
-CONTROLLERS = ("medsilo.flare.controller.MedsiloController", f"{INQUIRY}.InquiryController")
-EXECUTORS = (EXECUTOR, f"{INQUIRY}.InquiryExecutor", f"{INQUIRY}.SealedInquiryExecutor")
+CONTROLLER = "medsilo.flare.controller.MedsiloController"  # what our jobs name at the server
 REMEDY = "name single classes there, as site_configs/strict-hospital does"
 # NVFlare's classes that touch no file but the job's own logs. Others write, read or delete files that a job names.
 HARMLESS = (

@@ -1,7 +1,6 @@
 """The pages that a hospital sees: plans that ask, what each would send and cost, decisions, studies as they run."""
 
 import getpass
-import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +22,6 @@ from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import duration, size_text
 from medsilo.plan import Plan
-from medsilo.registry import PAGE_ACTIONS
 from medsilo.report import template
 from medsilo.report.charts import Series, line_chart
 from medsilo.site.approvals import ApprovalLimits, AskingPlan, moment
@@ -42,7 +40,7 @@ VERBS = {"approve": "approved", "decline": "declined", "withdraw": "withdrawn"}
 
 @dataclass
 class _Work:
-    """Work for a plan on a click: the check of this hospital, or a package's action."""
+    """A check of this hospital for a plan, begun on a click."""
 
     done: Any = None
     failed: str = ""
@@ -58,7 +56,7 @@ class SitePages:
     def __init__(self, kit: Path) -> None:
         self._kit = kit
         self._home()  # a kit that can't be read is said before anybody looks
-        self._works: dict[tuple[str, str], _Work] = {}  # by plan and name
+        self._works: dict[str, _Work] = {}  # by plan
         self._working = threading.Lock()
         self._pages = template.templates_in(HERE)
         self._pages.filters |= {"moment": moment, "size": size_text, "duration": duration}
@@ -75,7 +73,6 @@ class SitePages:
         answers: dict[tuple[bool, str, int], Callable[..., Reply]] = {
             (False, "", 0): self._overview,
             (False, "plan", 1): self._plan,
-            (False, "plan", 3): self._file,
             (False, "study", 1): self._study,
             (False, "page.css", 0): self._style,
             (False, "page.js", 0): self._script,
@@ -107,8 +104,6 @@ class SitePages:
         asked = self._asked(home, hash)
         if asked is None:
             return self._missing(query)
-        if asked.question:
-            raise MedsiloError(f"a question is read and decided in a terminal: medsilo approve {hash[:12]} --kit KIT")
         plan = home.plan_of(asked)
         before = home.approved_before(hash)
         decisions = [one for one in home.approvals.decisions() if one.plan == hash]
@@ -126,21 +121,13 @@ class SitePages:
             prices=price_list(plan, home.settings) if plan.privacy or home.settings.privacy else [],
             costs=list(privacy_findings(plan, home.settings, home.book, home.files)),
             ledger=_ledger_lines(home),
-            check=self._works.get((hash, CHECK)),
-            actions=[(name, *_words_of(name), self._works.get((hash, name))) for name in _actions(home)],
-            goes_on=next((name for (of, name), work in self._works.items() if of == hash and work.goes_on), ""),
+            check=self._works.get(hash),
             now=time.time_ns(),
             decisions=list(reversed(decisions)),
             standing=f"{told[0].upper()}{told[1:]}: it {'may run' if runs else 'does not run'} here.",
             required=home.settings.approval == "required",
             by=getpass.getuser(),
         )
-
-    def _file(self, query: Query, hash: str, action: str, name: str) -> Reply:
-        work = self._works.get((hash, action))
-        if action not in PAGE_ACTIONS or work is None or name not in (work.done or {}):
-            return self._missing(query)
-        return Reply(work.done[name], kind="application/octet-stream", saved_as=name)
 
     def _study(self, query: Query, name: str) -> Reply:
         home = self._home()
@@ -183,8 +170,8 @@ class SitePages:
     def _decide(self, query: Query, hash: str, verb: str) -> Reply:
         home = self._home()
         asked = self._asked(home, hash)
-        if verb in (CHECK, *_actions(home)) and asked:
-            self._begin(home, home.plan_of(asked), verb)
+        if verb == CHECK and asked:
+            self._begin(home, home.plan_of(asked))
             return Reply(goes_to=f"/plan/{hash}#{verb}")
         if verb not in VERBS or (asked is None and verb != "withdraw"):
             return self._missing(query)
@@ -194,17 +181,14 @@ class SitePages:
         home.approvals.decide(hash, VERBS[verb], query.fields.get("by") or getpass.getuser(), limits)  # type: ignore[arg-type]
         return Reply(goes_to=f"/plan/{hash}" if asked else "/")
 
-    def _begin(self, home: KitAtHome, plan: Plan, name: str) -> None:
-        """Check this hospital for a plan, or do what a package offers, in a thread of its own; one at a time."""
-        self._works[plan.hash, name] = mine = _Work()
+    def _begin(self, home: KitAtHome, plan: Plan) -> None:
+        """Check this hospital for a plan in a thread of its own; one at a time."""
+        self._works[plan.hash] = mine = _Work()
 
         def work() -> None:
             with self._working:
                 try:
-                    if name == CHECK:
-                        mine.done = check(Visit(home.kit.name, plan, local=home.local, kit=home.kit))
-                    else:
-                        mine.done = PAGE_ACTIONS[name](self._kit, plan.hash)
+                    mine.done = check(Visit(home.kit.name, plan, local=home.local, kit=home.kit))
                 except MedsiloError as error:
                     mine.failed = f"{error} {error.private}".strip()
                 except Exception as error:  # shown to whoever asked, at the hospital itself
@@ -229,17 +213,6 @@ class SitePages:
 
     def _asked(self, home: KitAtHome, hash: str) -> AskingPlan | None:
         return next((one for one in home.approvals.asked(hash) if one.hash == hash), None)
-
-
-def _actions(home: KitAtHome) -> list[str]:
-    """Return the actions that medsilo brings, and those of packages that this hospital allows."""
-    return [name for name in PAGE_ACTIONS if PAGE_ACTIONS.package_of(name) in (None, *home.settings.packages)]
-
-
-def _words_of(action: str) -> tuple[str, str]:
-    """Return what an action's button says, and what it does: the first line of its docstring, and the rest."""
-    title, _, says = (inspect.getdoc(PAGE_ACTIONS[action]) or action).partition("\n\n")
-    return title.removesuffix("."), says
 
 
 def _sentence(watched: StudyMoment) -> str:

@@ -237,9 +237,7 @@ def advice(several: bool, out: Path, stopped: Sequence[str], minutes: int) -> li
     if stopped:
         command = f"medsilo check {job} --settings {place_of(out, stopped[0])} --site {stopped[0]}"
         return [(f"settle what the check found at {', '.join(stopped)}, then check again:", command), *steps]
-    counted = f"medsilo statistics {job} {given} -o {out / 'cases'}"
     if several:
-        steps.append(("how many patients each hospital has of each class, and how many an interval needs:", counted))
         command = f"medsilo compare --plan {job} --methods local,fedavg --minutes {minutes} {given}"
         return [*steps, ("does federated training help these hospitals?", command)]
     return [

@@ -5,18 +5,15 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
 from zipfile import ZipFile
 
 from medsilo.core.errors import DataError
-from medsilo.core.package import NAME
 
 WINDOWS, PIECE = "cp1252", 2**20
 UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
@@ -26,7 +23,6 @@ MOST_COLUMNS = 20_000
 MOST_CHARACTERS = 2**22  # of a line
 PARQUET = (".parquet", ".pq")
 OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}  # pandas' readers
-SHEETS = "medsilo.sheets"  # entry points by the ending of a file
 PEEKED = 3  # lines that tell whether the first has one name too few, as R's write.table writes it
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 Lines = Iterator[tuple[str, list[str]]]  # with their places, for people
@@ -96,8 +92,8 @@ class Sheet:
             raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")
         if path.suffix.lower() in PARQUET:
             _parquet(self, path, needed, besides)
-        elif read := _office if path.suffix.lower() in OFFICE else _brought(path):
-            self._take(*read(path), needed, besides)
+        elif path.suffix.lower() in OFFICE:
+            self._take(*_office(path), needed, besides)
         else:
             with _opened(path) as file:
                 self.coding = str(file.encoding)
@@ -145,22 +141,6 @@ def as_written(cell: str, decimal: str) -> str:
 
 
 ENDINGS = (*Sheet.PLAIN, *OFFICE)
-
-
-def _brought(path: Path) -> Callable[[Path], Read] | None:
-    """Return what a plug-in that comes with medsilo reads tables of this ending with: its columns and lines."""
-    return next((entry.load() for entry in _kinds() if path.name.lower().endswith(f".{entry.name}")), None)
-
-
-@cache
-def _kinds() -> tuple[EntryPoint, ...]:
-    """Return the kinds of tables that plug-ins read which come with medsilo. Finding them takes long."""
-    return tuple(entry for entry in entry_points(group=SHEETS) if entry.dist and entry.dist.name == NAME)
-
-
-def mixes_patients(path: Path) -> bool:
-    """Return whether a plug-in reads this table so that a patient changes other patients' cells."""
-    return bool(getattr(_brought(path), "mixes_patients", False))
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from medsilo.tasks.own.own_numbers import (
     own_labels,
     scaled,
 )
-from medsilo.tasks.sheet import Sheet, as_written, mixes_patients
+from medsilo.tasks.sheet import Sheet, as_written
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import incomparable
@@ -202,8 +202,6 @@ class PatientTable(ByKind):
                 "name columns under data.columns and data.names"
             )
         path = source.table_file(self._folder(site, source))
-        if source.each_alone and mixes_patients(path):
-            raise DataError(from_training_cases("column"))
         found = self.rows(path, source)
         listing = found.listing
         without_who_left(listing, source)
