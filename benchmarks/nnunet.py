@@ -1,6 +1,6 @@
 """Training through task nnunet against nnU-Net's own trainer on the same volumes, in one run.
 
-    python -m benchmarks.nnunet [--seeds N] [--epochs N] [--steps N] [--device cuda]
+    python -m benchmarks.nnunet [--seeds N] [--epochs N] [--steps N] [--device cuda --features 32 --workers 8]
 
 Volumes of five hospitals are generated (benchmarks/brains.py) and lie in one place. Both sides have the same plans, the
 same cases, the same first weights for a seed, and as many epochs and steps. Ours is a study of one site, as its engine
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -61,6 +61,7 @@ class Size:
     steps: int = 12
     features: int = 8  # of the network's finest stage
     device: str = "cpu"
+    workers: int = 0  # processes that make patches, on either side
 
 
 SIZE, SEEDS = Size(), 3
@@ -112,8 +113,9 @@ def study(plans: dict[str, Any], size: Size, seed: int) -> Plan:
 class Ours:
     """The study's site, as the engine drives it."""
 
-    def __init__(self, plan: Plan, folder: Path, place: Path, device: str = "cpu") -> None:
-        settings = SiteSettings(data=DataSource(folder=folder / SITE), device=device, public_data=True)
+    def __init__(self, plan: Plan, folder: Path, place: Path, device: str = "cpu", workers: int = 0) -> None:
+        source = DataSource(folder=folder / SITE)
+        settings = SiteSettings(data=source, device=device, workers=workers, public_data=True)
         self.plan, self.site = plan, TrainingSite(Participant(Place(plan, SITE, [SITE], settings, place)))
         given = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
@@ -139,10 +141,10 @@ class Ours:
 
 
 @contextmanager
-def nnunet_folders(folder: Path) -> Iterator[None]:
-    """Let nnU-Net work in this folder, in one process."""
+def nnunet_folders(folder: Path, workers: int = 0) -> Iterator[None]:
+    """Let nnU-Net work in this folder, in one process or with so many that make patches."""
     before = dict(os.environ)
-    os.environ |= {"nnUNet_n_proc_DA": "0"} | {
+    os.environ |= {"nnUNet_n_proc_DA": str(workers)} | {
         f"nnUNet_{part}": str(folder / part) for part in ("raw", "preprocessed", "results")
     }
     try:
@@ -214,6 +216,11 @@ class Theirs:
         trainer.on_train_epoch_end([trainer.train_step(next(trainer.dataloader_train)) for _ in range(self.steps)])
         trainer.current_epoch += 1
 
+    def end(self) -> None:
+        """End the processes that make patches."""
+        for loader in (self.trainer.dataloader_train, self.trainer.dataloader_val):
+            getattr(loader, "_finish", lambda: None)()
+
     def said(self, folder: Path, cases: Sequence[str], labels: Sequence[int] = (1,)) -> dict[str, float]:
         """Return each case's Dice as nnU-Net finds it: by its predictor, its files and its metrics."""
         from nnunetv2.evaluation.evaluate_predictions import compute_metrics
@@ -249,14 +256,15 @@ def seconds(work: Callable[[], object], device: str) -> float:
 def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: bool) -> Outcome:
     """Train both with one seed; asks: whether nnU-Net scores its network, too."""
     plan = study(plans, size, seed)
-    ours = Ours(plan, folder, folder / f"study-{seed}", size.device)
+    ours = Ours(plan, folder, folder / f"study-{seed}", size.device, size.workers)
     first = plan.build_networks()["model"].network.state_dict()
     quiet = StringIO()
-    with nnunet_folders(folder), redirect_stdout(quiet):
+    with nnunet_folders(folder, size.workers), redirect_stdout(quiet):
         preprocess(folder, plans, ours.cases("train"), ours.cases("test"))
         theirs = Theirs(plans, size.epochs, size.steps, seed, first, device=size.device)
         both = ours.epoch, theirs.epoch
         times = [tuple(seconds(epoch, size.device) for epoch in both) for _ in range(size.epochs)]
+        theirs.end()
         said = fmean(theirs.said(folder, ours.cases("test")).values()) if asks else None
         other = plan.build_networks()["model"].to(size.device)
         other.network.load_state_dict(theirs.trainer.network.state_dict())
@@ -269,18 +277,18 @@ def main(arguments: Sequence[str] | None = None, size: Size | None = None) -> in
     size = size or SIZE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--epochs", type=int, default=size.epochs)
-    parser.add_argument("--steps", type=int, default=size.steps)
-    parser.add_argument("--device", default=size.device)
-    chosen = parser.parse_args(arguments)
-    size = replace(size, epochs=chosen.epochs, steps=chosen.steps, device=chosen.device)
+    for name, default in asdict(size).items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    chosen = vars(parser.parse_args(arguments))
+    seeds = chosen.pop("seeds")
+    size = Size(**chosen)
     torch.set_num_threads(1)
     print(f"{5 * size.cases} volumes, {size.epochs} epochs of {size.steps} steps of {size.batch} patches, one thread")
     print(f"{'seed':<6}{'Dice nnU-Net':>13}{'medsilo':>9}{'epoch nnU-Net':>15}{'medsilo':>9}{'ratio':>7}")
     found = []
     with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as place:
         plans = write_data(Path(place), size)
-        for seed in range(chosen.seeds):
+        for seed in range(seeds):
             one = compared(Path(place), plans, size, seed, seed == 0)
             found.append(one)
             ours, theirs = (median(side) for side in zip(*one.seconds, strict=True))
