@@ -1,4 +1,4 @@
-"""What a card is asked for, and which card, as far as a machine without one shows it.
+"""Questions to a card in training, and which card is touched, as far as a machine without one shows it.
 
 Tensors on torch's meta device have no values, so each question about a value is an error there: it stands for a card.
 """

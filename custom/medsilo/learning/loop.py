@@ -86,12 +86,13 @@ class Compute:
         """
         threads = torch.get_num_threads()
         cudnn, sums = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
-        fills = torch.utils.deterministic.fill_uninitialized_memory
+        memory: Any = torch.utils.deterministic
+        fills = memory.fill_uninitialized_memory
         torch.set_num_threads(self.threads)
         torch.backends.cudnn.deterministic = True
         if self.on_card:
             torch.set_deterministic_debug_mode("warn")
-            torch.utils.deterministic.fill_uninitialized_memory = False  # it only hides what reads before it writes
+            memory.fill_uninitialized_memory = False  # it only hides what reads before it writes
         try:
             with torch.random.fork_rng(devices=[self.device] if self.on_card else []):
                 seed_torch(seed, self.device)
@@ -100,7 +101,7 @@ class Compute:
             torch.set_num_threads(threads)
             torch.backends.cudnn.deterministic = cudnn
             torch.set_deterministic_debug_mode(sums)
-            torch.utils.deterministic.fill_uninitialized_memory = fills
+            memory.fill_uninitialized_memory = fills
             if self.on_card:
                 torch.cuda.empty_cache()  # between two answers the card is another study's
 
