@@ -207,8 +207,13 @@ class Theirs:
         self.trainer.num_epochs, self.steps = epochs, steps
         self.trainer.initialize()
         if first:
-            self.trainer.network.load_state_dict(first)
+            self.network.load_state_dict(first)
         self.trainer.on_train_start()
+
+    @property
+    def network(self) -> nn.Module:
+        """The network itself: on a GPU nnU-Net compiles it, unless nnUNet_compile=f."""
+        return getattr(self.trainer.network, "_orig_mod", self.trainer.network)
 
     def epoch(self) -> None:
         """Train an epoch as run_training does."""
@@ -268,7 +273,7 @@ def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: b
         theirs.end()
         said = fmean(theirs.said(folder, ours.cases("test")).values()) if asks else None
         other = plan.build_networks()["model"].to(size.device)
-        other.network.load_state_dict(theirs.trainer.network.state_dict())
+        other.network.load_state_dict(theirs.network.state_dict())
         dice = (ours.dice(ours.site.participant.state.model), ours.dice(other))
     return Outcome(dice, times[1:-1] or times, said)  # our first and last epochs validate
 

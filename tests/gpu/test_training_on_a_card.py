@@ -112,14 +112,14 @@ def volumes_study(volumes: ModuleType, folder: Path) -> Plan:
 
 
 def trained(plan: Plan, folder: Path, data: Path | None = None, **settings: Any) -> Tensor:
-    """All numbers of a site's model after one round."""
+    """All numbers of a site's model after one round, and its loss."""
     source = {"data": data / plan.participation.everyone[0], "public_data": True} if data else {}
     own = SiteSettings(**source, **settings)
     site = site_of(plan, plan.participation.everyone[0], plan.participation.everyone, own, folder)
     with site.participant.state.compute.reproducible(0):
-        site.participant.trainer.work(1, plan.course.phase_of(1), lambda: None)
-    tensors = site.participant.state.model.state_dict().values()
-    return torch.cat([tensor.float().cpu().ravel() for tensor in tensors])
+        loss = site.participant.trainer.work(1, plan.course.phase_of(1), lambda: None)
+    tensors = [*site.participant.state.model.state_dict().values(), torch.tensor(loss, dtype=torch.float64)]
+    return torch.cat([tensor.double().cpu().ravel() for tensor in tensors])
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

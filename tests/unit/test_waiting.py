@@ -10,22 +10,37 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
 
 from medsilo.core.errors import DataError
+from medsilo.federation.participant import Participant
 from medsilo.learning import loop
 from medsilo.learning.amplitude import AmplitudeNorm
-from medsilo.learning.class_weights import weighted
-from medsilo.learning.loop import Compute, OutputLoss, lesson, passed_through, train_epoch
+from medsilo.learning.class_weights import balanced_softmax, weighted
+from medsilo.learning.loop import Compute, ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.private import _without_infinite
 from medsilo.learning.undrawn import is_marked, know_marks, mark_of, marked, marks_in, part_of
+from medsilo.methods.fedrdn import ChannelNorm
 from medsilo.runs.paths import PROVENANCE
 from medsilo.runs.reading import read_provenance
 from medsilo.tasks.classification import Classification
+from medsilo.tasks.segmentation import dice_and_entropy
 from tests.conftest import SITES, make_plan
 from tests.inprocess import run
 
 META = torch.device("meta")
+
+
+class Waiting(TorchDispatchMode):
+    """An error where something is copied to the card and waited for: where a card is meta."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and given.get("device") == META and args[0].device != META:
+            assert given.get("non_blocking"), "copied to a card, and waited for"
+        return func(*args, **given)
 
 
 def on_card(labels: Tensor) -> Tensor:
@@ -38,11 +53,17 @@ def test_no_loss_asks_a_card_for_its_labels() -> None:
     masks, classes = torch.randint(2, (3, 8, 8)), torch.randint(2, (3,))
     goal = make_plan("fedavg", "task.name=synthetic-prostate").task.goal
     output = torch.rand(3, 2, 8, 8, device=META)
+    partly = torch.stack([marked(own, mark) for own, mark in zip(masks, (0, mark_of([1]), mark_of([1])), strict=True)])
     for loss in (goal.loss, weighted(goal.loss, torch.tensor([1.0, 2.0]), goal.cross_entropy)):
-        assert loss(output, on_card(masks)).device == META
+        for labels in map(on_card, (masks, partly)):
+            with Waiting():
+                assert loss(output, labels).device == META
         with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
             loss(output, masks.to(META))
-    assert Classification(2).loss(output[..., 0, 0], on_card(classes)).device == META
+    scores, labels = output[..., 0, 0], on_card(classes)
+    for loss in (Classification(2).loss, balanced_softmax(Classification(2).loss, [1, 2])):
+        with Waiting():
+            assert loss(scores, labels).device == META
     assert goal.case_losses(output, on_card(masks)).shape == (3,)
 
 
@@ -80,6 +101,66 @@ def test_no_amplitude_asks_a_card(band: float | None) -> None:
         assert norm(images).device == META and norm.batches == number + 1
     norm.freeze()
     assert norm(images).device == META
+
+
+def test_no_hospital_is_drawn_by_asking_a_card() -> None:
+    norm = ChannelNorm(3, 2)
+    norm.take(torch.ones(4))
+    norm.show(1)
+    for name in ("mean", "deviation", "means", "deviations"):
+        setattr(norm, name, getattr(norm, name).to(META))
+    images = torch.rand(4, 2, 8, 8, device=META)
+    with norm.drawing(torch.Generator().manual_seed(0)):
+        norm.present = norm.present.to(META)  # which hospitals there are is known before the first batch
+        with Waiting():
+            assert norm(images).device == META
+
+
+def test_batches_for_a_card_are_the_same_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, pinned = torch.empty, []
+
+    def plain(*shape: Any, pin_memory: bool, **how: Any) -> Tensor:
+        pinned.append(pin_memory)
+        return empty(*shape, **how)
+
+    cases = TensorDataset(torch.rand(9, 2, 3), torch.arange(9))
+    ours = list(batches(cases, 4, Compute(), torch.Generator().manual_seed(0)))
+    monkeypatch.setattr(Compute, "on_card", True)
+    monkeypatch.setattr(loop.torch, "empty", lambda *a, **k: plain(*a, **k) if "pin_memory" in k else empty(*a, **k))
+    there = list(batches(cases, 4, Compute(), torch.Generator().manual_seed(0)))
+    assert [one.tolist() for _, one in there] == [one.tolist() for _, one in ours] and pinned == [True] * 4
+    assert all(torch.equal(one, other) for (one, _), (other, _) in zip(ours, there, strict=True))
+    assert len(ForCard(cases)[[3, 1]][1]) == 2
+
+
+def test_a_card_adds_the_same_loss_up_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of masks: torch's mean over places adds them up in a changing order there, and says so of each mean."""
+    output, labels = torch.rand(3, 2, 8, 8), torch.randint(2, (3, 8, 8))
+    expected, seen = dice_and_entropy(output, labels), []
+
+    class Sums(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.nll_loss2d_forward.default:
+                seen.append(args[3])
+            return func(*args, **(kwargs or {}))
+
+    with Sums():
+        dice_and_entropy(output.to(META), labels.to(META))
+    assert seen == [0]  # no reduction
+    card = type("Output", (Tensor,), {"device": property(lambda _: META)})
+    assert torch.isclose(dice_and_entropy(output.as_subclass(card), labels).as_subclass(Tensor), expected)
+
+
+def test_a_study_that_ended_holds_no_networks() -> None:
+    ended = []
+
+    class Watched(Participant):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            ended.append(self)
+
+    run(make_plan("fedsm"), kind=Watched)
+    assert len(ended) == len(SITES) and not any(own.state.modules or own.state.optimizers for own in ended)
 
 
 def test_what_a_card_found_wrong_is_told_when_the_pass_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,11 +136,23 @@ def batches(
     order = RandomSampler(range(size), generator=shuffle) if shuffle else SequentialSampler(range(size))
     sampler: Any = BatchSampler(order, batch_size, drop_last)
     if isinstance(dataset, TensorDataset):  # lies in memory: one indexing per batch, not one per case
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None, pin_memory=compute.on_card)
+        loader = DataLoader(ForCard(dataset) if compute.on_card else dataset, sampler=sampler, batch_size=None)
     else:
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=compute.workers, pin_memory=compute.on_card)
     for inputs, targets in loader:
         yield compute.moved(inputs, targets)
+
+
+class ForCard(Dataset):
+    """Cases in memory, a batch at a time, copied once: to where a card reads them by itself."""
+
+    def __init__(self, cases: TensorDataset) -> None:
+        self.tensors = cases.tensors
+
+    def __getitem__(self, places: list[int]) -> tuple[Tensor, ...]:
+        index = torch.tensor(places)
+        there = [torch.empty((len(index), *own.shape[1:]), dtype=own.dtype, pin_memory=True) for own in self.tensors]
+        return tuple(torch.index_select(own, 0, index, out=to) for own, to in zip(self.tensors, there, strict=True))
 
 
 def steps_in(cases: int, batch_size: int) -> int:

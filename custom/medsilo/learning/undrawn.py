@@ -10,6 +10,7 @@ have another's label, that label means one of several, and the chance of the lab
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -79,6 +80,11 @@ def known_in(target: Tensor, labels: int) -> Tensor:
     return known
 
 
+def places_on(device: torch.device, places: Sequence[int]) -> Tensor:
+    """Return an index that lies on a device, without waiting for it."""
+    return torch.tensor(places, dtype=torch.int64).to(device, non_blocking=True)
+
+
 def told_apart(
     outputs: Sequence[Tensor], target: Tensor, overlaps: bool = False
 ) -> Iterator[tuple[list[Tensor], Tensor, list[int]]]:
@@ -88,21 +94,21 @@ def told_apart(
     z_0' = log(e^{z_0} + Σ e^{z_u}) over the undrawn u, so that softmax gives p_0' = p_0 + Σ p_u, and leaves the others.
     overlaps: outputs are of structures, each found by itself, which a mark has as 1, 2, ...: the others are left out.
     """
-    marks = marks_in(target)
+    marks, at = marks_in(target), partial(places_on, target.device)
     for mark in sorted(set(marks)):
         absent = [label - overlaps for label in absent_in(mark)]
         here = [case for case, own in enumerate(marks) if own == mark]
         whole = len(here) == len(marks)
-        mine, labels = [one if whole else one[here] for one in outputs], target if whole else target[here]
+        mine, labels = [one if whole else one[at(here)] for one in outputs], target if whole else target[at(here)]
         kept = [label for label in range(outputs[0].shape[1]) if label not in absent]
         if mark and overlaps:
-            mine, labels = [one[:, kept] for one in mine], labels_in(labels)
+            mine, labels = [one[:, at(kept)] for one in mine], labels_in(labels)
         elif mark:
-            backgrounds = [one[:, [0, *absent]].logsumexp(1, keepdim=True) for one in mine]
-            mine = [torch.cat([own, one[:, kept[1:]]], 1) for own, one in zip(backgrounds, mine, strict=True)]
+            backgrounds = [one[:, at([0, *absent])].logsumexp(1, keepdim=True) for one in mine]
+            mine = [torch.cat([own, one[:, at(kept[1:])]], 1) for own, one in zip(backgrounds, mine, strict=True)]
             labels = labels_in(labels)
             places = torch.zeros(256, dtype=labels.dtype, device=labels.device)
-            places[kept] = torch.arange(len(kept), dtype=labels.dtype, device=labels.device)
+            places[at(kept)] = torch.arange(len(kept), dtype=labels.dtype, device=labels.device)
             labels = places[labels]
         yield mine, labels, kept
 
