@@ -4,7 +4,8 @@
 
 Each part takes turns with its reference, waits for the card before it reads the clock, and takes the fastest turn.
 loop: an epoch of a U-Net on images in memory, by the engine's loop and by a loop as MONAI's tutorials have it, which
-    asks for every batch's loss. Images a second; the goal is at least the tutorial's.
+    asks for every batch's loss. Images a second; the goal is at least the tutorial's where both add up alike.
+busy: how much of an epoch the card computes, and what takes it longest.
 harmofl: AmplitudeNorm in milliseconds a batch and as a share of a training step, and a perturbed step in plain steps.
 fedsm: a site's training in a round, against three passes.
 volumes: an epoch of pieces of volumes from files with augmentation, as benchmarks/volumes.py has it.
@@ -19,13 +20,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from monai.losses import DiceCELoss
-from timing import fastest_in_turn, run, seconds
+from timing import fastest, fastest_in_turn, run, seconds
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -80,37 +82,101 @@ def data_of(cases: int, shape: tuple[int, ...]) -> TensorDataset:
 
 
 # ---------------------------------------------------------------------------------------------------- the loop
+@contextmanager
+def sums(order: str) -> Iterator[None]:
+    """Inside, a card adds up in any order, in one order as cuDNN can, or in one order as torch can as well."""
+    before = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
+    torch.backends.cudnn.deterministic = order != "any order"
+    torch.set_deterministic_debug_mode("warn" if order == "one order" else "default")
+    memory: Any = torch.utils.deterministic
+    memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before[0]
+        torch.set_deterministic_debug_mode(before[1])
+        memory.fill_uninitialized_memory = True
+
+
 def loop(device: str) -> Figures:
-    """Images a second of both loops, of one precision each."""
+    """Images a second of both loops, each adding up in any and in one order; and ours as a site runs it."""
     goal, found = goal_of_masks(), {}
     for name, (cases, batch, shape) in SHAPES.items():
         data = data_of(cases, shape)
         for precision in ("float32", "bfloat16"):
             compute = Compute.choose(device, precision=precision)
             ours, plain = engine(data, batch, shape, compute, goal), tutorial(data, batch, shape, compute)
+            own: Figures = {}
+            for order in ("any order", "cuDNN in one order", "one order"):
+                with sums(order):
+                    taken = fastest_in_turn(waited(ours, device), waited(plain, device), TURNS)
+                own[order] = dict(zip(("medsilo", "monai"), (round(cases / one, 1) for one in taken), strict=True))
+                own[order]["ratio"] = round(taken[1] / taken[0], 3)
 
-            def repeatable(ours: Callable[[], object] = ours, compute: Compute = compute) -> None:
+            def answer(ours: Callable[[], object] = ours, compute: Compute = compute) -> None:
                 with compute.reproducible(0):
                     ours()
 
-            taken = fastest_in_turn(waited(repeatable, device), waited(plain, device), TURNS)
-            freely = min(seconds(waited(ours, device)) for _ in range(TURNS))
-            rates = [round(cases / one, 2) for one in (*taken, freely)]
-            keys = ("medsilo", "monai", "medsilo, not repeatable")
-            found[f"{name} {precision}"] = dict(zip(keys, rates, strict=True)) | {
-                "ratio": round(taken[1] / taken[0], 3),
-                "ratio, not repeatable": round(taken[1] / freely, 3),
-            }
+            own["a site's answer"] = round(cases / fastest(waited(answer, device), TURNS), 1)
+            last = engine(data, batch, shape, compute, goal, channels_last=True)
+            with sums("one order"):
+                own["channels last, one order"] = round(cases / fastest(waited(last, device), TURNS), 1)
+            own["reading alone"] = round(cases / fastest(waited(reading(data, batch, compute), device), TURNS), 1)
+            found[f"{name} {precision}"] = own
+    return found
+
+
+def reading(data: TensorDataset, batch: int, compute: Compute) -> Callable[[], object]:
+    """Return an epoch that brings batches to the card, and no more."""
+    return lambda: [len(inputs) for inputs, _ in batches(data, batch, compute, torch.Generator().manual_seed(0))]
+
+
+def busy(device: str) -> Figures:
+    """Seconds of an epoch in float32, those in which the card computes, and milliseconds of what takes it longest."""
+    from torch.autograd import DeviceType
+    from torch.profiler import profile
+
+    goal, found = goal_of_masks(), {}
+    for name, (cases, batch, shape) in SHAPES.items():
+        data, compute = data_of(cases, shape), Compute.choose(device)
+        sides = {"medsilo": engine(data, batch, shape, compute, goal), "monai": tutorial(data, batch, shape, compute)}
+        for order in ("any order", "one order"):
+            for side, work in sides.items():
+                with sums(order):
+                    whole = fastest(waited(work, device), 1)
+                    with profile() as seen:
+                        waited(work, device)()
+                own = {each.key[:60]: each for each in seen.key_averages() if each.device_type == DeviceType.CUDA}
+                longest = sorted(own, key=lambda key: -own[key].self_device_time_total)[:6]
+                found[f"{name}, {side}, {order}"] = {
+                    "epoch s": round(whole, 3),
+                    "card s": round(sum(each.self_device_time_total for each in own.values()) / 1e6, 3),
+                    "longest, ms": {key: round(own[key].self_device_time_total / 1e3, 1) for key in longest},
+                }
     return found
 
 
 def engine(
-    data: TensorDataset, batch: int, shape: tuple[int, ...], compute: Compute, goal: Goal
+    data: TensorDataset,
+    batch: int,
+    shape: tuple[int, ...],
+    compute: Compute,
+    goal: Goal,
+    channels_last: bool = False,
 ) -> Callable[[], object]:
-    """Return an epoch by the engine's loop."""
-    network = network_of(shape).to(compute.device)
+    """Return an epoch by the engine's loop; channels_last: how images and weights lie in memory."""
+    memory: Any = {3: torch.channels_last, 4: torch.channels_last_3d}[len(shape)]
+    network: Any = network_of(shape).to(compute.device)
+    network = network.to(memory_format=memory) if channels_last else network
     learn = lesson(network, OutputLoss(goal.loss), torch.optim.Adam(network.parameters(), 1e-4), compute)
-    return lambda: train_epoch(batches(data, batch, compute, torch.Generator().manual_seed(0)), [learn], compute)
+
+    def epoch() -> None:
+        cases = batches(data, batch, compute, torch.Generator().manual_seed(0))
+        if channels_last:
+            cases = ((inputs.to(memory_format=memory), labels) for inputs, labels in cases)
+        train_epoch(cases, [learn], compute)
+
+    return epoch
 
 
 def tutorial(data: TensorDataset, batch: int, shape: tuple[int, ...], compute: Compute) -> Callable[[], object]:
@@ -275,6 +341,7 @@ PARTS: dict[str, Callable[[str], Figures]] = {
     "memory": memory,
     "harmofl": harmofl,
     "loop": loop,
+    "busy": busy,
     "rounds": whole_round,
     "fedsm": fedsm,
     "volumes": volumes,

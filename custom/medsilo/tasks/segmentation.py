@@ -4,9 +4,10 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from medsilo.learning.undrawn import known_in, labels_in, marginal, marked, marks_in
@@ -45,7 +46,7 @@ def dice_and_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 @cache
-def _dice_and_entropy() -> nn.Module:
+def _dice_and_entropy() -> Any:
     from monai.losses import DiceCELoss
 
     return DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
