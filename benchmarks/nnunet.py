@@ -1,6 +1,6 @@
 """Training through task nnunet against nnU-Net's own trainer on the same volumes, in one run.
 
-    python -m benchmarks.nnunet [--seeds N] [--epochs N] [--steps N] [--device cuda]
+    python -m benchmarks.nnunet [--seeds N] [--epochs N] [--steps N] [--device cuda --features 32 --workers 8]
 
 Volumes of five hospitals are generated (benchmarks/brains.py) and lie in one place. Both sides have the same plans, the
 same cases, the same first weights for a seed, and as many epochs and steps. Ours is a study of one site, as its engine
@@ -8,7 +8,8 @@ drives it. The other one is nnUNetTrainer as `nnUNetv2_train` makes it, on what 
 augmentation in its own process; its epochs are shorter by their validation, which ours has not either.
 
 Epochs take turns; times are the processor's, on one thread, or the clock's with a GPU. Both networks are then scored by
-the same code on cases that nobody trained on; nnU-Net's own predictor and metrics must say the same of its network.
+the same code on cases that nobody trained on; on a CPU nnU-Net's own predictor and metrics must say the same of its
+network.
 Goal: a ratio of at most 1.05.
 """
 
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -61,6 +62,7 @@ class Size:
     steps: int = 12
     features: int = 8  # of the network's finest stage
     device: str = "cpu"
+    workers: int = 0  # processes that make patches, on either side
 
 
 SIZE, SEEDS = Size(), 3
@@ -112,8 +114,9 @@ def study(plans: dict[str, Any], size: Size, seed: int) -> Plan:
 class Ours:
     """The study's site, as the engine drives it."""
 
-    def __init__(self, plan: Plan, folder: Path, place: Path, device: str = "cpu") -> None:
-        settings = SiteSettings(data=DataSource(folder=folder / SITE), device=device, public_data=True)
+    def __init__(self, plan: Plan, folder: Path, place: Path, device: str = "cpu", workers: int = 0) -> None:
+        source = DataSource(folder=folder / SITE)
+        settings = SiteSettings(data=source, device=device, workers=workers, public_data=True)
         self.plan, self.site = plan, TrainingSite(Participant(Place(plan, SITE, [SITE], settings, place)))
         given = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
@@ -139,10 +142,10 @@ class Ours:
 
 
 @contextmanager
-def nnunet_folders(folder: Path) -> Iterator[None]:
-    """Let nnU-Net work in this folder, in one process."""
+def nnunet_folders(folder: Path, workers: int = 0) -> Iterator[None]:
+    """Let nnU-Net work in this folder, in one process or with so many that make patches."""
     before = dict(os.environ)
-    os.environ |= {"nnUNet_n_proc_DA": "0"} | {
+    os.environ |= {"nnUNet_n_proc_DA": str(workers)} | {
         f"nnUNet_{part}": str(folder / part) for part in ("raw", "preprocessed", "results")
     }
     try:
@@ -204,8 +207,13 @@ class Theirs:
         self.trainer.num_epochs, self.steps = epochs, steps
         self.trainer.initialize()
         if first:
-            self.trainer.network.load_state_dict(first)
+            self.network.load_state_dict(first)
         self.trainer.on_train_start()
+
+    @property
+    def network(self) -> nn.Module:
+        """The network itself: on a GPU nnU-Net compiles it, unless nnUNet_compile=f."""
+        return getattr(self.trainer.network, "_orig_mod", self.trainer.network)
 
     def epoch(self) -> None:
         """Train an epoch as run_training does."""
@@ -213,6 +221,11 @@ class Theirs:
         trainer.on_train_epoch_start()
         trainer.on_train_epoch_end([trainer.train_step(next(trainer.dataloader_train)) for _ in range(self.steps)])
         trainer.current_epoch += 1
+
+    def end(self) -> None:
+        """End the processes that make patches."""
+        for loader in (self.trainer.dataloader_train, self.trainer.dataloader_val):
+            getattr(loader, "_finish", lambda: None)()
 
     def said(self, folder: Path, cases: Sequence[str], labels: Sequence[int] = (1,)) -> dict[str, float]:
         """Return each case's Dice as nnU-Net finds it: by its predictor, its files and its metrics."""
@@ -249,17 +262,18 @@ def seconds(work: Callable[[], object], device: str) -> float:
 def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: bool) -> Outcome:
     """Train both with one seed; asks: whether nnU-Net scores its network, too."""
     plan = study(plans, size, seed)
-    ours = Ours(plan, folder, folder / f"study-{seed}", size.device)
+    ours = Ours(plan, folder, folder / f"study-{seed}", size.device, size.workers)
     first = plan.build_networks()["model"].network.state_dict()
     quiet = StringIO()
-    with nnunet_folders(folder), redirect_stdout(quiet):
+    with nnunet_folders(folder, size.workers), redirect_stdout(quiet):
         preprocess(folder, plans, ours.cases("train"), ours.cases("test"))
         theirs = Theirs(plans, size.epochs, size.steps, seed, first, device=size.device)
         both = ours.epoch, theirs.epoch
         times = [tuple(seconds(epoch, size.device) for epoch in both) for _ in range(size.epochs)]
+        theirs.end()
         said = fmean(theirs.said(folder, ours.cases("test")).values()) if asks else None
         other = plan.build_networks()["model"].to(size.device)
-        other.network.load_state_dict(theirs.trainer.network.state_dict())
+        other.network.load_state_dict(theirs.network.state_dict())
         dice = (ours.dice(ours.site.participant.state.model), ours.dice(other))
     return Outcome(dice, times[1:-1] or times, said)  # our first and last epochs validate
 
@@ -269,19 +283,19 @@ def main(arguments: Sequence[str] | None = None, size: Size | None = None) -> in
     size = size or SIZE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--epochs", type=int, default=size.epochs)
-    parser.add_argument("--steps", type=int, default=size.steps)
-    parser.add_argument("--device", default=size.device)
-    chosen = parser.parse_args(arguments)
-    size = replace(size, epochs=chosen.epochs, steps=chosen.steps, device=chosen.device)
+    for name, default in asdict(size).items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    chosen = vars(parser.parse_args(arguments))
+    seeds = chosen.pop("seeds")
+    size = Size(**chosen)
     torch.set_num_threads(1)
     print(f"{5 * size.cases} volumes, {size.epochs} epochs of {size.steps} steps of {size.batch} patches, one thread")
     print(f"{'seed':<6}{'Dice nnU-Net':>13}{'medsilo':>9}{'epoch nnU-Net':>15}{'medsilo':>9}{'ratio':>7}")
     found = []
     with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as place:
         plans = write_data(Path(place), size)
-        for seed in range(chosen.seeds):
-            one = compared(Path(place), plans, size, seed, seed == 0)
+        for seed in range(seeds):
+            one = compared(Path(place), plans, size, seed, asks=seed == 0 and size.device == "cpu")
             found.append(one)
             ours, theirs = (median(side) for side in zip(*one.seconds, strict=True))
             print(f"{seed:<6}{one.dice[1]:>13.4f}{one.dice[0]:>9.4f}{theirs:>15.2f}{ours:>9.2f}{one.ratio:>7.3f}")

@@ -113,8 +113,8 @@ def plan_of(size: Size) -> Plan:
 class Ours:
     """One hospital of a study, as the engine drives it."""
 
-    def __init__(self, plan: Plan, site: str, folder: Path, place: Path) -> None:
-        settings = SiteSettings(data=DataSource(folder=folder), device="cpu", public_data=True)
+    def __init__(self, plan: Plan, site: str, folder: Path, place: Path, device: str = "cpu") -> None:
+        settings = SiteSettings(data=DataSource(folder=folder), device=device, public_data=True)
         self.plan, self.site = plan, TrainingSite(Participant(Place(plan, site, list(SPACINGS), settings, place)))
         given = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
@@ -144,8 +144,10 @@ class Ours:
 class Plain:
     """The same hospital with MONAI alone."""
 
-    def __init__(self, plan: Plan, folder: Path, parts: Mapping[str, Sequence[str]], size: Size) -> None:
-        self.size, self.network = size, plan.build_networks()["model"]
+    def __init__(
+        self, plan: Plan, folder: Path, parts: Mapping[str, Sequence[str]], size: Size, device: str = "cpu"
+    ) -> None:
+        self.size, self.device, self.network = size, device, plan.build_networks()["model"].to(device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=plan.training.learning_rate)
         self.loss = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
         self.dice = DiceMetric(include_background=False, ignore_empty=False)
@@ -183,7 +185,8 @@ class Plain:
         total = 0.0
         for batch in self.training:
             self.optimizer.zero_grad()
-            loss = self.loss(self.network(batch["image"]), batch["label"])
+            images, labels = (batch[key].to(self.device) for key in KEYS)
+            loss = self.loss(self.network(images), labels)
             loss.backward()
             self.optimizer.step()
             total += loss.item()
@@ -194,10 +197,11 @@ class Plain:
         self.network.eval()
         total = 0.0
         for batch in self.validation:
-            output = sliding_window_inference(batch["image"], self.size.piece, 4, self.network, 0.25, mode="gaussian")
-            total += self.loss(output, batch["label"]).item()
+            images, labels = (batch[key].to(self.device) for key in KEYS)
+            output = sliding_window_inference(images, self.size.piece, 4, self.network, 0.25, mode="gaussian")
+            total += self.loss(output, labels).item()
             found = nn.functional.one_hot(output.argmax(1), 2).movedim(-1, 1)
-            self.dice(found, nn.functional.one_hot(batch["label"][:, 0].long(), 2).movedim(-1, 1))
+            self.dice(found, nn.functional.one_hot(labels[:, 0].long(), 2).movedim(-1, 1))
         score = float(self.dice.aggregate())
         self.dice.reset()
         return score
@@ -215,14 +219,14 @@ def seconds(work: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def hospitals(folder: Path, size: Size) -> list[tuple[Works, Works]]:
+def hospitals(folder: Path, size: Size, device: str = "cpu") -> list[tuple[Works, Works]]:
     """Every hospital's work by medsilo and by MONAI, on the same patients."""
     plan, pairs = plan_of(size), []
     for seed, (site, spacing) in enumerate(SPACINGS.items()):
         write_hospital(folder / site, seed, spacing, size)
-        ours = Ours(plan, site, folder / site, folder / "run" / site)
+        ours = Ours(plan, site, folder / site, folder / "run" / site, device)
         parts = {part: patients_of(getattr(ours.site.participant.data, part)) for part in ("train", "validation")}
-        pairs.append((ours.works(), Plain(plan, folder / site, parts, size).works()))
+        pairs.append((ours.works(), Plain(plan, folder / site, parts, size, device).works()))
     return pairs
 
 

@@ -245,6 +245,8 @@ def fields(model: type[BaseModel], prefix: str = "") -> str:
 # What a site keeps, in the run's folder or in its own.
 SITE_TREE: Mapping[str, str] = {
     paths.PLAN: "the resolved plan again, so that the hospital can use its model by itself",
+    paths.PROVENANCE: "where the site's numbers come from: as that of the run, and the device with its precision. "
+    "It never leaves the site",
     paths.METRICS: "the site's numbers, one line per round",
     paths.BEST: "the site's model after its best round",
     paths.LAST: "the site's model after the last round",

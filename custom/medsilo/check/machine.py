@@ -100,8 +100,8 @@ def check_device(settings: SiteSettings) -> Iterator[Finding]:
         yield Finding(where, "stops", str(error))
         return
     cores, kind = os.cpu_count() or 1, compute.device.type
-    name = torch.cuda.get_device_name(compute.device) if kind == "cuda" else f"{cores} CPU cores"
-    told = f"{compute.device} ({name}), {settings.precision}, {counted(settings.threads, 'thread')}"
+    own = "" if compute.on_card else f", {cores} CPU cores"
+    told = f"{compute.told}{own}, {counted(settings.threads, 'thread')}"
     yield Finding(where, "ok", told)
     if kind == "cuda" and settings.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
         yield Finding(where, "stops", "this GPU has no bfloat16", "set precision: float32 in medsilo.yaml")

@@ -80,7 +80,12 @@ def _run_federated(
         for site in names:
             places.callback(take_place(plan, site, settings.of(site), site_folder(record.folder, site)))
         rests = 4 * COPIES * plan.parameters * len(names) > AWAKE
-        transport = Loop(_participants(plan, record.folder, settings, kind, rests), rests)
+        participants = _participants(plan, record.folder, settings, kind, rests)
+        for own in (
+            participants.values()
+        ):  # a site and what it works with refer to each other, so its networks would stay for a while
+            places.callback(own.rest)
+        transport = Loop(participants, rests)
         sites = plan.participation.sites
         Coordinator(plan, sites, transport, record, "in-process", on_round, settings).run(resume)
 

@@ -40,6 +40,7 @@ from medsilo.learning.loop import Compute, Stop, evaluate
 from medsilo.learning.seeds import seed_for
 from medsilo.runs import paths
 from medsilo.runs.messages import LETTERED, Request
+from medsilo.runs.record import write_provenance
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.task import SiteData
 
@@ -94,6 +95,7 @@ class Participant:
 
     # ------------------------------------------------------------------ the kinds of work
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
+        write_provenance(self.place.folder, self.place.plan, self.state.compute.told)
         if self.data.survey:
             write_json(self.place.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
         return ExactResult()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,14 @@ class AmplitudeNorm(nn.Module):
         self.register_buffer("amplitude", torch.zeros(*self.shape[:-1], self.size[-1] // 2 + 1))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
+        self._wrong: Tensor | None = None  # on a card: pixels that are no number, images with such, and all images
+
+    def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
+        """Move to a device: what is asked in every batch stays where asking waits for nothing."""
+        super()._apply(*given, **named)
+        if self.amplitude.device.type == "cuda":
+            self.batches, self.frozen = self.batches.cpu(), self.frozen.cpu()
+        return self
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
@@ -139,16 +147,22 @@ class AmplitudeNorm(nn.Module):
     def _learn(self, spectra: list[Tensor], images: Tensor) -> Iterator[Tensor]:
         """Eq. 3; gives the spectra back. One NaN would spoil the average for ever, so it never enters."""
         batch = sum((spectrum.abs().sum(0) for spectrum in spectra[1:]), spectra[0].abs().sum(0)) / len(images)
-        if not batch.isfinite().all():
-            wrong = ~images.isfinite().flatten(1)
-            raise DataError(
-                f"{int(wrong.sum())} pixels in {int(wrong.any(1).sum())} of {len(images)} images of a training batch "
-                "are NaN or infinite; correct the images"
-            )
+        finite = batch.isfinite().all()
+        if images.device.type != "cpu":
+            self._wrong = _not_numbers(images) + (0 if self._wrong is None else self._wrong)
+            batch = torch.where(finite, batch, self.amplitude)
+        elif not finite:
+            _refuse(_not_numbers(images))
         share = 1.0 if self.start == "batch" and not self.batches else self.decay
         self.amplitude.lerp_(batch.to(self.amplitude.dtype), share)
         self.batches += 1
         return iter(spectra)
+
+    def end_pass(self) -> None:
+        """Raise what was found wrong on a card in the images since the last pass."""
+        found, self._wrong = self._wrong, None
+        if found is not None and bool(found[0]):
+            _refuse(found)
 
     def _with_mean(self, images: Tensor) -> Tensor:
         """Eq. 4 for the frequency zero alone: the image takes the shared mean, with its own sign."""
@@ -162,6 +176,19 @@ class AmplitudeNorm(nn.Module):
                 f"images of shape {list(images.shape[1:])} where the amplitude is that of {list(self.shape)}: all "
                 "sites need one size and number of channels; set task.size, to which images are resized"
             )
+
+
+def _not_numbers(images: Tensor) -> Tensor:
+    """Return how many pixels are NaN or infinite, in how many images, of how many."""
+    wrong = ~images.isfinite().flatten(1)
+    return torch.stack([wrong.sum(), wrong.any(1).sum(), torch.full_like(wrong.sum(), len(images))])
+
+
+def _refuse(found: Tensor) -> NoReturn:
+    pixels, images, of = found.tolist()
+    raise DataError(
+        f"{pixels} pixels in {images} of {of} images of training batches are NaN or infinite; correct the images"
+    )
 
 
 def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:

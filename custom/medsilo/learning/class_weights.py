@@ -35,7 +35,8 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
         of_cases = target.ndim == 1
         entropies = class_entropies(output, target) if of_cases else cross_entropy(output, target, reduction="none")
         own = weights if kept is None else weights[kept]
-        return ((own.to(output.device)[labels_in(target)] - 1) * entropies).mean()
+        there = own.to(output.device, non_blocking=True)
+        return ((there[labels_in(target)] - 1) * entropies).mean()
 
     def weighted_loss(output: Tensor, target: Tensor) -> Tensor:
         more = extra(output, target, None) if target.ndim == 1 else marginal(extra, output, target)
@@ -55,6 +56,6 @@ def balanced_softmax(loss: LossFunction, counts: Sequence[int]) -> LossFunction:
 
     def balanced_loss(output: Tensor, target: Tensor) -> Tensor:
         known = shift if output.shape[1] > 1 else shift[1:] - shift[0]
-        return loss(output + known.to(output), target)
+        return loss(output + known.to(output, non_blocking=True), target)
 
     return balanced_loss

@@ -1,5 +1,6 @@
 """The one training loop and the one evaluation loop of all methods."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.steps import Step, plain_step
+from medsilo.learning.undrawn import know_marks
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Case = tuple[Tensor, Tensor]  # inputs and targets, of one case or of a batch
@@ -32,6 +34,7 @@ class Watch:
 
 
 CPU = torch.device("cpu")
+ONE_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # with which cuBLAS sums in one order
 Stop = Callable[[], None]  # raises when the run was told to stop; asked before every batch
 
 
@@ -55,22 +58,57 @@ class Compute:
                 f"device {device} was asked for, but this machine shows {torch.cuda.device_count()} CUDA devices; take "
                 "cpu or auto (--device, or in the site's medsilo.yaml), or install a CUDA build of torch"
             )
+        if kind == "cuda":
+            os.environ.setdefault(*ONE_WORKSPACE)
         return Compute(device=torch.device(device), **others)  # type: ignore[arg-type]
+
+    @property
+    def on_card(self) -> bool:
+        """Return whether it is a GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def told(self) -> str:
+        """Return the device by name, and how exactly it computes."""
+        if not self.on_card:
+            return f"{self.device}, {self.precision}"
+        convolutions = ", convolutions in TF32" if torch.backends.cudnn.allow_tf32 else ""
+        products = ", matrix products in TF32" if torch.backends.cuda.matmul.allow_tf32 else ""
+        name = torch.cuda.get_device_name(self.device)
+        return f"{self.device} ({name}), {self.precision}{convolutions}{products}"
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:
-        """Everything drawn or summed inside is the same at every call: seeded, with a fixed number of threads."""
+        """Everything drawn or summed inside is the same at every call: seeded, with a fixed number of threads.
+
+        Of several cards only the own is touched. What a card can sum in one order only it does; what has no such order
+        there goes on, and torch warns of it.
+        """
         threads = torch.get_num_threads()
-        cudnn = torch.backends.cudnn.deterministic
+        cudnn, sums = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
+        memory: Any = torch.utils.deterministic
+        fills = memory.fill_uninitialized_memory
         torch.set_num_threads(self.threads)
         torch.backends.cudnn.deterministic = True
+        if self.on_card:
+            torch.set_deterministic_debug_mode("warn")
+            memory.fill_uninitialized_memory = False  # it only hides what reads before it writes
         try:
-            with torch.random.fork_rng():
-                seed_torch(seed)
+            with torch.random.fork_rng(devices=[self.device] if self.on_card else []):
+                seed_torch(seed, self.device)
                 yield
         finally:
             torch.set_num_threads(threads)
             torch.backends.cudnn.deterministic = cudnn
+            torch.set_deterministic_debug_mode(sums)
+            memory.fill_uninitialized_memory = fills
+            if self.on_card:
+                torch.cuda.empty_cache()  # between two answers the card is another study's
+
+    def moved(self, inputs: Tensor, targets: Tensor) -> Case:
+        """Return a batch on the device, without waiting for it. What a loss asks of labels is read before."""
+        there = targets.to(self.device, non_blocking=True)
+        return inputs.to(self.device, non_blocking=True), know_marks(there, targets)
 
     def cast(self) -> AbstractContextManager:
         """Mixed precision, if the site asked for it."""
@@ -98,11 +136,23 @@ def batches(
     order = RandomSampler(range(size), generator=shuffle) if shuffle else SequentialSampler(range(size))
     sampler: Any = BatchSampler(order, batch_size, drop_last)
     if isinstance(dataset, TensorDataset):  # lies in memory: one indexing per batch, not one per case
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+        loader = DataLoader(ForCard(dataset) if compute.on_card else dataset, sampler=sampler, batch_size=None)
     else:
-        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=compute.workers)
+        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=compute.workers, pin_memory=compute.on_card)
     for inputs, targets in loader:
-        yield inputs.to(compute.device, non_blocking=True), targets.to(compute.device, non_blocking=True)
+        yield compute.moved(inputs, targets)
+
+
+class ForCard(Dataset):
+    """Cases in memory, a batch at a time, copied once: to where a card reads them by itself."""
+
+    def __init__(self, cases: TensorDataset) -> None:
+        self.tensors = cases.tensors
+
+    def __getitem__(self, places: list[int]) -> tuple[Tensor, ...]:
+        index = torch.tensor(places)
+        there = [torch.empty((len(index), *own.shape[1:]), dtype=own.dtype, pin_memory=True) for own in self.tensors]
+        return tuple(torch.index_select(own, 0, index, out=to) for own, to in zip(self.tensors, there, strict=True))
 
 
 def steps_in(cases: int, batch_size: int) -> int:
@@ -113,9 +163,14 @@ def steps_in(cases: int, batch_size: int) -> int:
 def passed_through(
     layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]], learns: bool = True
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Training data behind an input layer, which sees each batch once however often a step passes over it."""
+    """Training data behind an input layer, which sees each batch once however often a step passes over it.
+
+    What a layer finds wrong on a card it tells at the end (`end_pass`, if it has one): each batch would wait for it.
+    """
     layer.train(learns)
-    return ((layer(inputs), targets) for inputs, targets in data)
+    for inputs, targets in data:
+        yield layer(inputs), targets
+    getattr(layer, "end_pass", lambda: None)()
 
 
 @dataclass(frozen=True)

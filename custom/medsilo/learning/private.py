@@ -21,6 +21,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.learning.layers import called_with, is_frozen
 from medsilo.learning.loop import Case, Compute, Lesson, LossFunction
 from medsilo.learning.steps import Step, plain_step
+from medsilo.learning.undrawn import part_of
 from medsilo.privacy.noise import NoiseSource
 
 AT_ONCE = 1 << 26  # numbers of single cases' gradients that are held at once
@@ -60,14 +61,14 @@ class PoissonSample:
             owners = [place for place, unit in enumerate(units) for _ in self.members[unit]]
             self.owners = torch.tensor(owners, dtype=torch.int64)
             inputs, targets = next(loader) if own else _no_cases(dataset)
-            yield inputs.to(compute.device, non_blocking=True), targets.to(compute.device, non_blocking=True)
+            yield compute.moved(inputs, targets)
 
 
 def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) -> Iterator[Case]:
     """Return batches of these cases; of a data set in memory by one indexing each."""
     if isinstance(dataset, TensorDataset):
         return ((dataset.tensors[0][own], dataset.tensors[1][own]) for own in batches)
-    return iter(DataLoader(dataset, batch_sampler=batches, num_workers=compute.workers))
+    return iter(DataLoader(dataset, batch_sampler=batches, num_workers=compute.workers, pin_memory=compute.on_card))
 
 
 def _no_cases(dataset: Dataset) -> Case:
@@ -127,7 +128,7 @@ class PrivateSteps:
         clipped = ClippedSum(weights, self.bound)
         total = torch.zeros((), dtype=torch.float64, device=inputs.device)
         for part in self._portions(len(inputs), sum(weight.numel() for weight in weights)):
-            losses, gradients = gradients_of_cases(model, loss, inputs[part], targets[part])
+            losses, gradients = gradients_of_cases(model, loss, inputs[part], part_of(targets, part))
             total += losses.sum()
             clipped.add(gradients, self.sample.owners[part])
         clipped.finish()
@@ -198,7 +199,8 @@ def gradients_of_cases(
             "looks at its values; choose another network",
             private=str(error),
         ) from error
-    losses = torch.stack([loss(output[case : case + 1], targets[case : case + 1]) for case in range(len(output))])
+    singly = [slice(case, case + 1) for case in range(len(output))]
+    losses = torch.stack([loss(output[case], part_of(targets, case)) for case in singly])
     gradients = torch.autograd.grad(losses.sum(), list(each.values()), materialize_grads=True)
     return losses.detach(), list(gradients)
 
@@ -216,9 +218,8 @@ class ClippedSum:
         gradients = _without_infinite(gradients)
         units, places = owners.unique_consecutive(return_inverse=True)
         if len(units) < len(owners):
-            gradients = [
-                own.new_zeros(len(units), *own.shape[1:]).index_add_(0, places.to(own.device), own) for own in gradients
-            ]
+            there = places.to(gradients[0].device, non_blocking=True)
+            gradients = [own.new_zeros(len(units), *own.shape[1:]).index_add_(0, there, own) for own in gradients]
         if self.open and self.open[0] == int(units[0]):
             rests = zip(gradients, self.open[1], strict=True)
             gradients = [torch.cat([own[:1] + before, own[1:]]) for own, before in rests]
@@ -248,10 +249,12 @@ class ClippedSum:
 def _without_infinite(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients with nothing in place of those of a case that have a value which is not finite.
 
-    Such a case would make the sum infinite whatever the others are, which no noise hides.
+    Such a case would make the sum infinite whatever the others are, which no noise hides. A card does not wait to see
+    whether there is one.
     """
-    finite = torch.stack([own.flatten(1).sum(1).isfinite() for own in gradients]).all(0)
-    if bool(finite.all()):
-        return list(gradients)
+    if gradients[0].device.type == "cpu":
+        finite = torch.stack([own.flatten(1).sum(1).isfinite() for own in gradients]).all(0)
+        if bool(finite.all()):
+            return list(gradients)
     exactly = torch.stack([own.flatten(1).isfinite().all(1) for own in gradients]).all(0)
     return [own.masked_fill(~exactly.view(-1, *[1] * (own.ndim - 1)), 0) for own in gradients]

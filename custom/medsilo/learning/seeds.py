@@ -24,10 +24,14 @@ def generator_for(seed: int, *purpose: str | int) -> "torch.Generator":
     return torch.Generator().manual_seed(seed_for(seed, *purpose))
 
 
-def seed_torch(seed: int) -> None:
-    """Seed what torch draws from. `torch.manual_seed` takes a stack trace for each kind of device that is not there."""
+def seed_torch(seed: int, device: "torch.device | None" = None) -> None:
+    """Seed what torch draws from on the CPU, and on this card; no other card is touched.
+
+    `torch.manual_seed` takes a stack trace for each kind of device that is not there.
+    """
     import torch
 
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)
+    if device and device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)

@@ -10,11 +10,13 @@ have another's label, that label means one of several, and the chance of the lab
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+KNOWN = "known_marks"  # of labels on a card
 BYTE = 8
 MOST = 15  # labels with a bit: MONAI moves labels as float32, which holds 24 bits exactly
 ALIKE = BYTE + MOST + 1  # where the bits of classes stand that a case may have instead of its label's
@@ -36,9 +38,28 @@ def labels_in(target: Tensor) -> Tensor:
 
 def marks_in(target: Tensor) -> list[int]:
     """Return the mark of each case, [cases, ...]: the same at all of its places but those that were filled up."""
+    return getattr(target, KNOWN, None) or _read_marks(target)
+
+
+def _read_marks(target: Tensor) -> list[int]:
     if target.is_floating_point() or target.dtype == torch.uint8 or not target.numel() or int(target.max()) <= 255:
         return [0] * len(target)
-    return (target.flatten(1).amax(1) >> BYTE << BYTE).tolist()
+    return (target.view(len(target), -1).amax(1) >> BYTE << BYTE).tolist()
+
+
+def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
+    """Return these labels, which know their marks from the same ones in memory: else each loss waits for the card."""
+    if target.device.type != "cpu":
+        setattr(target, KNOWN, marks_in(read_from))
+    return target
+
+
+def part_of(target: Tensor, cases: slice) -> Tensor:
+    """Return the labels of some cases, which know their marks if the others did."""
+    part, known = target[cases], getattr(target, KNOWN, None)
+    if known:
+        setattr(part, KNOWN, known[cases])
+    return part
 
 
 def marked(labels: Tensor, mark: int) -> Tensor:
@@ -59,6 +80,11 @@ def known_in(target: Tensor, labels: int) -> Tensor:
     return known
 
 
+def places_on(device: torch.device, places: Sequence[int]) -> Tensor:
+    """Return an index that lies on a device, without waiting for it."""
+    return torch.tensor(places, dtype=torch.int64).to(device, non_blocking=True)
+
+
 def told_apart(
     outputs: Sequence[Tensor], target: Tensor, overlaps: bool = False
 ) -> Iterator[tuple[list[Tensor], Tensor, list[int]]]:
@@ -68,21 +94,21 @@ def told_apart(
     z_0' = log(e^{z_0} + Σ e^{z_u}) over the undrawn u, so that softmax gives p_0' = p_0 + Σ p_u, and leaves the others.
     overlaps: outputs are of structures, each found by itself, which a mark has as 1, 2, ...: the others are left out.
     """
-    marks = marks_in(target)
+    marks, at = marks_in(target), partial(places_on, target.device)
     for mark in sorted(set(marks)):
         absent = [label - overlaps for label in absent_in(mark)]
         here = [case for case, own in enumerate(marks) if own == mark]
         whole = len(here) == len(marks)
-        mine, labels = [one if whole else one[here] for one in outputs], target if whole else target[here]
+        mine, labels = [one if whole else one[at(here)] for one in outputs], target if whole else target[at(here)]
         kept = [label for label in range(outputs[0].shape[1]) if label not in absent]
         if mark and overlaps:
-            mine, labels = [one[:, kept] for one in mine], labels_in(labels)
+            mine, labels = [one[:, at(kept)] for one in mine], labels_in(labels)
         elif mark:
-            backgrounds = [one[:, [0, *absent]].logsumexp(1, keepdim=True) for one in mine]
-            mine = [torch.cat([own, one[:, kept[1:]]], 1) for own, one in zip(backgrounds, mine, strict=True)]
+            backgrounds = [one[:, at([0, *absent])].logsumexp(1, keepdim=True) for one in mine]
+            mine = [torch.cat([own, one[:, at(kept[1:])]], 1) for own, one in zip(backgrounds, mine, strict=True)]
             labels = labels_in(labels)
             places = torch.zeros(256, dtype=labels.dtype, device=labels.device)
-            places[kept] = torch.arange(len(kept), dtype=labels.dtype, device=labels.device)
+            places[at(kept)] = torch.arange(len(kept), dtype=labels.dtype, device=labels.device)
             labels = places[labels]
         yield mine, labels, kept
 
@@ -114,7 +140,7 @@ def marks_of_classes(classes: int, absent: Collection[int], alike: Collection[Co
 
 def is_marked(target: Tensor) -> bool:
     """Return whether these classes are of a hospital that does not tell all apart."""
-    return target.dtype == torch.int64 and bool(target.numel()) and int(target.max()) > 255
+    return target.dtype == torch.int64 and any(marks_in(target))
 
 
 def heard(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from pydantic import model_validator
@@ -50,7 +50,15 @@ class ChannelNorm(nn.Module):
         self.register_buffer("means", torch.zeros(sites, channels))
         self.register_buffer("deviations", torch.zeros(sites, channels))
         self._draws: Generator | None = None
+        self._known = torch.zeros(0, dtype=torch.int64)  # hospitals that are drawn from, in memory
         self._number: int | None = None  # with which each image draws by itself
+
+    def _apply(self, *given: Any, **named: Any) -> "ChannelNorm":
+        """Move to a device: what is asked in every batch stays where asking waits for nothing."""
+        super()._apply(*given, **named)
+        if self.mean.device.type == "cuda":
+            self.measured = self.measured.cpu()
+        return self
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
@@ -58,9 +66,8 @@ class ChannelNorm(nn.Module):
         if not self.measured:
             return images
         mean, deviation = self.mean, self.deviation
-        known = self.present.nonzero().flatten()
-        if self._draws is not None and len(known):
-            drawn = known[self._drawn(images, len(known)).to(known.device)]
+        if self._draws is not None and len(self._known):
+            drawn = self._known[self._drawn(images, len(self._known))].to(mean.device, non_blocking=True)
             mean, deviation = self.means[drawn], self.deviations[drawn]
         each = (-1, len(self.mean), *(1,) * (images.ndim - 2))
         return ((images - mean.view(each)) / deviation.view(each)).to(images.dtype)
@@ -77,7 +84,7 @@ class ChannelNorm(nn.Module):
 
         by_image: what is drawn follows from the image and a number, so that no image changes another's.
         """
-        self._draws = random
+        self._draws, self._known = random, self.present.cpu().nonzero().flatten()
         self._number = int(torch.randint(2**62, (), generator=random)) if by_image else None
         try:
             yield

@@ -77,7 +77,8 @@ class NoiseSource:
         if not deviation:
             return exact.detach().clone()
         cell, noise = deviation / CELLS, torch.from_numpy(self.whole_normal(exact.numel())).view(exact.shape)
-        return (((exact.detach().double().cpu() / cell).round() + noise) * cell).to(exact.dtype).to(exact.device)
+        there = noise.to(exact.device, non_blocking=True)  # a card rounds, adds and multiplies as a processor does
+        return (((exact.detach().double() / cell).round() + there) * cell).to(exact.dtype)
 
     def geometric(self, scale: float) -> int:
         """Return a whole number k with P(k) ∝ exp(-|k| / scale)."""

@@ -52,6 +52,22 @@ def new_study(plan: Plan) -> str:
     return f"{plan.algorithm.name}-{plan.task.name}-{stamp}-{secrets.token_hex(2)}"
 
 
+def write_provenance(folder: Path, plan: Plan, device: str | None = None) -> None:
+    """Write where the numbers in a folder come from. device: of a site, what it trains on."""
+    provenance = Provenance(
+        package=Package(**package_facts()),
+        plan_hash=plan.hash,
+        seed=plan.seed,
+        protocol=plan.protocol,
+        started=now(),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        versions={name: version_of(name) for name in PACKAGES},
+        device=device,
+    )
+    write_json(folder / paths.PROVENANCE, provenance.model_dump(mode="json", exclude_none=True))
+
+
 @contextmanager
 def alone(path: Path, told: str, wait: float = 0.0) -> Iterator[None]:
     """Hold a lock as long as this process lives and is inside; raise this where another process has it for so long."""
@@ -98,17 +114,7 @@ class Record:
             raise MedsiloError(f"run folder {self.folder.name} exists; choose another name, or resume that run")
         shelf.keep_beside(plan.network.files, self.folder / shelf.FOLDER)
         write_text(self.folder / paths.PLAN, plan.to_yaml())
-        provenance = Provenance(
-            package=Package(**package_facts()),
-            plan_hash=plan.hash,
-            seed=plan.seed,
-            protocol=plan.protocol,
-            started=now(),
-            python=platform.python_version(),
-            platform=platform.platform(),
-            versions={name: version_of(name) for name in PACKAGES},
-        )
-        write_json(self.folder / paths.PROVENANCE, provenance.as_json())
+        write_provenance(self.folder, plan)
 
     def make_way(self) -> bool:
         """Return whether a study can begin here. One that no site had to train for goes; logs and sites' files stay."""

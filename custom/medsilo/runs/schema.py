@@ -523,6 +523,7 @@ class Provenance(RecordPart):
     python: Text | None = Field(None, description="Python's version")
     platform: Text | None = Field(None, description="operating system and processor")
     versions: dict[str, Text] = Field({}, description="library → version")
+    device: Text | None = Field(None, description="of a site: what it trains on, and how exactly that computes")
 
     def as_read(self) -> dict[str, Any]:
         """Return the keys that the file has."""

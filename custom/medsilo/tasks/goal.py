@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from medsilo.learning.undrawn import part_of
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
 
 
@@ -40,7 +41,8 @@ class Goal(ABC):
 
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of every case of a batch, [batch]."""
-        return torch.stack([self.loss(output[case : case + 1], target[case : case + 1]) for case in range(len(output))])
+        singly = [slice(case, case + 1) for case in range(len(output))]
+        return torch.stack([self.loss(output[case], part_of(target, case)) for case in singly])
 
     @abstractmethod
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:

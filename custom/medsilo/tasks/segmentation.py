@@ -4,9 +4,11 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
 from medsilo.learning.undrawn import known_in, labels_in, marginal, marked, marks_in
 from medsilo.tasks.goal import Goal
@@ -35,11 +37,16 @@ def dice_of(found: Tensor, right: Tensor) -> Tensor:
 
 def dice_and_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Return MONAI's Dice loss of the structures and cross entropy, added."""
-    return _dice_and_entropy()(output, target[:, None])
+    both = _dice_and_entropy()
+    if output.device.type == "cpu":
+        return both(output, target[:, None])
+    # a card adds the entropies of places up in changing order where torch takes their mean with them
+    entropies = functional.cross_entropy(output, target.long(), reduction="none")
+    return both.dice(output, target[:, None]) + entropies.mean()
 
 
 @cache
-def _dice_and_entropy() -> nn.Module:
+def _dice_and_entropy() -> Any:
     from monai.losses import DiceCELoss
 
     return DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)

@@ -1,0 +1,240 @@
+"""Questions to a card in training, and which card is touched, as far as a machine without one shows it.
+
+Tensors on torch's meta device have no values, so each question about a value is an error there: it stands for a card.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
+
+from medsilo.core.errors import DataError
+from medsilo.federation.participant import Participant
+from medsilo.learning import loop
+from medsilo.learning.amplitude import AmplitudeNorm
+from medsilo.learning.class_weights import balanced_softmax, weighted
+from medsilo.learning.loop import Compute, ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
+from medsilo.learning.perturbation import PerturbedOptimizer
+from medsilo.learning.private import _without_infinite
+from medsilo.learning.undrawn import is_marked, know_marks, mark_of, marked, marks_in, part_of
+from medsilo.methods.fedrdn import ChannelNorm
+from medsilo.runs.paths import PROVENANCE
+from medsilo.runs.reading import read_provenance
+from medsilo.tasks.classification import Classification
+from medsilo.tasks.segmentation import dice_and_entropy
+from tests.conftest import SITES, make_plan
+from tests.inprocess import run
+
+META = torch.device("meta")
+
+
+class Waiting(TorchDispatchMode):
+    """An error where something is copied to the card and waited for: where a card is meta."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and given.get("device") == META and args[0].device != META:
+            assert given.get("non_blocking"), "copied to a card, and waited for"
+        return func(*args, **given)
+
+
+def on_card(labels: Tensor) -> Tensor:
+    return know_marks(labels.to(META), labels)
+
+
+# ---------------------------------------------------------------------------------------------------- no batch waits
+def test_no_loss_asks_a_card_for_its_labels() -> None:
+    """Of masks and of classes, weighted or not; labels that know nothing are an error here."""
+    masks, classes = torch.randint(2, (3, 8, 8)), torch.randint(2, (3,))
+    goal = make_plan("fedavg", "task.name=synthetic-prostate").task.goal
+    output = torch.rand(3, 2, 8, 8, device=META)
+    partly = torch.stack([marked(own, mark) for own, mark in zip(masks, (0, mark_of([1]), mark_of([1])), strict=True)])
+    for loss in (goal.loss, weighted(goal.loss, torch.tensor([1.0, 2.0]), goal.cross_entropy)):
+        for labels in map(on_card, (masks, partly)):
+            with Waiting():
+                assert loss(output, labels).device == META
+        with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+            loss(output, masks.to(META))
+    scores, labels = output[..., 0, 0], on_card(classes)
+    for loss in (Classification(2).loss, balanced_softmax(Classification(2).loss, [1, 2])):
+        with Waiting():
+            assert loss(scores, labels).device == META
+    assert goal.case_losses(output, on_card(masks)).shape == (3,)
+
+
+def test_labels_on_a_card_know_their_marks() -> None:
+    labels = torch.stack([marked(torch.randint(3, (4, 4)), mark) for mark in (0, mark_of([2]))])
+    there = on_card(labels)
+    assert marks_in(there) == marks_in(labels) == [0, mark_of([2])]
+    assert marks_in(part_of(there, slice(1, 2))) == [mark_of([2])]
+    assert is_marked(there) and not is_marked(part_of(there, slice(0, 1)))
+    assert is_marked(on_card(torch.tensor([0, mark_of([1])]))) and not is_marked(on_card(torch.tensor([0, 1])))
+
+
+@pytest.mark.parametrize("perturbed", [False, True])
+def test_no_step_asks_a_card(perturbed: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2)).to(META)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = PerturbedOptimizer(optimizer, 0.1, module=model) if perturbed else optimizer
+    goal = make_plan("fedavg", "task.name=synthetic-prostate").task.goal
+    step = (lambda optimizer, closure: optimizer.step(closure)) if perturbed else loop.plain_step
+    learn = lesson(model, OutputLoss(goal.loss), optimizer, Compute(), step)
+    batch = torch.rand(2, 1, 8, 8, device=META), on_card(torch.randint(2, (2, 8, 8)))
+    assert learn(*batch).device == META
+
+
+def test_no_clipping_asks_a_card_whether_gradients_are_numbers() -> None:
+    assert _without_infinite([torch.rand(3, 5, device=META)])[0].shape == (3, 5)
+
+
+@pytest.mark.parametrize("band", [None, 0.0, 0.3])
+def test_no_amplitude_asks_a_card(band: float | None) -> None:
+    norm = AmplitudeNorm((1, 8, 8), band=band)
+    norm.amplitude = norm.amplitude.to(META)
+    images = torch.rand(4, 1, 8, 8, device=META)
+    for number in range(2):
+        assert norm(images).device == META and norm.batches == number + 1
+    norm.freeze()
+    assert norm(images).device == META
+
+
+def test_no_hospital_is_drawn_by_asking_a_card() -> None:
+    norm = ChannelNorm(3, 2)
+    norm.take(torch.ones(4))
+    norm.show(1)
+    for name in ("mean", "deviation", "means", "deviations"):
+        setattr(norm, name, getattr(norm, name).to(META))
+    images = torch.rand(4, 2, 8, 8, device=META)
+    with norm.drawing(torch.Generator().manual_seed(0)):
+        norm.present = norm.present.to(META)  # which hospitals there are is known before the first batch
+        with Waiting():
+            assert norm(images).device == META
+
+
+def test_batches_for_a_card_are_the_same_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, pinned = torch.empty, []
+
+    def plain(*shape: Any, pin_memory: bool, **how: Any) -> Tensor:
+        pinned.append(pin_memory)
+        return empty(*shape, **how)
+
+    cases = TensorDataset(torch.rand(9, 2, 3), torch.arange(9))
+    ours = list(batches(cases, 4, Compute(), torch.Generator().manual_seed(0)))
+    monkeypatch.setattr(Compute, "on_card", True)
+    monkeypatch.setattr(loop.torch, "empty", lambda *a, **k: plain(*a, **k) if "pin_memory" in k else empty(*a, **k))
+    there = list(batches(cases, 4, Compute(), torch.Generator().manual_seed(0)))
+    assert [one.tolist() for _, one in there] == [one.tolist() for _, one in ours] and pinned == [True] * 4
+    assert all(torch.equal(one, other) for (one, _), (other, _) in zip(ours, there, strict=True))
+    assert len(ForCard(cases)[[3, 1]][1]) == 2
+
+
+def test_a_card_adds_the_same_loss_up_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of masks: torch's mean over places adds them up in a changing order there, and says so of each mean."""
+    output, labels = torch.rand(3, 2, 8, 8), torch.randint(2, (3, 8, 8))
+    expected, seen = dice_and_entropy(output, labels), []
+
+    class Sums(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.nll_loss2d_forward.default:
+                seen.append(args[3])
+            return func(*args, **(kwargs or {}))
+
+    with Sums():
+        dice_and_entropy(output.to(META), labels.to(META))
+    assert seen == [0]  # no reduction
+    card = type("Output", (Tensor,), {"device": property(lambda _: META)})
+    assert torch.isclose(dice_and_entropy(output.as_subclass(card), labels).as_subclass(Tensor), expected)
+
+
+def test_a_study_that_ended_holds_no_networks() -> None:
+    ended = []
+
+    class Watched(Participant):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            ended.append(self)
+
+    run(make_plan("fedsm"), kind=Watched)
+    assert len(ended) == len(SITES) and not any(own.state.modules or own.state.optimizers for own in ended)
+
+
+def test_what_a_card_found_wrong_is_told_when_the_pass_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played on the processor: the counts that a card collects are there before the pass ends."""
+    norm, passed = AmplitudeNorm((1, 4, 4)), []
+    images = torch.rand(2, 1, 4, 4)
+    data = iter([(images, torch.zeros(2))] * 2)
+    found = torch.tensor([3, 1, 4])
+
+    def learn(inputs: Tensor, targets: Tensor) -> Tensor:
+        passed.append(len(inputs))
+        norm._wrong = found
+        return inputs.mean()
+
+    with pytest.raises(DataError, match="3 pixels in 1 of 4 images"):
+        train_epoch(passed_through(norm, data), [learn], Compute())
+    assert passed == [2, 2]
+    norm.end_pass()  # told once
+
+
+# ---------------------------------------------------------------------------------------------------- which card
+class Card:
+    """Plays torch's CUDA, and knows which cards were touched."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.touched: list[Any] = []
+        self.emptied = 0
+        patch.setattr(torch.random, "fork_rng", self.fork)
+        patch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("all cards were seeded"))
+        patch.setattr(torch.cuda, "manual_seed", lambda _: None)
+        patch.setattr(torch.cuda, "device", self.device)
+        patch.setattr(torch.cuda, "empty_cache", self.empty)
+        patch.setattr(torch.cuda, "device_count", lambda: 4)
+        patch.setattr(torch.cuda, "get_device_name", lambda _: "A card")
+
+    @contextmanager
+    def fork(self, devices: list[torch.device]) -> Iterator[None]:
+        self.touched += devices
+        yield
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        self.touched.append(device)
+        yield
+
+    def empty(self) -> None:
+        self.emptied += 1
+
+
+def test_a_site_touches_its_own_card_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch)
+    with Compute.choose("cpu").reproducible(0):
+        assert torch.get_deterministic_debug_mode() == 0
+    assert not card.touched and not card.emptied
+    monkeypatch.delenv(loop.ONE_WORKSPACE[0], raising=False)
+    own = Compute.choose("cuda:2")
+    with own.reproducible(0):
+        assert torch.get_deterministic_debug_mode() == 1  # what has no order of sums warns
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    assert set(card.touched) == {own.device} and card.emptied == 1
+    assert torch.get_deterministic_debug_mode() == 0 and torch.utils.deterministic.fill_uninitialized_memory
+    assert loop.os.environ[loop.ONE_WORKSPACE[0]] == ":4096:8"
+
+
+def test_a_card_is_told_with_what_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    Card(monkeypatch)
+    assert "TF32" in Compute.choose("cuda").told and "A card" in Compute.choose("cuda").told
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert "TF32" not in Compute.choose("cuda", precision="bfloat16").told
+    assert Compute().told == "cpu, float32"
+
+
+def test_a_site_keeps_what_it_trained_on(tmp_path: Any) -> None:
+    run(make_plan(), folder=tmp_path / "run")
+    own = read_provenance(tmp_path / "run" / "sites" / SITES[0])
+    assert own.device and own.device.endswith("float32") and own.plan_hash == make_plan().hash
+    assert read_provenance(tmp_path / "run").device is None and PROVENANCE == "provenance.json"
