@@ -48,7 +48,7 @@ def simulated(job: Path, folder: Path, *options: str) -> Path:
     studies = [*folder.glob("workspace/server/medsilo/*/summary.json")]
     assert len(studies) == 1, said
     (study,) = (path.parent for path in studies)
-    for own in folder.glob(f"workspace/*/medsilo/{study.name}/{paths.SITES}/*"):
+    for own in [*folder.glob(f"workspace/*/medsilo/{study.name}/{paths.SITES}/*")]:  # before the first is copied
         shutil.copytree(own, study / paths.SITES / own.name)
     return study
 

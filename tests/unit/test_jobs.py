@@ -172,7 +172,7 @@ def test_an_unknown_job_lists_those_that_are_there() -> None:
     assert "nonsense" in str(error.value) and ", ".join(FEDERATED) in str(error.value)
     with pytest.raises(MedsiloError, match=r"did you mean .*jobs/fedavg\?"):
         find_job(JOBS / "fedavgg")
-    with pytest.raises(MedsiloError, match="no job at .*app"):
+    with pytest.raises(MedsiloError, match="lies in a job"):
         find_job(JOBS / "fedavg/app")
 
 

@@ -46,7 +46,7 @@ INPUTS = {
     "vgg11": (1, 48, 48),
     "vit": (3, 64, 64),
 }
-OWN = [name for name in NETWORKS if name not in ("nnunet", "tuned")]  # test_nnunet_task.py, test_adapters.py
+OWN = [name for name in NETWORKS if name not in ("nnunet", "script", "tuned")]  # they have tests of their own
 NORMED = [name for name, network in NETWORKS.items() if "norm" in network.model_fields]
 NORMS = {
     "batch": nn.modules.batchnorm._BatchNorm,

@@ -398,11 +398,11 @@ def test_an_empty_split_is_refused(part: str, tmp_path: Path) -> None:
 def test_an_absent_data_folder_is_told_without_its_path(tmp_path: Path) -> None:
     secret = tmp_path / "patients-of-ward-7"
     (tmp_path / "a-file").touch()
-    for folder in (secret, tmp_path / "a-file"):
+    for folder, remedy in ((secret, "correct 'data' in this site's medsilo.yaml"), (tmp_path / "a-file", "data.table")):
         with pytest.raises(DataError) as caught:
             site_of(planned("fedavg", []), A, SITES, SiteSettings(device="cpu", data=folder), tmp_path / "out")
         text = str(caught.value)
-        assert "the data folder does not exist; correct 'data' in this site's medsilo.yaml, or --data" in text
+        assert remedy in text
         assert str(tmp_path) not in text
         assert folder.name not in text
         assert caught.value.private == str(folder)
