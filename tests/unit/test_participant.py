@@ -143,7 +143,8 @@ def test_a_site_that_is_rebuilt_before_every_task_answers_the_same(
     assert_same_folder(tmp_path / "steady", tmp_path / "rebuilt")
     left = {path.name for path in (tmp_path / "steady").iterdir() if path.is_file()}
     states = {f"state-{number}.safetensors" for number in (2, 3, 4)}
-    assert left == {*states, "last.safetensors", "best.safetensors", "metrics.csv", "plan.yaml", "test.csv"}
+    written = {"metrics.csv", "plan.yaml", "provenance.json", "test.csv"}
+    assert left == {*states, *written, "last.safetensors", "best.safetensors"}
 
 
 @each_with("rebuilt", False, True)
