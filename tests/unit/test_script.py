@@ -255,14 +255,17 @@ def test_what_a_script_cannot_promise_is_refused_where_the_recipe_is_made(sectio
         plan_of_script(nn.Linear(2, 3), tmp_path, {"name": "fedavg"}, rounds=1, minimum=3, sites=SITES, further=further)
 
 
-def stepped(tmp_path: Path, method: str, **data: object) -> tuple[ScriptSite, nn.Module, torch.optim.Optimizer]:
+def stepped(
+    tmp_path: Path, method: str, numbers: dict[str, object] | None = None
+) -> tuple[ScriptSite, nn.Module, torch.optim.Optimizer]:
     """A site in its first round."""
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    plan = plan_of_script(model, tmp_path, {"name": method}, rounds=2, minimum=1, sites=["a"])
+    method_of_plan = {"name": method, **(numbers or {})}
+    plan = plan_of_script(model, tmp_path, method_of_plan, rounds=2, minimum=1, sites=["a"])
     shelf.look_in(tmp_path)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = [(torch.randn(6, 2), torch.tensor([0, 1] * 3))]
-    site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data(batch, **data))
+    site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data(batch))
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",))
     groups = {"model": dict(model.state_dict())} if method != "ditto" else {"global": dict(model.state_dict())}
     site.ask(asked.parcel(groups))
@@ -274,6 +277,17 @@ def test_a_closure_at_the_scripts_own_optimizer_is_refused(tmp_path: Path) -> No
     _, model, optimizer = stepped(tmp_path, "fedprox")
     with pytest.raises(MedsiloError, match=r"site\.optimizer"):
         optimizer.step(lambda: model(torch.ones(3, 2)).sum())
+
+
+def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Path) -> None:
+    """It would be FedAvg under HarmoFL's name."""
+    numbers = {"amplitude": None}
+    site, model, optimizer = stepped(tmp_path, "harmofl", numbers)
+    model(torch.ones(3, 2)).sum().backward()
+    with pytest.raises(MedsiloError, match=r"site\.optimizer"):
+        optimizer.step()
+    with pytest.raises(MedsiloError, match="closure"):
+        site.optimizer.step()
 
 
 def test_a_loop_that_trains_one_network_of_two_is_told_to_train_both(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ class Stepping(PerturbedOptimizer):
     """The optimizer that a script steps a network with: its own kind, by HarmoFL's step if `alpha` is not 0."""
 
     again: bool = False  # whether a batch passes the network for the second time
+    stepping: bool = False
 
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         if closure is None and self.alpha:
@@ -127,15 +128,10 @@ class Stepping(PerturbedOptimizer):
             return closure()
 
         try:
+            self.stepping = True
             return super().step(counted)
         finally:
-            self.again = False
-
-
-def refuse_closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise MedsiloError for a step with a closure: torch would correct the gradients before the closure made them."""
-    if any(given is not None for given in (*args[1:], *kwargs.values())):
-        raise MedsiloError("optimizer.step(closure): step site.optimizer, or the optimizer of site.networks(), instead")
+            self.again = self.stepping = False
 
 
 # ---------------------------------------------------------------------------------------------------- handing over
@@ -217,10 +213,21 @@ class ScriptState(SiteState):
     ) -> None:
         self.own, self.own_optimizer, self.scheduler = model, optimizer, scheduler
         self.steps = 0  # that the script's optimizer has made in this round
+        self.by_method = False  # whether a method steps, in a pass over the loader
         self.current: Stepping | None = None  # that the script steps with
-        optimizer.register_step_pre_hook(refuse_closure)
+        optimizer.register_step_pre_hook(self._check)
         optimizer.register_step_post_hook(self._count)
         super().__init__(plan, site, folder, Compute(device=next(model.parameters()).device))
+
+    def _check(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise MedsiloError for a step of the script's own optimizer that would not be the method's.
+
+        With a closure torch would correct the gradients before the closure has made them.
+        """
+        closure = any(given is not None for given in (*args[1:], *kwargs.values()))
+        plain = self.algorithm.perturbation and not self.by_method and not (self.current and self.current.stepping)
+        if closure or plain:
+            raise MedsiloError("optimizer.step: step site.optimizer, or that of site.networks(), with a closure")
 
     def _count(self, *_: object) -> None:
         self.steps += 1
@@ -563,7 +570,11 @@ class ScriptSite:
             return data.loss(output, target)
 
         def epoch(lessons: Sequence[Lesson], number: int, most: int | None = None) -> float:
-            return train_epoch(islice(data.batches(data.loader, device), most), lessons, state.compute)
+            state.by_method = True
+            try:
+                return train_epoch(islice(data.batches(data.loader, device), most), lessons, state.compute)
+            finally:
+                state.by_method = False
 
         return ScriptBench(
             self.site,
