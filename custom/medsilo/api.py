@@ -309,10 +309,13 @@ def run(
     plan: a plan, a dictionary of its sections, a plan.yaml, a job's folder, or a method's name; by default FedAvg.
     task: what is learned: "classification", "segmentation", "regression", a Goal, a Task, or a task's name.
     sites: names, to run over these and not over those of the plan; or each site's own data by its name: a Dataset of
-    (input, target), arrays (inputs, targets[, patients]), or a frame with a column "label" (and "patient").
-    model: a torch module's class or a function that makes one, of nothing or of (channels, classes); or a name.
+    (input, target) or of MONAI's dictionaries with "image" and "label" (and "patient"), arrays (inputs, targets[,
+    patients]), or a frame with a column "label" (and "patient").
+    model: a torch module, with whose weights all sites begin; its class or a function that makes one, of nothing or of
+    (channels, classes); or a name.
     method: a class of medsilo.extend.Algorithm, one with its numbers, or a name.
-    loss: a function of (outputs, targets) that training minimises on data given as `sites`.
+    loss: a function of (outputs, targets), or an object such as a MONAI loss, that training minimises on data given as
+    `sites`.
     engine: "inprocess", in this process; or "simulator", NVFlare's. Both give the same numbers.
     folder: where the run is written; it must not exist. By default a folder that goes when the result goes.
     changes: {"training.rounds": 3}, or "training.rounds=3", or several.
@@ -505,7 +508,7 @@ def _with_own(
         if not all(isinstance(name, str) for name in names):
             raise MedsiloError("sites: give names, or data by name: {'a': ..., 'b': ...}")
         values["participation"] = {**values["participation"], "sites": names}
-    if own or task is not None or loss:
+    if own or task is not None or loss is not None:
         values["task"] = given.task(task, own, loss)
         values.pop("network", None)  # it was the other task's
     if method is not None:

@@ -7,9 +7,9 @@ import hashlib
 import inspect
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
-from functools import wraps
+from copy import copy, deepcopy
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
@@ -28,19 +28,23 @@ from medsilo.registry import METHODS, NETWORKS, TASKS, Registry
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.goal import Goal, Regression
 from medsilo.tasks.own.folder import goal_of
+from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.survey import PARTS
 from medsilo.tasks.task import Cases, Dealt, SiteData, Task
 
 LABEL, PATIENT = "label", "patient"  # columns of a frame; all others are inputs
+IMAGE = "image"  # beside these the key of a dictionary
 INSTALLED = [ROOT, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
+OTHERS = {"site-packages", "dist-packages"}  # folders of installed packages, also a user's and the system's
 SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # values that count as source
 KINDS = ("classification", "segmentation", "regression")
 MOST_CLASSES = 1000
 FORMS = (
-    "a Dataset of (input, target), arrays (inputs, targets[, patients]), a frame with a column 'label', or these "
-    "as a dictionary of train, validation and test"
+    "a Dataset of (input, target) or of {'image': ..., 'label': ...}, arrays (inputs, targets[, patients]), a frame "
+    "with a column 'label', or these as a dictionary of train, validation and test"
 )
+KNOWN = (Classification, Segmentation, Regression)  # goals whose targets are one number for a case, or for each place
 Kind = str | Goal | type[Task] | Task | Mapping[str, Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -83,8 +87,47 @@ def _is_own(thing: Any) -> bool:
     if not (isinstance(thing, type) or inspect.isfunction(thing)):
         return False
     file = getattr(sys.modules.get(thing.__module__), "__file__", None)
-    own = file and not any(Path(file).is_relative_to(place) for place in INSTALLED)
-    return bool(own) or thing.__module__ == "__main__"
+    known = file and (OTHERS.intersection(Path(file).parts) or any(map(Path(file).is_relative_to, INSTALLED)))
+    return bool(file and not known) or thing.__module__ == "__main__"
+
+
+def state_hash(thing: Any) -> str:
+    """Return a SHA-256 over an object's class and all that it holds, the same in every process.
+
+    >>> state_hash(nn.CrossEntropyLoss()) == state_hash(nn.CrossEntropyLoss(label_smoothing=0.1))
+    False
+    """
+    try:
+        return hashlib.sha256(repr(_held(thing, {})).encode()).hexdigest()
+    except TypeError as error:
+        told = f"what {type(thing).__name__} holds has no hash ({error})"
+        raise MedsiloError(f"{told}; give a function, or a class that makes it") from error
+
+
+def _held(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
+    """Return an object as nested tuples of texts. seen: objects by address, kept so that no other gets theirs."""
+    if isinstance(thing, SIMPLE) and not isinstance(thing, tuple):
+        return repr(thing)
+    if id(thing) in seen:
+        return "again", seen[id(thing)][0]
+    if not isinstance(thing, tuple | frozenset):  # of which Python may make one or several
+        seen[id(thing)] = len(seen), thing
+    if isinstance(thing, Tensor | np.ndarray):
+        values = _tensor(thing)
+        own = hashlib.sha256(values.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+        return str(values.dtype), tuple(values.shape), getattr(thing, "requires_grad", False), own
+    if isinstance(thing, Mapping):
+        return type(thing).__name__, *((_held(key, seen), _held(value, seen)) for key, value in thing.items())
+    if isinstance(thing, list | tuple):
+        return type(thing).__name__, *(_held(one, seen) for one in thing)
+    if isinstance(thing, set | frozenset):
+        return type(thing).__name__, *sorted(repr(_held(one, {})) for one in thing)
+    if inspect.isfunction(thing) or isinstance(thing, type):
+        cells = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
+        given = cells, getattr(thing, "__defaults__", None), getattr(thing, "__kwdefaults__", None)
+        return thing.__module__, thing.__qualname__, source_hash(thing) if _is_own(thing) else "", _held(given, seen)
+    parts = thing.__reduce_ex__(4)  # the class, and what a copy of it would be made of
+    return _held(parts, seen) if isinstance(parts, tuple) else parts
 
 
 # ---------------------------------------------------------------------------------------------------- sections
@@ -94,9 +137,10 @@ def method(given: str | Algorithm | type[Algorithm]) -> dict[str, Any]:
 
 
 def model(given: Any) -> dict[str, Any]:
-    """Return a plan's section of a network: by its name, or of a torch module's class, or a function that makes one."""
+    """Return a plan's section of a network: by its name, of a torch module's class, a function that makes one, or a
+    module, with whose weights all sites begin."""
     if isinstance(given, nn.Module):
-        raise MedsiloError(f"model: give the class {type(given).__name__} and no module of it: each site makes its own")
+        return _module(given)
     if not callable(given) or (isinstance(given, type) and issubclass(given, Network)):
         return _section(NETWORKS, given, Network)
     every = inspect.signature(given).parameters.values()
@@ -109,8 +153,23 @@ def model(given: Any) -> dict[str, Any]:
     def build(self: Network, channels: int, classes: int) -> nn.Module:
         return given(channels, classes) if needed else given()
 
-    source = source_hash(given)
-    name = f"{given.__name__.strip('<>').replace('_', '-').lower()}-{source[:8]}"
+    return _network(given.__name__, build, source_hash(given))
+
+
+def _module(given: nn.Module) -> dict[str, Any]:
+    kept = deepcopy(given).cpu().train()  # as it is now, whatever the program does with it later
+
+    def build(self: Network, channels: int, classes: int) -> nn.Module:
+        if not torch.empty(0).is_meta:
+            return deepcopy(kept)
+        of = {id(one): nn.Parameter(one.to("meta"), one.requires_grad) for one in kept.parameters()}
+        return deepcopy(kept, of | {id(one): one.to("meta") for one in kept.buffers()})
+
+    return _network(type(given).__name__, build, state_hash(kept))
+
+
+def _network(name: str, build: Callable[..., nn.Module], source: str) -> dict[str, Any]:
+    name = f"{name.strip('<>').replace('_', '-').lower()}-{source[:8]}"
     return _told(NETWORKS, type("Given", (Network,), {"build": build}), name, source)
 
 
@@ -159,22 +218,26 @@ class GivenTask(Task):
 def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) -> dict[str, Any]:
     """Return a plan's section of a task: what is to be learned of the cases that a program gives for each site."""
     if not sites:
-        if loss:
+        if loss is not None:
             raise MedsiloError("loss: it belongs to data of your own, given as sites={'a': ..., 'b': ...}")
         return dict(kind) if isinstance(kind, Mapping) else _section(TASKS, kind, Task)
-    if loss and not inspect.isfunction(loss):
-        raise MedsiloError(f"loss: {loss!r} is no function; write 'def my_loss(outputs, targets): ...' around it")
-    parts = {site: _parts(own, site) for site, own in sites.items()}
+    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+        remedy = f"; give {loss.__name__}(...)" if isinstance(loss, type) else ", such as torch.nn.CrossEntropyLoss()"
+        raise MedsiloError(f"loss: {loss!r} can't be called with outputs and targets{remedy}")
+    targets = _Targets(kind)
+    parts = {site: _parts(own, site, targets) for site, own in sites.items()}
     every: list[Any] = [getattr(own, part) for own in parts.values() for part in PARTS]
     shapes = {tuple(data[0][0].shape) for data in every}
     if len(shapes) > 1 or () in shapes:
         raise DataError(f"sites: inputs have the shapes {sorted(shapes)}; give all one shape, [channels, ...]")
     (shape,), goal = shapes, kind if isinstance(kind, Goal) else _goal(kind or KINDS[0], every)
-    if loss:
+    if loss is not None:
         goal = copy(goal)
-        vars(goal).update(loss=_of_a_batch(loss), unbounded="a loss of your own has no known bound", cross_entropy=0.0)
+        vars(goal).update(
+            loss=_OfABatch(loss, targets.axis), unbounded="a loss of your own has no known bound", cross_entropy=0.0
+        )
     said = f"{type(goal).__name__} {goal.outputs} {goal.label_names} {getattr(goal, 'limits', '')} {shape}"
-    source = source_hash(*([loss] if loss else []), *filter(_is_own, [type(goal)]))
+    source = source_hash(*filter(_is_own, [type(goal)])) + ("" if loss is None else state_hash(loss))
     source = hashlib.sha256((said + source).encode()).hexdigest()
     title = f"{type(goal).__name__.lower()} of this program's data"
     made = type("Given", (GivenTask,), {"title": title, "__annotations__": {}})
@@ -183,20 +246,48 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) 
     return _told(TASKS, made, f"own-data-{source[:8]}", source)
 
 
-def _of_a_batch(loss: Loss) -> Loss:
-    """Return the loss, which says it when it gives no mean."""
+class _OfABatch:
+    """A loss, which says it when it gives no mean.
 
-    @wraps(loss)
-    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
-        mean = loss(outputs, targets)
+    It gets targets as the program's data have them: of labels [1, H, W] a batch of [batch, 1, H, W]. Where its first
+    call can't take these, it gets the same without that axis, or with it, from then on.
+    """
+
+    def __init__(self, loss: Loss, axis: bool) -> None:
+        """axis: whether the program's targets have an axis of one number more than those of a goal."""
+        self.loss, self.axis, self.settled = deepcopy(loss) if isinstance(loss, nn.Module) else loss, axis, False
+        self.name = getattr(loss, "__name__", type(loss).__name__)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if isinstance(self.loss, nn.Module):
+            self.loss.to(targets.device)  # weights of classes
+        mean = self._of(outputs, targets, self.axis) if self.settled else self._first(outputs, targets)
         if not isinstance(mean, Tensor) or mean.ndim:
             given = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else repr(mean)
-            raise DataError(
-                f"loss: {loss.__name__} gives {given}; return the batch's mean, a tensor without dimensions"
-            )
+            raise DataError(f"loss: {self.name} gives {given}; return the batch's mean, a tensor without dimensions")
         return mean
 
-    return checked
+    def _of(self, outputs: Tensor, targets: Tensor, axis: bool) -> Tensor:
+        return self.loss(outputs, targets[:, None] if axis else targets)
+
+    def _first(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Find out which targets it can take. Torch only warns of some that it can't: this counts, too."""
+        why = ""
+        for axis in (self.axis, not self.axis):
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("error", "Using a target size")
+                    mean = self._of(outputs, targets, axis)
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, ValueError, IndexError, AssertionError, UserWarning) as error:
+                why = why or " ".join(str(error).split())[:200]
+            else:
+                self.axis, self.settled = axis, True
+                return mean
+        shapes = f"targets of shape {list(targets.shape)} nor {[len(targets), 1, *targets.shape[1:]]}"
+        told = f"loss: {self.name} takes no {shapes} ({why})"
+        raise DataError(f"{told}; write a function of (outputs, targets) around it")
 
 
 def _goal(kind: Any, every: Sequence[Any]) -> Goal:
@@ -207,46 +298,93 @@ def _goal(kind: Any, every: Sequence[Any]) -> Goal:
     low, high = min(float(one.min()) for one in targets), max(float(one.max()) for one in targets)
     if kind == "regression" and low < high:
         return Regression((low, high))
-    if low < 0 or not 1 <= high < MOST_CLASSES or any(one.is_floating_point() for one in targets):
+    if low < 0 or not 1 <= high < MOST_CLASSES or any(not one.equal(one.round()) for one in targets):
         raise DataError(f"sites: labels are from {low:g} to {high:g}; give classes as whole numbers 0, 1, 2, ...")
     labels = tuple(map(str, range(int(high) + 1)))
     return Classification(labels) if kind == KINDS[0] else goal_of(kind, labels[1:])
 
 
 # ---------------------------------------------------------------------------------------------------- cases
+class _Targets:
+    """How a call's targets become those of its goal, and whether any had an axis of one number more."""
+
+    def __init__(self, kind: Any) -> None:
+        goal = isinstance(kind, Goal)
+        self.known = isinstance(kind, KNOWN) if goal else True  # whether a target is one number for a case or a place
+        self.classes = self.known and not (isinstance(kind, Regression) if goal else kind == "regression")
+        self.axis = False
+
+    def of(self, values: Any, shape: Sequence[int], cases: int = 0) -> Tensor:
+        """Return targets: of one case, or where `cases` is 1 of all. shape: of one case's input.
+
+        >>> _Targets("segmentation").of([[1.0, 0.0]], (3, 2))
+        tensor([1, 0])
+        """
+        found, grid = _target(values), tuple(shape[1:])
+        own = tuple(found.shape[cases:])
+        if self.known and own[:1] == (1,) and own[1:] in ((), grid) and own != grid:
+            self.axis, found = True, found.squeeze(cases)
+        whole = (self.classes or cases) and found.is_floating_point() and found.equal(found.round())
+        return found.long() if whole else found
+
+
 class _Read(Dataset):
     """A data set of the program's own, whose cases become tensors when they are read."""
 
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.shape = inner, np.shape(inner[0][0])
-        self.patients = tuple(map(str, getattr(inner, "patients", range(len(inner)))))
+    def __init__(self, inner: Any, targets: _Targets) -> None:
+        self.inner, self.targets = inner, targets
+        first = inner[0]
+        self.shape = np.shape(_pair(first)[0])
+        named = [inner[case][PATIENT] for case in range(len(inner))] if _is_named(first) else range(len(inner))
+        self.patients = tuple(map(str, getattr(inner, "patients", named)))
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __getitem__(self, case: int) -> tuple[Tensor, Tensor]:
-        values, target, *_ = self.inner[case]
+        values, target = _pair(self.inner[case])
         if np.shape(values) != self.shape:
             raise DataError(f"sites: case {case} has the shape {np.shape(values)}, case 0 {self.shape}; give all one")
-        return torch.tensor(np.asarray(values), dtype=torch.float32), _target(target)
+        return _tensor(values).float(), self.targets.of(target, self.shape)
+
+
+def _is_named(sample: Any) -> bool:
+    return isinstance(sample, Mapping) and PATIENT in sample
+
+
+def _pair(sample: Any) -> tuple[Any, Any]:
+    """Return input and target of a sample: a pair, or a dictionary as MONAI's transforms give it."""
+    if not isinstance(sample, Mapping):
+        values, target, *_ = sample
+        return values, target
+    if absent := [key for key in (IMAGE, LABEL) if key not in sample]:
+        raise ValueError(f"a sample has no {' and no '.join(absent)} but {', '.join(map(str, sample))}; name them so")
+    return sample[IMAGE], sample[LABEL]
+
+
+def _tensor(values: Any) -> Tensor:
+    """Return a copy as a plain tensor, also of MONAI's, on the processor."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu().as_subclass(Tensor).clone()
+    return torch.tensor(np.asarray(values))
 
 
 def _target(values: Any) -> Tensor:
-    given = np.asarray(values)
-    if given.dtype.kind not in "biuf":
+    found = values if isinstance(values, Tensor) else np.asarray(values)
+    if not isinstance(found, Tensor) and found.dtype.kind not in "biuf":
         raise ValueError("targets are no numbers; give classes as 0, 1, 2, ...")
-    found = torch.tensor(given)
+    found = _tensor(found)
     return found.float() if found.is_floating_point() else found.long()
 
 
-def _parts(given: Any, site: str) -> SiteData:
+def _parts(given: Any, site: str, targets: _Targets) -> SiteData:
     """Return one site's data in three parts: as they are given, or with patients dealt in turn."""
     if isinstance(given, SiteData):
         return given
     try:
         if isinstance(given, Mapping):
-            return SiteData(*(_cases(given[part]) for part in PARTS))
-        whole: Any = _cases(given)
+            return SiteData(*(_cases(given[part], targets) for part in PARTS))
+        whole: Any = _cases(given, targets)
     except (TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
         raise DataError(f"sites: the data of {site} can't be read ({error}); give {FORMS}") from error
     if isinstance(whole, Cases) and not whole.inputs.isfinite().all():
@@ -260,14 +398,15 @@ def _parts(given: Any, site: str) -> SiteData:
     return SiteData.in_parts(parts, lambda places: Dealt(whole, places.tolist(), whole.patients, labels))
 
 
-def _cases(given: Any) -> Dataset:
+def _cases(given: Any, targets: _Targets) -> Dataset:
     if hasattr(given, "columns"):
         inputs = given.drop(columns=[name for name in (LABEL, PATIENT) if name in given.columns])
         patients = [given[PATIENT]] if PATIENT in given.columns else []
         given = (inputs.to_numpy(np.float32), given[LABEL].to_numpy(), *patients)
     if not isinstance(given, tuple):
-        return _Read(given)
-    inputs, targets, *patients = given
-    values, found = torch.tensor(np.asarray(inputs), dtype=torch.float32), _target(targets)
-    found = found.long() if bool((found == found.round()).all()) else found
-    return Cases(values, found, list(map(str, patients[0] if patients else range(len(values)))))
+        return _Read(given, targets)
+    inputs, labels, *patients = given
+    values = _tensor(inputs).float()
+    return Cases(
+        values, targets.of(labels, values.shape[1:], 1), list(map(str, patients[0] if patients else range(len(values))))
+    )

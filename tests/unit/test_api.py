@@ -7,17 +7,23 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from monai.data import Dataset as MonaiData
+from monai.data import MetaTensor
+from monai.losses import DiceCELoss, DiceLoss
 from pandas import DataFrame
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import Dataset
 
 import medsilo
+from medsilo import given
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.extend import Algorithm, Group, Phase, places_in
@@ -168,8 +174,8 @@ def test_a_plan_may_be_given_in_every_form(tmp_path: Path, root: Path) -> None:
     plan = make_plan("fedavg", *SMALL, "training.rounds=1")
     (tmp_path / "plan.yaml").write_text(plan.to_yaml())
     seen: list[int] = []
-    for given in (plan, plan.resolved(), tmp_path / "plan.yaml", str(tmp_path / "plan.yaml")):
-        done = medsilo.run(given, sites=["a", "b"], device="cpu", on_round=lambda record: seen.append(record.round))
+    for one in (plan, plan.resolved(), tmp_path / "plan.yaml", str(tmp_path / "plan.yaml")):
+        done = medsilo.run(one, sites=["a", "b"], device="cpu", on_round=lambda record: seen.append(record.round))
         assert done.plan == plan.with_changes(["participation.sites=[a, b]"])
     assert seen == [1, 1, 1, 1]
     few = ["task.name=synthetic-activity", *SMALL, "training.rounds=1"]
@@ -208,7 +214,10 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
         (lambda: medsilo.compare("fedavgg"), "did you mean 'fedavg'?"),
         (lambda: medsilo.run(small.plan, changes="rounds"), "changes: 'rounds': write it as key.subkey=value"),
         (lambda: medsilo.run(task="prostate"), "or give data="),
-        (lambda: medsilo.run(small.plan, model=nn.Linear(1, 1)), "give the class Linear"),
+        (
+            lambda: medsilo.run(sites={"a": ([[0.0]] * 9, [0, 1, 0] * 3)}, model=nn.Linear(3, 2)),
+            "can't read the inputs",
+        ),
         (lambda: medsilo.run(small.plan, model=nn.Conv2d), "takes in_channels, out_channels, kernel_size; let it take"),
         (
             lambda: medsilo.run(sites={"a": ([[0.0]] * 40, [0, 1] * 20)}, loss=of_each_case),
@@ -219,8 +228,9 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
         (lambda: medsilo.run(sites={"a": [1, 2]}), "the data of a can't be read"),
         (lambda: medsilo.run(sites={"a": ([[float("nan")]] * 9, [0, 1, 0] * 3)}), "inputs of a are NaN or infinite"),
         (lambda: medsilo.run(sites=[([0], [1])]), "give names, or data by name"),
-        (lambda: medsilo.run(sites={"a": ([[0.0]] * 9, [0, 1, 0] * 3)}, loss="ce"), "'ce' is no function"),
-        (lambda: medsilo.run(sites={"a": ([[0.0]] * 9, [0] * 9)}, loss=nn.CrossEntropyLoss()), "is no function; write"),
+        (lambda: medsilo.run(sites={"a": ([[0.0]] * 9, [0, 1, 0] * 3)}, loss="ce"), "'ce' can't be called"),
+        (lambda: medsilo.run(sites={"a": ([[0.0]] * 9, [0] * 9)}, loss=nn.CrossEntropyLoss), "CrossEntropyLoss(...)"),
+        (lambda: medsilo.run(sites={"a": [{"img": [0.0], "label": 1}] * 9}), "a sample has no image but img, label"),
         (lambda: medsilo.run(sites={"a": ([[0.0]] * 9, ["ill"] * 9)}), "targets are no numbers"),
         (lambda: medsilo.run(small.plan, method=Nameless), "Nameless is no Algorithm with a name"),
         (lambda: medsilo.run(sites={"a": ([[1.0], [2.0]], [0, 1])}), "a has 2 patients; give 3 or more"),
@@ -351,6 +361,117 @@ def test_frames_and_arrays_are_sites_too() -> None:
     assert medsilo.run(task="regression", sites={"a": numbers}, device="cpu").summary.metric == "closeness"
 
 
+# ---------------------------------------------------------------------------------------------------- as in MONAI
+def samples(seed: int, axes: int = 2, cases: int = 20) -> list[dict[str, Any]]:
+    """Return cases as MONAI's transforms give them: float labels of shape [1, ...], tensors with a memory of files."""
+    drawn = torch.Generator().manual_seed(seed)
+    masks = torch.rand(cases, 1, *[16] * axes, generator=drawn).round()
+    images = masks + 0.3 * torch.randn(masks.shape, generator=drawn)
+    return [{"image": MetaTensor(image), "label": MetaTensor(mask)} for image, mask in zip(images, masks, strict=True)]
+
+
+def pairs(given: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+    images, masks = (torch.stack([sample[key].as_tensor() for sample in given]) for key in ("image", "label"))
+    return images, masks[:, 0].long()
+
+
+def normed(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+
+
+MASKS: dict[str, Any] = {"task": "segmentation", "changes": {"training.rounds": 1}, "device": "cpu"}
+
+
+def weights(run: medsilo.Run, site: str = "a") -> torch.Tensor:
+    return torch.cat([value.flatten() for value in run.models[site].state_dict().values()])
+
+
+def test_monais_samples_and_labels_with_an_axis_are_cases_as_pairs_are() -> None:
+    net = normed()
+    of = [MonaiData(samples(1)), pairs(samples(1)), samples(1)]
+    runs = [medsilo.run(sites={"a": one}, model=net, **MASKS) for one in of]
+    assert all(weights(run).equal(weights(runs[0])) for run in runs) and len({run.plan.hash for run in runs}) == 1
+    assert runs[0].summary.mean_test == runs[1].summary.mean_test > 0
+    thick = nn.Conv3d(1, 2, 1)
+    volumes = medsilo.run(sites={"a": MonaiData(samples(1, axes=3))}, model=thick, **MASKS)
+    assert volumes.summary.mean_test is not None and volumes.plan.task.shape == (1, 16, 16, 16)
+    named = [{**sample, "patient": f"patient {number // 2}"} for number, sample in enumerate(samples(1))]
+    dealt = medsilo.run(sites={"a": MonaiData(named)}, model=net, **MASKS)
+    assert dealt.cases["patient"].nunique() == 3 and len(dealt.cases) == 6  # both cases of each
+
+
+def test_a_loss_object_gets_the_targets_that_it_can_take() -> None:
+    net, both = normed(), DiceCELoss(to_onehot_y=True, softmax=True)
+    with_axis, without = MonaiData(samples(1)), pairs(samples(1))
+    for loss in (both, nn.CrossEntropyLoss(), partial(nn.functional.cross_entropy, label_smoothing=0.1)):
+        found = [medsilo.run(sites={"a": one}, model=net, loss=loss, **MASKS) for one in (with_axis, without)]
+        assert weights(found[0]).equal(weights(found[1])), loss
+    seen: list[tuple[int, ...]] = []
+
+    def watching(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(targets.shape[1:]))
+        return both(outputs, targets)
+
+    medsilo.run(sites={"a": with_axis}, model=net, loss=watching, **MASKS)
+    assert set(seen) == {(1, 16, 16)}  # as the data have them
+    with pytest.raises(MedsiloError, match=r"loss: DiceLoss takes no targets of shape .*different shape"):
+        medsilo.run(sites={"a": with_axis}, model=net, loss=DiceLoss(softmax=True), **MASKS)
+    numbers = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    for sums in (numbers.sum(1), numbers.sum(1, keepdim=True)):  # torch would broadcast [8] against [8, 1]
+        far = medsilo.run(task="regression", sites={"a": (numbers, sums)}, loss=nn.MSELoss(), device="cpu")
+        assert far.summary.mean_test > 0.7
+    tasks = [given.task("segmentation", {"a": without}, loss)["name"] for loss in (both, DiceCELoss(softmax=True))]
+    assert tasks[0] != tasks[1] and tasks[0] == given.task("segmentation", {"a": without}, both)["name"]
+
+
+def test_all_sites_begin_with_the_weights_of_a_module() -> None:
+    net = normed()
+    still = medsilo.run(sites={"a": pairs(samples(1)), "b": pairs(samples(2))}, model=net, **MASKS)
+    begun = still.plan.build_networks()["model"].state_dict()
+    assert all(begun[name].equal(value) for name, value in net.state_dict().items())
+    assert not weights(still).equal(torch.cat([value.flatten() for value in begun.values()]))  # they have learned
+    names = [given.model(net)["name"], given.model(deepcopy(net).eval())["name"], given.model(normed(1))["name"]]
+    assert names[0] == names[1] == still.plan.network.name != names[2]
+    with torch.no_grad():
+        net[0].weight += 1
+    assert not still.plan.build_networks()["model"][0].weight.equal(net[0].weight)
+    tied = nn.Sequential(layer := nn.Linear(4, 4), layer)
+    with torch.device("meta"):
+        empty = NETWORKS[given.model(tied)["name"]]().build(4, 4)
+    assert empty[0].weight is empty[1].weight and empty[0].weight.is_meta
+
+
+@pytest.mark.slow
+def test_an_objects_hash_is_the_same_in_every_process() -> None:
+    code = (
+        "import torch; from torch import nn; from medsilo.given import state_hash; torch.manual_seed(0); "
+        "net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)); net.words = {'one', 'two', 'three'}; "
+        "print(state_hash(net), state_hash(nn.CrossEntropyLoss(torch.ones(2))))"
+    )
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(hashes) == 1
+
+
+def test_adafed_pretrains_on_a_share_of_data_that_a_notebook_has() -> None:
+    sites = {site: MonaiData(samples(seed)) for seed, site in enumerate("ab")}
+    changes = {"training.rounds": 2, "algorithm.pretraining.epochs": 2}
+    run = medsilo.run("adafed", **{**MASKS, "changes": changes}, sites=sites, model=normed())
+    assert run.summary.details.pretraining["source"] == "share"
+    assert run.summary.details.pretraining["cases"] == 4  # a fifth of ten of each
+    assert run.summary.mean_test > 0
+
+
+# ---------------------------------------------------------------------------------------------------- as commands
 @pytest.mark.slow
 def test_what_the_command_line_takes_python_takes(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
@@ -438,7 +559,7 @@ def test_the_pages_code_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> No
     monkeypatch.chdir(tmp_path)
     known: dict[str, Any] = {"__name__": "__main__"}
     blocks = re.findall(r"^```python\n(.*?)^```$", (root / "docs/python.md").read_text("utf-8"), re.S | re.M)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for number, block in enumerate(blocks):  # from a file: a class is hashed by its source
         (tmp_path / f"block{number}.py").write_text(block)
         exec(compile(block, str(tmp_path / f"block{number}.py"), "exec"), known)

@@ -33,9 +33,9 @@ class Pretraining(Section):
         "share",
         description="where f comes from. `initial`: f is the network as it begins, for networks that begin with a "
         "checkpoint. `share`: it is trained on a share of every site's training cases, **which "
-        "the site thereby releases to the server**. With synthetic tasks the server draws these cases; with others "
-        "they have to lie in the server's own data folder, laid out as at the sites. `file`: a `.safetensors` file in "
-        "that folder",
+        "the site thereby releases to the server**. The server draws the cases of synthetic tasks, and has what a "
+        "Python program gives; else they lie in the server's own data folder, laid out as at the sites. "
+        "`file`: a `.safetensors` file in that folder",
     )
     share: float = Field(0.2, gt=0, le=1, description="the share of the training cases")
     epochs: int = Field(15, ge=1, le=1000, description="passes over these cases")
@@ -71,7 +71,7 @@ class Pretraining(Section):
         return {"source": "file", "file": self.file, "sha256": hashlib.sha256(content).hexdigest(), "data": "not known"}
 
     def _train(self, model: nn.Module, at: ServerSide) -> dict[str, Any]:
-        if not at.task.synthetic and at.data is None:
+        if (at.task.needs_data or at.task.scripted) and at.data is None:
             raise MedsiloError(f"the public share of the data is not at the server; {REMEDY}")
         parts = [self._public(at.task.site_data(site, at.sites, at.seed, at.data).train, site, at) for site in at.sites]
         public = drawn_cases(ConcatDataset(parts), at.task.piece, seed_for(at.seed, "pre-training pieces"))
