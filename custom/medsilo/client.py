@@ -100,6 +100,7 @@ def join(
     loader: Iterable[Any],
     *,
     evaluate: Evaluate | None = None,
+    test: Evaluate | None = None,
     validation: Iterable[Any] | None = None,
     loss: LossFunction | None = None,
     scheduler: Any = None,
@@ -110,11 +111,13 @@ def join(
 
     Put the model on its device first. The rest is for some methods and some scripts:
 
-    evaluate: takes a network, returns its metrics; then every model is scored, the last one included, and FedSM's super
-    model too. validation: batches with labels, by which FedSM finds its threshold. loss: of (output, target), for MOON,
-    APFL and pFedMe, whose objective is more than a loss. scheduler: kept with the optimizer's state, should the script
-    start anew. samples: training cases, if the loader does not say. batch: takes a batch apart; by default
-    (inputs, targets), or MONAI's "image" and "label".
+    - evaluate: takes a network, returns its metrics on validation data. Then each model is scored, the last one included.
+    - test: the same on test data, by which nothing was chosen. It is called once, with the model that was chosen.
+    - validation: batches with labels, by which FedSM finds its threshold.
+    - loss: of (output, target), for MOON, APFL and pFedMe, whose objective is more than a loss.
+    - scheduler: kept with the optimizer's state, should the script start anew.
+    - samples: training cases, if the loader does not say.
+    - batch: takes a batch apart; by default (inputs, targets), or MONAI's "image" and "label".
     """
     try:
         name = flare.get_site_name()
@@ -126,7 +129,7 @@ def join(
     shelf.look_in(folder / "config")
     output = folder.parents[1] / "medsilo"  # beside NVFlare's folders of jobs, which go with the job
     data = Data(loader, validation, samples, batch, loss)
-    inner = ScriptSite(plan, name, output, model, optimizer, data, evaluate, scheduler)
+    inner = ScriptSite(plan, name, output, model, optimizer, data, evaluate, test, scheduler)
     return Site(inner, output)
 
 

@@ -15,14 +15,15 @@ from medsilo.client import join
 def main() -> None:
     flare.init()
     cases = images_of(flare.get_site_name())
-    train_loader = DataLoader(Dataset(cases[:24]), batch_size=8, shuffle=True)
-    validation_loader = DataLoader(Dataset(cases[24:]), batch_size=8)
+    train_loader = DataLoader(Dataset(cases[:20]), batch_size=8, shuffle=True)
+    validation_loader = DataLoader(Dataset(cases[20:30]), batch_size=5)
+    test_loader = DataLoader(Dataset(cases[30:]), batch_size=5)
     model, loss = unet(), DiceCELoss(to_onehot_y=True, softmax=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
-    def evaluate(net: nn.Module) -> dict[str, float]:
+    def evaluate(net: nn.Module, loader: DataLoader = validation_loader) -> dict[str, float]:
         dice = DiceMetric(include_background=False)
-        for batch in validation_loader:
+        for batch in loader:
             found = one_hot(net(batch["image"]).argmax(1, keepdim=True), 2)
             dice(found, one_hot(batch["label"], 2))
         return {"dice": dice.aggregate().item()}
@@ -38,7 +39,14 @@ def main() -> None:
 
             step.step(closure)
 
-    site = join(model, optimizer, train_loader, evaluate=evaluate, validation=validation_loader)
+    site = join(
+        model,
+        optimizer,
+        train_loader,
+        evaluate=evaluate,
+        test=lambda net: evaluate(net, test_loader),
+        validation=validation_loader,
+    )
     while site.is_running():
         site.receive()
         for net, step in site.networks():  # one for HarmoFL; the global and the personal model for FedSM

@@ -8,7 +8,7 @@ import torch
 from model import Net, patients_of, studies
 from sklearn.metrics import roc_auc_score
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from medsilo.client import join
 
@@ -20,16 +20,16 @@ def main() -> None:
     torch.set_num_threads(1)
     flare.init()
     study = studies(table)[int(flare.get_site_name().rpartition("-")[2]) - 1]
-    train_set, test_set = patients_of(table, study)
+    train_set, validation_set, test_set = patients_of(table, study)
     loader = DataLoader(train_set, batch_size=32, shuffle=True, drop_last=True)
     model, loss = Net(), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    def evaluate(net: nn.Module) -> dict[str, float]:
-        rows, deaths = test_set.tensors
+    def evaluate(net: nn.Module, patients: TensorDataset = validation_set) -> dict[str, float]:
+        rows, deaths = patients.tensors
         return {"auc": roc_auc_score(deaths, net(rows).softmax(1)[:, 1])}
 
-    site = join(model, optimizer, loader, evaluate=evaluate)
+    site = join(model, optimizer, loader, evaluate=evaluate, test=lambda net: evaluate(net, test_set))
     while site.is_running():
         site.receive()
         for net, step in site.networks():

@@ -32,8 +32,8 @@ def studies(table: Path) -> list[str]:
         return sorted({row["name"] for row in csv.DictReader(file)})
 
 
-def patients_of(table: Path, study: str) -> tuple[TensorDataset, TensorDataset]:
-    """Return a study's training and test patients: four of five, and the fifth."""
+def patients_of(table: Path, study: str) -> list[TensorDataset]:
+    """Return a study's training, validation and test patients: three of five, the fourth and the fifth."""
     with table.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["name"] == study]
     inputs = [
@@ -44,5 +44,6 @@ def patients_of(table: Path, study: str) -> tuple[TensorDataset, TensorDataset]:
     ]
     values, deaths = torch.tensor(inputs), torch.tensor([int(row["mort"]) for row in rows])
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
-    values, deaths, cut = values[order], deaths[order], len(rows) // 5
-    return TensorDataset(values[cut:], deaths[cut:]), TensorDataset(values[:cut], deaths[:cut])
+    values, deaths, fifth = values[order], deaths[order], len(rows) // 5
+    parts = (slice(2 * fifth, None), slice(fifth, 2 * fifth), slice(fifth))
+    return [TensorDataset(values[part], deaths[part]) for part in parts]

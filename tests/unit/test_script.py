@@ -68,11 +68,16 @@ class Script:
         validation = list(batches(self.data.validation, 64, Compute()))
         joint = self.own.algorithm.name in JOINT
         data = Data(self.loader, validation, loss=self.own.task.goal.loss if joint else None)
-        return ScriptSite(self.plan, self.name, self.folder, self.model, optimizer, data, self.evaluate)
+        return ScriptSite(self.plan, self.name, self.folder, self.model, optimizer, data, self.evaluate, self.test)
 
     def evaluate(self, net: nn.Module) -> float:
         right = [(net(x).argmax(1) == y).float() for x, y in batches(self.data.validation, 64, Compute())]
         return float(torch.cat(right).mean())
+
+    def test(self, net: nn.Module) -> float:
+        return float(
+            torch.cat([(net(x).argmax(1) == y).float() for x, y in batches(self.data.test, 64, Compute())]).mean()
+        )
 
     def answer(self, parcel: Parcel, stop: object) -> Parcel:
         site = self.started = self.start() if self.anew or not self.started else self.started
@@ -113,8 +118,14 @@ def scripted(
 
 def check_equal(own: Plan, folder: Path, nearly: float = 0.0, anew: bool = False) -> Record:
     """The script's tensors are those of medsilo's own job."""
-    expected = run(own).models
+    study = run(own)
+    expected = study.models
     record, found = scripted(own, folder, anew)
+    summary = record.summary()
+    assert summary
+    for site, own_result in study.summary.sites.items():
+        if own_result.test:
+            assert summary.sites[site].test["accuracy"] == pytest.approx(own_result.test["accuracy"], abs=1e-6 + nearly)
     for site, model in expected.items():
         for name, tensor in model.state_dict().items():
             assert (found[site][name].double() - tensor.double()).abs().max() <= nearly, f"{site} {name}"

@@ -336,6 +336,15 @@ class Data:
             generator.set_state(kept)
 
 
+def _evaluated(evaluate: Evaluate, model: nn.Module) -> Metrics | float:
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        found = evaluate(model)
+    model.train(training)
+    return found
+
+
 class ScriptSite:
     """A site of a study, without NVFlare: it is asked, and the script trains in between."""
 
@@ -348,10 +357,12 @@ class ScriptSite:
         optimizer: Optimizer,
         data: Data,
         evaluate: Evaluate | None = None,
+        test: Evaluate | None = None,
         scheduler: Any = None,
     ) -> None:
-        """output: the folder under which this site keeps its studies."""
-        self.plan, self.site, self.output, self.data, self.evaluate = plan, site, output, data, evaluate
+        """output: the folder under which this site keeps its studies. test: scores the model that was chosen, once."""
+        self.plan, self.site, self.output, self.data = plan, site, output, data
+        self.evaluate, self.tests = evaluate, test
         assert isinstance(plan.network, ScriptNetwork)
         plan.network.make_by(model)
         self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler)
@@ -469,18 +480,9 @@ class ScriptSite:
             self.received = {name: own.clone() for name, own in state.model.state_dict().items()} if personal else None
             return None
         self.received = None
-        self.validated = self._score(self._evaluated(state.modules["model"]))
+        self.validated = self._score(_evaluated(self.evaluate, state.modules["model"]))
         self._consider(rounds)
         return self.validated
-
-    def _evaluated(self, model: nn.Module) -> Metrics | float:
-        assert self.evaluate
-        training = model.training
-        model.eval()
-        with torch.no_grad():
-            found = self.evaluate(model)
-        model.train(training)
-        return found
 
     def _consider(self, rounds: int) -> None:
         """Keep the model that came, where each site chooses its own best."""
@@ -525,8 +527,8 @@ class ScriptSite:
         state.save_model(paths.BEST, selected)
         end = self._end()
         model = plan.algorithm.outcome.tested(end, state.modules["model"], asked.outcome)
-        score = None if self.evaluate is None else self._score(self._evaluated(model))
-        if self.evaluate is None and model is not state.modules["model"]:  # an outcome that counts its answers
+        score = None if self.tests is None else self._score(_evaluated(self.tests, model))
+        if self.tests is None and model is not state.modules["model"]:  # an outcome that counts its answers
             for inputs, _ in end.validation():
                 model(inputs)
         told = plan.algorithm.outcome.after_test(end, model)
@@ -602,7 +604,7 @@ class ScriptSite:
             round=asked.round,
             study=asked.study,
             package=self.plan.code,
-            cases=Counted(train=self.samples, validation=held_out, test=held_out),
+            cases=Counted(train=self.samples, validation=held_out, test=0),
             seconds=time.monotonic() - self.started,
             memory=most_held(),
             warnings=[],
