@@ -111,7 +111,7 @@ def join(
 
     Put the model on its device first. The rest is for some methods and some scripts:
 
-    - evaluate: takes a network, returns its metrics on validation data. Then each model is scored, the last one included.
+    - evaluate: takes a network, returns its metrics on validation data. Then every model is scored, also the last.
     - test: the same on test data, by which nothing was chosen. It is called once, with the model that was chosen.
     - validation: batches with labels, by which FedSM finds its threshold.
     - loss: of (output, target), for MOON, APFL and pFedMe, whose objective is more than a loss.
