@@ -36,10 +36,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
 def medsilo(*arguments: object) -> tuple[int, list[str], list[str]]:
-    """Run a command; its exit code and the lines of both outputs."""
+    """Run a command; its exit code and the lines of both outputs, but for what it tries while it waits."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = cli.main(list(map(str, arguments)))
-    return code, out.getvalue().splitlines(), err.getvalue().splitlines()
+    said = [line for line in err.getvalue().splitlines() if not line.startswith("trying ")]
+    return code, out.getvalue().splitlines(), said
 
 
 @pytest.fixture(scope="module")
