@@ -218,7 +218,7 @@ def plan_of(part: Part, row: str, epsilon: float, rate: float, seed: int, backbo
     method = how.pop("method", "fedavg")
     if how.pop(START, False):
         own = {"sha256": shelf.hash_of_file(backbone), "bytes": backbone.stat().st_size}
-        how[START] = {"file": backbone.name, **own}
+        how[START] = {"file": backbone.name, "confirmed": True, **own}
         shelf.look_in(backbone.parent)
     first, rounds = (1, 1) if quick else part.rounds
     task = {"name": "synthetic-prostate", "size": 32, "patients": 4, "slices": 3} if quick else part.plan["task"]

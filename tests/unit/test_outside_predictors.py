@@ -98,7 +98,7 @@ def test_init_goes_through_an_outside_looker(
     command = ["init", str(tmp_path / "data"), "-o", str(out), "--no-train", "--device", "cpu", "--json"]
     main(command)
     told = json.loads(capsys.readouterr().out)
-    assert told["found"] == ["24 notes, of about 2.5 sentences"] and told["check"]["north"]["go"]
+    assert told["found"][0] == "24 notes, of about 2.5 sentences" and told["check"]["north"]["go"]
     plan, settings = load_plan(out / "job/app/config/plan.yaml"), load_yaml((out / "medsilo.yaml").read_text())
     assert plan.task.name == "notes" and plan.training.learning_rate == 0.1 and plan.algorithm.name == "fedavg"
     assert plan.participation.everyone == ("north", "south")

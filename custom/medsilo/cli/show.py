@@ -151,9 +151,8 @@ class Screen:
             self.doing(line, aside=True)
 
     def aside(self, line: str) -> None:
-        """Say on stderr what is being done, to people and to logs, and go on with it."""
+        """Say on stderr what is being done, to people and to logs."""
         self._told_aside(line)
-        self.doing(line, aside=True)
 
     def _told_aside(self, line: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
