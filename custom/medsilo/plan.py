@@ -35,7 +35,7 @@ from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, chec
 from medsilo.tasks.task import Task
 
 FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
-OPTIMIZER, NAMES = "training.optimizer", "participation.sites"
+OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -447,4 +447,14 @@ def _apply(values: dict[str, Any], change: str) -> None:
         place.update(USUAL[value])
     if key == NAMES and value and not place.get(last):  # so many had to be there while nobody was named
         place.pop("minimum", None)
+    if key == DIMENSIONS and value == 2 and place.get(last, 3) == 3:
+        _learn_slices(values)
     place[last] = value
+
+
+def _learn_slices(values: dict[str, Any]) -> None:
+    """Leave x and y of what a plan says of volumes, and two dimensions of its network, as `init --slices` does."""
+    task, network = values["task"], values.get("network")
+    task.update({key: task[key][:2] for key in ("size", "target_spacing") if isinstance(task.get(key), list)})
+    if isinstance(network, dict) and "dimensions" in network:
+        values["network"] = {**network, "dimensions": 2}

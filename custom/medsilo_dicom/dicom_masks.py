@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from medsilo.extend import DataError
-from medsilo_dicom.header import PLAIN, functional_group, library
+from medsilo_dicom.header import PLAIN, functional_group, library, shared_groups
 from medsilo_dicom.series import RLE, ImageSeries
 
 OVERLAP = "structures overlap, and a voxel can have one label; correct them"
@@ -66,7 +66,7 @@ def _found(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.n
     if kind == "FRACTIONAL" and not np.isin(pixels, (0, int(elements.MaximumFractionalValue))).all():
         raise DataError("segmentations hold probabilities; export binary ones")
     to_voxels = np.linalg.inv(series.affine)
-    shared = elements.SharedFunctionalGroupsSequence[0]
+    shared = shared_groups(elements)
     for place, frame in enumerate(elements.PerFrameFunctionalGroupsSequence):
         voxels = _voxels(_corner(frame, shared), to_voxels)
         if kind == "LABELMAP":

@@ -168,7 +168,7 @@ def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
     if header.kind not in ENHANCED:
         return (_placed(header, elements, elements),)
     groups = _elements(data, ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
-    shared, own = groups.SharedFunctionalGroupsSequence[0], groups.PerFrameFunctionalGroupsSequence
+    shared, own = shared_groups(groups), groups.PerFrameFunctionalGroupsSequence
     if len(own) != int(elements.NumberOfFrames):
         raise ValueError("frames lack their groups")
     found: list[Header] = []
@@ -178,6 +178,11 @@ def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
         one = _placed(replace(header, frame=number), elements, place)
         found.append(one if one.wrong else replace(one, alike=one.alike + alike))
     return tuple(found)
+
+
+def shared_groups(elements: Any) -> Any:
+    """Return the functional groups of all frames; none where each frame has all of its own."""
+    return next(iter(elements.get("SharedFunctionalGroupsSequence") or ()), {})
 
 
 def functional_group(name: str, frame: Any, shared: Any) -> Any:

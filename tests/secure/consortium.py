@@ -66,6 +66,8 @@ def provision(file: Path, kits: Path) -> None:
 class Consortium:
     """Kits and the processes that run from them; ends only what it started."""
 
+    lead = LEAD
+
     def __init__(
         self,
         root: Path,
@@ -179,7 +181,7 @@ class Consortium:
         deadline = time.monotonic() + 120
         while True:
             try:
-                return connect(LEAD, self.kit(LEAD), 5.0)
+                return connect(self.lead, self.kit(self.lead), 5.0)
             except Exception:
                 if time.monotonic() > deadline:
                     raise

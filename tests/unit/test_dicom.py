@@ -31,7 +31,7 @@ from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
-from medsilo_dicom.header import library
+from medsilo_dicom.header import PRIVATE, library
 from medsilo_dicom.objects import MadeBy, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.predicting import DicomSeries
 from medsilo_dicom.series import ImageSeries, mask_as_scanned, read_again, scan_of_series, values_of
@@ -480,6 +480,44 @@ def test_enhanced_objects_are_volumes_whose_results_come_back(kind: str, tmp_pat
         mask_of_segmentation(tmp_path / names[what], series, lambda name: 1) for what in ("mask", "promised_mask")
     )
     assert (kept == mask_as_scanned(bright, series)).all() and (promised == kept).all()
+
+
+def as_siemens_writes(path: Path) -> None:
+    """Put all functional groups into each frame, and private sequences, one of which lost its kind in an archive."""
+    made = pydicom.dcmread(path)
+    shared, end = made.SharedFunctionalGroupsSequence[0], b"\xfe\xff\xdd\xe0\0\0\0\0"
+    made.Modality, made.Manufacturer, made.ImageType = "MR", "Siemens", ["ORIGINAL", "PRIMARY", "M", "NONE"]
+    for number, frame in enumerate(made.PerFrameFunctionalGroupsSequence, 1):
+        frame.update(shared)
+        frame.MRImageFrameTypeSequence = item(FrameType=made.ImageType)
+        frame.MREchoSequence = item(EffectiveEchoTime=2.98)
+        frame.FrameContentSequence[0].DimensionIndexValues = [1, number, 1]
+        block = frame.private_block(0x0021, "SIEMENS MR SDI 02", create=True)
+        own = pydicom.Dataset()
+        own.private_block(0x0021, "SIEMENS MR SDI 02", create=True).add_new(6, "LO", "text")
+        block.add_new(0xFE, "SQ", pydicom.Sequence([own]))
+    del made.SharedFunctionalGroupsSequence
+    made.DimensionOrganizationSequence = item(DimensionOrganizationUID=pydicom.uid.generate_uid())
+    made.save_as(path)
+    data = path.read_bytes()
+    begin, element = b"\xfe\xff\x00\xe0\xff\xff\xff\xff", b"\x21\0\x06\x10" + (1 << 17).to_bytes(4, "little")
+    inner = begin + element + bytes(1 << 17) + b"\xfe\xff\x0d\xe0\0\0\0\0"
+    nested = begin + b"\x21\0\x07\x10\xff\xff\xff\xff" + inner + end + b"\xfe\xff\x0d\xe0\0\0\0\0"
+    creator, lost = b"\x21\0\x10\0LO\x04\0TEST", b"\x21\0\xfe\x10UN\0\0\xff\xff\xff\xff" + nested + end
+    place = data.index(b"\x28\x00\x02\x00US")
+    path.write_bytes(data[:place] + creator + lost + data[place:])
+
+
+def test_frames_that_say_all_of_themselves_are_volumes(tmp_path: Path) -> None:
+    values = np.rint(ball((5, 16, 12), (1.0, 1.5, 2.0), 0)[0] * 100)
+    files = write_series(tmp_path / "plain", values, affine_of((1.0, 1.5, 2.0), 20))
+    write_enhanced(tmp_path / "all", files, ENHANCED_MR, [0, 2, 4, 1, 3])
+    before = read_again([tmp_path / "all"])
+    known = values_of(before)
+    as_siemens_writes(tmp_path / "all")
+    series = read_again([tmp_path / "all"])
+    assert (values_of(series) == known).all() and (series.affine == before.affine).all()
+    assert PRIVATE in series.slices[0].identifiers
 
 
 def test_objects_that_highdicom_and_gdcm_make_of_series_are_read_alike(tmp_path: Path) -> None:

@@ -224,8 +224,19 @@ def test_sequences_and_both_ways_of_writing_are_walked_through(tmp_path: Path) -
     item = struct.pack("<HHI", 0xFFFE, 0xE000, 8) + struct.pack("<HHI", 8, 0x60, 0)
     sequence = struct.pack("<HHI", 8, 0x1140, 0xFFFFFFFF) + item + struct.pack("<HHI", 0xFFFE, 0xE0DD, 0)
     lying = sequence.replace(struct.pack("<HHI", 8, 0x60, 0), struct.pack("<HHI", 8, 0x60, 2**31))
-    for data, well in ((sequence, True), (lying, False)):
-        (tmp_path / "x.dcm").write_bytes(bytes(128) + b"DICM" + meta + data)
+    explicit = meta[:6] + struct.pack("<H", 20) + b"1.2.840.10008.1.2.1\0"
+    # A sequence whose kind an archive did not know: what it holds is written without kinds, what follows is not.
+    head, after = (
+        struct.pack("<HH2sHI", 9, 0x1010, b"UN", 0, 0xFFFFFFFF),
+        struct.pack("<HH2sH4s", 8, 0x60, b"CS", 4, b"MR  "),
+    )
+    unknown, false = head + sequence[8:] + after, head + lying[8:] + after
+    beyond = unknown[:-6] + struct.pack("<H", 999) + unknown[-4:]
+    for opening, data, well in (
+        *((meta, sequence, True), (meta, lying, False)),
+        *((explicit, unknown, True), (explicit, false, False), (explicit, beyond, False)),
+    ):
+        (tmp_path / "x.dcm").write_bytes(bytes(128) + b"DICM" + opening + data)
         if well:
             check_dicom(tmp_path / "x.dcm")
         else:

@@ -478,6 +478,16 @@ def test_a_plan_without_warm_up_keeps_its_hash() -> None:
     assert plan.with_changes(["training.warmup=1"]).with_changes(["training.warmup=0"]).hash == plan.hash
 
 
+def test_one_key_has_a_plan_of_volumes_learned_slice_by_slice(root: Path) -> None:
+    path = root / "jobs/fedavg/plans/nifti-folder.yaml"
+    whole, sliced = (load_plan(path, changes).resolved() for changes in ([], ["task.dimensions=2"]))
+    for key in ("size", "target_spacing"):
+        assert len(whole["task"][key]) == 3 and sliced["task"][key] == whole["task"][key][:2]
+    assert (whole["network"]["dimensions"], sliced["network"]["dimensions"]) == (3, 2)
+    own = load_plan(path, ["task.size=[48, 32]", "task.dimensions=2"])
+    assert own.hash == load_plan(path, ["task.dimensions=2", "task.size=[48, 32]"]).hash
+
+
 def test_a_plan_cannot_be_changed() -> None:
     plan = make_plan()
     for section, key in ((plan, "seed"), (plan.training, "rounds"), (plan.algorithm, "weighting")):

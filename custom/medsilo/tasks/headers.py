@@ -15,6 +15,7 @@ PREAMBLE, MAGIC = 128, b"DICM"
 LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV")  # 4 bytes of length
 IMPLICIT, BIG = b"1.2.840.10008.1.2", b"1.2.840.10008.1.2.2"
 SYNTAX, PIXEL_DATA, ITEM = (0x0002, 0x0010), (0x7FE0, 0x0010), 0xFFFE
+SEQUENCE_ENDS = (ITEM, 0xE0DD)
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # a few megabytes may become any number when a library opens them
 UNKNOWN = 0xFFFFFFFF  # a length that delimiters tell
 MOST = 1_000_000  # elements
@@ -55,6 +56,7 @@ class _Walk:
         self.syntax = b""  # how the data set is written, once the meta elements before it have said so
         self.explicit, self.order = True, "little"
         self.fragments = False  # among compressed pixels, whose items hold no elements
+        self.unknown = 0  # how many sequences deep in one of unknown kind (UN), where no element tells its kind
 
     def _number(self, at: int, size: int) -> int:
         order: Literal["big", "little"] = "big" if self.order == "big" else "little"
@@ -74,7 +76,16 @@ class _Walk:
             enters = length == UNKNOWN or kind == b"SQ" or (tag[0] == ITEM and not self.fragments)
             self.fragments = (tag == PIXEL_DATA and length == UNKNOWN) or (self.fragments and tag[0] == ITEM)
             self.place = begin if enters else begin + length
+            self._enter_unknown(tag, kind, length)
             yield tag
+
+    def _enter_unknown(self, tag: tuple[int, int], kind: bytes, length: int) -> None:
+        """Follow a sequence of unknown kind to its end: what it holds is written without kinds (PS3.5, 6.2.2)."""
+        if self.unknown:
+            self.unknown += (length == UNKNOWN and tag[0] != ITEM) - (tag == SEQUENCE_ENDS)
+            self.explicit = not self.unknown
+        elif self.explicit and self.order == "little" and kind == b"UN" and length == UNKNOWN and tag[0] > SYNTAX[0]:
+            self.unknown, self.explicit = 1, False
 
     def _head(self, tag: tuple[int, int]) -> tuple[bytes, int, int]:
         """An element's kind as far as it is told, the length of its value, and where that begins."""
