@@ -1,11 +1,13 @@
 """Sealed studies whose sites drop out, whose server starts again, and what is left on the server's disk."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from itertools import combinations
 from pathlib import Path
-from shutil import copytree, rmtree
+from shutil import copyfile, copytree, rmtree
 from tempfile import mkdtemp
+from time import sleep
 
 import pytest
 import torch
@@ -284,13 +286,23 @@ def test_a_round_whose_sum_was_opened_is_repeated_with_the_same_hospitals(tmp_pa
     assert "is repeated with the hospitals whose sum was opened before" in coordinator.rounds[1].refused["d"]
 
 
+def back_up(checkpoints: Path, folder: Path) -> None:
+    """Copy what lies there once round 1 does; the server may remove an older one meanwhile."""
+    while not (checkpoints / "round-1.safetensors").exists():
+        sleep(0.01)
+    folder.mkdir()
+    for path in checkpoints.iterdir():
+        with suppress(FileNotFoundError):
+            copyfile(path, folder / path.name)
+
+
 def test_rounds_that_a_restored_server_repeats_have_the_same_hospitals_as_before(tmp_path: Path) -> None:
     """Its backup is of before round 2, in which d was missing; rounds 2 and 3 were opened since."""
     folder, backup = tmp_path / "run", tmp_path / "backup"
 
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         if (site, asked.facts["task"], asked.facts["round"]) == ("a", "offer", 2):
-            copytree(folder / "checkpoints", backup)
+            back_up(folder / "checkpoints", backup)
         gone = (site, asked.facts["task"], asked.facts["round"]) == ("d", "round", 2)
         return LOST if gone else honest(site, asked, work)
 
