@@ -71,12 +71,12 @@ class Script:
         return ScriptSite(self.plan, self.name, self.folder, self.model, optimizer, data, self.evaluate, self.test)
 
     def evaluate(self, net: nn.Module) -> float:
-        right = [(net(x).argmax(1) == y).float() for x, y in batches(self.data.validation, 64, Compute())]
+        right = [(net(x).argmax(1) == y).double() for x, y in batches(self.data.validation, 64, Compute())]
         return float(torch.cat(right).mean())
 
     def test(self, net: nn.Module) -> float:
         return float(
-            torch.cat([(net(x).argmax(1) == y).float() for x, y in batches(self.data.test, 64, Compute())]).mean()
+            torch.cat([(net(x).argmax(1) == y).double() for x, y in batches(self.data.test, 64, Compute())]).mean()
         )
 
     def answer(self, parcel: Parcel, stop: object) -> Parcel:
