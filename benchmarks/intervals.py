@@ -1,4 +1,4 @@
-"""Intervals by simulation: coverage, width, and whether a difference that is told is found.
+"""Simulate intervals: their coverage, their width, and the power that is reported.
 
     python -m benchmarks.intervals
 

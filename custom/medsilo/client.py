@@ -40,8 +40,8 @@ __all__ = ["Site", "join", "super_model"]
 class Site:
     """This site in a study, as its training script sees it. `join` makes one."""
 
-    def __init__(self, inner: ScriptSite, folder: Path) -> None:
-        self._inner, self.folder = inner, folder
+    def __init__(self, inner: ScriptSite) -> None:
+        self._inner = inner
         self._waiting: flare.FLModel | None = None
 
     @property
@@ -51,10 +51,7 @@ class Site:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer to step with in a loop of your own; HarmoFL's takes a closure: `site.optimizer.step(closure)`.
-
-        It is your own one, except where the method's step looks at the loss twice.
-        """
+        """Your optimizer, with the method's step around it. Step it with a closure, which HarmoFL needs, or without."""
         return self._inner.optimizer
 
     def is_running(self) -> bool:
@@ -66,6 +63,7 @@ class Site:
                 return False
             answer = self._inner.ask(unflat(model.params or {}, model.meta or {}))
             if answer is None:
+                model.current_round, model.total_rounds = self.round - 1, self._inner.plan.rounds  # NVFlare's, from 0
                 self._waiting = model
                 return True
             self._send(answer)
@@ -130,7 +128,7 @@ def join(
     output = folder.parents[1] / "medsilo"  # beside NVFlare's folders of jobs, which go with the job
     data = Data(loader, validation, samples, batch, loss)
     inner = ScriptSite(plan, name, output, model, optimizer, data, evaluate, test, scheduler)
-    return Site(inner, output)
+    return Site(inner)
 
 
 def super_model(folder: Path | str, model: nn.Module) -> SuperModel:

@@ -69,9 +69,11 @@ class MethodRecipe(Recipe):
         [channels, ...]; HarmoFL needs it. plan: further keys of the plan, such as {"participation": {"when_missing":
         "wait"}}. method: the method's own numbers.
         """
-        self.algorithm_numbers = method
-        self.train_script, self.train_args = train_script, train_args
-        self.command = command
+        self.train_script, self.train_args, self.command = (
+            train_script,
+            train_args,
+            command,
+        )
         self._runner = {
             "script": train_script,
             "script_args": train_args,

@@ -32,8 +32,9 @@ def main() -> None:
 
     site = join(model, optimizer, train_loader)
     while site.is_running():
-        site.receive()
+        received = site.receive()
         accuracy = evaluate(model, test_loader)
+        print(f"round {received.current_round + 1} of {received.total_rounds}: {accuracy:.2f} before training")
         for _ in range(epochs):
             for images, labels in train_loader:
                 optimizer.zero_grad()

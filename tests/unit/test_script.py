@@ -172,6 +172,55 @@ def test_adafeds_of_a_script_are_medsilos_own_but_for_the_order_of_sums(method: 
     check_equal(make_plan(method, "training.rounds=3", *source), tmp_path, nearly=1e-6)
 
 
+def ends_of(method: str, anew: bool, folder: Path) -> dict[str, Tensor]:
+    """Train one site by a script with groups of weights, a schedule, mixed precision and clipping; its last round."""
+    torch.manual_seed(0)
+    cases = torch.utils.data.TensorDataset(torch.randn(24, 2), torch.tensor([0, 1] * 12))
+    plan, site, sent = None, None, {}
+    for number in range(1, 4):
+        if anew or site is None:
+            torch.manual_seed(1)
+            model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 2))
+            plan = plan or plan_of_script(model, folder, {"name": method}, rounds=3, minimum=1, sites=["a"])
+            shelf.look_in(folder)
+            groups = [
+                {"params": model[0].parameters(), "lr": 0.1},
+                {"params": [*model[1].parameters(), *model[3].parameters()]},
+            ]
+            optimizer = torch.optim.AdamW(groups, lr=0.01)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
+            loader = torch.utils.data.DataLoader(cases, batch_size=6, shuffle=True)
+            site = ScriptSite(plan, "a", folder, model, optimizer, Data(loader), scheduler=schedule)
+            sent = sent or {
+                name: {key: own.clone() for key, own in model.state_dict().items()} for name in GIVEN[method]
+            }
+        asked = Request(task="round", round=number, study="s", plan=plan.hash, sites=("a",), last=number - 1)
+        assert site.ask(asked.parcel(sent)) is None
+        for net, stepping in site.networks():
+            net.train()
+            for inputs, targets in loader:
+                stepping.zero_grad()
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = nn.functional.cross_entropy(net(inputs), targets)
+                loss.backward()
+                nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+                stepping.step()
+        schedule.step()
+        sent = site.finish().groups
+    own = {f"own/{name}": tensor.clone() for name, tensor in site.state.modules["model"].state_dict().items()}
+    return own | {name: tensor for tensors in sent.values() for name, tensor in tensors.items()}
+
+
+GIVEN = {"fedavg": ["model"], "ditto": ["global"]}
+
+
+@pytest.mark.parametrize("method", list(GIVEN))
+def test_a_script_with_a_schedule_and_mixed_precision_goes_on_after_each_start(method: str, tmp_path: Path) -> None:
+    steady, restarted = (ends_of(method, anew, tmp_path / str(anew)) for anew in (False, True))
+    assert steady.keys() == restarted.keys()
+    assert all(torch.equal(steady[name], restarted[name]) for name in steady)
+
+
 # ---------------------------------------------------------------------------------------------------- the description
 def networks() -> list[nn.Module]:
     """Networks of others, and some odd ones."""
@@ -288,6 +337,19 @@ def test_a_closure_at_the_scripts_own_optimizer_is_refused(tmp_path: Path) -> No
     _, model, optimizer = stepped(tmp_path, "fedprox")
     with pytest.raises(MedsiloError, match=r"site\.optimizer"):
         optimizer.step(lambda: model(torch.ones(3, 2)).sum())
+
+
+@pytest.mark.parametrize("study", ["../elsewhere", "/tmp/elsewhere", "a/../../b"])
+def test_a_server_can_not_name_a_folder_outside_of_the_sites_own(study: str, tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    plan = plan_of_script(model, tmp_path / "job", {"name": "fedavg"}, rounds=2, minimum=1, sites=["a"])
+    shelf.look_in(tmp_path / "job")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site = ScriptSite(plan, "a", tmp_path / "site", model, optimizer, Data([(torch.ones(1, 2), torch.zeros(1))]))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(MedsiloError, match="study"):
+        site.ask(Request(task="join", round=0, study=study, plan=plan.hash, sites=("a",)).parcel({}))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Path) -> None:

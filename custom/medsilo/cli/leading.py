@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _connecting(screen: Screen, kit: Path) -> None:
-    """Say whom the next seconds are spent on, at once: a server that is gone is silent."""
+    """Name the server before waiting for it: one that is down does not answer."""
     from medsilo.check.kit import read_kit
 
     with suppress(MedsiloError):  # what is wrong with a kit the work itself says

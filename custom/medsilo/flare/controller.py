@@ -56,7 +56,7 @@ class MedsiloController(Controller):
     def start_controller(self, fl_ctx: FLContext) -> None:
         if workspace.kit_of(fl_ctx, "server") is None:
             self.engine = "simulator"
-        let_tensors_travel(to_files=True, plainly=workspace.plan_of_job(fl_ctx).task.scripted)
+        let_tensors_travel(to_files=True)
         reuse_blocks()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
@@ -98,6 +98,8 @@ class MedsiloController(Controller):
             raise MedsiloError(
                 f"{plan.algorithm.name} pools all data and never runs on NVFlare; give --engine inprocess"
             )
+        if plan.task.scripted:
+            let_tensors_travel(to_files=True, plainly=True)
         study = self.study or new_study(plan)
         if not is_safe_name(study):
             raise MedsiloError(f"study name {study!r} has odd characters; use letters, digits, '.', '_' and '-'")

@@ -31,6 +31,7 @@ from medsilo.core.files import load_facts
 from medsilo.core.lifeline import most_held
 from medsilo.core.package import machine_facts
 from medsilo.core.tensors import Tensors
+from medsilo.core.text import is_safe_name
 from medsilo.course.additions import INPUT
 from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase, Workbench
@@ -274,12 +275,18 @@ class ScriptState(SiteState):
         return self.current
 
     def besides(self) -> dict[str, Any]:
-        return {} if self.scheduler is None else {"scheduler": json.dumps(self.scheduler.state_dict())}
+        if self.scheduler is None:
+            return {}
+        rates = [float(group["lr"]) for group in self.own_optimizer.param_groups]  # which no scheduler's state has
+        return {"scheduler": json.dumps(self.scheduler.state_dict()), "rates": rates}
 
     def _load(self, number: int) -> None:
         super()._load(number)
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(json.loads(load_facts(self._path(number))["scheduler"]))
+            facts = load_facts(self._path(number))
+            self.scheduler.load_state_dict(json.loads(facts["scheduler"]))
+            for group, rate in zip(self.own_optimizer.param_groups, facts["rates"], strict=True):
+                group["lr"] = rate
 
 
 # ---------------------------------------------------------------------------------------------------- the site
@@ -378,6 +385,8 @@ class ScriptSite:
         """Answer a parcel; None where the script has to train first."""
         asked = self.asked = Request.received(parcel.facts)
         self.started = time.monotonic()
+        if not is_safe_name(asked.study):  # it becomes the name of a folder here
+            raise Refused("the study's name has odd characters")
         self.plan = self.plan.among(asked.sites)
         if asked.plan != self.plan.hash:
             raise Refused("the job's plan at this site differs from the server's; submit the job again")
