@@ -125,9 +125,6 @@ PLUGINS = {
     "medsilo_papers": room(
         "the papers' data sets and networks, and the test of whether models tell who they learned from", "extend"
     ),
-    "medsilo_promise": room(
-        "a promise at every hospital: sets, intervals and masks that risk curves calibrate", "extend"
-    ),
     "medsilo_rehearsal": room(
         "a whole consortium on one machine, walked through by the commands that its people type",
         "cli consortium core site",

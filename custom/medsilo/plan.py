@@ -141,11 +141,6 @@ class Plan(Section):
         return self.task.goal.decides and self.privacy is None
 
     @property
-    def asking(self) -> dict[str, Layer]:
-        """Return the layers that ask of the finished model, by name."""
-        return {layer.name: layer for layer in self.layers if layer.asks(self)}
-
-    @property
     def private(self) -> Private:
         """Return how the method keeps the plan's promise of privacy; raises PlanError where it can't."""
         return self.algorithm.privately(name for name in METHODS.builtin if METHODS[name].declares_account())

@@ -39,8 +39,7 @@ MAY_BE_EMPTY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
     *("StudyTime", "ReferringPhysicianName"),
 )
-SEGMENTATION_NUMBER, REPORT_NUMBER, PROMISED_NUMBER = 9001, 9002, 9003  # of the new series
-LONGEST = 64  # characters of a code's meaning
+SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # of the new series
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,8 @@ def segmentation(
     labels: np.ndarray,
     structures: Mapping[str, StructureCode],
     maker: MadeBy,
-    promised: str = "",
 ) -> Any:
-    """Return labels [slices, rows, columns] of a series as a SEG; label 1 is the first structure, and so on.
-
-    promised: what is promised of it, where it is the mask of a promise and not the model's own.
-    """
-    about = f"{RESEARCH}; promise {promised}"[:LONGEST] if promised else RESEARCH
+    """Return labels [slices, rows, columns] of a series as a SEG; label 1 is the first structure, and so on."""
     hd = highdicom()
     identified = hd.AlgorithmIdentificationSequence(
         maker.name, _code("123110", "DCM", "Artificial Intelligence"), maker.version, parameters={"plan": maker.plan}
@@ -103,7 +97,7 @@ def segmentation(
         hd.seg.SegmentationTypeValues.BINARY,
         described,
         hd.UID(),
-        PROMISED_NUMBER if promised else SEGMENTATION_NUMBER,
+        SEGMENTATION_NUMBER,
         hd.UID(),
         1,
         MAKER,
@@ -111,8 +105,8 @@ def segmentation(
         maker.version,
         maker.plan[:16],
         content_label="RESEARCH",
-        content_description=about,
-        series_description=about,
+        content_description=RESEARCH,
+        series_description=RESEARCH,
         omit_empty_frames=bool(planes.any()),
     )
 
@@ -123,40 +117,31 @@ def report(
     structures: Mapping[str, StructureCode],
     volumes: Mapping[str, float],
     maker: MadeBy,
-    promised: tuple[Any, float, str] | None = None,
 ) -> Any:
-    """Return a structured report (TID 1500) of a SEG: each structure's millilitres, and by what they were found.
-
-    promised: the SEG of a promise, of which the first structure's millilitres are told, and what is promised.
-    """
+    """Return a structured report (TID 1500) of a SEG: each structure's millilitres, and by what they were found."""
     hd = highdicom()
     groups = []
-    told = [(found, number, one, volumes[one[0]], "") for number, one in enumerate(structures.items(), 1)]
-    if promised:
-        told.append((promised[0], 1, next(iter(structures.items())), *promised[1:]))
-    for seg, number, (name, code), volume, promise in told:
+    for number, (name, code) in enumerate(structures.items(), 1):
         unit = _code("ml", "UCUM", "milliliter")
-        measured = [hd.sr.Measurement(_code("118565006", "SCT", "Volume"), round(volume, 6), unit)]
+        measured = [hd.sr.Measurement(_code("118565006", "SCT", "Volume"), round(volumes[name], 6), unit)]
         words = {
-            "tracking_identifier": hd.sr.TrackingIdentifier(
-                uid=hd.UID(), identifier=f"{'promised ' * bool(promise)}{name}"
-            ),
+            "tracking_identifier": hd.sr.TrackingIdentifier(uid=hd.UID(), identifier=name),
             "finding_type": _code(*code[:3]),
             "algorithm_id": hd.sr.AlgorithmIdentification(maker.name, maker.version, [f"plan {maker.plan}"]),
             "measurements": measured,
-            "qualitative_evaluations": _remarks(promise),
+            "qualitative_evaluations": [_remark()],
         }
-        if volume > 0:
+        if volumes[name] > 0:
             drawn_on = hd.sr.SourceSeriesForSegmentation(sources[0].SeriesInstanceUID)
-            segment = hd.sr.ReferencedSegment(seg.SOPClassUID, seg.SOPInstanceUID, number, source_series=drawn_on)
+            segment = hd.sr.ReferencedSegment(found.SOPClassUID, found.SOPInstanceUID, number, source_series=drawn_on)
             groups.append(hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(referenced_segment=segment, **words))
         else:  # a structure that was not found has no voxels to refer to
             groups.append(hd.sr.MeasurementsAndQualitativeEvaluations(**words))
-    return _reported([*sources, found, *([promised[0]] if promised else [])], groups, maker)
+    return _reported([*sources, found], groups, maker)
 
 
-def class_report(sources: Sequence[Any], name: str, probability: float, maker: MadeBy, promised: str = "") -> Any:
-    """Return a structured report of the class that a series was found to be of, and of what is promised."""
+def class_report(sources: Sequence[Any], name: str, probability: float, maker: MadeBy) -> Any:
+    """Return a structured report of the class that a series was found to be of."""
     hd = highdicom()
     group = hd.sr.MeasurementsAndQualitativeEvaluations(
         hd.sr.TrackingIdentifier(uid=hd.UID(), identifier="class"),
@@ -166,7 +151,7 @@ def class_report(sources: Sequence[Any], name: str, probability: float, maker: M
                 _code("probability", SCHEME, "Probability of the class"), probability, _code("1", "UCUM", "no units")
             )
         ],
-        qualitative_evaluations=[_evaluated("class", "Class", name[:16], name), *_remarks(promised)],
+        qualitative_evaluations=[_evaluated("class", "Class", name[:16], name), _remark()],
     )
     return _reported(sources, [group], maker)
 
@@ -202,10 +187,9 @@ def _reported(evidence: Sequence[Any], groups: Sequence[Any], maker: MadeBy) -> 
     return made
 
 
-def _remarks(promised: str) -> list[Any]:
-    """Return what is promised, if anything is, and that a result is for research and not a diagnosis."""
-    promise = [_evaluated("promised", "Promised", "promise", promised[:LONGEST])] if promised else []
-    return [*promise, _evaluated("use", "Intended use", "research", RESEARCH)]
+def _remark() -> Any:
+    """Return that a result is for research and not a diagnosis."""
+    return _evaluated("use", "Intended use", "research", RESEARCH)
 
 
 def _evaluated(word: str, about: str, value: str, meaning: str) -> Any:

@@ -14,7 +14,6 @@ from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, 
 from medsilo_dicom.series import make_series, scan_of_series
 
 VOLUME = "volume_ml_"  # before a structure's name
-PROMISED = ("promised_set", "promised_found")  # what layers say of a class
 
 
 @dataclass
@@ -30,20 +29,15 @@ class DicomSeries:
     def read(self) -> Scan:
         return scan_of_series(make_series(self.headers))
 
-    def write(self, scan: Scan, found: Mapping[str, Any], masks: Sequence[np.ndarray], out: Path) -> dict[str, str]:
-        sources, says, promised = sources_of(scan.source), promise_of(found), None
-        if not masks:
-            told = class_report(sources, found["class"], found["probability"], self.maker, says)
+    def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
+        sources = sources_of(scan.source)
+        if labels is None:
+            told = class_report(sources, found["class"], found["probability"], self.maker)
             return {"report": self._save(told, out, "report")}
-        mask = segmentation(sources, _as_stored(scan, masks[0], sources), self.codes, self.maker)
-        names = {"mask": self._save(mask, out, "segmentation")}
-        for marked in masks[1:]:
-            held = segmentation(sources, _as_stored(scan, marked, sources), self.codes, self.maker, says)
-            names["promised_mask"] = self._save(held, out, "promised")
-            promised = (held, found[f"promised_{VOLUME}{next(iter(self.codes))}"], says)
+        mask = segmentation(sources, _as_stored(scan, labels, sources), self.codes, self.maker)
         volumes = {name: found[f"{VOLUME}{name}"] for name in self.codes}
-        told = report(sources, mask, self.codes, volumes, self.maker, promised)
-        return {"report": self._save(told, out, "report"), **names}
+        told = report(sources, mask, self.codes, volumes, self.maker)
+        return {"report": self._save(told, out, "report"), "mask": self._save(mask, out, "segmentation")}
 
     def _save(self, elements: Any, out: Path, what: str) -> str:
         """Write an object; return its file's name."""
@@ -60,13 +54,6 @@ def _as_stored(scan: Scan, labels: np.ndarray, sources: Sequence[Any]) -> np.nda
     found: np.ndarray = SimpleITK.GetArrayFromImage(scan.on_own_grid(labels))
     frames = [header.frame for header in scan.source.slices]
     return found[np.argsort(frames)] if len(sources) == 1 else found
-
-
-def promise_of(found: Mapping[str, Any]) -> str:
-    """Return what layers promised of an image, for a report; nothing where none does."""
-    if not isinstance(level := found.get("promised"), float):
-        return str(level or "")
-    return ": ".join([f"level {level:g}", *(str(found[name]) for name in PROMISED if name in found)])
 
 
 class DicomPredictor(Predictor):

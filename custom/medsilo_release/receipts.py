@@ -25,7 +25,6 @@ class Receipt(Section):
     metric: Word
     score: Share | None  # None: fewer test cases than the hospital tells a score of
     cases: Count | None  # in the hospital's steps
-    kept: Share | None = None  # how far promises were kept
 
 
 def receipt_path(release: Release, hospital: str, folder: Path) -> Path:

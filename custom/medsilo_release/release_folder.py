@@ -1,6 +1,5 @@
 """A released model: a signed folder that any hospital can test on its own patients, without a kit or a network."""
 
-import json
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,15 +50,6 @@ class Conditions(Section):
     may_change: Annotated[tuple[Word, ...], Field(max_length=100)] | None = None  # keys of the plan; None: all
     least_score: Share | None = None  # of every hospital of the study
     lower_by: Share | None = None  # that a hospital's score may be, at most, than it was
-    promise: bool = False  # that promises were kept at every hospital, but for chance
-
-
-class Promised(Section):
-    """A promise to a hospital's patients in the study, and the share that lost it: its worst group."""
-
-    level: Share
-    lost: Share
-    patients: Annotated[int, Field(ge=1, le=10**9)]
 
 
 class ReleaseManifest(Section):
@@ -75,7 +65,6 @@ class ReleaseManifest(Section):
     models: Annotated[tuple[Annotated[str, Field(pattern=r"^model-\d{1,2}$")], ...], Field(min_length=1, max_length=16)]
     files: Annotated[dict[Word, Hash], Field(min_length=1, max_length=MOST_FILES)]
     study: Annotated[dict[Word, Scored], Field(max_length=MOST_HOSPITALS)]
-    promised: Annotated[dict[Word, Promised], Field(max_length=MOST_HOSPITALS)] = {}
     conditions: Conditions = Conditions()
     after: Hash | None = None  # the release that this one takes the place of
 
@@ -163,7 +152,6 @@ def write_release(
             models=tuple(names),
             files=dict(signed.hashes_in(out, MANIFEST)),
             study=study if len(facts) == 1 else {},
-            promised=_promised(runs[0]) if len(runs) == 1 else {},
             conditions=conditions or (after.manifest.conditions if after else Conditions()),
             after=after.hash if after else None,
         )
@@ -176,22 +164,6 @@ def write_release(
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
-
-
-def _promised(run: Path) -> dict[str, Promised]:
-    """Return what was promised at each hospital, of which its study told."""
-    found: dict[str, Promised] = {}
-    try:
-        told = json.loads((run / paths.SUMMARY).read_text("utf-8"))["details"]["promise"]
-        for site, groups in told["sites"].items():
-            rules = [(own["rules"][told["rule"]], own["patients"]) for own in groups.values()]
-            lost = [(rule["lost"], patients) for rule, patients in rules if rule["promised"] and patients]
-            if lost:
-                most, patients = max(lost)
-                found[site] = Promised(level=told["level"], lost=most, patients=patients)
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}  # a study without a promise
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------- versions
@@ -232,13 +204,3 @@ def _tests(old: ReleaseManifest, new: ReleaseManifest, moved: Sequence[str]) -> 
         low = [site for site in then if site in now and now[site].score < then[site].score - agreed.lower_by - 1e-9]
         told = [*(f"{site} has {now[site].score:.3f}" for site in low), *(f"{site} tells none" for site in silent)]
         yield f"no hospital loses more than {agreed.lower_by:g}", ", ".join(told)
-    if agreed.promise:
-        lost = [f"{site} loses {own.lost:.3f}" for site, own in new.promised.items() if _beyond_chance(own)]
-        silent = [f"{site} promises nothing" for site in sorted(then.keys() | now.keys()) if site not in new.promised]
-        yield "the promise is kept at every hospital", ", ".join([*lost, *silent])
-
-
-def _beyond_chance(own: Promised) -> bool:
-    """Return whether more is lost than two standard errors of so few patients explain."""
-    risk = 1 - own.level
-    return own.lost > risk + 2 * (risk * own.level / own.patients) ** 0.5

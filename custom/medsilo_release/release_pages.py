@@ -26,19 +26,16 @@ def write_page(
     return save(page, path)
 
 
-def write_validation(
-    releases: Sequence[Release], found: Sequence[judging.Judged], site: str, folder: Path, kept: Sequence[float | None]
-) -> Path:
+def write_validation(releases: Sequence[Release], found: Sequence[judging.Judged], site: str, folder: Path) -> Path:
     """Write the hospital's page, for its own eyes: exact scores, intervals, pictures."""
     metric, rows = releases[0].manifest.metric, []
-    for release, judged, promised in zip(releases, found, kept, strict=True):
+    for release, judged in zip(releases, found, strict=True):
         scores = judged.test.scores
         cells = [
             cell(float(scores.values.mean())),
             cell(judged.test.interval, missing="too few patients"),
             cell(scores.cases),
             cell(scores.people),
-            cell(promised, missing="nothing promised"),
             cell(judged.told["test"], missing="not told"),
         ]
         rows.append(((release.folder.name, f"release {release.hash[:12]}"), cells))

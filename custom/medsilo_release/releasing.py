@@ -77,7 +77,6 @@ def validate(
     screen.begin(f"reading {', '.join(map(str, releases))}")
     from medsilo.sealing import signed, signing
     from medsilo.study import judging
-    from medsilo_release.kept import PromisesKept
     from medsilo_release.receipts import NAME, receipt_path, write_receipt
     from medsilo_release.release_folder import Release
     from medsilo_release.release_pages import write_validation
@@ -89,17 +88,14 @@ def validate(
     opened = [Release.open(folder, leads) for folder in releases]
     settings = options.settings_of(device, data, site_config, pictures=True)
     with screen.busy("testing"):
-        looks = [PromisesKept() for _ in opened]
         sources = [release.source(settings.packages) for release in opened]
-        needed = [look if source.plan.asking else None for look, source in zip(looks, sources, strict=True)]
-        found = judging.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
-    page = write_validation(opened, found, hospital, out, [look.kept for look in looks])
+        found = judging.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}")
+    page = write_validation(opened, found, hospital, out)
     own = signing.own_key(key.expanduser(), OWN)
     receipts = []
-    for release, here, look in zip(opened, found, looks, strict=True):
-        held, path = None if look.kept is None else here.mean(look.kept), receipt_path(release, hospital, out)
-        told = {"score": here.told["test"], "cases": here.told["cases"], "kept": held}
-        receipts.append(write_receipt(release, hospital, path, own, **told))
+    for release, here in zip(opened, found, strict=True):
+        told = {"score": here.told["test"], "cases": here.told["cases"]}
+        receipts.append(write_receipt(release, hospital, receipt_path(release, hospital, out), own, **told))
     screen.say(f"page, which stays here: {page}")
     for receipt in receipts:
         screen.say(f"receipt, for the lead: {receipt}")

@@ -130,13 +130,8 @@ def test_results_conform_to_the_standard(kind: str, series: ImageSeries, tmp_pat
     sources = sources_of(series)
     made = segmentation(sources, labels, STRUCTURES, MAKER)
     millilitres = {name: float((labels == n).sum()) * 3e-3 for n, name in enumerate(STRUCTURES, 1)}
-    held = segmentation(sources, labels, STRUCTURES, MAKER, "level 0.999")
-    assert held.SeriesNumber != made.SeriesNumber and held.SeriesDescription.endswith(
-        "not a diagnosis; promise level 0.999"
-    )
-    told = report(sources, made, STRUCTURES, millilitres, MAKER, (held, 1.5 * (kind == "found"), "level 0.999"))
-    of_class = class_report(sources, "malignant", 0.75, MAKER, "level 0.9: benign|malignant")
-    assert "benign|malignant" in text_of(of_class) and held.SOPInstanceUID in text_of(told)
+    told = report(sources, made, STRUCTURES, millilitres, MAKER)
+    of_class = class_report(sources, "malignant", 0.75, MAKER)
     for name, one in (("mask", made), ("report", told), ("class", of_class)):
         one.save_as(tmp_path / name)
         found = subprocess.run(["dciodvfy", "-new", tmp_path / name], capture_output=True, text=True, check=False)
@@ -350,7 +345,6 @@ def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest
         "network": {"name": "unet", "dimensions": 3, "features": [4, 8]},
         "training": {"rounds": 1, "batch_size": 2},
         "participation": {"sites": ["a"]},
-        "layers": [{"name": "promise", "level": 0.5, "confidence": None, "rule": "pooled"}],
     }
     (tmp_path / "plan.yaml").write_text(dump_yaml(plan), "utf-8")
     common = ["--plan", str(tmp_path / "plan.yaml"), "--settings", str(site)]
@@ -388,15 +382,6 @@ def _check_segmentation(out: Path, study: Path) -> None:
     assert back.sum() * 1.5 * 1.5 * 2.5 / 1000 == pytest.approx(case["volume_ml_ball"], abs=1e-5)
     told = text_of(pydicom.dcmread(out / case["report"]))
     assert "not a diagnosis" in told and made.SOPInstanceUID in told
-    # The mask of the plan's promise has all of it, is a series of its own, and is in the report with its millilitres.
-    held = highdicom.seg.segread(out / case["promised_mask"])
-    more = held.get_pixels_by_source_instance(
-        [pydicom.dcmread(path).SOPInstanceUID for path in files], combine_segments=True, ignore_spatial_locations=True
-    )
-    assert (more >= back).all() and case["promised"] == 0.5
-    assert more.sum() * 1.5 * 1.5 * 2.5 / 1000 == pytest.approx(case["promised_volume_ml_ball"], abs=1e-5)
-    assert held.SOPInstanceUID in told and "level 0.5" in told and "promised ball" in told
-    assert held.SeriesNumber != made.SeriesNumber
 
 
 def _check_card(bundle: Path, run: Path) -> None:
@@ -474,12 +459,9 @@ def test_enhanced_objects_are_volumes_whose_results_come_back(kind: str, tmp_pat
     image = DicomSeries(series.uid, 1, series.slices, {"kidney": STRUCTURES["kidney"]}, MAKER)
     scan = image.read()
     bright = (scan.values[0] > np.median(scan.values)).astype(np.uint8)
-    facts = {"volume_ml_kidney": 1.0, "promised_volume_ml_kidney": 1.0, "promised": 0.9}
-    names = image.write(scan, facts, [bright, bright], tmp_path)
-    kept, promised = (
-        mask_of_segmentation(tmp_path / names[what], series, lambda name: 1) for what in ("mask", "promised_mask")
-    )
-    assert (kept == mask_as_scanned(bright, series)).all() and (promised == kept).all()
+    names = image.write(scan, {"volume_ml_kidney": 1.0}, bright, tmp_path)
+    kept = mask_of_segmentation(tmp_path / names["mask"], series, lambda name: 1)
+    assert (kept == mask_as_scanned(bright, series)).all()
 
 
 def as_siemens_writes(path: Path) -> None:

@@ -1,7 +1,9 @@
 """Layers of another installed package: one file each, around the site or around the server's channel."""
 
 import json
+import re
 from collections.abc import Iterator
+from inspect import isfunction
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 
 from medsilo.check.leaks import describe
 from medsilo.core.errors import PlanError
+from medsilo.core.section import Feature
+from medsilo.course.layer import Layer
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
@@ -19,7 +23,7 @@ from tests.unit.test_account import PRIVATE, settings_of, standing
 from tests.unit.test_algorithms import SMALL
 from tests.unit.test_protection import NAMES, write_photos
 
-FILES = Path(__file__).parents[1] / "outside"
+PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 NOISE = 'layers=[{"name": "group-noise", "group": "model", "noise": %s, "bound": %s}]'
 CPU = SiteSettings(device="cpu")
 
@@ -75,6 +79,14 @@ def test_a_layer_says_what_leaves_and_what_it_can_not_stand_beside() -> None:
         make_plan("fedavg", *SMALL, (NOISE % (2.0, 0.5)).replace('"model"', '"selector"'))
     with pytest.raises(PlanError, match="'other-layer' is not known"):
         make_plan("fedavg", *SMALL, 'layers=[{"name": "other-layer"}]')
+
+
+def test_the_page_has_all_that_a_layer_may_give() -> None:
+    """And the engine asks a layer for nothing else."""
+    section = PAGE.read_text("utf-8").partition("\n## Layers\n")[2].partition("\n## ")[0]
+    told = {method for line in section.splitlines() for method in re.findall(r"^\| `(\w+)\(", line)}
+    own = {name for kind in (Feature, Layer) for name, one in vars(kind).items() if isfunction(one) and name[0] != "_"}
+    assert told == own
 
 
 def test_a_channel_layer_counts_what_travels(tmp_path: Path) -> None:

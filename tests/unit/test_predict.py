@@ -262,7 +262,7 @@ def test_a_models_test_score_stands_beside_what_it_predicts(tmp_path, capsys) ->
     assert "test score: 0.15 (dice)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("there", ["scan_mask.nii", "promised_scan_mask.nii", "predictions.csv"])
+@pytest.mark.parametrize("there", ["scan_mask.nii", "predictions.csv"])
 def test_masks_that_are_there_stay(there: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """An expert's masks are often called so."""
     write_run(tmp_path / "run", small_plan("fedavg"), "global/best.safetensors")

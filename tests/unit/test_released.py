@@ -257,7 +257,6 @@ def test_a_later_release_says_what_changed_and_keeps_what_was_agreed_on(
         (
             ("may_change: [seed]", "only seed may change in the plan: training.rounds"),
             (f"least_score: {hidden}", "at least: "),
-            ("promise: true", "the promise is kept at every hospital: "),
         )
     ):
         released(f"strict-{number}", conditions, run)

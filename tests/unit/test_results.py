@@ -98,7 +98,7 @@ def test_every_plan_of_every_page_is_in_order(places: Places) -> None:
 
 
 def test_every_page_that_compares_methods_is_in_the_table(root: Path) -> None:
-    others = {"adapters", "attacks", "heart-dp", "labels", "promise"}  # which have commands of their own
+    others = {"adapters", "attacks", "heart-dp", "labels"}  # which have commands of their own
     assert {path.stem for path in (root / "docs" / "results").glob("*.md")} == {*PAGES, *others}
 
 

@@ -286,20 +286,6 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "more than 0 different ones (4); correct it" in words()
 
 
-@pytest.mark.parametrize("standardise", ["site", "none"])
-def test_a_window_keeps_the_group_that_the_table_gives_its_recording(standardise: str, tmp_path: Path) -> None:
-    lines = []
-    for person in range(6):
-        write(tmp_path / f"{person}.csv", rows(person))
-        lines.append([f"{person}.csv", f"p{person}", ("old", "new")[person % 2]])
-    write(tmp_path / "cases.csv", lines, ("recording", "patient", "device"))
-    source = source_of(tmp_path, recordings=None, patient=None, columns={"group": "device"})
-    train = plan_of(standardise=standardise).task.site_data("a", SITES, 0, source).train
-    assert {f"p{person}": ("old", "new")[person % 2] for person in range(6)}.items() >= dict(
-        zip(train.patients, train.groups, strict=True)
-    ).items()
-
-
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [

@@ -22,7 +22,6 @@ PLUGINS = (
     "medsilo_new",
     "medsilo_nnunet",
     "medsilo_papers",
-    "medsilo_promise",
     "medsilo_rehearsal",
     "medsilo_release",
     "medsilo_series",

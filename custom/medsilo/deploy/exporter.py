@@ -49,7 +49,5 @@ def export(source: Source, out: Path, form: str = "monai") -> str:
         raise MedsiloError("the folder exists; choose another", private=str(place))
     for name, content in (exporter.write(out) or {}).items():
         write_bytes(out / name, content)
-    if (out / "models").is_dir():
-        source.carry(out / "models")
     write_card(source, place)
     return exporter.what

@@ -17,7 +17,6 @@ from medsilo.tasks.scans import Scan
 from medsilo.tasks.use import Use
 
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
-MARKED = "promised_"  # before the name of a mask that a layer of the plan marks
 COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
 
 
@@ -32,7 +31,7 @@ class ImagePredictor(Predictor):
         named = masks_for(list(channels))
         if any(path.resolve().parent == self.out.resolve() for path, _ in named):
             raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
-        if there := [mask for _, mask in named if any((self.out / f"{more}{mask}").exists() for more in ("", MARKED))]:
+        if there := [mask for _, mask in named if (self.out / mask).exists()]:
             told = f"the output folder has {len(there)} masks of these names, which stay as they are; choose another -o"
             raise MedsiloError(told, private=there[0])
         own_values, lacks = (use.own_values(self.data), use.lacking_of(self.data)) if self.data else ({}, ())
@@ -55,12 +54,11 @@ class ImageFile:
     def read(self) -> Scan:
         return replace(self.use.scan_of(self.files), lacks=self.lacks)
 
-    def write(self, scan: Scan, found: Mapping[str, Any], masks: Sequence[np.ndarray], out: Path) -> dict[str, str]:
-        names = {"mask": self.mask, "promised_mask": f"{MARKED}{self.mask}"}
-        written = dict(zip(names, masks, strict=False))
-        for what, labels in written.items():
-            write_mask(scan, _with_values(labels, self.own_values), out / names[what])
-        return {what: names[what] for what in written}
+    def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
+        if labels is None:
+            return {}
+        write_mask(scan, _with_values(labels, self.own_values), out / self.mask)
+        return {"mask": self.mask}
 
 
 def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarray:

@@ -96,7 +96,6 @@ def card_facts(source: Source) -> dict[str, Any]:
         "unseen": sorted(summary.unseen) if summary else [],
         "privacy": plan.privacy.model_dump(mode="json") if plan.privacy else None,
         "sealing": summary.details.sealing.as_json() if summary and summary.details.sealing else None,
-        "promised": source.card(),
         "super_model": _super_model(super_model) if super_model else [],
         "intended_use": INTENDED_USE,
         "limits": [*(OF_A_SUPER_MODEL if super_model else ()), *LIMITS],

@@ -34,7 +34,6 @@ class Prediction:
 
     labels: np.ndarray | None  # the mask, on the grid of the scan's values; None for a classification
     found: dict[str, Any]
-    marked: np.ndarray | None = None  # a second mask: what layers of the plan mark
 
 
 class PredictedImage(Protocol):
@@ -45,11 +44,10 @@ class PredictedImage(Protocol):
     def read(self) -> Scan:
         """Return its values."""
 
-    def write(self, scan: Scan, found: Mapping[str, Any], masks: Sequence[np.ndarray], out: Path) -> dict[str, str]:
+    def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
         """Write what was found into a folder; return the names of the files, for the table.
 
-        masks: on the grid of the scan's values, and behind it the one that layers of the plan mark, if they do; none
-        of a classification.
+        labels: the mask, on the grid of the scan's values; None of a classification.
         """
 
 
@@ -76,16 +74,10 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     found: dict[str, Any] = {"expert": min(counts, key=lambda name: (-counts[name], name)), "experts": dict(counts)}
     sure = [confidence for _, confidence in answers if confidence is not None]
     found["confidence"] = round(float(torch.cat(sure).mean()), 6) if sure else None
-    labels, marks = None, None
     if output.dim() == 2:
-        found |= _class(output, called) | source.said(output.softmax(1).mean(0, keepdim=True).log(), parts[0][:1])[0]
-    else:
-        labels = use.labels_on(scan, output).numpy().astype(np.uint8)
-        found |= _sizes(labels, scan.spacing, called) | source.said(output[:1], parts[0][:1])[0]
-        if (marked := source.marked(output)) is not None:
-            marks = use.labels_on(scan, marked).numpy().astype(np.uint8)
-            found |= {f"promised_{name}": size for name, size in _sizes(marks, scan.spacing, called).items()}
-    return Prediction(labels, found, marks)
+        return Prediction(None, found | _class(output, called))
+    labels = use.labels_on(scan, output).numpy().astype(np.uint8)
+    return Prediction(labels, found | _sizes(labels, scan.spacing, called))
 
 
 def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -139,8 +131,7 @@ def _case(
     try:
         scan = image.read()
         prediction = predict(source, scan, device)
-        masks = [own for own in (prediction.labels, prediction.marked) if own is not None]
-        row |= image.write(scan, prediction.found, masks, out)
+        row |= image.write(scan, prediction.found, prediction.labels, out)
         if prediction.labels is not None:
             picture = tile(scan.values, prediction.labels, scan.spacing)
     except MedsiloError as error:

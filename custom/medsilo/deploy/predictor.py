@@ -89,10 +89,9 @@ class Predictor(ABC):
             output, experts, sure = source.answer(cases.to(self.device))
             if not output.isfinite().all():
                 raise MedsiloError("the network's output is NaN or infinite; check the numbers that it reads")
-            said = source.said(output.cpu(), cases)
             for place, answer in enumerate(source.plan.task.goal.answers(output.cpu(), target)):
                 chosen = {} if sure is None else {"expert": experts[place], "confidence": float(sure[place])}
-                yield {"error": None, **answer, **said[place], **chosen}
+                yield {"error": None, **answer, **chosen}
 
     def predict_rows(
         self, files: Sequence[Path], predicted: Callable[[Path], Iterator[Row]], columns: Sequence[str]

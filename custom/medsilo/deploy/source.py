@@ -15,7 +15,6 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, write_text
 from medsilo.core.text import is_safe_name
 from medsilo.deploy.supermodel import MANIFEST, SuperModel, filled
-from medsilo.learning.undrawn import labels_in
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.tasks.task import Task
@@ -110,32 +109,13 @@ class Source:
             raise MedsiloError(why)
         committee = Committee(task, [source.network for source in sources]).eval()
         facts = {"kind": "committee", "members": [source.facts for source in sources]}
-        plan = first.plan.model_copy(update={"layers": ()})  # what layers say was found of one model
-        return cls(committee, plan, facts, first.run)
+        return cls(committee, first.plan, facts, first.run)
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
         """Output, the expert of each case, and the selector's confidence where there is one."""
         if isinstance(self.network, SuperModel):
             return self.network.answer(x)
         return self.network(x), [SINGLE] * len(x), None
-
-    def said(self, output: Tensor, inputs: Tensor) -> list[dict[str, Any]]:
-        """Return what layers of the plan say of each case, by column."""
-        rows: list[dict[str, Any]] = [{} for _ in output]
-        for layer in self.plan.asking.values():
-            for row, own in zip(rows, layer.says(self.plan, output, inputs, self._folders), strict=True):
-                row |= own
-        return rows
-
-    def card(self) -> list[str]:
-        """Return what layers of the plan say on the model's card."""
-        return [line for layer in self.plan.asking.values() for line in layer.card(self.plan, self._folders)]
-
-    def carry(self, folder: Path) -> None:
-        """Copy what layers of the plan keep with the model into its folder elsewhere."""
-        for name in (name for layer in self.plan.asking.values() for name in layer.files):
-            if found := next((place / name for place in self._folders if (place / name).is_file()), None):
-                shutil.copyfile(found, folder / name)
 
     def save(self, folder: Path) -> None:
         """Write the model into a folder where `open` finds it."""
@@ -157,22 +137,6 @@ class Source:
             shutil.copyfile(self.run / paths.PLAN, out / paths.PLAN)
             shutil.copyfile(self.run / self.facts["file"], out / paths.BEST)
         shelf.keep_beside(self.plan.network.files, out / shelf.FOLDER)
-        self.carry(out)
-
-    def marked(self, output: Tensor) -> Tensor | None:
-        """Return outputs of a segmentation with what layers of the plan mark beside; None where none does."""
-        marks = (layer.marks(self.plan, output, self._folders) for layer in self.plan.asking.values())
-        return next((one for one in marks if one is not None), None)
-
-    def kept(self, output: Tensor, target: Tensor, inputs: Tensor) -> dict[str, Tensor]:
-        """Return how far each case keeps what layers of the plan promise of it, 0 to 1, by layer."""
-        asking, labels = self.plan.asking.items(), labels_in(target)
-        told = {name: layer.kept(self.plan, output, labels, inputs, self._folders) for name, layer in asking}
-        return {name: own for name, own in told.items() if own is not None}
-
-    @property
-    def _folders(self) -> list[Path]:
-        return [folder for folder in (self.own, self.run) if folder]
 
 
 def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:

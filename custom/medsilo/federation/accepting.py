@@ -24,7 +24,6 @@ from medsilo.runs.messages import (
     SiteAnswer,
     Tested,
     Trained,
-    Tried,
     check_values,
     same_names,
 )
@@ -46,7 +45,7 @@ class Acceptance:
     def accept(self, site: str, parcel: Parcel, asked: Asked, known: Collection[str]) -> SiteAnswer:
         """Return the typed answer; raises Refused. known: the sites that have answered already."""
         task, number = asked
-        if site not in (self.sites if task in ("round", "try") else self.everyone):
+        if site not in (self.sites if task == "round" else self.everyone):
             raise Refused(f"{site} is not a site of this study")
         if site in known:
             raise Refused(f"{site} answered twice; the first answer counts")
@@ -70,8 +69,6 @@ class Acceptance:
         self._same_cases(site, answer)
         if isinstance(answer, Trained | Delivered):
             self._in_range("validation", answer.validation)
-        if isinstance(answer, Tried):
-            self.layers_of(answer)  # raises, as below
         if isinstance(answer, Tested):
             self._check_test(answer, number)
         if isinstance(answer, Delivered | Tested):
@@ -82,7 +79,6 @@ class Acceptance:
         self._in_range("test", answer.test)
         if answer.selected > number:
             raise Refused(f"it tested the model of round {answer.selected}, and there are {number} rounds")
-        self.layers_of(answer)
         check_counts(answer.counts, self.plan, answer.cases)
         check_threshold(answer.threshold, answer.counts, self.plan)
 
@@ -116,17 +112,6 @@ class Acceptance:
             return answer
         warning = f"runs {'; '.join(told.values())}: its last digits may differ from those of the same study elsewhere"
         return answer.model_copy(update={"warnings": [*answer.warnings, warning]})
-
-    def layers_of(self, answer: Tried | Tested) -> dict[str, Any]:
-        """Return what a site tells to layers of the plan, checked."""
-        part: Part = "validation" if isinstance(answer, Tried) else "test"
-        cases = getattr(answer.cases, part)
-        asking = self.plan.asking
-        if surplus := answer.layers.keys() - asking.keys():
-            raise Refused(f"layers: it tells of {plain(', '.join(sorted(surplus)), 80)}, which asks for nothing")
-        if answer.layers and (part in answer.withheld or part in answer.noisy):
-            raise Refused(f"layers: it tells of its {part} cases, of which it withholds a score")
-        return {name: asking[name].read(part, told, self.plan, cases) for name, told in answer.layers.items()}
 
     def outcome_of(self, answer: Delivered | Tested) -> Any:
         """Return what a site tells of the outcome, checked."""

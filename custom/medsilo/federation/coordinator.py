@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
-from medsilo.course.outcome import Part, ServerEnd
+from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase, ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
 from medsilo.federation.around import aggregation_of, asking
@@ -22,7 +22,7 @@ from medsilo.federation.summary import Account, summarise
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Delivered, End, SiteAnswer, Tested, Trained, Tried
+from medsilo.runs.messages import Delivered, End, SiteAnswer, Tested, Trained
 from medsilo.runs.record import Record, now
 from medsilo.runs.schema import SEE_LOG, STOPPED, Round, SentUpdate, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
@@ -50,7 +50,6 @@ class Coordinator:
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.outcome_told: dict[str, Any] = {}  # to sites before the test
-        self.layers_told: dict[str, Mapping[str, Any]] = {}  # by layers of the plan, to each site before the test
         settings = settings or SiteSettings(device="cpu")
         acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
         mixers: dict[str, Mixer] = {}
@@ -194,22 +193,8 @@ class Coordinator:
             self.state.save_common(paths.BEST, chosen)
         found, self.outcome_told = self.plan.algorithm.outcome.conclude(end, self._told(delivered))
         self.state.details |= found
-        empty = chosen == number
-        if self.plan.asking:
-            tried = self._end("try", number, selected=chosen, empty=empty)
-            for name, layer in self.plan.asking.items():
-                self.layers_told[name] = layer.choose(self.plan, self._layers(tried)[name], self.everyone)
-        tested = self._end("test", number, selected=chosen, empty=empty)
-        for name, layer in self.plan.asking.items():
-            told: dict[Part, Any] = {"validation": self._layers(tried)[name], "test": self._layers(tested)[name]}
-            self.state.details[name] = layer.concluded(self.plan, self.record.folder, told)
+        tested = self._end("test", number, selected=chosen, empty=chosen == number)
         self.state.details = self.plan.algorithm.outcome.concluded(self.state.details, self._told(tested))
-
-    def _layers(self, exchange: Exchange) -> dict[str, dict[str, Any]]:
-        """Return what sites tell to each layer, by site."""
-        replies = {site: answer for site, answer in exchange.replies.items() if isinstance(answer, Tried | Tested)}
-        read = {site: self.asker.acceptance.layers_of(answer) for site, answer in sorted(replies.items())}
-        return {name: {site: own[name] for site, own in read.items() if name in own} for name in self.plan.asking}
 
     def _told(self, exchange: Exchange) -> dict[str, Any]:
         """Return what sites tell of the outcome."""
@@ -243,7 +228,6 @@ class Coordinator:
                 "train_cases": smallest,
                 "last": max((line.round for line in self.rounds if site in line.answered), default=0),
                 "outcome": self._outcome_for(site, task),
-                "layers": {name: own[site] for name, own in self.layers_told.items()} if task == "test" else {},
                 "sealing": {} if task == "join" else self.aggregation.letters(site, groups),
             }
 
@@ -255,7 +239,7 @@ class Coordinator:
                     self.aggregation.take(site, groups, answer.samples, phase)
                 self.state.has_settled(site)
 
-        asked = self.sites if task in ("round", "try") else self.everyone
+        asked = self.sites if task == "round" else self.everyone
         exchange = self.asker.ask(task, number, [site for site in asked if site not in away], words, take)
         exchange.missing = {**away, **exchange.missing}
         return exchange
@@ -264,7 +248,7 @@ class Coordinator:
         """Return what a site is told of the outcome."""
         if task == "deliver":
             return self.plan.algorithm.outcome.told(self._server_end(), site)
-        return self.outcome_told if task in ("try", "test") else {}
+        return self.outcome_told if task == "test" else {}
 
     def _server_end(self) -> ServerEnd:
         return ServerEnd(self.plan, self.state.layout, self.state.server, self.record.folder)

@@ -18,7 +18,6 @@ from medsilo.core.package import machine_facts
 from medsilo.federation.exact import (
     ExactDelivery,
     ExactLetter,
-    ExactLooks,
     ExactResult,
     ExactRound,
     ExactScores,
@@ -86,31 +85,14 @@ class Disclosure:
                 if self.tells("validation"):
                     self.protection.note(validation=1 + self.plan.algorithm.outcome.scores_besides)
                 return {**self.validated(found.validated), "outcome": found.outcome}
-            case ExactLooks(looked=exact):
-                looked = self._looked("validation", exact)
-                self.protection.note(validation=self._answers("validation", looked))
-                return {"layers": looked}
             case ExactTest():
                 tested = self.tested(found.selected, found.scores)
                 decisive = found.decisive if CHANCES in tested["counts"] else None
                 threshold = None if decisive is None else self.threshold(decisive)
-                looked = self._looked("test", found.looked)
-                tests = self.tells("test") + self._answers("test", looked)
-                self.protection.note(test=tests, validation=threshold is not None)
-                return {**tested, "threshold": threshold, "outcome": found.outcome, "layers": looked}
+                self.protection.note(test=self.tells("test"), validation=threshold is not None)
+                return {**tested, "threshold": threshold, "outcome": found.outcome}
         shares = self.settings.shares(self.task.synthetic) and not self.plan.transport.sealed
         return {"shares": shares, "classes": self.classes(), "machine": machine_facts(), "absent": self.data.absent}
-
-    def _looked(self, part: Part, found: dict[str, Any]) -> Told:
-        """Return what layers tell of a part; nothing where no score over it may leave."""
-        if not self.tells(part) or self.numbers:
-            return {}
-        own = self.plan.asking
-        told = {name: own[name].tells(part, one, self.resolution[part], self.least) for name, one in found.items()}
-        return {name: one for name, one in told.items() if one is not None}
-
-    def _answers(self, part: Part, told: Told) -> int:
-        return sum(self.plan.asking[name].asks(self.plan).get(part, 0) for name in told)
 
     def _resolution(self, part: DataPart) -> Resolution:
         own, share = self.protection.resolution(self.patients[part]), self.sway[part]

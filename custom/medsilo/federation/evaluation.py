@@ -1,28 +1,24 @@
 """Scoring models on a site's cases: what is measured, kept and drawn."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import DataError
-from medsilo.course.layer import Finished
-from medsilo.course.outcome import Part
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.seams import Place
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite, refuse_nan
 from medsilo.learning.seeds import generator_for, seed_for
-from medsilo.learning.undrawn import labels_in
 from medsilo.runs import paths
 from medsilo.site.book import PARTS
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.overlays import draw_found, draw_images
 from medsilo.tasks.segmentation import Segmentation
-from medsilo.tasks.task import Cases, SiteData, Task, drawn_cases, names_of, patients_of
+from medsilo.tasks.task import Cases, SiteData, drawn_cases, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
@@ -73,12 +69,6 @@ class Evaluation:
         """Yield the cases as this model is evaluated on them."""
         return self._in_order(part, self._order(part, model))
 
-    @torch.no_grad()
-    def seen(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor, Tensor, list[int]]]:
-        """Yield inputs, outputs, targets, and places in the part, of its cases as this model is evaluated on them."""
-        for inputs, targets, cases in self._with_places(part, model):
-            yield inputs, self._output(model, inputs), targets, cases
-
     def _with_places(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
         """Yield inputs, targets, and places in the part, of its cases as this model is evaluated on them."""
         order, first = self._order(part, model), 0
@@ -100,19 +90,6 @@ class Evaluation:
 
     def _in_order(self, part: Dataset, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         return batches(_ordered(part, order), self.task.evaluation_batch, self.compute)
-
-    def looked(self, part: Part, model: nn.Module, chosen: Mapping[str, Any], task: Task, stop: Stop) -> dict[str, Any]:
-        """Return what layers of the plan find in the finished model and these cases."""
-        cases = getattr(self.data, part)
-
-        def look(found: Measure) -> Measures:
-            def measured(output: Tensor, target: Tensor) -> Measures:
-                return {task.goal.metric: task.goal.case_scores(output, target), **found(output, labels_in(target))}
-
-            return self.evaluate(cases, stop, model, lambda _: measured)[2] if len(cases) else {}
-
-        finished = Finished(part, task, self.folder, cases, patients_of(cases), look)
-        return {name: layer.look(finished, chosen.get(name)) for name, layer in self.plan.asking.items()}
 
     # ------------------------------------------------------------------ pictures, which never leave
     @property

@@ -57,13 +57,6 @@ class ExactDelivery(ExactResult):
 
 
 @dataclass(frozen=True)
-class ExactLooks(ExactResult):
-    """Findings of layers in the validation cases."""
-
-    looked: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class ExactTest(ExactResult):
     """A test of the model of a round. decisive: validation cases that a threshold follows from, where one is told."""
 
@@ -71,7 +64,6 @@ class ExactTest(ExactResult):
     scores: ExactScores
     decisive: Measures | None
     outcome: dict[str, Any] | None
-    looked: dict[str, Any] = field(default_factory=dict)
 
 
 CASE, PATIENT = "case", "patient"

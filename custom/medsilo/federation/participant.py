@@ -22,7 +22,6 @@ from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.exact import (
     ExactDelivery,
     ExactLetter,
-    ExactLooks,
     ExactResult,
     ExactRound,
     ExactScores,
@@ -79,8 +78,8 @@ class Participant:
 
     def find(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
         """Do what is asked. `stop` is asked before every batch and raises to end the work."""
-        work = {"join": self._join, "round": self._round, "deliver": self._deliver}
-        work |= {"try": self._try, "test": self._test, **dict.fromkeys(LETTERED, self._answer_letter)}
+        work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
+        work |= dict.fromkeys(LETTERED, self._answer_letter)
         doing, self.warnings = self.trainer.doing, []
 
         def step() -> None:
@@ -139,15 +138,6 @@ class Participant:
         self.state.save_model(paths.LAST, number)
         return ExactDelivery(scored, plan.algorithm.outcome.take(self._end(stop), asked.outcome))
 
-    def _try(self, asked: Request, groups: Groups, stop: Stop) -> ExactLooks:
-        """Let layers look at what the selected model says of the validation cases."""
-        plan = self.place.plan
-        if not plan.asking or not self.place.trains:
-            raise Refused("no layer of the plan asks this hospital of its validation cases")
-        self._take_selected(asked, groups)
-        model = plan.algorithm.outcome.tested(self._end(stop), self.state.model, asked.outcome)
-        return ExactLooks(self.evaluation.looked("validation", model, {}, plan.task, stop))
-
     def _test(self, asked: Request, groups: Groups, stop: Stop) -> ExactTest:
         """Test the selected model, once."""
         folder, outcome = self.place.folder, self.place.plan.algorithm.outcome
@@ -162,8 +152,7 @@ class Participant:
         self.evaluation.draw_found(model, self.state.modules["model"], scores.measures, folder)
         write_measures(folder, scores.measures, self.disclosure.patients["test"])  # of single cases: they stay here
         made_of = selected if told is None else asked.round  # an outcome is made of what was delivered
-        looked = self.evaluation.looked("test", model, asked.layers, task, stop)
-        return ExactTest(made_of, scores, self.decisive(model, stop), told, looked)
+        return ExactTest(made_of, scores, self.decisive(model, stop), told)
 
     # ------------------------------------------------------------------ models
     def _take_selected(self, asked: Request, groups: Groups) -> int:

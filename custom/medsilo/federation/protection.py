@@ -122,10 +122,8 @@ def planned_answers(plan: Plan) -> dict[DataPart, int]:
     """Return how many answers with scores over each part a plan asks for; a threshold is one over validation
     cases."""
     outcome = plan.algorithm.outcome
-    planned: dict[DataPart, int] = {
+    return {
         "train": plan.rounds,
         "validation": plan.validations + outcome.scores_besides + plan.has_threshold,
         "test": 1,
     }
-    asked = [layer.asks(plan) for layer in plan.asking.values()]
-    return {part: number + sum(one.get(part, 0) for one in asked) for part, number in planned.items()}

@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from medsilo.core.errors import reading
 from medsilo.core.text import counted
-from medsilo.registry import LAYERS
 from medsilo.report import by_case, deciding, findings, holdings, panels
 from medsilo.report.charts import Dot, Series, line_chart, styles, swatch, ticks
 from medsilo.report.findings import REFERENCES, guessing_at, learned, provenance
@@ -48,7 +47,6 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
         by_case=by_case.pictures(runs),
-        attached=attached(runs),
         overlays=panels.overlays(subjects),
         holdings=list(holdings.tables(runs)),
         shifts=holdings.shifts(runs),
@@ -182,10 +180,3 @@ def _participation(run: RunResult, place: int) -> dict[str, Any]:
         "everyone": everyone,
         "absences": [(f"Round{'s' * (len(own) > 1)} {spans(own)}", *whose) for whose, own in rounds.items()],
     }
-
-
-def attached(runs: Sequence[RunResult]) -> list[Markup]:
-    """Return the sections of all layers that concluded something in one of these runs, in the order of their names."""
-    told = {name for run in runs for name in run.summary.details.model_extra or {} if name in LAYERS}
-    panels = [LAYERS[name].panel(runs) for name in sorted(told)]
-    return [Markup(fill(file.name, "", file.parent, **words)) for file, words in filter(None, panels)]

@@ -22,8 +22,8 @@ MOST_ROUNDS = 10_000_000  # of all phases of a study
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
 Letter = Literal["agree", "offer", "unmask"]  # of a sealed study
-Task = Literal[Letter, "join", "round", "deliver", "try", "test"]
-End = Literal["join", "deliver", "try", "test"]
+Task = Literal[Letter, "join", "round", "deliver", "test"]
+End = Literal["join", "deliver", "test"]
 PARTS = ("train", "validation", "test")
 
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
@@ -81,7 +81,6 @@ class Request(Message):
     train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
     last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
-    layers: dict[str, Any] = Field({}, exclude_if=not_)  # of a "test": what layers of the plan have chosen
     # What the site's privacy ledgers were when it answered last
     ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
     # Letters of a sealed study, which the room `sealing` reads
@@ -184,13 +183,6 @@ class Delivered(SiteAnswer):
     outcome: dict[str, Any] | None
 
 
-class Tried(SiteAnswer):
-    """A site has tried the selected model on its validation cases, as layers of the plan ask."""
-
-    task: Literal["try"]
-    layers: dict[Name, Any] = Field({}, exclude_if=not_)  # what layers of the plan ask for, which read it
-
-
 class Tested(SiteAnswer):
     """A site has tested the selected model."""
 
@@ -202,7 +194,6 @@ class Tested(SiteAnswer):
     # From where on the second class's probability counts as found, by the validation cases
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, exclude_if=not_)
     outcome: dict[str, Any] | None
-    layers: dict[Name, Any] = Field({}, exclude_if=not_)  # as before the test
 
 
 LETTERED = get_args(Letter)
@@ -210,7 +201,6 @@ ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "join": Joined,
     "round": Trained,
     "deliver": Delivered,
-    "try": Tried,
     "test": Tested,
     **dict.fromkeys(LETTERED, Lettered),
 }

@@ -151,7 +151,7 @@ class SiteTurn(RecordPart):
 class Turns(RecordPart):
     """now.json of a run: who has been asked and who has answered, while the study runs."""
 
-    task: Text = Field(description="`join`, `round`, `sum`, `deliver`, `try`, `test`, or a step of sealing")
+    task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of sealing")
     round: Count = Field(description="the round")
     at: Seconds = Field(description="when this was written, in seconds since 1970")
     sites: dict[str, SiteTurn] = Field(description="site → its turn")
@@ -292,12 +292,10 @@ class SiteResult(RecordPart):
     )
     contributed: Count | None = Field(None, description="rounds that the site is part of")
     missed: dict[Annotated[int, Field(ge=0)], Text] = Field({}, description="round → why the site is not part of it")
-    missed_ends: dict[str, Text] = Field(
-        {}, description="`join`, `deliver`, `try` or `test` → why the site has no part in it"
-    )
+    missed_ends: dict[str, Text] = Field({}, description="`join`, `deliver` or `test` → why the site has no part in it")
     warnings: dict[str, list[Text]] = Field(
         {},
-        description="round, `join`, `deliver`, `try` or `test` → lines that the site had to say beside its answer, for "
+        description="round, `join`, `deliver` or `test` → lines that the site had to say beside its answer, for "
         "instance that its own state is no longer on its disk",
     )
     validation: list[Score | None] = Field(

@@ -1,18 +1,14 @@
 """Finished runs, and models that a hospital which need not be part of their studies scores on its own cases."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.source import Source
-from medsilo.federation.disclosure import Disclosure
 from medsilo.federation.exact import ExactScores, ExactTest
 from medsilo.federation.participant import Participant
 from medsilo.federation.protection import Protection
@@ -50,9 +46,7 @@ class Judged:
     """A model's scores over all of a hospital's cases: each case's, which stay there, and what of them may leave."""
 
     test: SiteTest
-    patients: Sequence[str]
     told: Mapping[str, Any]
-    mean: Callable[[float], float | None]  # a further mean over all cases, from 0 to 1, as it may leave; it is counted
 
     def against(self, other: "Judged") -> Difference:
         """Return how much better this model is than another on the same patients."""
@@ -65,17 +59,15 @@ def judged(
     settings: SiteSettings,
     folder: Path,
     lead: str = "",
-    looks: Sequence[Callable[[Source, Tensor, Tensor, Tensor, list[int]], None] | None] = (),
 ) -> list[Judged]:
     """Score models of one task on all cases of a hospital that need not have been part of their studies.
 
     folder: the hospital's; what it answers is counted there, or where its settings say, as in a study. lead: who asks.
-    looks: what sees inputs, outputs, targets and places of the cases as each model answers them.
     """
     compute = settings.compute()
     found: list[Judged] = []
     data: SiteData | None = None
-    for source, look in zip_longest(sources, looks):
+    for source in sources:
         participation = source.plan.participation.model_copy(update={"unseen": (site,)})
         plan = source.plan.model_copy(update={"participation": participation, "privacy": None})
         place = Place(plan, site, [site], settings, paths.site_folder(folder, site), lead)
@@ -88,24 +80,11 @@ def judged(
             model = source.network.to(compute.device)
             scores = ExactScores(*judge.evaluation.evaluate(data.test, lambda: None, model, plan.task.goal.measuring))
             judge.evaluation.draw_found(model, model, scores.measures, place.folder)
-            if look:
-                for seen in judge.evaluation.seen(data.test, model):
-                    look(source, *seen)
         told = {**judge.disclosure.told(ExactTest(0, scores, None, None)), "cases": judge.disclosure.counted.test}
-        tells = partial(_mean, judge.disclosure, told["test"] is not None)
-        metric, patients = plan.task.goal.metric, patients_of(data.test)
-        whose = np.unique(patients, return_inverse=True)[1]
+        metric, whose = plan.task.goal.metric, np.unique(patients_of(data.test), return_inverse=True)[1]
         own = Scores(scores.measures[metric].numpy(), whose)
-        found.append(Judged(SiteTest(metric, own, scores.measures, whose.tolist()), patients, told, tells))
+        found.append(Judged(SiteTest(metric, own, scores.measures, whose.tolist()), told))
     return found
-
-
-def _mean(disclosure: Disclosure, may_leave: bool, value: float) -> float | None:
-    """Return a mean over the test cases as it is told; None where none may leave."""
-    if not may_leave:
-        return None
-    disclosure.protection.note(test=1)
-    return disclosure.resolution["test"].mean(value, 0, 1)
 
 
 def _all_tested(data: SiteData) -> SiteData:

@@ -17,9 +17,7 @@ NAMED = 5  # sites in a line
 STARTING = "still starting"
 ASKED_FOR = {
     "join": "joining",
-    "sum": "adding up",
     "deliver": "taking over the outcome",
-    "try": "calibrating",
     "test": "testing",
 }
 

@@ -32,7 +32,6 @@ class Entry:
     patient: str
     part: str = ""  # empty: the plan's split decides
     site: str = ""  # whose it is in a simulation
-    group: str = ""  # that it belongs to, as the site's table says it
 
 
 @dataclass
@@ -281,7 +280,7 @@ def _by_table(
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = Listing(), source.columns
     needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
-    sheet = Sheet().read(path, {}, [*needed, *within, columns.part, columns.site, columns.group])
+    sheet = Sheet().read(path, {}, [*needed, *within, columns.part, columns.site])
     if missing := [column for column in needed if column not in sheet.columns]:
         hint = "name yours under data.columns in the site's medsilo.yaml, or add it"
         raise DataError(f"the table has no column {', '.join(missing)}; {hint}", private=str(path))
@@ -307,8 +306,8 @@ def _by_table(
         label = files[-1] if masks else given.get(columns.label, "")
         part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
         known = tuple(file for file in files[: len(images)] if file)
-        own = Entry(name, known, label or "", given.get(columns.patient, ""), OTHER_NAMES.get(part, part), site)
-        listing.entries.append(replace(own, group=given.get(columns.group, "")))
+        patient = given.get(columns.patient, "")
+        listing.entries.append(Entry(name, known, label or "", patient, OTHER_NAMES.get(part, part), site))
     for column, places in empty.items():
         listing.add("left out", f"lines of the table have an empty {column}; fill it in", places)
     listing.add("left out", "lines of the table name a file that is not in the data folder", absent)

@@ -213,11 +213,6 @@ class ReadyCases(Dataset):
         return tuple(one.entry.name for one, cases in zip(self.held, self.chosen, strict=True) for _ in cases)
 
     @property
-    def groups(self) -> tuple[str, ...]:
-        """The group that each case belongs to, as the site's table says it."""
-        return tuple(one.entry.group for one, cases in zip(self.held, self.chosen, strict=True) for _ in cases)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """A name of each case, whatever other entries there are."""
         numbers = (number for cases in self.chosen for number in cases)

@@ -38,7 +38,6 @@ class Columns(Section):
     patient: str = "patient"
     part: str = "part"
     site: str = "site"
-    group: str = "group"  # of images and recordings, for layers that tell groups apart
 
 
 class Inside(Section):

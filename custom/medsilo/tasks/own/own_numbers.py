@@ -277,7 +277,6 @@ class _Finished(Dataset):
         self.task, self.data, self.scales = task, data, scales
         self.patients, self.labels = data.patients, data.labels  # type: ignore[attr-defined]
         self.records = getattr(data, "records", None)
-        self.groups = getattr(data, "groups", ("",) * len(self.patients))
 
     def __len__(self) -> int:
         return len(self.patients)
