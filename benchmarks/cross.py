@@ -11,7 +11,7 @@ from statistics import fmean
 
 from torch import nn
 
-from medsilo.cli.options import settings_of
+from medsilo.cli.options import run_settings, settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Tensors
@@ -24,7 +24,7 @@ from medsilo.runs import paths
 from medsilo.runs.schema import Summary
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings
-from medsilo.study.judging import finished_run, run_settings
+from medsilo.study.judging import finished_run
 
 Scores = dict[str, float | None]  # by site
 TOLERANCE = 1e-6  # between a site's score in the summary and the same score again

@@ -25,13 +25,13 @@ import psutil
 from medsilo.check.at_home import KitAtHome
 from medsilo.check.kit import read_kit, trouble
 from medsilo.check.spending import spent
-from medsilo.consortium.backup import studies_of
+from medsilo.flare.leftovers import studies_of
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 from medsilo.runs.reading import read_now, read_rounds, read_summary
 from medsilo.runs.schema import Turns
+from medsilo.runs.watching import studies
 from medsilo.site.ledger import ledgers
-from medsilo.site_page.watching import studies
 
 Sample = tuple[str, dict[str, str], float | None]
 LOOK = 10.0  # seconds between two looks for hospitals that fall out

@@ -16,7 +16,7 @@ import pytest
 import torch
 from _pytest.junitxml import xml_key
 
-from medsilo.cli.options import USUAL_SEEDS, seeds
+from medsilo.cli.comparing import USUAL_SEEDS, seeds_of
 from medsilo.core.package import package_facts
 from medsilo.core.spill import _File
 from medsilo.plan import Plan, parse_plan
@@ -62,7 +62,7 @@ def wanted(command: list[str]) -> Asked:
     """Return the comparison that a command line asks for."""
     values = parsed(command)[1]
     own = {field.name: values[field.name] for field in fields(Asked)}
-    return Asked(**own | {"seeds": values["seeds"] or seeds(USUAL_SEEDS)})
+    return Asked(**own | {"seeds": values["seeds"] or seeds_of(USUAL_SEEDS)})
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -268,26 +268,13 @@ NETWORKS = Registry(
     },
 )
 
-PREDICTORS = PluginTable(
-    "medsilo.predictors",
-    "medsilo.deploy.predictor:Predictor",
-    {"images": "medsilo.deploy.image_files:ImagePredictor", "tables": "medsilo.deploy.predicted_rows:TablePredictor"},
-)
-
-EXPORTERS = PluginTable(
-    "medsilo.exporters",
-    "medsilo.deploy.exporter:Exporter",
-    {"monai": "medsilo.deploy.bundle:BundleExporter"},
-)
-
-LOOKERS = PluginTable(
-    "medsilo.lookers",
-    "types:FunctionType",
-    {"cases": "medsilo.start.table_folder:look"},
-)
-
-
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
+
+# What reports of a finished run: gets its folder, and returns a table for the terminal and the page that it wrote.
+REPORTS = PluginTable("medsilo.reports", "types:FunctionType", {})
+
+# What serves a hospital's own page on its machine: gets the kit and a port, and returns a server.
+PAGES = PluginTable("medsilo.pages", "types:FunctionType", {})
 
 # Layers of other packages; the engine's own stand in federation/around.py.
 LAYERS = Registry("medsilo.layers", "medsilo.course.layer:Layer", {})

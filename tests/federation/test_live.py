@@ -11,8 +11,8 @@ import pytest
 
 from medsilo.cli import main
 from medsilo.runs import paths
+from medsilo.runs.progress import Moment
 from medsilo.runs.reading import read_summary
-from medsilo.study.progress import Moment
 from tests.conftest import SITES
 
 pytestmark = pytest.mark.slow

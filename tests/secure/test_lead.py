@@ -15,13 +15,13 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from medsilo import cli
 from medsilo.consortium import lead
-from medsilo.consortium.backup import find_in_kit
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation import inprocess
 from medsilo.flare.janitor import MOST
 from medsilo.flare.jobs import write_job
+from medsilo.flare.leftovers import find_in_kit
 from medsilo.runs.clean import remove
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import EachSites, SiteSettings

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from medsilo.cli import main
-from medsilo.consortium.backup import find_in_kit
 from medsilo.core.files import load_tensors, make_folder, save_tensors, write_json, write_text
 from medsilo.federation import inprocess
+from medsilo.flare.leftovers import find_in_kit
 from medsilo.runs.clean import find_old, remove
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from medsilo.cli import all_commands, main
+from medsilo.runs.progress import StudyProgress, round_lines
 from medsilo.runs.schema import Round, SiteRound
-from medsilo.study.progress import StudyProgress, round_lines
 from tests.commands import parsed
 
 NAMES = [one.name for commands in all_commands().values() for one in commands]

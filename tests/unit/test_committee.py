@@ -11,7 +11,7 @@ from torch import nn
 import medsilo
 from benchmarks.cross import committee_scores, main
 from medsilo import cli
-from medsilo.cli.options import settings_of
+from medsilo.cli.options import run_settings, settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.deploy.source import Committee, Source
@@ -19,7 +19,6 @@ from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.owner import ALL_MINE
-from medsilo.study.judging import run_settings
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.scans import Scan
 from tests.conftest import SITES, make_plan

@@ -27,11 +27,11 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
+from medsilo.runs.progress import round_lines
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
 from medsilo.site.settings import SiteSettings
-from medsilo.study.progress import round_lines
 from medsilo.tasks.task import SiteData
 from tests import inprocess
 from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, WEIGHED, make_plan, slow_but

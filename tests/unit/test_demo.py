@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from docs.screenshots import NUMBERS
-from medsilo.cli.options import DEMO_SEEDS, seeds
+from medsilo.cli.comparing import DEMO_SEEDS, seeds_of
 from medsilo.report.study_page import write_demo
 from medsilo.report.template import HERE
 from medsilo.study.cells import Row, plan_of
@@ -42,7 +42,7 @@ def pictured(root: Path) -> dict[str, Any]:
 
 def test_the_picture_in_the_readme_is_of_this_demo(root: Path) -> None:
     told = pictured(root)
-    assert (told["rows"], told["changes"], told["seeds"]) == (list(ROWS), list(SMALL), list(seeds(DEMO_SEEDS)))
+    assert (told["rows"], told["changes"], told["seeds"]) == (list(ROWS), list(SMALL), list(seeds_of(DEMO_SEEDS)))
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess, site_state
 from medsilo.federation.asking import TurnKeeper
 from medsilo.runs import paths
+from medsilo.runs.progress import Moment, StudyProgress, listed
 from medsilo.runs.reading import read_now
 from medsilo.runs.schema import Doing, Progress, Round, SiteRound, SiteTurn, Turns
-from medsilo.study.progress import Moment, StudyProgress, listed
 from tests.conftest import make_plan
 
 SITES = ["a", "b", "c", "d"]

@@ -13,8 +13,10 @@ import medsilo
 from medsilo import extend, registry
 from medsilo.cli import all_commands, main
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.deploy.exporter import export
+from medsilo.deploy.exporter import EXPORTERS, export
+from medsilo.deploy.predictor import PREDICTORS
 from medsilo.deploy.source import Source
+from medsilo.start.looker import LOOKERS
 from medsilo.tasks.use import Use
 from tests.conftest import make_plan
 from tests.unit.test_extend import a_distribution
@@ -112,8 +114,8 @@ def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: 
 
 def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
     tables = [value for value in vars(registry).values() if isinstance(value, registry.PluginTable)]
-    assert len(tables) == 8
-    for table in tables:
+    assert len(tables) == 7
+    for table in (*tables, EXPORTERS, LOOKERS, PREDICTORS):
         for name in table:
             assert table[name] is not None and table.package_of(name) is None
     assert {"release", "nnunet plan"} <= {one.name for own in all_commands().values() for one in own}

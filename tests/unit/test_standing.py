@@ -11,10 +11,10 @@ from medsilo.api import Run
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.directions import SAMPLED, Direction, Sketcher, standings
 from medsilo.runs.messages import Parcel
+from medsilo.runs.progress import StudyProgress
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round, SentUpdate, SiteRound
 from medsilo.runs.standing import AGREE, AWAY, DOUBT, FEWEST, HEAVY, LONG, standing_out
-from medsilo.study.progress import StudyProgress
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
 from tests.unit.test_coordinator import CPU, Answers, Script, Scripted, Study, honest, task_and_round

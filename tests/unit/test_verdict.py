@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.results.tables import sure
-from medsilo.cli.running import _say_answer
+from medsilo.cli.comparing import _say_answer
 from medsilo.cli.show import Screen
 from medsilo.core.files import write_json
 from medsilo.runs.schema import HospitalGain, Needed, PairedDifference, Verdict

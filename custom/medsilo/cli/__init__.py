@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from medsilo import __version__
-from medsilo.cli import hospital, leading, operating, reviewing, running, starting
+from medsilo.cli import hospital, reviewing, running
 from medsilo.cli.show import Command, command, failure
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain, simplified
@@ -25,38 +25,18 @@ from medsilo.registry import COMMANDS as PLUGGED_IN
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only if everything succeeded."
 Example = tuple[Callable[..., int | None], str]
 
-# Every command of the engine with an example, by the people it serves; plug-ins bring more.
+# Every command of the engine with an example, by the people it serves; other packages bring more.
 COMMANDS: dict[str, tuple[Example, ...]] = {
-    "With all data on one machine": (
-        (running.demo, "--seeds 0,1,2,3"),
-        (starting.init, "/data/kidney -o study"),
-        (running.run, "jobs/fedbn --set training.rounds=3 --set seed=1"),
-        (running.compare, "--methods local,fedavg,harmofl --seeds 0,1,2,3 --set training.rounds=10"),
-        (running.resume, "runs/fedavg-synthetic-histology-20261120-120000"),
-    ),
-    "For a consortium's lead": (
-        (leading.provision, "provisioning/consortium.yaml -o kits"),
-        (
-            leading.submit,
-            'jobs/fedbn --kit kits/lead@clinic.example --set "participation.sites=[st-anna,university-clinic]"',
-        ),
-        (leading.status, "--kit KIT"),
-        (leading.abort, "ID --kit KIT"),
-        (leading.fetch, "ID --kit KIT"),
-        (operating.backup, "kits/fl.example.org -o server.zip"),
-        (operating.restore, "server.zip --kit /srv/fl.example.org --expelled st-anna"),
-    ),
-    "Of finished runs": (
-        (operating.report, "runs/one runs/other -o comparison.html"),
-        (operating.clean, "runs --older-than 30 --yes"),
-    ),
+    "To begin with": (),
+    "With all data on one machine": ((running.run, "jobs/fedbn --set training.rounds=3 --set seed=1"),),
+    "For a consortium's lead": (),
+    "Of finished runs": (),
     "For a hospital's engineer": (
-        (hospital.predict, "supermodel scan.nii.gz folder-of-scans/ -o predictions"),
-        (hospital.export, "runs/<run>/supermodel -o bundle"),
-        (reviewing.leak_report, "jobs/harmofl --kit kits/st-anna"),
         (hospital.check, "jobs/fedavg --kit kits/st-anna"),
+        (reviewing.leak_report, "jobs/harmofl --kit kits/st-anna"),
         (reviewing.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
         (hospital.ledger, "show --kit kits/st-anna"),
+        (hospital.clean, "runs --older-than 30 --yes"),
     ),
     "Lists and templates": ((reviewing.list_, ""),),
 }
@@ -239,7 +219,7 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
         return f"{_name(param)} is missing: {param.help or 'give it'}"
     if error.message == "Missing command.":
         own = getattr(ctx.command, "commands", {}) if ctx and ctx.parent else {}
-        return f"give a command: {', '.join(own)}" if own else "give a command, for example 'medsilo demo'"
+        return f"give a command: {', '.join(own)}" if own else "give a command, for example 'medsilo run fedavg'"
     unexpected = error.message.partition("unexpected extra argument")[2].rpartition("(")[2].rstrip(").")
     if unexpected and "--json" in given:
         return f"{unexpected} is not expected here; to keep the JSON in a file, write --json > FILE"

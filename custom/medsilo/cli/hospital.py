@@ -1,103 +1,21 @@
-"""Commands for a hospital's engineer: predict, export, check, ledger."""
+"""Commands for a hospital's engineer: check, ledger, clean."""
 
 from contextlib import suppress
+from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.options import option, several
-from medsilo.cli.show import Command, Screen
+from medsilo.cli.options import option
+from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
     from medsilo.check.visit import Visit
     from medsilo.site.ledger import Ledger
-
-
-def predict(
-    screen: Screen,
-    model: options.Model,
-    images: Annotated[
-        list[Path], typer.Argument(help="images, DICOM folders, or folders with such; tables; or recordings")
-    ],
-    *,
-    out: options.OutFolder,
-    site: options.ModelOf = "",
-    others: Annotated[
-        list[Path],
-        several("MODEL", "a further model of the same task, which may be repeated: all answer together", "--with"),
-    ],
-    device: Annotated[str, option("DEVICE", options.DEVICES)] = "auto",
-    site_config: options.SiteConfig = None,
-) -> int:
-    """Find masks or classes in a hospital's own images or recordings, or what a table's lines ask for.
-
-    Writes a mask for each image, on its own grid, predictions.csv and .json, and overview.png with outlines of what was
-    found in the first images; of tables and recordings predictions.csv and .json with a line for each line or window,
-    and recordings.csv with one for each recording. A model of dicom-folder writes a DICOM segmentation and a structured
-    report for each series. With several models the mean of their probabilities decides. Ends with 1 if any image,
-    line or recording failed.
-    """
-    screen.note("reading the model")
-    from medsilo.deploy.predictor import asked_to_predict
-    from medsilo.site.settings import make_settings
-
-    settings, data = make_settings({"device": device}, "the command line"), Command.settings(site_config).data
-    compute = settings.compute()
-    predictor = asked_to_predict([model, *others], images, out, site, data, compute, screen.say)
-    _say_score(screen, predictor.source.run, site)
-    with screen.busy("predicting"):
-        failed = predictor.predict()
-    screen.say(f"predictions: {out / 'predictions.csv'}")
-    screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
-    if failed:
-        screen.warn(f"{failed} of the {predictor.cases} failed; the reasons are in {out / 'predictions.csv'}")
-    return 1 if failed else 0
-
-
-def _say_score(screen: Screen, run: Path | None, site: str) -> None:
-    """Say how well the model did on its test cases, where its run is here: a poor one answers like a good one."""
-    from medsilo.runs import paths
-    from medsilo.runs.reading import read_summary
-
-    if run is None or not (run / paths.SUMMARY).is_file():
-        return
-    summary = read_summary(run)
-    tested = {**summary.sites, **summary.unseen}[site].test if site in {**summary.sites, **summary.unseen} else None
-    score = (tested or {}).get(summary.metric) if site else summary.pooled_test
-    if score is not None:
-        screen.say(f"this model's test score: {score:.2f} ({summary.metric})")
-
-
-def export(
-    screen: Screen,
-    model: options.Model,
-    *,
-    out: options.OutFolder,
-    site: options.ModelOf = "",
-    to: Annotated[
-        str,
-        option(
-            "FORM",
-            "monai; nnunet, the form of task nnunet, is a model folder for nnUNetv2_predict_from_modelfolder",
-            parser=options.form,
-        ),
-    ] = "monai",
-) -> None:
-    """Write a run's model or super model as a MONAI Bundle.
-
-    docs/supermodel.md says how MONAI runs it, and docs/nnunet.md how nnU-Net runs its own form.
-    """
-    screen.note("reading the model")
-    from medsilo.deploy.exporter import export as write
-    from medsilo.deploy.source import Source
-
-    with screen.busy("writing"):
-        what = write(Source.open(model, site), out, to)
-    screen.say(f"{what}: {out}")
-    screen.answer(folder=out)
 
 
 def check(
@@ -178,6 +96,41 @@ def ledger(
     for view in told:
         screen.say(*spending_lines(view))
     screen.answer(ledgers=told)
+
+
+def clean(
+    screen: Screen,
+    folder: Annotated[
+        Path, typer.Argument(help="runs, or the kit of a server or a hospital (default: runs)", show_default=False)
+    ] = Path("runs"),
+    *,
+    older_than: Annotated[float, option("DAYS", "what was last changed before", min=0)] = 7.0,
+    unfinished: Annotated[
+        float | None,
+        option("DAYS", "also what studies that did not end, and were left for so long, would go on from", min=0),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="remove it")] = False,
+) -> None:
+    """List what old runs no longer need, with sizes and ages, and remove it with --yes.
+
+    That is what was kept for going on with studies that have finished since, and half-written files. Models, scores
+    and reports stay. Of a kit also the folders of jobs that ran here, and at the server jobs that have ended: what a
+    lead has not fetched by then stays in the server's kit, in medsilo/.
+    """
+    screen.note(f"looking through {folder}")
+    from medsilo.flare.leftovers import find_in_kit
+    from medsilo.runs.clean import find_old, remove
+
+    find = find_in_kit if (folder / "startup").is_dir() else find_old
+    old = find(folder, older_than, inf if unfinished is None else unfinished)
+    screen.say(*(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}" for one in old))
+    total = f"{len(old)} files and folders, {sum(one.bytes for one in old):,} bytes"
+    if yes:
+        remove(old)
+        screen.say(f"removed: {total}")
+    else:
+        screen.say(f"may go: {total}" + ("; with --yes they are removed" if old else ""))
+    screen.answer(files=[asdict(one) for one in old], removed=yes)
 
 
 def _accept_ledgers(screen: Screen, found: "list[Ledger]", old_kit: Path | None) -> None:

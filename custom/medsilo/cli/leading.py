@@ -11,9 +11,9 @@ import typer
 from medsilo.cli import options
 from medsilo.cli.options import option, several
 from medsilo.cli.running import conclude
-from medsilo.cli.show import Screen
+from medsilo.cli.show import Command, Screen
 from medsilo.core.errors import MedsiloError
-from medsilo.study.progress import Moment, StudyProgress
+from medsilo.runs.progress import Moment, StudyProgress
 
 if TYPE_CHECKING:
     from medsilo.runs.schema import Progress
@@ -172,3 +172,14 @@ def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.
     from medsilo.consortium import lead
 
     conclude(screen, lead.fetch(job, kit, out))
+
+
+PROVISION = Command(provision, "provisioning/consortium.yaml -o kits", "For a consortium's lead")
+SUBMIT = Command(
+    submit,
+    'jobs/fedbn --kit kits/lead@clinic.example --set "participation.sites=[st-anna,university-clinic]"',
+    "For a consortium's lead",
+)
+STATUS = Command(status, "--kit KIT", "For a consortium's lead")
+ABORT = Command(abort, "ID --kit KIT", "For a consortium's lead")
+FETCH = Command(fetch, "ID --kit KIT", "For a consortium's lead")

@@ -1,7 +1,5 @@
-"""Commands for who keeps finished runs, and machines, in order: report, clean, backup, restore."""
+"""Commands for finished runs, and for a server's machine: report, backup, restore."""
 
-from dataclasses import asdict
-from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +7,7 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.options import option, several
-from medsilo.cli.show import Screen
+from medsilo.cli.show import Command, Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 
@@ -58,41 +56,6 @@ def report(
     screen.answer(report=written, runs=found, hospitals=own)
 
 
-def clean(
-    screen: Screen,
-    folder: Annotated[
-        Path, typer.Argument(help="runs, or the kit of a server or a hospital (default: runs)", show_default=False)
-    ] = Path("runs"),
-    *,
-    older_than: Annotated[float, option("DAYS", "what was last changed before", min=0)] = 7.0,
-    unfinished: Annotated[
-        float | None,
-        option("DAYS", "also what studies that did not end, and were left for so long, would go on from", min=0),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="remove it")] = False,
-) -> None:
-    """List what old runs no longer need, with sizes and ages, and remove it with --yes.
-
-    That is what was kept for going on with studies that have finished since, and half-written files. Models, scores
-    and reports stay. Of a kit also the folders of jobs that ran here, and at the server jobs that have ended: what a
-    lead has not fetched by then stays in the server's kit, in medsilo/.
-    """
-    screen.note(f"looking through {folder}")
-    from medsilo.consortium.backup import find_in_kit
-    from medsilo.runs.clean import find_old, remove
-
-    find = find_in_kit if (folder / "startup").is_dir() else find_old
-    old = find(folder, older_than, inf if unfinished is None else unfinished)
-    screen.say(*(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}" for one in old))
-    total = f"{len(old)} files and folders, {sum(one.bytes for one in old):,} bytes"
-    if yes:
-        remove(old)
-        screen.say(f"removed: {total}")
-    else:
-        screen.say(f"may go: {total}" + ("; with --yes they are removed" if old else ""))
-    screen.answer(files=[asdict(one) for one in old], removed=yes)
-
-
 def backup(
     screen: Screen, kit: Annotated[Path, typer.Argument(help="the server's kit")], *, out: options.OutFile
 ) -> None:
@@ -127,3 +90,8 @@ def restore(
     screen.say(f"kit: {kit}, as it was on {kept.made}; jobs: {kept.storage}")
     screen.say(f"expelled: {', '.join(kept.expelled) or 'nobody'}. Who was expelled since then: --expelled NAME")
     screen.answer(kit=kit, made=kept.made, expelled=kept.expelled)
+
+
+REPORT = Command(report, "runs/one runs/other -o comparison.html", "Of finished runs")
+BACKUP = Command(backup, "kits/fl.example.org -o server.zip", "For a consortium's lead")
+RESTORE = Command(restore, "server.zip --kit /srv/fl.example.org --expelled st-anna", "For a consortium's lead")

@@ -18,24 +18,6 @@ if TYPE_CHECKING:
 
 
 # ---------------------------------------------------------------------------------------------------- values
-def row(value: object) -> str:
-    """Return a row: its title and changes of the plan."""
-    if "=" not in str(value).partition(": ")[2]:
-        raise ValueError(f"{str(value)!r} is not 'TITLE: KEY=VALUE ...', like 'slow: training.learning_rate=0.001'")
-    return str(value)
-
-
-USUAL_SEEDS, DEMO_SEEDS = "0,1,2,3", "0,1,2,3,4,5"
-
-
-def seeds(value: object) -> tuple[int, ...]:
-    """Return the different numbers of a list like 0,1,2."""
-    parts = str(value).split(",")
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise ValueError(f"{str(value)!r} is not a list of different numbers, like 0,1,2")
-    return tuple(map(int, parts))
-
-
 def output_folder(value: object) -> Path:
     """Return a folder that can be written to, or made; nothing is left behind by the trial."""
     path = Path(str(value))
@@ -66,16 +48,6 @@ def _try_to_write(wanted: Path, folder: Path) -> None:
         # A place like /proc says that there is no such file.
         why = "takes no files" if error.errno == errno.ENOENT else f"says {os.strerror(error.errno or 0).lower()!r}"
         raise ValueError(f"{wanted} can't be written: {place} {why}; choose another folder") from error
-
-
-def form(value: object) -> str:
-    """Return a form in which models are exported; those of one task alone have a dot in their name."""
-    from medsilo.registry import EXPORTERS
-
-    known = [name for name in EXPORTERS if "." not in name]
-    if value not in known:
-        raise ValueError(f"{str(value)!r} is not known; choose one of {', '.join(known)}")
-    return str(value)
 
 
 # ---------------------------------------------------------------------------------------------------- options
@@ -182,3 +154,11 @@ def settings_of(
     if device:
         settings.compute()  # raises where it is not on this machine
     return settings
+
+
+def run_settings(run: Path) -> "SiteSettings":
+    """Return what a run's sites computed with: those of the simulator, which keeps them, or the defaults."""
+    from medsilo.runs import paths
+    from medsilo.site.settings import read_settings_of_all
+
+    return read_settings_of_all(run / paths.NVFLARE / "local")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HEXADECIMAL = "0123456789abcdefABCDEF"
 LINK, REFERENCE = re.compile(r"\[([^]]*)\]\([^)]*\)"), re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # in Markdown
 SAID = {"when": "worth a try", "leaves": "leaves a hospital", "bytes": "bytes a round", "work": "extra work"}
+SITE_PAGE = "site"  # among the entry points of pages
 HOURS = {"h": 1, "d": 24, "w": 168}
 
 
@@ -104,11 +105,12 @@ def _list(screen: Screen, kit: Path) -> None:
 
 def _show_page(screen: Screen, kit: Path, port: int) -> None:
     screen.in_lines = True
-    from medsilo.site_page.page_server import PageServer
-    from medsilo.site_page.pages import SitePages
+    from medsilo.registry import PAGES
 
+    if SITE_PAGE not in PAGES:
+        raise MedsiloError("the page is a package of its own, which is not installed; decide without --page")
     try:
-        server = PageServer(SitePages(kit), port)
+        server = PAGES[SITE_PAGE](kit, port)
     except OSError as error:
         raise MedsiloError(f"port {port} of this machine can't be used; give another --port, or none") from error
     screen.say(f"open this address in a browser on this machine; it is good for one use:\n{server.start}")

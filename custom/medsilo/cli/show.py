@@ -23,8 +23,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain, printable
 
 if TYPE_CHECKING:
+    from medsilo.runs.progress import StudyProgress
     from medsilo.site.settings import SiteSettings
-    from medsilo.study.progress import StudyProgress
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.options import option
-from medsilo.cli.show import Screen
+from medsilo.cli.show import Command, Screen
 from medsilo.core.errors import MedsiloError
+from medsilo.runs.progress import StudyProgress
 from medsilo.site.owner import ALL_MINE
-from medsilo.study.progress import StudyProgress
 
 if TYPE_CHECKING:
     from medsilo.check.result import Report
@@ -151,3 +151,6 @@ def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path
         inprocess.run(trial, folder=folder, settings=settings, on_round=on_round)
     write([folder], folder / paths.REPORT, "Every hospital alone")
     screen.say("\n" + text_table(read(folder)))
+
+
+INIT = Command(init, "/data/kidney -o study", "To begin with")

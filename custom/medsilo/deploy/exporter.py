@@ -10,7 +10,9 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_bytes
 from medsilo.deploy.model_card import write_card
 from medsilo.deploy.source import Source
-from medsilo.registry import EXPORTERS
+from medsilo.registry import PluginTable
+
+EXPORTERS = PluginTable("medsilo.exporters", "medsilo.deploy.exporter:Exporter", {})
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from medsilo.core.text import is_safe_name
 from medsilo.deploy.predict import PredictedImage, predict_all
 from medsilo.deploy.source import Source
 from medsilo.learning.loop import Compute
-from medsilo.registry import PREDICTORS
+from medsilo.registry import PluginTable
 from medsilo.runs import paths
 from medsilo.tasks.listing import Listing
 from medsilo.tasks.own.own_numbers import Scales
 from medsilo.tasks.sources import DataSource
 
+PREDICTORS = PluginTable("medsilo.predictors", "medsilo.deploy.predictor:Predictor", {})
 Say = Callable[[str], None]
 AT_ONCE = 4096  # cases that go through the network together
 NEEDS = (

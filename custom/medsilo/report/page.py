@@ -12,11 +12,12 @@ from medsilo.core.text import counted
 from medsilo.report import by_case, deciding, findings, holdings, panels
 from medsilo.report.charts import Dot, Series, line_chart, styles, swatch, ticks
 from medsilo.report.findings import REFERENCES, guessing_at, learned, provenance
-from medsilo.report.formats import WITHHELD, between, cell, score_text
+from medsilo.report.formats import WITHHELD, between, cell, score_text, text_table
 from medsilo.report.panels import Subject
 from medsilo.report.pictures import shares, timeline
-from medsilo.report.read import RunResult, all_sites, last_round, read_all, same, spans
+from medsilo.report.read import RunResult, all_sites, last_round, read, read_all, same, spans
 from medsilo.report.template import fill, save
+from medsilo.runs import paths
 from medsilo.runs.schema import SiteResult
 
 
@@ -61,6 +62,11 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         provenance=provenance(runs),
         limits=findings.limits(runs),
     )
+
+
+def report_of(folder: Path) -> tuple[str, Path]:
+    """Write a finished run's page into its folder; return its scores as a table for the terminal, and the page."""
+    return text_table(read(folder)), write([folder], folder / paths.REPORT, folder.name)
 
 
 def _context(runs: Sequence[RunResult]) -> str:

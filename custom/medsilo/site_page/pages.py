@@ -24,11 +24,11 @@ from medsilo.core.text import duration, size_text
 from medsilo.plan import Plan
 from medsilo.report import template
 from medsilo.report.charts import Series, line_chart
+from medsilo.runs.watching import Row, StudyMoment, studies
 from medsilo.site.approvals import ApprovalLimits, AskingPlan, moment
 from medsilo.site.ledger import ledgers
 from medsilo.site.policy import Policy
-from medsilo.site_page.page_server import HTML, Query, Reply
-from medsilo.site_page.watching import Row, StudyMoment, studies
+from medsilo.site_page.page_server import HTML, PageServer, Query, Reply
 
 HERE = Path(__file__).parent
 DRAWN = 400  # points of a chart at most
@@ -36,6 +36,11 @@ SHOWN_ROWS, SHOWN_LINES = 200, 30  # of the table and of the diary: the last one
 COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")  # of the table
 CHECK = "check"
 VERBS = {"approve": "approved", "decline": "declined", "withdraw": "withdrawn"}
+
+
+def serve(kit: Path, port: int) -> PageServer:
+    """Return a server of a hospital's own page; `start` is the address that opens it once."""
+    return PageServer(SitePages(kit), port)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import dump_yaml, load_yaml, write_text
 from medsilo.flare.jobs import PLAN, write_job
 from medsilo.plan import Plan, parse_plan
-from medsilo.registry import LOOKERS, TASKS
+from medsilo.registry import TASKS, PluginTable
 from medsilo.site.settings import FILE_NAME, make_settings
 from medsilo.start import choices
 from medsilo.start.choices import Choices, Draft
@@ -29,6 +29,8 @@ from medsilo.start.wording import LEAST_NAMED, counted, plans_words
 from medsilo.tasks.listing import TABLE, Listing
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
+
+LOOKERS = PluginTable("medsilo.lookers", "types:FunctionType", {})
 
 
 @dataclass(frozen=True)

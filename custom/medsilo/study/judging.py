@@ -17,7 +17,7 @@ from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.book import PARTS
-from medsilo.site.settings import SiteSettings, read_settings_of_all
+from medsilo.site.settings import SiteSettings
 from medsilo.study.evidence import Difference, Scores, compare
 from medsilo.study.scores import SiteTest
 from medsilo.tasks.task import SiteData, dealt, patients_of
@@ -34,11 +34,6 @@ def finished_run(run_folder: Path) -> Summary:
             f"run {name} has not finished, and its models are not ready to compare; run 'medsilo resume' on it first"
         )
     return summary
-
-
-def run_settings(run_folder: Path) -> SiteSettings:
-    """Return what the run's sites computed with: those of the simulator, which keeps them, or the defaults."""
-    return read_settings_of_all(run_folder / paths.NVFLARE / "local")
 
 
 @dataclass(frozen=True)
