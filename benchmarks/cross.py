@@ -15,7 +15,6 @@ from medsilo.cli.options import run_settings, settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Tensors
-from medsilo.deploy.source import Source
 from medsilo.federation.disclosure import finite
 from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Place
@@ -24,7 +23,8 @@ from medsilo.runs import paths
 from medsilo.runs.schema import Summary
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings
-from medsilo.study.judging import finished_run
+from medsilo_lab.deploy.source import Source
+from medsilo_lab.study.judging import finished_run
 
 Scores = dict[str, float | None]  # by site
 TOLERANCE = 1e-6  # between a site's score in the summary and the same score again

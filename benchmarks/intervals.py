@@ -5,8 +5,8 @@
 Patients, seeds and scores are drawn, also ones of which a few are 0 beside 0.9. Of one model's score: accuracy, Dice,
 concordance and the area under the ROC curve. Of differences between two methods: hospitals, patients and seeds, and a
 baseline that varies more from seed to seed. Width: half of it, in standard deviations of the difference; 1.96 is
-needed. Found: studies with the difference that `medsilo.study.detectable` tells of a study without one, as it would be
-found in 80 %.
+needed. Found: studies with the difference that `medsilo_lab.study.detectable` tells of a study without one, as it would
+be found in 80 %.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.timing import run
-from medsilo.study.detectable import detectable
-from medsilo.study.evidence import Difference, Interval, Scores, Study, compare, interval, interval_of_concordance
+from medsilo_lab.study.detectable import detectable
+from medsilo_lab.study.evidence import Difference, Interval, Scores, Study, compare, interval, interval_of_concordance
 
 TIMES, STUDIES, FOUND = 1000, 400, 40  # intervals of a score; of a difference; studies that tell a difference
 PATIENTS = (2, 3, 4, 6, 8, 12, 16)

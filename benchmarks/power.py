@@ -5,8 +5,8 @@
 Scores are drawn: each row and seed by itself, with the spread at which a row alone finds 6 points in 11 % and 10 points
 in 27 % of studies, and what a seed gives all rows. In false alarms no row gains, and one may be unsteadier than the
 rest. The luck of training is known from each row alone, from all rows without a check, from all rows as `compare` has
-it (medsilo.study.training_luck), and from all rows and the row itself weighted as if the others were four degrees of
-freedom (Smyth 2004). p is corrected for all rows (Holm), at 5 %.
+it (medsilo_lab.study.training_luck), and from all rows and the row itself weighted as if the others were four degrees
+of freedom (Smyth 2004). p is corrected for all rows (Holm), at 5 %.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats
 from timing import run
 
-from medsilo.study.training_luck import luck_beside
+from medsilo_lab.study.training_luck import luck_beside
 
 ROWS, SEEDS, SPREAD, LEVEL = 6, 3, 0.0225, 0.05
 TIMES = 4000

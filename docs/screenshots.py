@@ -14,7 +14,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from medsilo.runs.reading import read_verdict
-from medsilo.study.demo import ROWS, SMALL
+from medsilo_lab.study.demo import ROWS, SMALL
 
 HERE = Path(__file__).resolve().parent / "pictures"
 COLOURS = 256  # of the palette

@@ -25,8 +25,8 @@ import psutil
 from medsilo.check.at_home import KitAtHome
 from medsilo.check.kit import read_kit, trouble
 from medsilo.check.spending import spent
-from medsilo.flare.leftovers import studies_of
 from medsilo.core.errors import MedsiloError
+from medsilo.flare.leftovers import studies_of
 from medsilo.runs import paths
 from medsilo.runs.reading import read_now, read_rounds, read_summary
 from medsilo.runs.schema import Turns

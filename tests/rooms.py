@@ -42,9 +42,6 @@ ROOMS = {
         "core learning mixing privacy tasks",
     ),
     "registry": room("names of methods, tasks and networks, our own and those of other packages", "core"),
-    "given": room(
-        "classes and data of a program's own, known in its process only", "core course models registry tasks"
-    ),
     "plan": room(
         "the one description of a study: checked, resolved, hashed",
         "core course learning mixing models privacy registry tasks",
@@ -57,7 +54,7 @@ ROOMS = {
         "core plan privacy",
     ),
     "deploy": room(
-        "the super model and its folder, prediction, export as a MONAI Bundle",
+        "the super model and its folder",
         "core course learning models plan registry runs tasks",
     ),
     "methods": room("one file per method", "core course deploy learning mixing models privacy tasks"),
@@ -73,22 +70,6 @@ ROOMS = {
         "a site's check before it joins, and the leak report",
         "core course federation learning plan privacy runs site tasks",
     ),
-    "consortium": room(
-        "what talks to NVFlare from outside: provisioning and the lead's commands", "check core flare runs site tasks"
-    ),
-    "study": room(
-        "comparisons over many runs and their statistics; the demo",
-        "core deploy federation flare plan registry runs site tasks",
-    ),
-    "report": room("tables, and runs and studies as one HTML page", "core registry runs study"),
-    "site_page": room(
-        "`medsilo approve --page`: a hospital's own web page, on its own machine",
-        "check core plan registry report runs site study",
-    ),
-    "start": room(
-        "`medsilo init`: what lies in a folder, and the settings and the plan that suit it, with reasons",
-        "check core deploy federation flare plan registry report runs site tasks",
-    ),
     "script": room(
         "a training script of the user's own: its network and metric in a plan, and a site that it trains",
         "core course federation learning models plan runs tasks",
@@ -102,9 +83,8 @@ ROOMS = {
     ),
 }
 BENEATH = {"learning", "mixing", "models", "sealing"}  # mathematics, which others put to use
-ROOMS["api"] = Room("what `import medsilo` gives; nothing uses it", frozenset(ROOMS) - BENEATH)
-ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - BENEATH - {"api"})
-ROOMS["extend"] = Room("what plug-ins import; nothing else uses it", frozenset(ROOMS) - {"api"})
+ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - BENEATH)
+ROOMS["extend"] = Room("what plug-ins import; nothing else uses it", frozenset(ROOMS))
 
 # Packages beside the engine, which no room knows. Plug-ins use `extend`; medsilo's own commands and methods use rooms.
 PLUGINS = {
@@ -115,23 +95,19 @@ PLUGINS = {
     "medsilo_dicom": room(
         "DICOM: series into volumes, segmentations and contours into masks, and results back", "extend"
     ),
-    "medsilo_new": room(
-        "the start of a plug-in: a package with a method, a task or a network that works, and its test",
-        "cli core registry",
+    "medsilo_lab": Room(
+        "what researchers, leads and newcomers use: comparison, pages, `init`, the Python API, kits, prediction",
+        frozenset(ROOMS) - {"extend"},
+    ),
+    "medsilo_page": room(
+        "`medsilo approve --page`: a hospital's own web page, on its own machine",
+        "check core medsilo_lab plan runs site",
     ),
     "medsilo_nnunet": room(
         "nnU-Net: its task and network, and its plans for data that lie in several hospitals", "extend"
     ),
     "medsilo_papers": room(
         "the papers' data sets and networks, and the test of whether models tell who they learned from", "extend"
-    ),
-    "medsilo_rehearsal": room(
-        "a whole consortium on one machine, walked through by the commands that its people type",
-        "cli consortium core site",
-    ),
-    "medsilo_release": room(
-        "after a study: released models, and tests of them elsewhere",
-        "cli consortium core deploy federation flare plan report runs sealing site study",
     ),
     "medsilo_series": room(
         "a hospital's own time series: the task, and what looks at, predicts and exports them", "extend"
@@ -160,7 +136,7 @@ def table() -> str:
 
 
 def _uses(own: Room) -> str:
-    unused = ROOMS.keys() - own.uses - {"api", "cli", "extend"}
+    unused = ROOMS.keys() - own.uses - {"cli", "extend"}
     if len(own.uses) > LONG:
         return f"all but {_names(unused)}"
     return _names(own.uses) or "nothing"

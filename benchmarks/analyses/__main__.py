@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def quick() -> int:
     """Show that it runs, on a study of drawn hospitals."""
-    from medsilo.api import run
+    from medsilo_lab.api import run
 
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         task = {"name": "synthetic-histology", "size": 32, "patients": 16, "patches": 4}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from medsilo.runs.record import Record
-from medsilo.study.cells import Cell, Row
+from medsilo_lab.study.cells import Cell, Row
 
 
 @dataclass(frozen=True)

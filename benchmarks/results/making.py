@@ -15,9 +15,9 @@ from benchmarks.results.sites import differing
 from medsilo.runs.schema import About, Verdict
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo.study.cells import Cell, Row, run_cell
-from medsilo.study.compare import Asked
-from medsilo.study.verdict import Statistics
+from medsilo_lab.study.cells import Cell, Row, run_cell
+from medsilo_lab.study.compare import Asked
+from medsilo_lab.study.verdict import Statistics
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ from benchmarks.results.making import Comparison
 from benchmarks.results.pages import Shift
 from benchmarks.results.tables import difference
 from medsilo.runs.schema import PairedDifference
-from medsilo.study.cells import Row
+from medsilo_lab.study.cells import Row
 
 AVERAGE = "FedAvg"
 Gains = dict[str, PairedDifference]  # over each other row, in the mean over sites

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.results.figures import CellResult
 from medsilo.plan import Plan
 from medsilo.runs.schema import PairedDifference, Verdict
-from medsilo.study.cells import Row
+from medsilo_lab.study.cells import Row
 
 MOST_SITES = 8  # with a column each
 NAMES = ("mean over sites", "pooled over cases", "worst site")

@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from medsilo.api import Comparison, Lead, Run, compare, predict, run
     from medsilo.core.errors import MedsiloError
     from medsilo.deploy.supermodel import SuperModel
     from medsilo.learning.amplitude import AmplitudeNorm
     from medsilo.learning.perturbation import PerturbedOptimizer
     from medsilo.plan import Plan, load_plan
+    from medsilo_lab.api import Comparison, Lead, Run, compare, predict, run
 else:
 
     def __getattr__(name: str) -> object:

@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.layer import Layer
     from medsilo.course.phase import Group, Phase
-    from medsilo.deploy.exporter import Exporter
-    from medsilo.deploy.predictor import Predictor
     from medsilo.federation.seams import Channel, Place, Site
     from medsilo.models.network import Network
     from medsilo.plan import Plan
     from medsilo.runs.messages import Parcel
-    from medsilo.start.looker import Folder
     from medsilo.tasks.classification import Classification
     from medsilo.tasks.goal import Goal
     from medsilo.tasks.listing import Listing
@@ -38,6 +35,9 @@ if TYPE_CHECKING:
     from medsilo.tasks.sources import DataSource
     from medsilo.tasks.task import SiteData, Task
     from medsilo.tasks.use import Use
+    from medsilo_lab.deploy.exporter import Exporter
+    from medsilo_lab.deploy.predictor import Predictor
+    from medsilo_lab.start.looker import Folder
 
 
 @cache

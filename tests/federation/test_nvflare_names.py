@@ -110,7 +110,7 @@ def test_every_key_of_a_job_and_of_a_kit_is_in_the_list(root: Path) -> None:
     } <= known
     files = [path.read_text() for path in root.glob("site_configs/*/resources.json")]
     assert {key for text in files for key in json.loads(text)} <= known | {"client"}
-    described = (ROOT / "consortium/description.py").read_text()
+    described = (ROOT.parent / "medsilo_lab/consortium/description.py").read_text()
     named = {*re.findall(r"nvflare\.([\w.]+\.[A-Z]\w+)", "".join(files))}
     named |= {f"lighter.impl.{part}" for part in re.findall(r"\{room\}\.([\w.]+)", described)}
     assert named == set(PATHS)

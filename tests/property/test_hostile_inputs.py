@@ -25,22 +25,22 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from medsilo.cli import main
-from medsilo.consortium.description import read_consortium
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, load_yaml, save_tensors
 from medsilo.core.lifeline import most_held
 from medsilo.core.text import LONGEST
 from medsilo.course.phase import views
-from medsilo.deploy.source import Source
 from medsilo.federation import inprocess
 from medsilo.federation.accepting import Acceptance
 from medsilo.plan import load_plan, parse_plan
-from medsilo.report.read import read as read_run
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import Scan
 from medsilo_adapters.checkpoint import read_checkpoint
+from medsilo_lab.consortium.description import read_consortium
+from medsilo_lab.deploy.source import Source
+from medsilo_lab.report.read import read as read_run
 from medsilo_papers.public_files import read_labels
 from tests.conftest import SITES, make_plan
 from tests.hospital import Volume, write_volume

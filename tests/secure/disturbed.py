@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from medsilo.consortium import lead
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
+from medsilo_lab.consortium import lead
 from tests.conftest import SITES
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import REGISTERED, SERVER, wait_until

@@ -13,9 +13,9 @@ from statistics import median
 
 import psutil
 
-from medsilo.consortium import lead
 from medsilo.flare.jobs import write_job
 from medsilo.runs.record import Record
+from medsilo_lab.consortium import lead
 from tests.conftest import make_plan
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 from tests.secure.test_resume import ended

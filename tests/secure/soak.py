@@ -24,11 +24,11 @@ from pathlib import Path
 
 import psutil
 
-from medsilo.consortium import lead
 from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs.record import Record
+from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium, wait_until

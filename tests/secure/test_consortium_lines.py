@@ -10,10 +10,10 @@ from statistics import median
 import pytest
 import yaml
 
-from medsilo.consortium import lead
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
+from medsilo_lab.consortium import lead
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 from tests.secure.relay import Line, Relay
 from tests.secure.test_resume import ended

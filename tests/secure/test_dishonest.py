@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from medsilo import cli
-from medsilo.consortium import lead
 from medsilo.flare.jobs import write_job
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
+from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, SERVER, Consortium
 from tests.secure.test_resume import ended

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from medsilo import cli
-from medsilo.consortium import lead
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs.record import Record
 from medsilo.runs.schema import RoundCount
+from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
 from tests.faults.test_orphans import living
 from tests.federation.test_simulator import assert_same_outcome

@@ -14,7 +14,6 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from medsilo import cli
-from medsilo.consortium import lead
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import SuperModel
@@ -25,6 +24,7 @@ from medsilo.flare.leftovers import find_in_kit
 from medsilo.runs.clean import remove
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import EachSites, SiteSettings
+from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until

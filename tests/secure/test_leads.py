@@ -8,11 +8,11 @@ import pytest
 from nvflare.fuel.flare_api import api_spec
 
 from medsilo import cli
-from medsilo.consortium import lead
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.jobs import write_job
 from medsilo.runs import paths
 from medsilo.runs.record import Record
+from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, MEMBER, RIVAL, SERVER, Consortium, wait_until
 from tests.secure.test_resume import ended, status_of

@@ -9,13 +9,13 @@ from threading import Thread
 
 import pytest
 
-from medsilo.consortium import lead
 from medsilo.core import shelf
 from medsilo.core.files import save_tensors
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
+from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until

@@ -10,11 +10,11 @@ import yaml
 
 from medsilo.check.kit import check_expelled, read_kit
 from medsilo.cli import main
-from medsilo.consortium.lead import connected
 from medsilo.core.files import load_tensors, write_json
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.flare.leftovers import storage_of, studies_of
+from medsilo_lab.consortium.lead import connected
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, SERVER, Consortium, provision, wait_until
 

@@ -14,11 +14,11 @@ import torch
 from cryptography import x509
 
 from medsilo import cli
-from medsilo.consortium import lead
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.site.policy import CONTROLLER
+from medsilo_lab.consortium import lead
 from tests.conftest import make_plan
 from tests.secure.consortium import EXAMPLES, LEAD, SERVER, Consortium, wait_until, write_consortium
 

@@ -8,13 +8,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
 
 from medsilo import cli
-from medsilo.consortium import lead
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.ledger import Ledger, LedgerStanding, ledgers
 from medsilo.site.settings import make_settings
+from medsilo_lab.consortium import lead
 from tests.conftest import SITES
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 from tests.secure.test_resume import ended

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from medsilo import cli
-from medsilo.consortium import lead
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
+from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium, wait_until

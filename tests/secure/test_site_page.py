@@ -9,8 +9,8 @@ import pytest
 from medsilo.flare.jobs import write_job
 from medsilo.runs import paths
 from medsilo.runs.reading import read_diary, read_rounds, read_summary
-from medsilo.site_page.page_server import PageServer
-from medsilo.site_page.pages import SitePages
+from medsilo_page.page_server import PageServer
+from medsilo_page.pages import SitePages
 from tests.browser import Browser, chromium
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import SERVER, Consortium, wait_until

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.consortium import lead
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import ROOT, package_facts
 from medsilo.flare.jobs import write_job
+from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, Consortium
 

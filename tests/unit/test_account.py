@@ -22,7 +22,6 @@ from medsilo.federation.sealed.identity import ledger_of
 from medsilo.federation.seams import Place
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon_of
-from medsilo.report.page import write
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.paths import SPENT, site_folder
 from medsilo.runs.record import Record
@@ -31,6 +30,7 @@ from medsilo.site.book import Book, data_set
 from medsilo.site.ledger import CountedStudy, Ledger, LedgerStanding, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.report.page import write
 from tests import inprocess
 from tests.histories import dying, ended
 from tests.unit.test_protection import NAMES, STUDY, write_photos

@@ -23,7 +23,6 @@ from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.phase import views
-from medsilo.deploy.source import Source
 from medsilo.federation.around import FileSupply, SuppliedSite
 from medsilo.federation.seams import Missing, Place
 from medsilo.federation.site_state import SiteState
@@ -36,6 +35,7 @@ from medsilo.runs.messages import Parcel
 from medsilo_adapters.checkpoint import match, read_checkpoint
 from medsilo_adapters.frozen import freeze, values_of
 from medsilo_adapters.low_rank import ADAPTABLE, Adapters, adapt, adapters_of, merged_weight
+from medsilo_lab.deploy.source import Source
 from tests import inprocess
 from tests.conftest import over_all, slow_but
 from tests.unit.test_account import PRIVATE, standing

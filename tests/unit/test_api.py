@@ -23,12 +23,12 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import medsilo
-from medsilo import given
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.extend import Algorithm, Group, Phase, places_in
-from medsilo.given import source_hash
 from medsilo.registry import METHODS, NETWORKS, TASKS
+from medsilo_lab import given
+from medsilo_lab.given import source_hash
 from tests.conftest import SITES, make_plan
 from tests.hospital import write_balls
 
@@ -133,7 +133,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
 def test_a_type_checker_sees_all_names() -> None:
     told = places_in(medsilo.__file__)
     assert {*told, "__version__"} == set(medsilo.__all__)
-    assert all(getattr(medsilo, name).__module__.startswith("medsilo.") for name in told)
+    assert all(getattr(medsilo, name).__module__.startswith(("medsilo.", "medsilo_lab.")) for name in told)
 
 
 # ---------------------------------------------------------------------------------------------------- a run
@@ -445,7 +445,7 @@ def test_all_sites_begin_with_the_weights_of_a_module() -> None:
 @pytest.mark.slow
 def test_an_objects_hash_is_the_same_in_every_process() -> None:
     code = (
-        "import torch; from torch import nn; from medsilo.given import state_hash; torch.manual_seed(0); "
+        "import torch; from torch import nn; from medsilo_lab.given import state_hash; torch.manual_seed(0); "
         "net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)); net.words = {'one', 'two', 'three'}; "
         "print(state_hash(net), state_hash(nn.CrossEntropyLoss(torch.ones(2))))"
     )

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.files import write_json
-from medsilo.report import page
-from medsilo.report.gains import write_sheets
-from medsilo.report.study_page import write_demo, write_study
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import HospitalGain, Needed, PairedDifference
-from medsilo.study.compare import Study
+from medsilo_lab.report import page
+from medsilo_lab.report.gains import write_sheets
+from medsilo_lab.report.study_page import write_demo, write_study
+from medsilo_lab.study.compare import Study
 from tests.browser import Browser, chromium
 from tests.unit.test_report import SITES, round_line, save, summary_of
 

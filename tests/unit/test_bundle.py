@@ -18,7 +18,7 @@ from monai.bundle.properties import MetaProperties
 
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
-from medsilo.deploy.bundle import network
+from medsilo_lab.deploy.bundle import network
 from tests.conftest import make_plan
 from tests.hospital import Volume, write_volume
 from tests.unit.test_predict import GRIDS, drawn, make_super_model, oblique, small_plan, write_run

@@ -212,7 +212,7 @@ def test_a_run_as_json_lines_and_its_page(
 
 
 def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
-    from medsilo.report.read import runs_within
+    from medsilo_lab.report.read import runs_within
 
     for name in ("b", "a"):
         (tmp_path / "demo" / name).mkdir(parents=True)

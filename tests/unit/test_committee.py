@@ -14,13 +14,13 @@ from medsilo import cli
 from medsilo.cli.options import run_settings, settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
-from medsilo.deploy.source import Committee, Source
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.owner import ALL_MINE
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.scans import Scan
+from medsilo_lab.deploy.source import Committee, Source
 from tests.conftest import SITES, make_plan
 from tests.hospital import Volume, write_volume
 from tests.unit.test_predict import drawn, oblique, small_plan, write_run

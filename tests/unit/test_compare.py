@@ -23,8 +23,8 @@ from medsilo.runs import paths
 from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
-from medsilo.study.cells import Cell, Row, cells_of, run_cell
 from medsilo.tasks.scans import Scan
+from medsilo_lab.study.cells import Cell, Row, cells_of, run_cell
 from tests.conftest import SITES, make_plan
 from tests.hospital import photograph, write_pixels
 
@@ -107,8 +107,8 @@ def test_a_slow_start_is_not_counted_for_every_round(
         rounds.write_text("".join(f"{json.dumps(line)}\n" for line in [first | {"seconds": 60.0}, *others]))
         return failure
 
-    monkeypatch.setattr("medsilo.study.compare.run_cell", run_with_a_slow_start)
-    monkeypatch.setattr("medsilo.study.cells.run_cell", lambda *_: "not run here")
+    monkeypatch.setattr("medsilo_lab.study.compare.run_cell", run_with_a_slow_start)
+    monkeypatch.setattr("medsilo_lab.study.cells.run_cell", lambda *_: "not run here")
     arguments = ["compare", "--plan", str(plan), "--methods", "fedavg,local", "--minutes", "30", "--at-once", "1"]
     arguments += ["--device", "cpu", "--set", "training.rounds=100", "-o", str(tmp_path / "o")]
     assert main(arguments) == 1
@@ -239,7 +239,7 @@ def test_a_finished_comparison_is_never_replaced(
         said = capsys.readouterr().err
         assert all(word in said for word in [*words, "study", "-o", "--again"]), said
         assert everything_in(finished / "study") == before
-    monkeypatch.setattr("medsilo.study.reuse.package_facts", lambda: {"version": "9", "hash": "f" * 64})
+    monkeypatch.setattr("medsilo_lab.study.reuse.package_facts", lambda: {"version": "9", "hash": "f" * 64})
     assert main(["compare", *compared(finished)]) == 1
     assert "another medsilo" in (said := capsys.readouterr().err) and "f" * 12 in said
     assert everything_in(finished / "study") == before

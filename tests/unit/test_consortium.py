@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from medsilo import cli
-from medsilo.consortium.description import read_consortium
 from medsilo.core.errors import MedsiloError
+from medsilo_lab.consortium.description import read_consortium
 
 GOOD: dict[str, Any] = {
     "name": "trial",

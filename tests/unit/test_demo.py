@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from docs.screenshots import NUMBERS
-from medsilo.cli.comparing import DEMO_SEEDS, seeds_of
-from medsilo.report.study_page import write_demo
-from medsilo.report.template import HERE
-from medsilo.study.cells import Row, plan_of
-from medsilo.study.demo import ALONE, HARMONISED, ROWS, RUNNING, SMALL, TOGETHER, demo_plan, demo_study
+from medsilo_lab.cli.comparing import DEMO_SEEDS, seeds_of
+from medsilo_lab.report.study_page import write_demo
+from medsilo_lab.report.template import HERE
+from medsilo_lab.study.cells import Row, plan_of
+from medsilo_lab.study.demo import ALONE, HARMONISED, ROWS, RUNNING, SMALL, TOGETHER, demo_plan, demo_study
 from tests import inprocess
 from tests.unit.test_report import Page
 

@@ -21,13 +21,9 @@ from medsilo.check.data import data_findings, data_tables
 from medsilo.cli import main
 from medsilo.core.errors import DataError
 from medsilo.core.files import dump_yaml
-from medsilo.deploy.model_card import CARD, CARD_DATA, interval_of
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
-from medsilo.start.choices import nested
-from medsilo.start.fitting import Machine
-from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
@@ -35,6 +31,10 @@ from medsilo_dicom.header import PRIVATE, library
 from medsilo_dicom.objects import MadeBy, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.predicting import DicomSeries
 from medsilo_dicom.series import ImageSeries, mask_as_scanned, read_again, scan_of_series, values_of
+from medsilo_lab.deploy.model_card import CARD, CARD_DATA, interval_of
+from medsilo_lab.start.choices import nested
+from medsilo_lab.start.fitting import Machine
+from medsilo_lab.start.looker import Folder, first_sight
 from tests import dicoms
 from tests.dicoms import DAMAGE, NAME, change, write_contours, write_segmentation, write_series, write_study
 from tests.hospital import affine_of, ball

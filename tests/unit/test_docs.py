@@ -18,7 +18,7 @@ from medsilo.check.leaks import leaks, leaving
 from medsilo.cli import main
 from medsilo.core.files import load_yaml
 from medsilo.registry import METHODS
-from medsilo.report.findings import REFERENCES
+from medsilo_lab.report.findings import REFERENCES
 from tests.commands import parsed
 from tests.conftest import make_plan
 

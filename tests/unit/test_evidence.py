@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from benchmarks import intervals
-from medsilo.study.detectable import sensitivity
-from medsilo.study.evidence import (
+from medsilo_lab.study.detectable import sensitivity
+from medsilo_lab.study.evidence import (
     Difference,
     Scores,
     Variance,
@@ -16,8 +16,8 @@ from medsilo.study.evidence import (
     parts_of_concordance,
     seeds_of,
 )
-from medsilo.study.training_luck import luck_beside, luck_of, pooled_luck
-from medsilo.study.verdict import _tested
+from medsilo_lab.study.training_luck import luck_beside, luck_of, pooled_luck
+from medsilo_lab.study.verdict import _tested
 
 
 def scores(values: list[float] | np.ndarray, patients: list[int] | None = None) -> Scores:

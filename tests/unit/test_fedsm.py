@@ -16,8 +16,6 @@ from torch.nn import functional
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
 from medsilo.core.files import load_tensors
-from medsilo.deploy.model_card import card_facts
-from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
 from medsilo.federation.seams import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
@@ -26,12 +24,14 @@ from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedsm_extra import best_of, mixed
 from medsilo.models.architectures import Vgg11
 from medsilo.plan import Plan
-from medsilo.report import page
-from medsilo.report.read import read_all
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
+from medsilo_lab.deploy.model_card import card_facts
+from medsilo_lab.deploy.source import Source
+from medsilo_lab.report import page
+from medsilo_lab.report.read import read_all
 from tests import inprocess
 from tests.conftest import INSIDE_FEDSM, SITES, make_plan, slow_but
 from tests.sites import site_of, with_settings

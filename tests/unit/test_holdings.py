@@ -7,10 +7,10 @@ import pytest
 from medsilo.core.errors import Refused
 from medsilo.federation.accepting import Acceptance
 from medsilo.federation.around import TrainingSite
-from medsilo.report import holdings, page
-from medsilo.report.read import read, read_all
 from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings
+from medsilo_lab.report import holdings, page
+from medsilo_lab.report.read import read, read_all
 from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of

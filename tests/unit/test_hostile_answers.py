@@ -14,7 +14,6 @@ import torch
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
 
-from medsilo.api import Run
 from medsilo.core.errors import Died, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.text import LONGEST
@@ -26,6 +25,7 @@ from medsilo.runs.messages import DEEPEST, Parcel
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
+from medsilo_lab.api import Run
 from tests.conftest import SITES, make_plan
 from tests.unit.test_coordinator import GO_ON, LOST, SMALL, Answers, Scripted, Study, assert_equal, task_and_round
 

@@ -12,9 +12,9 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.core.text import LONGEST
 from medsilo.federation import inprocess
-from medsilo.report.page import write
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
+from medsilo_lab.report.page import write
 from tests.conftest import make_plan
 
 CPU = SiteSettings(device="cpu")

@@ -11,10 +11,10 @@ from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.seams import Missing, Outgoing, Receive
-from medsilo.report.page import write
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
+from medsilo_lab.report.page import write
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
 

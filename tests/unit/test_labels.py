@@ -20,9 +20,6 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.course import structures
 from medsilo.course.phase import ServerSide
 from medsilo.course.structures import mix_by_structure, outputs_of
-from medsilo.deploy.image_files import ImagePredictor
-from medsilo.deploy.model_card import card_facts, write_card
-from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
 from medsilo.learning.undrawn import (
@@ -38,8 +35,6 @@ from medsilo.methods.condistfl import distilled
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
-from medsilo.report.findings import notices
-from medsilo.report.read import read
 from medsilo.runs.paths import SUPER_MODEL, site_folder
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from medsilo.tasks.classification import Classification
@@ -49,6 +44,11 @@ from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.volume_folder import NiftiFolder
 from medsilo.tasks.segmentation import Segmentation, judged_by, says_of
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.deploy.image_files import ImagePredictor
+from medsilo_lab.deploy.model_card import card_facts, write_card
+from medsilo_lab.deploy.source import Source
+from medsilo_lab.report.findings import notices
+from medsilo_lab.report.read import read
 from tests.inprocess import StudyResult, run
 from tests.mixed import result_of
 

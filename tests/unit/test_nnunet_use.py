@@ -17,7 +17,6 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, Died, PlanError
 from medsilo.core.tensors import Tensors
 from medsilo.course.phase import Phase
-from medsilo.deploy.source import Source
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.exact import read_measures
@@ -29,6 +28,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import Limits, SiteSettings
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.deploy.source import Source
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from tests import inprocess

@@ -13,10 +13,10 @@ from medsilo.cli import main
 from medsilo.core.files import load_yaml
 from medsilo.plan import Plan, load_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.start.file_table import table_of_files
-from medsilo.start.fitting import Machine
-from medsilo.start.folder_layout import layout_of
-from medsilo.start.looker import Folder, first_sight, place_of, write_start
+from medsilo_lab.start.file_table import table_of_files
+from medsilo_lab.start.fitting import Machine
+from medsilo_lab.start.folder_layout import layout_of
+from medsilo_lab.start.looker import Folder, first_sight, place_of, write_start
 from tests.hospital import ball, photograph, write_balls, write_pixels
 
 

@@ -11,14 +11,14 @@ import SimpleITK
 from PIL import Image
 
 from medsilo.cli import main
-from medsilo.deploy.source import Source
 from medsilo.federation import inprocess
 from medsilo.federation.exact import read_measures
 from medsilo.plan import Plan, parse_plan
-from medsilo.report.page import write
 from medsilo.site.settings import make_settings
 from medsilo.tasks.overlays import COLOURS, FOUND, THERE, TILE, tile
 from medsilo.tasks.scans import Scan
+from medsilo_lab.deploy.source import Source
+from medsilo_lab.report.page import write
 from tests.hospital import photograph, write_balls, write_pixels
 from tests.unit.test_predict import write_run
 

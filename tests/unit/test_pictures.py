@@ -15,9 +15,9 @@ from medsilo.federation.exact import read_measures
 from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import load_plan
-from medsilo.report.page import write
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.overlays import FOUND, THERE, draw_found, draw_images
+from medsilo_lab.report.page import write
 from tests import inprocess
 from tests.conftest import make_plan
 

@@ -13,11 +13,11 @@ import medsilo
 from medsilo import extend, registry
 from medsilo.cli import all_commands, main
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.deploy.exporter import EXPORTERS, export
-from medsilo.deploy.predictor import PREDICTORS
-from medsilo.deploy.source import Source
-from medsilo.start.looker import LOOKERS
 from medsilo.tasks.use import Use
+from medsilo_lab.deploy.exporter import EXPORTERS, export
+from medsilo_lab.deploy.predictor import PREDICTORS
+from medsilo_lab.deploy.source import Source
+from medsilo_lab.start.looker import LOOKERS
 from tests.conftest import make_plan
 from tests.unit.test_extend import a_distribution
 
@@ -106,7 +106,7 @@ def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: 
     source = Source(plan.algorithm.whole(plan.build_networks()), plan, {"kind": "model"})
     assert export(source, tmp_path / "out", "size") == "size"
     assert int((tmp_path / "out/told/size.txt").read_text()) > 0 and (tmp_path / "out/MODEL_CARD.md").is_file()
-    with pytest.raises(PlanError, match="'wrong' is no Exporter; make one of medsilo.deploy.exporter:Exporter"):
+    with pytest.raises(PlanError, match="'wrong' is no Exporter; make one of medsilo_lab.deploy.exporter:Exporter"):
         export(source, tmp_path / "other", "wrong")
     assert main(["export", "run", "-o", str(tmp_path / "new"), "--to", "paper"]) == 2
     assert "choose one of monai, nnunet, size, wrong" in capsys.readouterr().err

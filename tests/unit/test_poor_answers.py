@@ -309,7 +309,7 @@ def test_a_server_that_is_silent_is_named_at_once(
         heard.append(capsys.readouterr().err)
         raise MedsiloError("nobody")
 
-    monkeypatch.setattr("medsilo.consortium.lead.connect", waits)
+    monkeypatch.setattr("medsilo_lab.consortium.lead.connect", waits)
     for line in ("status", "abort 1", "fetch 1"):
         assert cli.main([*line.split(), "--kit", str(lead)]) == 1
     assert len(heard) == 3 and all("trying localhost:8002" in one and "15 s" in one for one in heard)
@@ -350,10 +350,8 @@ def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
     assert code == 1 and "-> " in out and "Traceback" not in err
     code, _, err = medsilo("approve", "--kit", "x" * 300)  # no file has so long a name
     assert code == 1 and err.startswith("medsilo: ") and "Traceback" not in err
-    save = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); from medsilo.report.template import"
-    )
-    code = f"{save} save; from pathlib import Path; save('x' * 99, Path('page.html'))"
+    save = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); from medsilo_lab.report.template"
+    code = f"{save} import save; from pathlib import Path; save('x' * 99, Path('page.html'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MedsiloError: page.html could not be written: the disk is full" in done.stderr
 

@@ -15,12 +15,12 @@ from torch.nn import functional
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import save_tensors, write_text
-from medsilo.deploy.image_files import masks_for, write_mask
-from medsilo.deploy.predict import predict
-from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
 from medsilo.models.architectures import SmallCnn
 from medsilo.tasks.scans import Scan
+from medsilo_lab.deploy.image_files import masks_for, write_mask
+from medsilo_lab.deploy.predict import predict
+from medsilo_lab.deploy.source import Source
 from tests.conftest import make_plan
 from tests.hospital import Volume, write_volume
 from tests.unit.test_files import files_of_at_most

@@ -16,11 +16,11 @@ from nvflare.apis.job_def import Job
 from nvflare.app_common.job_schedulers.job_scheduler import DefaultJobScheduler
 
 from medsilo.check.kit import check_certificates, check_seal, read_kit
-from medsilo.consortium.description import read_consortium
-from medsilo.consortium.lead import connected
-from medsilo.consortium.provision import CONNECTIONS, provision, write_requests
 from medsilo.core.errors import MedsiloError
 from medsilo.site.policy import CONTROLLER
+from medsilo_lab.consortium.description import read_consortium
+from medsilo_lab.consortium.lead import connected
+from medsilo_lab.consortium.provision import CONNECTIONS, provision, write_requests
 from tests.unit.test_consortium import NORTH, TOP, put, write
 
 SOUTH = {"name": "south", "organisation": "south", "contact": "it@south.org", "policies": "policies"}

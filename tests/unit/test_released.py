@@ -19,7 +19,7 @@ from medsilo.sealing.signing import PrivateKey, public_text
 from medsilo.sealing.signing import own_key as key_in
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
-from medsilo_release.release_folder import Release, write_release
+from medsilo_lab.release.release_folder import Release, write_release
 from tests.commands import lead_of
 from tests.conftest import SITES, make_plan
 

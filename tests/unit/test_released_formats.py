@@ -14,7 +14,7 @@ from medsilo.plan import parse_plan
 from medsilo.sealing.signed import read_signed
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
-from medsilo_release.receipts import Receipt
+from medsilo_lab.release.receipts import Receipt
 from tests.commands import lead_of
 from tests.dicoms import write_segmentation, write_series
 from tests.hospital import affine_of, ball, write_balls

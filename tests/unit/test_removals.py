@@ -26,7 +26,10 @@ MAY: dict[tuple[str, str], str] = {
     ("medsilo/core/files.py", "replacing"): "the file that is written anew, and its own temporary one",
     ("medsilo/core/files.py", "write_passing"): "the file that is written anew: progress, of use for moments",
     ("medsilo/core/files.py", "sweep"): "half-written files in folders of this run alone",
-    ("medsilo/deploy/image_files.py", "write_mask"): "its own temporary file; a mask that was there is refused before",
+    (
+        "medsilo_lab/deploy/image_files.py",
+        "write_mask",
+    ): "its own temporary file; a mask that was there is refused before",
     ("medsilo/runs/record.py", "Record.keep_as_best"): "its own temporary file, which becomes the best checkpoint",
     # Caches: files named by their SHA-256, which were sent or lie elsewhere, too.
     ("medsilo/core/shelf.py", "keep"): "the oldest files that were sent for networks, beyond models_disk",
@@ -39,8 +42,8 @@ MAY: dict[tuple[str, str], str] = {
     ("medsilo/runs/record.py", "Record.save_checkpoint"): "checkpoints before one that is whole, but the best",
     ("medsilo/federation/site_state.py", "SiteState.save"): "states that no round may ask for again",
     ("medsilo/federation/site_state.py", "NowFile.answering"): "the progress of an answer that is made",
-    ("medsilo/study/cells.py", "_discard"): "a run of this very plan that did not end and can't go on",
-    ("medsilo/study/cells.py", "run_cell"): "checkpoints and states of a run that has ended well",
+    ("medsilo_lab/study/cells.py", "_discard"): "a run of this very plan that did not end and can't go on",
+    ("medsilo_lab/study/cells.py", "run_cell"): "checkpoints and states of a run that has ended well",
     ("medsilo/deploy/supermodel.py", "SuperModel.save"): "the super model of the same folder: its manifest first, and "
     "personal models of hospitals that agree no more",
     # Asked for by name, and listed before.
@@ -50,12 +53,12 @@ MAY: dict[tuple[str, str], str] = {
     ("medsilo/site/approvals.py", "Approvals.keep"): "plans that asked, without a decision, but the last ones",
     ("medsilo/site/approvals.py", "AcceptedSettings.accept"): "what is remembered of settings that promise nothing",
     # Kits.
-    ("medsilo/consortium/provision.py", "provision"): "its own draft; of a kit that --renew names startup/ and the "
+    ("medsilo_lab/consortium/provision.py", "provision"): "its own draft; of a kit that --renew names startup/ and the "
     "connections in local/, which the draft takes the place of",
-    ("medsilo/consortium/backup.py", "put_back"): "its own unpacked files, which become a new kit",
-    ("medsilo/consortium/lead.py", "fetch"): "its own download, which becomes a new run folder",
+    ("medsilo_lab/consortium/backup.py", "put_back"): "its own unpacked files, which become a new kit",
+    ("medsilo_lab/consortium/lead.py", "fetch"): "its own download, which becomes a new run folder",
     # Releases.
-    ("medsilo_release/release_folder.py", "write_release"): "the folder that this call made, where it failed",
+    ("medsilo_lab/release/release_folder.py", "write_release"): "the folder that this call made, where it failed",
 }
 
 

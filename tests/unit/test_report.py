@@ -14,10 +14,6 @@ import pytest
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
-from medsilo.report import charts, page, panels, pictures, template
-from medsilo.report.formats import text_table
-from medsilo.report.panels import Subject
-from medsilo.report.read import all_sites, read, read_all, spans
 from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.runs.schema import (
@@ -31,6 +27,10 @@ from medsilo.runs.schema import (
     SiteRound,
     Summary,
 )
+from medsilo_lab.report import charts, page, panels, pictures, template
+from medsilo_lab.report.formats import text_table
+from medsilo_lab.report.panels import Subject
+from medsilo_lab.report.read import all_sites, read, read_all, spans
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 SITES = {"hospital-a": 48, "hospital-b": 72, "hospital-c": 30}
@@ -517,7 +517,7 @@ def test_spans() -> None:
 
 def test_import_is_light() -> None:
     heavy = "[name for name in ('torch', 'numpy', 'nvflare', 'monai') if name in sys.modules]"
-    code = f"import sys, medsilo.report.page; print({heavy})"
+    code = f"import sys, medsilo_lab.report.page; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -12,12 +12,12 @@ import torch
 
 from medsilo.federation.exact import write_measures
 from medsilo.plan import parse_plan
-from medsilo.report import charts
-from medsilo.report.findings import is_still_rising
-from medsilo.report.page import render
-from medsilo.report.read import read_all
-from medsilo.report.template import HERE
-from medsilo.study.scores import SiteTest
+from medsilo_lab.report import charts
+from medsilo_lab.report.findings import is_still_rising
+from medsilo_lab.report.page import render
+from medsilo_lab.report.read import read_all
+from medsilo_lab.report.template import HERE
+from medsilo_lab.study.scores import SiteTest
 from tests.conftest import make_plan
 from tests.unit.test_report import Page, save, summary_of
 

@@ -6,10 +6,10 @@ import pytest
 
 from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
-from medsilo.report import page
-from medsilo.report.read import read_all
 from medsilo.runs.schema import Details, Similarity
 from medsilo.site.settings import SiteSettings
+from medsilo_lab.report import page
+from medsilo_lab.report.read import read_all
 from tests.conftest import make_plan
 from tests.unit.test_report import save, spoil, summary_of
 

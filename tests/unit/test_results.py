@@ -19,10 +19,10 @@ from benchmarks.results.pages import ANATOMY, BRAINS, BRCA, HEART, LOOKS, PAGES,
 from benchmarks.results.shifts import picture
 from benchmarks.results.sites import apart, differing
 from medsilo.core.errors import DataError
-from medsilo.study.cells import Row
 from medsilo.tasks.synthetic.activity import COMMON, FAMILIES
 from medsilo.tasks.synthetic.histology import SyntheticHistology
 from medsilo.tasks.synthetic.prostate import SyntheticProstate
+from medsilo_lab.study.cells import Row
 from tests.conftest import slow_but, wanted
 from tests.patients import write_hearts, write_survival
 from tests.unit.test_nuclei import draw

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import LONGEST, plain
-from medsilo.report import page
-from medsilo.report.read import read, read_all
 from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Details, Progress, Round, SiteResult, SiteRound, Summary
+from medsilo_lab.report import page
+from medsilo_lab.report.read import read, read_all
 from tests.unit.test_report import round_line, save, summary_of
 
 OLD = Path(__file__).parents[1] / "fixtures" / "run-of-schema-1"  # written before there were models

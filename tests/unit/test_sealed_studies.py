@@ -8,12 +8,12 @@ import pytest
 from medsilo.check.leaks import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.course.secure_aggregation import OPEN, SEALING
-from medsilo.deploy.source import Source
 from medsilo.federation.sealed.what import Blocks, terms_of
 from medsilo.plan import Plan
-from medsilo.report.page import render
-from medsilo.report.read import read_all
 from medsilo.site.settings import SiteSettings
+from medsilo_lab.deploy.source import Source
+from medsilo_lab.report.page import render
+from medsilo_lab.report.read import read_all
 from tests import inprocess
 from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, make_plan
 from tests.inprocess import StudyResult

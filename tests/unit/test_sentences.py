@@ -6,10 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from medsilo.report import study_page
-from medsilo.report.gains import answer
-from medsilo.report.page import render
-from medsilo.report.read import read_all
 from medsilo.runs.schema import (
     About,
     Details,
@@ -21,9 +17,13 @@ from medsilo.runs.schema import (
     Verdict,
     VerdictRow,
 )
-from medsilo.study.detectable import needed
-from medsilo.study.evidence import LEAST_SEEDS, Difference, Scores, Variance, compare
-from medsilo.study.words import in_patients, in_points, needed_in_words, verdict_in_words
+from medsilo_lab.report import study_page
+from medsilo_lab.report.gains import answer
+from medsilo_lab.report.page import render
+from medsilo_lab.report.read import read_all
+from medsilo_lab.study.detectable import needed
+from medsilo_lab.study.evidence import LEAST_SEEDS, Difference, Scores, Variance, compare
+from medsilo_lab.study.words import in_patients, in_points, needed_in_words, verdict_in_words
 from tests.unit.test_report import round_line, save, summary_of
 from tests.unit.test_verdict import statistics_of, verdict_of
 

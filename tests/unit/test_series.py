@@ -22,11 +22,11 @@ from medsilo.core.files import load_yaml
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
-from medsilo.start.choices import nested
-from medsilo.start.fitting import Machine
-from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
+from medsilo_lab.start.choices import nested
+from medsilo_lab.start.fitting import Machine
+from medsilo_lab.start.looker import Folder, first_sight
 from medsilo_series import recordings
 from medsilo_series.recordings import Coded, Recording
 from medsilo_series.series_folder import SeriesFolder

@@ -7,8 +7,8 @@ import pytest
 
 from medsilo.core.errors import DataError
 from medsilo.registry import TASKS
-from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.start.looker import Folder, first_sight
 from medsilo_series.waves import rows_of, wave_of
 
 

@@ -19,9 +19,9 @@ from medsilo.core.errors import Refused
 from medsilo.federation.site_state import COLUMNS, NowFile
 from medsilo.flare.executor import note
 from medsilo.runs import paths
-from medsilo.site_page import page_server
-from medsilo.site_page.page_server import COOKIE, MOST_BODY, PageServer
-from medsilo.site_page.pages import SitePages
+from medsilo_page import page_server
+from medsilo_page.page_server import COOKIE, MOST_BODY, PageServer
+from medsilo_page.pages import SitePages
 from tests.browser import chromium
 from tests.secure.consortium import wait_until
 from tests.unit.test_approvals import Home, refused

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from medsilo.api import Run
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.directions import SAMPLED, Direction, Sketcher, standings
 from medsilo.runs.messages import Parcel
@@ -15,6 +14,7 @@ from medsilo.runs.progress import StudyProgress
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round, SentUpdate, SiteRound
 from medsilo.runs.standing import AGREE, AWAY, DOUBT, FEWEST, HEAVY, LONG, standing_out
+from medsilo_lab.api import Run
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
 from tests.unit.test_coordinator import CPU, Answers, Script, Scripted, Study, honest, task_and_round

@@ -19,14 +19,14 @@ from medsilo.plan import load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.runs.reading import read_verdict
 from medsilo.site.settings import SiteSettings
-from medsilo.start.choices import Draft, nested
-from medsilo.start.fitting import Machine, bytes_in_training
-from medsilo.start.folder_layout import layout_of, layout_of_folder
-from medsilo.start.looker import OF_PLAN, OF_SETTINGS, Folder, advice, in_yaml, look, text_of
-from medsilo.start.looks import Looks, look_at, patient_in
-from medsilo.study.boundaries import enough_minutes
 from medsilo.tasks.listing import Listing
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.start.choices import Draft, nested
+from medsilo_lab.start.fitting import Machine, bytes_in_training
+from medsilo_lab.start.folder_layout import layout_of, layout_of_folder
+from medsilo_lab.start.looker import OF_PLAN, OF_SETTINGS, Folder, advice, in_yaml, look, text_of
+from medsilo_lab.start.looks import Looks, look_at, patient_in
+from medsilo_lab.study.boundaries import enough_minutes
 from tests.conftest import make_plan
 from tests.hospital import ball, photograph, write_balls, write_pixels, write_table
 from tests.unit.test_docs import commands
@@ -434,7 +434,7 @@ def test_init_needs_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture) ->
 def test_a_classification_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr("medsilo.start.trial.MOST", 3)
+    monkeypatch.setattr("medsilo_lab.start.trial.MOST", 3)
     command = ["init", str(write_classes(tmp_path / "data")), "-o", str(tmp_path / "study"), "--device", "cpu"]
     assert main(command) == 0
     assert (tmp_path / "study/trial/report.html").is_file()
@@ -474,7 +474,7 @@ def test_the_tutorial_runs_as_it_stands(
     Other pages show more of what these commands say, and one further command. The trial makes fewer rounds.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("medsilo.start.trial.MOST", 3)
+    monkeypatch.setattr("medsilo_lab.start.trial.MOST", 3)
     pages = "\n".join((root / "docs" / name).read_text("utf-8") for name in ("start.md", "your-data.md", "check.md"))
     shown = re.findall(r"```\nmedsilo (.*)\n```\n\n```text\n([^`]*)```", pages)
     assert [words.split()[0] for words, _ in shown] == ["init", "init", "compare", "predict", "export", "init", "check"]

@@ -15,10 +15,10 @@ from medsilo.core.errors import DataError
 from medsilo.plan import load_plan
 from medsilo.runs.reading import read_verdict
 from medsilo.site.settings import SiteSettings
-from medsilo.start.choices import Draft, nested
-from medsilo.start.fitting import Machine
-from medsilo.start.looker import Folder, first_sight, write_start
 from medsilo.tasks.sheet import Sheet
+from medsilo_lab.start.choices import Draft, nested
+from medsilo_lab.start.fitting import Machine
+from medsilo_lab.start.looker import Folder, first_sight, write_start
 from tests.hospital import photograph, write_pixels
 
 HEAD = ["nr", "pid", "alter", "größe", "stadium", "note", "time", "status"]
@@ -161,7 +161,9 @@ def test_from_tables_to_an_answer(
     monkeypatch.chdir(tmp_path)
     assert main(["init", "data", "-o", "study", "--no-train", "--device", "cpu"]) == 0
     assert load_plan(Path("study/job/app/config/plan.yaml")).participation.everyone == ("a", "b")
-    monkeypatch.setattr("medsilo.study.compare.seeds_within", lambda minutes, took: 4)  # else it is the machine's speed
+    monkeypatch.setattr(
+        "medsilo_lab.study.compare.seeds_within", lambda minutes, took: 4
+    )  # else it is the machine's speed
     command = "compare --plan study/job --methods local,fedavg --settings study --at-once 1 -o out"
     changes = ["--set", "training.rounds=1"]
     assert main([*command.split(), *changes, "--minutes", "1", "--seeds", "0"]) == 1

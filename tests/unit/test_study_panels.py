@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from medsilo.report import page, panels
-from medsilo.report.read import read, read_all
-from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Details, Similarity, SiteResult
-from medsilo.study.cells import Cell
-from medsilo.study.compare import Study
+from medsilo_lab.report import page, panels
+from medsilo_lab.report.read import read, read_all
+from medsilo_lab.report.study_page import write_study
+from medsilo_lab.study.cells import Cell
+from medsilo_lab.study.compare import Study
 from tests.conftest import SITES
 from tests.unit.test_report import Page, save, summary_of
 

@@ -10,15 +10,15 @@ import pytest
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
-from medsilo.report import study_page
-from medsilo.report.gains import write_sheets
-from medsilo.report.read import read
-from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.schema import PairedDifference, Summary, Verdict
-from medsilo.study.cells import Cell
-from medsilo.study.compare import Study
-from medsilo.study.verdict import Statistics
+from medsilo_lab.report import study_page
+from medsilo_lab.report.gains import write_sheets
+from medsilo_lab.report.read import read
+from medsilo_lab.report.study_page import write_study
+from medsilo_lab.study.cells import Cell
+from medsilo_lab.study.compare import Study
+from medsilo_lab.study.verdict import Statistics
 from tests.conftest import make_plan, make_study
 from tests.unit.test_report import Page
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from medsilo.core.errors import MedsiloError
-from medsilo.deploy.model_card import write_card
-from medsilo.deploy.source import Source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble, tune
 from medsilo.models.architectures import SmallCnn
+from medsilo_lab.deploy.model_card import write_card
+from medsilo_lab.deploy.source import Source
 from tests.conftest import make_plan
 
 SITES = ["a.b", "c", "d"]  # a site's name may hold dots

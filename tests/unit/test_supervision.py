@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.consortium.provision import GUARD, RUN, SERVICE
+from medsilo_lab.consortium.provision import GUARD, RUN, SERVICE
 from tests.secure.consortium import wait_until
 from tests.unit.test_consortium import NORTH, TOP, put
 from tests.unit.test_provision import kits_of

@@ -347,8 +347,8 @@ def write_settings(local: Path, folder: Path) -> None:
 
 
 def test_a_model_whose_numbers_are_each_hospitals_own_asks_whose(hospitals: Path, tmp_path: Path) -> None:
-    from medsilo.deploy.predicted_rows import TablePredictor
-    from medsilo.deploy.source import Source
+    from medsilo_lab.deploy.predicted_rows import TablePredictor
+    from medsilo_lab.deploy.source import Source
 
     plan = plan_of()
     source = Source(plan.algorithm.whole(plan.build_networks()), plan, {})

@@ -10,10 +10,10 @@ from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.protection import planned_answers
 from medsilo.plan import Plan
-from medsilo.report.page import write
 from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
+from medsilo_lab.report.page import write
 from tests.conftest import SITES, make_plan, slow_but
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.rounds=5"]

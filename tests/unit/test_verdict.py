@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from benchmarks.results.tables import sure
-from medsilo.cli.comparing import _say_answer
 from medsilo.cli.show import Screen
 from medsilo.core.files import write_json
 from medsilo.runs.schema import HospitalGain, Needed, PairedDifference, Verdict
-from medsilo.study.cells import Row, cells_of
-from medsilo.study.evidence import LEVEL, Difference, Scores, Variance
-from medsilo.study.verdict import Statistics, _tested
+from medsilo_lab.cli.comparing import _say_answer
+from medsilo_lab.study.cells import Row, cells_of
+from medsilo_lab.study.evidence import LEVEL, Difference, Scores, Variance
+from medsilo_lab.study.verdict import Statistics, _tested
 from tests.conftest import make_plan, wanted
 
 Drawn = Callable[[str, int, str], np.ndarray]

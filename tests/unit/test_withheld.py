@@ -10,13 +10,13 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.exact import read_measures
 from medsilo.federation.inprocess import Loop
 from medsilo.plan import Plan
-from medsilo.report import page
-from medsilo.report.formats import text_table
-from medsilo.report.read import read_all
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.tasks.task import Cases, SiteData
+from medsilo_lab.report import page
+from medsilo_lab.report.formats import text_table
+from medsilo_lab.report.read import read_all
+from medsilo_lab.study.cells import Row, cells_of, run_cell
 from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of

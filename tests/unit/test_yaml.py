@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.consortium.description import read_consortium
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml
 from medsilo.plan import load_plan
 from medsilo.site.settings import SiteSettings
+from medsilo_lab.consortium.description import read_consortium
 from tests.conftest import make_plan, over_all
 
 PLAN = make_plan()

@@ -19,11 +19,10 @@ PLACE = ROOT.parent
 PLUGINS = (
     "medsilo_adapters",
     "medsilo_dicom",
-    "medsilo_new",
+    "medsilo_lab",
     "medsilo_nnunet",
+    "medsilo_page",
     "medsilo_papers",
-    "medsilo_rehearsal",
-    "medsilo_release",
     "medsilo_series",
 )
 ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))

@@ -1,0 +1,1 @@
+"""What researchers, leads and newcomers use. No hospital's job imports any of it."""

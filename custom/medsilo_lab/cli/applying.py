@@ -1,0 +1,111 @@
+"""Commands that put a trained model to use: predict, export."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.options import option, several
+from medsilo.cli.show import Command, Screen
+
+if TYPE_CHECKING:
+    pass
+
+
+def form_of(value: object) -> str:
+    """Return a form in which models are exported; those of one task alone have a dot in their name."""
+    from medsilo_lab.deploy.exporter import EXPORTERS
+
+    known = [name for name in EXPORTERS if "." not in name]
+    if value not in known:
+        raise ValueError(f"{str(value)!r} is not known; choose one of {', '.join(known)}")
+    return str(value)
+
+
+def predict(
+    screen: Screen,
+    model: options.Model,
+    images: Annotated[
+        list[Path], typer.Argument(help="images, DICOM folders, or folders with such; tables; or recordings")
+    ],
+    *,
+    out: options.OutFolder,
+    site: options.ModelOf = "",
+    others: Annotated[
+        list[Path],
+        several("MODEL", "a further model of the same task, which may be repeated: all answer together", "--with"),
+    ],
+    device: Annotated[str, option("DEVICE", options.DEVICES)] = "auto",
+    site_config: options.SiteConfig = None,
+) -> int:
+    """Find masks or classes in a hospital's own images or recordings, or what a table's lines ask for.
+
+    Writes a mask for each image, on its own grid, predictions.csv and .json, and overview.png with outlines of what was
+    found in the first images; of tables and recordings predictions.csv and .json with a line for each line or window,
+    and recordings.csv with one for each recording. A model of dicom-folder writes a DICOM segmentation and a structured
+    report for each series. With several models the mean of their probabilities decides. Ends with 1 if any image,
+    line or recording failed.
+    """
+    screen.note("reading the model")
+    from medsilo.site.settings import make_settings
+    from medsilo_lab.deploy.predictor import asked_to_predict
+
+    settings, data = make_settings({"device": device}, "the command line"), Command.settings(site_config).data
+    compute = settings.compute()
+    predictor = asked_to_predict([model, *others], images, out, site, data, compute, screen.say)
+    _say_score(screen, predictor.source.run, site)
+    with screen.busy("predicting"):
+        failed = predictor.predict()
+    screen.say(f"predictions: {out / 'predictions.csv'}")
+    screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
+    if failed:
+        screen.warn(f"{failed} of the {predictor.cases} failed; the reasons are in {out / 'predictions.csv'}")
+    return 1 if failed else 0
+
+
+def _say_score(screen: Screen, run: Path | None, site: str) -> None:
+    """Say how well the model did on its test cases, where its run is here: a poor one answers like a good one."""
+    from medsilo.runs import paths
+    from medsilo.runs.reading import read_summary
+
+    if run is None or not (run / paths.SUMMARY).is_file():
+        return
+    summary = read_summary(run)
+    tested = {**summary.sites, **summary.unseen}[site].test if site in {**summary.sites, **summary.unseen} else None
+    score = (tested or {}).get(summary.metric) if site else summary.pooled_test
+    if score is not None:
+        screen.say(f"this model's test score: {score:.2f} ({summary.metric})")
+
+
+def export(
+    screen: Screen,
+    model: options.Model,
+    *,
+    out: options.OutFolder,
+    site: options.ModelOf = "",
+    to: Annotated[
+        str,
+        option(
+            "FORM",
+            "monai; nnunet, the form of task nnunet, is a model folder for nnUNetv2_predict_from_modelfolder",
+            parser=form_of,
+        ),
+    ] = "monai",
+) -> None:
+    """Write a run's model or super model as a MONAI Bundle.
+
+    docs/supermodel.md says how MONAI runs it, and docs/nnunet.md how nnU-Net runs its own form.
+    """
+    screen.note("reading the model")
+    from medsilo_lab.deploy.exporter import export as write
+    from medsilo_lab.deploy.source import Source
+
+    with screen.busy("writing"):
+        what = write(Source.open(model, site), out, to)
+    screen.say(f"{what}: {out}")
+    screen.answer(folder=out)
+
+
+PREDICT = Command(predict, "supermodel scan.nii.gz folder-of-scans/ -o predictions", "For a hospital's engineer")
+EXPORT = Command(export, "runs/<run>/supermodel -o bundle", "For a hospital's engineer")

@@ -1,0 +1,185 @@
+"""Commands for a consortium's lead: provision, submit, status, abort, fetch."""
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.options import option, several
+from medsilo.cli.running import conclude
+from medsilo.cli.show import Command, Screen
+from medsilo.core.errors import MedsiloError
+from medsilo.runs.progress import Moment, StudyProgress
+
+if TYPE_CHECKING:
+    from medsilo.runs.schema import Progress
+
+
+def _connecting(screen: Screen, kit: Path) -> None:
+    """Name the server before waiting for it: one that is down does not answer."""
+    from medsilo.check.kit import read_kit
+
+    with suppress(MedsiloError):  # what is wrong with a kit the work itself says
+        own = read_kit(kit, "person")
+        screen.aside(f"trying {own.host}:{own.port} (15 s at most)")
+
+
+def provision(
+    screen: Screen,
+    consortium: Annotated[Path, typer.Argument(help="the consortium's file, like provisioning/consortium.yaml")],
+    *,
+    out: options.OutFolder,
+    renew: Annotated[list[str], several("NAME", "give NAME a new certificate")],
+    requests: Annotated[
+        bool, typer.Option("--requests", help="no kits, but what each party needs to make its own key and request")
+    ] = False,
+) -> None:
+    """Make signed kits for a consortium, or for its new members.
+
+    Existing kits are not changed. provisioning/README.md says who gets which kit, and what to keep safe.
+    """
+    from medsilo_lab.consortium.description import read_consortium
+    from medsilo_lab.consortium.provision import provision, write_requests
+
+    described = read_consortium(consortium)
+    if requests:
+        write_requests(described, consortium.parent, out)
+        screen.say(f"requests: {out}; provisioning/README.md says how each party goes on")
+        screen.answer(requests=out)
+        return
+    new = provision(described, consortium.parent, out, renew)
+    screen.say(*(f"kit: {out / name}" for name in new))
+    screen.say(f"{len(new)} kits are new; the others are as they were. Keep {out / 'private-root'} to yourself")
+    screen.answer(kits=[out / name for name in new])
+
+
+def submit(
+    screen: Screen,
+    job: options.Job,
+    *,
+    kit: Annotated[Path | None, option("KIT", options.OWN_KIT)] = None,
+    plan: options.PlanFile = None,
+    changes: options.Changes,
+    out: options.OutFolderOrNone = None,
+) -> None:
+    """Submit a job to a consortium, or write it into a folder as it would be submitted.
+
+    Waits until all hospitals have joined (at most 2 minutes), says why one can't, and prints the job's id. With --out
+    nothing is sent: that is for NVFlare's own tools, and for hospitals that review a job before they run it.
+    """
+    if (kit is None) == (out is None):
+        raise MedsiloError("where to? give --kit to submit the job, or --out to write it into a folder")
+    screen.note("checking the job")
+    from medsilo.flare import jobs
+
+    found = jobs.find_job(job)
+    if kit:
+        _connecting(screen, kit)
+        from medsilo_lab.consortium import lead
+
+        submitted: str | Path = lead.submit(found, kit, screen.warn, changes, plan)
+    else:
+        assert out
+        jobs.write_job(out, jobs.plan_of(found, changes, plan), found)
+        submitted = out
+    screen.say(f"job: {submitted}" if out else str(submitted))
+    screen.answer(job=submitted)
+
+
+def status(
+    screen: Screen,
+    job: Annotated[str | None, typer.Argument(metavar="ID", help="one job's id (default: all)")] = None,
+    *,
+    kit: options.Kit,
+    watch: Annotated[bool, typer.Option("--watch", help="show the job's rounds, until it ends")] = False,
+    require: Annotated[
+        str | None, option("A,B", "for monitoring: end with 1 unless all these hospitals are connected")
+    ] = None,
+) -> int:
+    """Say who is connected and what runs; with --watch show a job's rounds, one line per site, until it ends.
+
+    Each hospital with whether it answers now, when it was last heard, and its part in the studies that run; the latest
+    20 jobs, with id and state. With --watch it ends with 0 if the job finished, else with 1; Ctrl-C ends the watching,
+    not the job.
+    """
+    if watch and job is None:
+        raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")
+    _connecting(screen, kit)
+    from medsilo_lab.consortium import lead
+
+    if watch and job:
+        return _watch(screen, job, kit)
+    state = lead.status(kit, None if require else job)
+    screen.say(*state.lines())
+    screen.answer(**state.as_json())
+    here = {hospital.name for hospital in state.hospitals if hospital.connected}
+    missing = sorted({name.strip() for name in (require or "").split(",") if name.strip()} - here)
+    if missing:
+        screen.warn(f"not connected: {', '.join(missing)}")
+    return 1 if missing else 0
+
+
+def _watch(screen: Screen, job: str, kit: Path) -> int:
+    from medsilo_lab.consortium import lead
+
+    screen.in_lines = True
+    told, at = Moment(), time.monotonic()
+    progress = StudyProgress((), 0, "score", look=lambda: replace(told, age=time.monotonic() - at))
+    screen.answer(job=job)
+
+    def stands(study: "Progress") -> None:
+        nonlocal told, at
+        progress.planned, progress.metric = study.planned, study.metric
+        told, at = Moment(study.turns, away=study.away), time.monotonic()
+
+    try:
+        with screen.rounds(progress) as on_round:
+            ended = lead.watch(job, kit, lambda line, study: on_round(line), screen.say, stands)
+    except KeyboardInterrupt:
+        screen.warn(f"no longer watching; the job goes on (to end it: medsilo abort {job} --kit {kit})")
+        return 130
+    screen.say(f"{ended}; results: medsilo fetch {job} --kit {kit}")
+    screen.answer(status=ended)
+    if ended == "FINISHED:COMPLETED":
+        return 0
+    screen.say(f"to go on from the last finished round: medsilo resume {job} --kit {kit}")
+    return 1
+
+
+def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> None:
+    """End a job.
+
+    What is finished is kept: 'medsilo resume' goes on from there.
+    """
+    _connecting(screen, kit)
+    from medsilo_lab.consortium import lead
+
+    said = lead.abort(job, kit)
+    screen.say(said)
+    screen.answer(job=job, server=said)
+
+
+def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.OutFolder = Path("runs")) -> None:
+    """Download a job's results and write the report.
+
+    Scores, rounds and shared models of a job that ended; hospitals' own models stay with them.
+    """
+    _connecting(screen, kit)
+    from medsilo_lab.consortium import lead
+
+    conclude(screen, lead.fetch(job, kit, out))
+
+
+PROVISION = Command(provision, "provisioning/consortium.yaml -o kits", "For a consortium's lead")
+SUBMIT = Command(
+    submit,
+    'jobs/fedbn --kit kits/lead@clinic.example --set "participation.sites=[st-anna,university-clinic]"',
+    "For a consortium's lead",
+)
+STATUS = Command(status, "--kit KIT", "For a consortium's lead")
+ABORT = Command(abort, "ID --kit KIT", "For a consortium's lead")
+FETCH = Command(fetch, "ID --kit KIT", "For a consortium's lead")

@@ -1,0 +1,97 @@
+"""Commands for finished runs, and for a server's machine: report, backup, restore."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.options import option, several
+from medsilo.cli.show import Command, Screen
+from medsilo.core.errors import MedsiloError
+from medsilo.runs import paths
+
+MOST_NAMED = 3  # runs in the title of a page
+
+
+def report(
+    screen: Screen,
+    runs: options.Runs,
+    *,
+    out: options.OutFileOrNone = None,
+    hospitals: Annotated[
+        bool, typer.Option("--hospitals", help="of a comparison: also a decision sheet for each hospital")
+    ] = False,
+) -> None:
+    """Write one HTML page about one or more runs.
+
+    A folder with several runs means all of them; that of a comparison gives the comparison's page. The page
+    needs no network. A decision sheet is one printed page, which may be mailed to its hospital: whether federated
+    training helps there. It names no other hospital.
+    """
+    screen.note("reading the runs")
+    from medsilo_lab.report.page import write
+    from medsilo_lab.report.read import runs_within
+    from medsilo_lab.report.study_page import write_study
+
+    found = [run for folder in runs for run in runs_within(folder)]
+    compared = len(runs) == 1 and (runs[0] / paths.VERDICT).exists()
+    if hospitals and not compared:
+        raise MedsiloError("--hospitals is for the folder of one comparison (medsilo compare -o)", str(runs[0]))
+    if compared:
+        written = write_study(runs[0], out)
+    else:
+        page = out or runs[0] / paths.REPORT
+        title = f"{len(found)} runs" if len(found) > MOST_NAMED else ", ".join(run.resolve().name for run in found)
+        written = write(found, page, title)
+    screen.say(f"report: {written}")
+    own: list[Path] = []
+    if hospitals:
+        from medsilo.check.leaks import left_in_short
+        from medsilo.plan import load_plan
+        from medsilo_lab.report.gains import write_sheets
+
+        own = write_sheets(runs[0], lambda run: left_in_short(load_plan(run / paths.PLAN)))
+    screen.say(*(f"hospital's sheet: {page}" for page in own))
+    screen.answer(report=written, runs=found, hospitals=own)
+
+
+def backup(
+    screen: Screen, kit: Annotated[Path, typer.Argument(help="the server's kit")], *, out: options.OutFile
+) -> None:
+    """Write all that a server needs to start again into one file, also while it runs.
+
+    This includes its kit with the studies and the list of expelled hospitals, and the jobs in server.storage. The file
+    holds the server's private key: keep it encrypted, elsewhere.
+    """
+    from medsilo_lab.consortium.backup import back_up
+
+    screen.note(f"reading {kit}")
+    kept = back_up(kit, out)
+    screen.say(f"backup: {out}, {kept.files} files; expelled: {', '.join(kept.expelled) or 'nobody'}")
+    screen.answer(backup=out, files=kept.files, expelled=kept.expelled)
+
+
+def restore(
+    screen: Screen,
+    file: Annotated[Path, typer.Argument(help="what 'medsilo backup' wrote")],
+    *,
+    kit: Annotated[Path, option("KIT", "where the server's kit is to be: a new folder")],
+    storage: Annotated[
+        Path | None, option("FOLDER", "where its jobs are to be, as server.storage was (default: storage/ in the kit)")
+    ] = None,
+    expelled: Annotated[list[str], several("NAME", "a hospital that was expelled since then")],
+) -> None:
+    """Put a server's kit and its jobs back from a backup, into these folders alone. Nothing is overwritten."""
+    from medsilo_lab.consortium.backup import put_back
+
+    screen.note(f"reading {file}")
+    kept = put_back(file, kit, storage, expelled)
+    screen.say(f"kit: {kit}, as it was on {kept.made}; jobs: {kept.storage}")
+    screen.say(f"expelled: {', '.join(kept.expelled) or 'nobody'}. Who was expelled since then: --expelled NAME")
+    screen.answer(kit=kit, made=kept.made, expelled=kept.expelled)
+
+
+REPORT = Command(report, "runs/one runs/other -o comparison.html", "Of finished runs")
+BACKUP = Command(backup, "kits/fl.example.org -o server.zip", "For a consortium's lead")
+RESTORE = Command(restore, "server.zip --kit /srv/fl.example.org --expelled st-anna", "For a consortium's lead")

@@ -1,0 +1,199 @@
+"""A server in one file, and back: its kit with studies and the list of who is expelled, and the jobs in its storage."""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from medsilo.core.errors import MedsiloError, reading
+from medsilo.core.files import dump_yaml, make_folder, read_yaml, replacing, write_json, write_text
+from medsilo.core.text import is_safe_name
+from medsilo.flare.leftovers import JOB, storage_of, studies_of
+from medsilo.runs import paths
+from medsilo.runs.reading import read_rounds
+from medsilo.site.settings import FILE_NAME
+from medsilo_lab.consortium.description import HOSPITALS, SERVICE
+
+EXPELLED = "disabled_clients.json"  # NVFlare's own name for it, in the server's kit
+KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
+ENTRY = re.compile(rf"({KIT}|{STUDIES}|{STORAGE})(/(?!\.{{1,2}}/)[^/\x00-\x1f]+)*/(?!\.{{1,2}}$)[^/\x00-\x1f]+")
+LEFT_OUT = (".part", ".lock", ".fl")  # ends of the names of files that are of this moment only
+TRIES = 20  # looks at a folder in which a server replaces files meanwhile
+
+
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,4096}$")]  # nothing that moves a terminal's cursor
+Folder = Annotated[Line, Field(pattern=r"^/")]
+
+
+class Backup(BaseModel):
+    """The facts of a backup."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    form: Literal[1] = 1
+    made: Line
+    storage: Folder
+    studies: Folder | None  # where they were, if not in the kit
+    expelled: list[Line]
+    files: int
+
+    def places(self, kit: Path) -> dict[str, Path]:
+        """Return where its parts are."""
+        beside = {STUDIES: Path(self.studies)} if self.studies else {}
+        return {KIT: kit, STORAGE: Path(self.storage), **beside}
+
+    def moved(self, kit: Path, storage: Path | None) -> "Backup":
+        """Return the same of a server whose parts all lie in this kit, or its jobs in `storage`."""
+        place = (storage or kit / STORAGE).absolute()
+        return self.model_copy(
+            update={"storage": str(place), "studies": str(kit.absolute() / STUDIES) if self.studies else None}
+        )
+
+
+def back_up(kit: Path, file: Path) -> Backup:
+    """Write a backup. The server may run: files that it replaces meanwhile are read whole, before or after."""
+    storage = storage_of(kit)
+    if storage is None:
+        raise MedsiloError("only a server has a backup: give its kit", str(kit))
+    kit = kit.absolute()
+    studies = studies_of(kit)
+    if file.exists():
+        raise MedsiloError(f"{file.name} exists; name a new file")
+    kept = Backup(
+        made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        storage=str(storage),
+        studies=None if studies.is_relative_to(kit) else str(studies),
+        expelled=_expelled(kit / EXPELLED),
+        files=0,
+    )
+    with replacing(file) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for part, folder in kept.places(kit).items():
+            for path, name in _files(part, folder, archive, storage):
+                with suppress(FileNotFoundError):  # it was replaced: by what the next look finds
+                    archive.write(path, name)
+        kept = kept.model_copy(update={"files": len(archive.namelist())})
+        archive.writestr(FACTS, kept.model_dump_json())
+    return kept
+
+
+def _files(part: str, folder: Path, archive: zipfile.ZipFile, storage: Path) -> Iterator[tuple[Path, str]]:
+    """Yield a folder's files and their names there; looks again where one went while the others were read.
+
+    storage: a part of its own, also where it lies in the kit.
+    """
+    for _ in range(TRIES):
+        known = {*archive.namelist()}
+        for place, folders, names in os.walk(folder):
+            if part == KIT and Path(place) == folder:
+                # Not the folders of jobs that run, or were killed.
+                folders[:] = [name for name in folders if not JOB.fullmatch(name) and folder / name != storage]
+            for path in (Path(place) / name for name in sorted(names) if not name.endswith(LEFT_OUT)):
+                name = f"{part}/{path.relative_to(folder).as_posix()}"
+                if name not in known and path.is_file() and not path.is_symlink():
+                    yield path, name
+        if len(known) == len(archive.namelist()):
+            return
+    raise MedsiloError("the server makes files faster than they can be read; stop it, then repeat")
+
+
+def _expelled(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    with reading(f"{EXPELLED}, which names the expelled hospitals,"):
+        return sorted(map(str, json.loads(path.read_text(encoding="utf-8"))["disabled_clients"]))
+
+
+def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Collection[str] = ()) -> Backup:
+    """Make a server's kit and its storage from a backup, beside whose expelled hospitals others may be named.
+
+    Nothing is written but into these two folders; without `storage` it is one in the kit.
+    """
+    if kit.exists():
+        raise MedsiloError(f"{kit.name} exists; name a new folder for the kit, or move that one away")
+    if storage and any(one.is_file() for one in storage.rglob("*")):
+        raise MedsiloError(f"{storage.name} is not empty, and the jobs go there; name another --storage", str(storage))
+    make_folder(kit.absolute().parent)
+    with tempfile.TemporaryDirectory(prefix=".restore-", dir=kit.absolute().parent) as folder:
+        place = Path(folder)
+        was = _unpacked(file, place)
+        _check_known(expelled, _names(place, was.expelled))
+        kept = was.moved(kit, storage)
+        _lead_to(place / KIT, was, kept)
+        if out := sorted({*kept.expelled, *expelled}):
+            write_json(place / KIT / EXPELLED, {"disabled_clients": out})
+        parts = {part: path for part, path in kept.places(kit).items() if (place / part).is_dir()}
+        outside = [part for part, path in parts.items() if not path.is_relative_to(kit.absolute()) and part != KIT]
+        for part in parts.keys() - {KIT, *outside}:
+            if (place / KIT / part).exists():
+                raise MedsiloError(f"{file.name}: its kit has a folder {part}/, where that part goes; give --storage")
+            (place / part).rename(place / KIT / part)
+        for part in (*outside, KIT):  # the kit last: with it the server can start
+            shutil.copytree(place / part, parts[part], dirs_exist_ok=True)
+    kit.chmod(0o700)
+    return kept.model_copy(update={"expelled": out})
+
+
+def _check_known(expelled: Collection[str], names: Collection[str]) -> None:
+    if unknown := sorted(set(expelled) - set(names)):
+        raise MedsiloError(
+            f"--expelled: no hospital of this backup is called {unknown[0]!r}; known: {', '.join(sorted(names))}. One "
+            "that joined later is expelled at NVFlare's console: disable_client NAME"
+        )
+
+
+def _names(place: Path, expelled: Collection[str]) -> set[str]:
+    """Return every hospital that an unpacked backup names: of its kit, its studies and jobs, and the expelled ones."""
+    names = set(expelled)
+    with reading(f"local/{HOSPITALS} in the backup"):
+        path = place / KIT / "local" / HOSPITALS
+        names |= set(json.loads(path.read_text(encoding="utf-8"))["hospitals"]) if path.exists() else set()
+    for path in place.rglob(paths.ROUNDS):
+        with suppress(MedsiloError):  # a damaged study names nobody
+            names |= {site for line in read_rounds(path.parent, growing=True) for site in line.asked}
+    for meta in place.glob(f"{STORAGE}/jobs/*/meta"):
+        with suppress(OSError, ValueError, AttributeError, TypeError):
+            names |= {site for sites in json.loads(meta.read_text("utf-8"))["deploy_map"].values() for site in sites}
+    return {name for name in names if is_safe_name(name)}
+
+
+def _lead_to(kit: Path, was: Backup, now: Backup) -> None:
+    """Let an unpacked kit look for its jobs and studies where they will be."""
+    resources = kit / "local/resources.json"
+    text = json.dumps(was.storage)[1:-1], json.dumps(now.storage)[1:-1]
+    if resources.is_file():
+        write_text(resources, resources.read_text(encoding="utf-8").replace(f'"{text[0]}/', f'"{text[1]}/'))
+    if (unit := kit / SERVICE).is_file():
+        write_text(unit, unit.read_text(encoding="utf-8").replace(f" {was.storage}\n", f" {now.storage}\n"))
+    if now.studies:
+        own = kit / "local" / FILE_NAME
+        values = read_yaml(own, f"local/{FILE_NAME}", "that of a server")
+        write_text(own, dump_yaml({**values, "output": now.studies}))
+
+
+def _unpacked(file: Path, place: Path) -> Backup:
+    """Unpack a backup; each file is compared with its checksum."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            inside = archive.infolist()
+            if odd := [one.filename for one in inside if one.filename != FACTS and not ENTRY.fullmatch(one.filename)]:
+                raise ValueError(f"{odd[0]!r} belongs to no part of a server")
+            if sum(one.file_size for one in inside) > shutil.disk_usage(place).free:
+                raise ValueError("it has more bytes than the disk")
+            archive.extractall(place)
+            for one in inside:
+                (place / one.filename).chmod(one.external_attr >> 16 & 0o700 | 0o600)
+            kept = Backup.model_validate_json(archive.read(FACTS))
+            if kept.files != len(archive.namelist()) - 1 or not (place / KIT / "startup").is_dir():
+                raise ValueError("files are missing")
+    except (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, NotImplementedError, EOFError) as error:
+        what = "is no whole backup" if file.exists() else "is not there"
+        raise MedsiloError(f"{file.name} {what}; use the file that medsilo backup wrote", str(error)) from error
+    return kept

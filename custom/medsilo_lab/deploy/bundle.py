@@ -1,0 +1,132 @@
+"""Export as a MONAI Bundle, which MONAI's own runner loads and runs.
+
+Reading, preprocessing, inference and writing are MONAI's. Only a network that MONAI hasn't got, as the super model,
+comes from medsilo. Weights are safetensors and no model.pt: that would be a pickle.
+"""
+
+import json
+from collections.abc import Sequence
+from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from medsilo import __version__
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import save_tensors, write_json, write_text
+from medsilo.tasks.use import IN_MONAI, InMonai
+from medsilo_lab.deploy.exporter import Exporter
+from medsilo_lab.deploy.model_card import INTENDED_USE, template
+from medsilo_lab.deploy.predict import BATCH
+from medsilo_lab.deploy.source import Source
+
+SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}  # what MONAI's runner needs beside MONAI, the least versions
+WEIGHTS = "model.safetensors"
+VOLUMES, FLAT = (".nii.gz", ".nii"), (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")  # what the runner reads
+
+
+def network(folder: str) -> nn.Module:
+    """The network in a bundle's models/ folder, for the bundle's configuration."""
+    return Source.open(Path(folder)).network
+
+
+class BundleExporter(Exporter):
+    """Writes a bundle."""
+
+    what = "bundle"
+
+    def write(self, out: Path) -> None:
+        source, task = self.source, self.source.plan.task
+        words = task.use.in_monai
+        if words is None or task.shape is None:
+            why = "MONAI has no transforms that read its cases as it does; medsilo release hands the model on"
+            raise MedsiloError(f"task {task.name} can't be exported: {why}")
+        own = _without_medsilo(source)
+        if own:
+            save_tensors(out / "models" / WEIGHTS, source.network.state_dict())
+        else:
+            source.save(out / "models")
+        _write_scripts(out / "scripts")
+        write_json(out / "configs" / "inference.json", _inference(words, own))
+        packages = ["pillow" if words.flat else "nibabel", "safetensors", *(["medsilo"] if own is None else [])]
+        write_json(out / "configs" / "metadata.json", _metadata(source, words, packages))
+        write_text(out / "docs" / "README.md", _readme(source, words, own is None))
+
+
+def _without_medsilo(source: Source) -> dict[str, Any] | None:
+    """Return the network's definition, where it is one of MONAI's with nothing added to it."""
+    shape = source.plan.task.channels, source.plan.task.goal.outputs
+    with torch.device("meta"):
+        plain = source.plan.network.plain.build(*shape).state_dict()
+    return source.plan.network.plain.monai(*shape) if plain.keys() == source.network.state_dict().keys() else None
+
+
+def _write_scripts(scripts: Path) -> None:
+    """Copy the files that MONAI's program needs beside itself; there they know each other as `scripts`."""
+    write_text(scripts / "__init__.py", "")
+    for name in ("in_monai", "image_patches"):
+        code = resources.files("medsilo.tasks.own").joinpath(f"{name}.py").read_text("utf-8")
+        write_text(scripts / f"{name}.py", code.replace("from medsilo.tasks.own.", "from scripts."))
+
+
+def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
+    """Return configs/inference.json: every image of dataset_dir gets a mask, or a line of a table, in output_dir."""
+    facts = {"in_monai": IN_MONAI, "weights": WEIGHTS, "inferer": {**words.inferer, "batch": BATCH}}
+    return json.loads(template("inference").render(facts, words=words, own=own, suffixes=_suffixes(words)))
+
+
+def _metadata(source: Source, words: InMonai, packages: Sequence[str]) -> dict[str, Any]:
+    plan = source.plan
+    task = plan.task
+    needed = {name: __version__ if name == "medsilo" else version(name) for name in packages} | RUNNER
+    tensor = {
+        "type": "image",
+        "modality": "n/a",
+        "spatial_shape": list((task.shape or ())[1:]),
+        "dtype": "float32",
+        "value_range": [],
+        "is_patch_data": False,
+    }
+    image = {**tensor, "format": "magnitude", "num_channels": task.channels}
+    names = words.classes or ("background", *(f"label {label}" for label in range(1, task.goal.classes)))
+    labels = {str(label): name for label, name in enumerate(names)}
+    kind = "probabilities" if words.classifies else "labels"
+    found = {**tensor, "format": kind, "num_channels": task.goal.outputs, "channel_def": labels}
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "changelog": {__version__: f"exported by medsilo {__version__}"},
+        "monai_version": version("monai"),
+        "pytorch_version": version("torch").partition("+")[0],
+        "numpy_version": version("numpy"),
+        "required_packages_version": needed,
+        "name": f"{source.facts['kind'].replace(' ', '')}-{task.name}",
+        "task": task.title,
+        "description": f"{source.facts['kind']} trained with {plan.algorithm.title}; plan {plan.hash}",
+        "authors": "the hospitals of the study: " + (", ".join(plan.participation.sites) or "see docs/README.md"),
+        "copyright": "the hospitals of the study",
+        "intended_use": INTENDED_USE,
+        "data_type": "SYNTHETIC" if task.synthetic else "png" if words.flat else "nifti",
+        "network_data_format": {
+            "inputs": {"image": {**image, "channel_def": {str(c): "image" for c in range(task.channels)}}},
+            "outputs": {"pred": found},
+        },
+    }
+
+
+def _readme(source: Source, words: InMonai, needs_medsilo: bool) -> str:
+    gets = "a mask of the same geometry"
+    if words.classifies:
+        gets = f"a line in `predictions.csv`, with the probabilities of {', '.join(words.classes)}"
+    elif words.classes:
+        gets += f" ({', '.join(f'{label} {name}' for label, name in enumerate(words.classes))})"
+    told = {"title": source.plan.task.title, "version": __version__ if needs_medsilo else "", "gets": gets}
+    return template("bundle").render(told, words=words, suffixes=_suffixes(words))
+
+
+def _suffixes(words: InMonai) -> Sequence[str]:
+    return FLAT if words.flat else VOLUMES

@@ -1,0 +1,135 @@
+"""Predict a hospital's own image files: masks on the images' own grids, as files of the same kind."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medsilo.core.errors import MedsiloError
+from medsilo.tasks import listing
+from medsilo.tasks.headers import is_dicom
+from medsilo.tasks.scans import Scan
+from medsilo.tasks.use import Use
+from medsilo_lab.deploy.predictor import Predictor
+
+SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
+COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
+
+
+class ImagePredictor(Predictor):
+    """Predicts image files, whose masks have the values of the hospital's own masks."""
+
+    cases = "images"
+
+    def predict(self) -> int:
+        use = self.source.plan.task.use
+        channels = {image[0]: image for image in use.images_among(find_images(self.given, self.say))}
+        named = masks_for(list(channels))
+        if any(path.resolve().parent == self.out.resolve() for path, _ in named):
+            raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
+        if there := [mask for _, mask in named if (self.out / mask).exists()]:
+            told = f"the output folder has {len(there)} masks of these names, which stay as they are; choose another -o"
+            raise MedsiloError(told, private=there[0])
+        own_values, lacks = (use.own_values(self.data), use.lacking_of(self.data)) if self.data else ({}, ())
+        images = [ImageFile(path.name, channels[path], mask, own_values, use, lacks) for path, mask in named]
+        return self.predict_images(images)
+
+
+@dataclass
+class ImageFile:
+    """An image in a file for all channels or for each, or in a folder with one DICOM series; its mask is a file of
+    the same kind."""
+
+    name: str
+    files: tuple[Path, ...]
+    mask: str
+    own_values: Mapping[int, int]
+    use: Use = field(repr=False)
+    lacks: tuple[int, ...] = ()  # places of channels that are not in the files
+
+    def read(self) -> Scan:
+        return replace(self.use.scan_of(self.files), lacks=self.lacks)
+
+    def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
+        if labels is None:
+            return {}
+        write_mask(scan, _with_values(labels, self.own_values), out / self.mask)
+        return {"mask": self.mask}
+
+
+def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarray:
+    """Return a mask in which labels have a hospital's own values; those without one keep their number."""
+    if all(label == value for label, value in own_values.items()):
+        return labels
+    table = np.arange(max(*own_values, int(labels.max())) + 1, dtype=np.uint16)
+    table[list(own_values)] = list(own_values.values())
+    return table[labels]
+
+
+def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
+    """A mask with exactly the geometry of its image; whole or not there."""
+    import SimpleITK
+
+    part, mask, whole = path.with_name(f".part-{path.name}"), scan.on_own_grid(labels), False
+    try:
+        with suppress(RuntimeError):  # NIfTI is written to a full disk without an error, so it is read again
+            SimpleITK.WriteImage(mask, str(part), useCompression=True)
+            whole = SimpleITK.Hash(SimpleITK.ReadImage(str(part))) == SimpleITK.Hash(mask)
+        if not whole:
+            raise MedsiloError("a mask could not be written (is the disk full?); free space, then predict again")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> list[Path]:
+    """The images that were given: files, folders of one DICOM series, and those in other folders; say how many of
+    their files are no images."""
+    found: list[Path] = []
+    for path in given:
+        if not path.is_file() and not path.is_dir():
+            raise MedsiloError("an image given is not there, or is no file; correct its path", private=str(path))
+        if path.is_file() or _is_series(path):
+            found.append(path)
+        else:
+            inside = [one for one in sorted(path.iterdir()) if one.name[0] != "." and one.suffix not in COMPANIONS]
+            found += [one for one in inside if _is_series(one) or (one.is_file() and _is_image(one))]
+            others = Counter(one.suffix or "no suffix" for one in inside if one.is_file() and not _is_image(one))
+            if others:
+                kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(others.items()))
+                say(f"left out: {others.total()} files that are no images ({kinds})")
+    if not found:
+        raise MedsiloError("there are no images; give image files, DICOM folders or folders with such")
+    return found
+
+
+def _is_image(path: Path) -> bool:
+    return path.name.lower().endswith(listing.SUFFIXES) or is_dicom(path)
+
+
+def _is_series(folder: Path) -> bool:
+    """Return whether files of a folder say that they are DICOM; a damaged one is found when the series is read."""
+    return folder.is_dir() and any(path.is_file() and is_dicom(path) for path in sorted(folder.iterdir()))
+
+
+def masks_for(images: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Every image with the name of its mask; images of the same name get their folder's before it."""
+    names = Counter(_mask_name(path) for path in images)
+    named = []
+    for path in images:
+        name = _mask_name(path)
+        named.append((path, name if names[name] == 1 else f"{path.resolve().parent.name}_{name}"))
+    doubled = [name for name, count in Counter(name for _, name in named).items() if count > 1]
+    if doubled:
+        raise MedsiloError("two images would get the same mask; predict them into two folders", private=doubled[0])
+    return named
+
+
+def _mask_name(path: Path) -> str:
+    suffix = next((suffix for suffix in SUFFIXES if not path.is_dir() and path.name.lower().endswith(suffix)), "")
+    stem = path.name[: -len(suffix)] if suffix else path.name.removesuffix(".mhd").removesuffix(".dcm")
+    return f"{stem}_mask{suffix or '.nii.gz'}"

@@ -1,0 +1,150 @@
+"""The card of any exported model, for people and for programs: what a run released about it, and no more."""
+
+from math import log, sqrt
+from pathlib import Path
+from typing import Any
+
+from jinja2 import ChainableUndefined, Environment, FileSystemLoader, Template, Undefined
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_json, write_text
+from medsilo.core.package import package_facts
+from medsilo.deploy.supermodel import SuperModel
+from medsilo.runs import paths
+from medsilo.runs.reading import read_summary
+from medsilo.runs.schema import SiteResult, Summary
+from medsilo.tasks.segmentation import Segmentation
+from medsilo_lab.deploy.source import Source
+
+CARD, CARD_DATA = "MODEL_CARD.md", "model_card.json"
+LEVEL = 0.95
+MEANS = ("dice", "closeness")  # scores that are means over cases, each between 0 and 1
+INTENDED_USE = (
+    "Research and evaluation of the task named above, on images like those of the hospitals listed; not a medical "
+    "device. A person who can judge the result looks at each one before it is used."
+)
+LIMITS = (
+    "It was trained and validated on the hospitals above only: measure it on cases of your own first.",
+    "Scores are over test cases of the same hospitals; other scanners, protocols and patients may give worse ones.",
+    "A score is a mean: it says nothing about rare cases and small groups of patients.",
+)
+OF_A_SUPER_MODEL = (
+    "The selector compares appearance with the hospitals it was trained at. An image from elsewhere may resemble one "
+    "of them and still need another model. Low confidence is a warning; high confidence proves nothing.",
+    "A hospital's personal model follows that hospital's way of annotating.",
+)
+RULES = {
+    "threshold": "A selector looks at each image and says which hospital's images it resembles. Where its probability "
+    "is strictly above gamma = {gamma}, that hospital's personal model answers, else the global model.",
+    "argmax": "A selector looks at each image and says whose model does best on such images: the global one or a "
+    "hospital's personal one. That model answers.",
+    "mixture": "All models answer, and a selector says for each image by what shares their probabilities are mixed.",
+}
+Interval = tuple[float, float]
+
+
+def write_card(source: Source, folder: Path) -> None:
+    """Write MODEL_CARD.md and model_card.json."""
+    facts = card_facts(source)
+    write_json(folder / CARD_DATA, facts)
+    write_text(folder / CARD, template("card").render(facts))
+
+
+def template(name: str) -> Template:
+    """Return a text in Markdown that is to be filled; what is not there is empty."""
+    places = FileSystemLoader(Path(__file__).parent)
+    texts = Environment(loader=places, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
+    texts.filters["told"] = _told
+    texts.policies["json.dumps_kwargs"] = {}  # keys in their order
+    return texts.get_template(f"{name}.template")
+
+
+def card_facts(source: Source) -> dict[str, Any]:
+    """Return everything that the card says."""
+    plan, summary, model = source.plan, _summary(source), source.network
+    results = {**summary.sites, **summary.unseen} if summary else {}
+    goal, super_model = plan.task.goal, model if isinstance(model, SuperModel) else None
+    lacking = super_model.origin.absent if super_model and super_model.origin else {}
+    return {
+        "schema": 1,
+        "model": source.facts,
+        "task": plan.task.name,
+        "task_title": plan.task.title,
+        "synthetic": plan.task.synthetic,
+        # without the background
+        "labels": list(goal.structures if goal.overlaps else goal.label_names[1:])
+        if isinstance(goal, Segmentation)
+        else list(goal.label_names),
+        "method": plan.algorithm.name,
+        "method_title": plan.algorithm.title,
+        "network": plan.network.name,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "rounds": {"planned": plan.rounds, "done": summary.rounds.done if summary else None},
+        "seed": plan.seed,
+        "plan_hash": plan.hash,
+        "trained_with": summary.package.as_json() if summary else None,
+        "exported_with": package_facts(),
+        "data": {site: result.cases for site, result in results.items()},
+        "personal": list(super_model.agreed if super_model else ()),  # models of hospitals' own that are in it
+        "absent": {site: result.absent for site, result in results.items() if result.absent}
+        or {site: list(names) for site, names in lacking.items()},
+        "scores": {site: _score(result, summary.metric) for site, result in results.items()} if summary else {},
+        "mean_score": summary.mean_test if summary else None,
+        "pooled_score": summary.pooled_test if summary else None,
+        "metric": summary.metric if summary else plan.task.goal.metric,
+        "level": LEVEL,
+        "unseen": sorted(summary.unseen) if summary else [],
+        "privacy": plan.privacy.model_dump(mode="json") if plan.privacy else None,
+        "sealing": summary.details.sealing.as_json() if summary and summary.details.sealing else None,
+        "super_model": _super_model(super_model) if super_model else [],
+        "intended_use": INTENDED_USE,
+        "limits": [*(OF_A_SUPER_MODEL if super_model else ()), *LIMITS],
+    }
+
+
+def _super_model(model: SuperModel) -> list[str]:
+    """Return how a super model answers, and whose models are in it."""
+    kept = ", ".join(site for site in model.sites if site not in model.agreed) or "none"
+    return [
+        f"One global model, {len(model.agreed)} personal models and a selector. "
+        + RULES[model.rule].format(gamma=model.threshold),
+        f"Hospitals that agreed to share their personal model: {', '.join(model.agreed) or 'none'}; represented by the "
+        f"global model: {kept}.",
+    ]
+
+
+def _summary(source: Source) -> Summary | None:
+    """Return the outcome of the run that made the model; None where its folder is not here."""
+    if source.run is None or not (source.run / paths.SUMMARY).is_file():
+        return None
+    try:
+        summary = read_summary(source.run)
+    except MedsiloError:
+        return None
+    return summary if summary.plan_hash == source.plan.hash else None
+
+
+def _score(result: SiteResult, metric: str) -> dict[str, Any] | None:
+    """Return what a hospital released of its test; None where it was not tested."""
+    if result.test is None:
+        return None
+    score, cases = result.test.get(metric), result.test.get("cases")
+    interval = interval_of(metric, score, int(cases or 0)) if score is not None else None
+    return {"score": score, "cases": cases, "interval": interval}
+
+
+def interval_of(metric: str, score: float, cases: int) -> Interval | None:
+    """Return a 95 % interval of a score over so many cases; None where none follows from these two numbers."""
+    if cases < 1 or metric not in ("accuracy", *MEANS):
+        return None
+    if metric == "accuracy":
+        from scipy.stats import binomtest
+
+        found = binomtest(min(round(score * cases), cases), cases).proportion_ci(LEVEL, "wilson")
+        return round(float(found.low), 4), round(float(found.high), 4)
+    half = sqrt(log(2 / (1 - LEVEL)) / (2 * cases))
+    return round(max(score - half, 0), 4), round(min(score + half, 1), 4)
+
+
+def _told(value: float | Undefined | None, form: str = "%d") -> str:
+    return "not told" if value is None or isinstance(value, Undefined) else form % value

@@ -1,0 +1,174 @@
+"""Prediction on images, wherever they come from: what is found in each, and a table with one line per image."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.files import make_folder, write_csv, write_json
+from medsilo.learning.layers import judges_by_batch
+from medsilo.tasks.overlays import tile, write_montage
+from medsilo.tasks.scans import Scan
+from medsilo_lab.deploy.source import Source
+
+BATCH = 16  # cases (slices of a volume) that go through the network together
+VOLUME, PIXELS = "volume_ml_", "pixels_"  # before a structure's name
+MONTAGE, MOST = "overview.png", 24  # images of it
+COLUMNS = ("image", "mask", "error", "detail", "expert", "experts", "confidence")  # whatever was found
+
+
+@dataclass
+class Prediction:
+    """One image's answer. `found` goes into the tables.
+
+    >>> import numpy as np
+    >>> Prediction(np.zeros((2, 4, 4)), {"volume_ml": 0.0}).found
+    {'volume_ml': 0.0}
+    """
+
+    labels: np.ndarray | None  # the mask, on the grid of the scan's values; None for a classification
+    found: dict[str, Any]
+
+
+class PredictedImage(Protocol):
+    """One image to predict, wherever it comes from."""
+
+    name: str  # for the hospital's own table
+
+    def read(self) -> Scan:
+        """Return its values."""
+
+    def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
+        """Write what was found into a folder; return the names of the files, for the table.
+
+        labels: the mask, on the grid of the scan's values; None of a classification.
+        """
+
+
+@torch.inference_mode()
+def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
+    """One image through the task's own preprocessing, the network, and back to the image's grid."""
+    task = source.plan.task
+    use, called = task.use, task.goal.label_names
+    if not np.isfinite(scan.values).all():
+        raise DataError("an image has values that are NaN or infinite")
+    answers: list[tuple[list[str], Tensor | None]] = []
+
+    def answer(cases: Tensor) -> Tensor:
+        output, names, confidence = source.answer(cases)
+        answers.append((names, confidence))
+        return output
+
+    inputs = use.inputs_of(scan)
+    parts = inputs.split(BATCH)
+    output = torch.cat([task.infer(answer, cases.to(device)).float().cpu() for cases in parts])
+    if not output.isfinite().all():
+        raise MedsiloError("the network's output is NaN or infinite; check the image's intensities")
+    counts = Counter(name for names, _ in answers for name in names)
+    found: dict[str, Any] = {"expert": min(counts, key=lambda name: (-counts[name], name)), "experts": dict(counts)}
+    sure = [confidence for _, confidence in answers if confidence is not None]
+    found["confidence"] = round(float(torch.cat(sure).mean()), 6) if sure else None
+    if output.dim() == 2:
+        return Prediction(None, found | _class(output, called))
+    labels = use.labels_on(scan, output).numpy().astype(np.uint8)
+    return Prediction(labels, found | _sizes(labels, scan.spacing, called))
+
+
+def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:
+    probability, label = output.double().softmax(1).mean(0).max(0)
+    return {"label": int(label), "class": names[int(label)], "probability": round(float(probability), 6)}
+
+
+def _sizes(labels: np.ndarray, spacing: Sequence[float], names: Sequence[str]) -> dict[str, Any]:
+    """Return millilitres of a volume's structures, pixels of a flat image's."""
+    voxels = np.bincount(labels.ravel(), minlength=len(names))
+    structures = list(enumerate(names))[1:]
+    if labels.ndim == 2:
+        return {f"{PIXELS}{name}": int(voxels[label]) for label, name in structures}
+    millilitres = float(np.prod(spacing)) / 1000
+    return {f"{VOLUME}{name}": round(voxels[label] * millilitres, 6) for label, name in structures}
+
+
+def predict_all(
+    source: Source, images: Sequence[PredictedImage], out: Path, device: torch.device, say: Callable[[str], None]
+) -> int:
+    """Predict every image; return how many failed."""
+    import SimpleITK
+
+    SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # its warnings name files
+    if judges_by_batch(source.network):
+        say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")
+    source.network.to(device)
+    make_folder(out)
+    rows: list[dict[str, Any]] = []
+    tiles: dict[int, np.ndarray] = {}
+    try:
+        for number, image in enumerate(images, 1):
+            row, picture = _case(source, image, out, device)
+            rows.append(row)
+            if picture is not None and len(tiles) < MOST:
+                tiles[number] = picture
+            say(f"{number:>{len(str(len(images)))}}/{len(images)}  {_line(row)}")
+    finally:
+        write_tables(out, source.facts, rows)
+    if tiles:
+        write_montage(out / MONTAGE, tiles, tuple(map(_shown, source.plan.task.goal.label_names[1:])))
+    return sum(row["error"] is not None for row in rows)
+
+
+def _case(
+    source: Source, image: PredictedImage, out: Path, device: torch.device
+) -> tuple[dict[str, Any], np.ndarray | None]:
+    """Return one image's row, and its picture; what is wrong with it is in the row and stops no other."""
+    row: dict[str, Any] = {"image": image.name, "mask": None, "error": None, "detail": None}
+    picture = None
+    try:
+        scan = image.read()
+        prediction = predict(source, scan, device)
+        row |= image.write(scan, prediction.found, prediction.labels, out)
+        if prediction.labels is not None:
+            picture = tile(scan.values, prediction.labels, scan.spacing)
+    except MedsiloError as error:
+        return row | {"error": str(error), "detail": error.private or None}, None
+    except Exception as error:  # too large for the device, no place on the disk, a library's own: the next may do
+        return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}, None
+    return row | prediction.found, picture
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["error"]:
+        return f"FAILED: {row['error']}"
+    experts = ", ".join(f"{name} ({count})" for name, count in sorted(row["experts"].items()))
+    parts = [experts if len(row["experts"]) > 1 else row["expert"]]
+    if row["confidence"] is not None:
+        parts.append(f"confidence {row['confidence']:.2f}")
+    for key, value in row.items():
+        for begin, unit in ((VOLUME, "ml"), (PIXELS, "pixels")):
+            if key.startswith(begin):
+                parts.append(f"{_shown(key.removeprefix(begin))}: {value:g} {unit}")
+    if "label" in row:
+        parts.append(f"{_shown(row['class'])} with probability {row['probability']:.2f}")
+    return "  ".join(parts)
+
+
+def _shown(name: str) -> str:
+    """Return a label's name for people; where it has none, its number."""
+    return f"label {name}" if name.isdecimal() else name
+
+
+def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """Write predictions.json and predictions.csv."""
+    write_json(out / "predictions.json", {"model": model, "cases": list(rows)})
+    flat = []
+    for row in rows:
+        told = {"detail": " ".join((row["detail"] or "").split())}
+        if "experts" in row:  # an image that failed has none
+            told["experts"] = ";".join(f"{name}:{count}" for name, count in sorted(row["experts"].items()))
+        flat.append(row | told)
+    write_csv(out / "predictions.csv", flat, COLUMNS)

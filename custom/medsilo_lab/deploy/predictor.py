@@ -1,0 +1,151 @@
+"""Predicting whatever a model reads: a task names its predictor, which reads the files and writes the answers."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import MedsiloError, reading
+from medsilo.core.files import make_folder, write_csv, write_json
+from medsilo.core.text import is_safe_name
+from medsilo.learning.loop import Compute
+from medsilo.registry import PluginTable
+from medsilo.runs import paths
+from medsilo.tasks.listing import Listing
+from medsilo.tasks.own.own_numbers import Scales
+from medsilo.tasks.sources import DataSource
+from medsilo_lab.deploy.predict import PredictedImage, predict_all
+from medsilo_lab.deploy.source import Source
+
+PREDICTORS = PluginTable("medsilo.predictors", "medsilo_lab.deploy.predictor:Predictor", {})
+Say = Callable[[str], None]
+AT_ONCE = 4096  # cases that go through the network together
+NEEDS = (
+    "the plan standardises numbers by each hospital's own mean and deviation (task.standardise=site); give "
+    "--settings with the medsilo.yaml of the hospital whose patients these are, or --site with its name, where its "
+    "part of the run is on this machine"
+)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Predictor(ABC):
+    """Predicts cases of one kind: the files that were given, by which model, and where the answers go.
+
+    Derive from it. A task's `use` has its name among the entry points `medsilo.predictors`.
+
+    >>> import torch
+    >>> from pathlib import Path
+    >>> class Counting(Predictor):
+    ...     cases = "recordings"
+    ...     def predict(self): return len(self.given)
+    >>> Counting(None, [Path("a.csv")], Path("found"), torch.device("cpu"), print, data=None, own=Path("run")).predict()
+    1
+    """
+
+    cases: ClassVar[str]  # what is predicted, in the plural: "images"
+
+    source: Source
+    given: Sequence[Path]  # files, or folders with such
+    out: Path
+    device: torch.device
+    say: Say  # takes lines for people, in which no file is named
+    data: DataSource | None  # the hospital's own description of its data, by which its files are read
+    own: Path  # the hospital's part of a run, where the model was trained on this machine
+
+    @abstractmethod
+    def predict(self) -> int:
+        """Write predictions.csv and predictions.json; return how many cases failed."""
+
+    def files(self, endings: tuple[str, ...] = ("",)) -> list[Path]:
+        """Return the files that were given, and those below given folders that end so; none of them is hidden."""
+        below = [Listing.files_below(path)[0].items() if path.is_dir() else [("", path)] for path in self.given]
+        return [file for files in below for name, file in files if not name or name.lower().endswith(endings)]
+
+    def scales(self, plain: Callable[[], Scales]) -> Scales:
+        """Return how a hospital's numbers are standardised: as in training, or else by all that its own data hold.
+
+        plain: what is taken where no hospital's numbers matter.
+        """
+        task: Any = self.source.plan.task
+        if (self.own / paths.DATA).is_file():
+            with reading(f"the site's {paths.DATA}"):
+                return task.scales_that_were(json.loads((self.own / paths.DATA).read_text("utf-8"))["scales"])
+        if not task.needs_scales:
+            return plain()
+        if self.data is None:
+            raise MedsiloError(NEEDS)
+        return task.own_scales(self.data)
+
+    @torch.inference_mode()
+    def answers(self, inputs: Tensor, target: str = "") -> Iterator[Row]:
+        """Yield what the model says of each case, a row each. target: the name of a number that it learned."""
+        source = self.source
+        for cases in inputs.split(AT_ONCE):
+            output, experts, sure = source.answer(cases.to(self.device))
+            if not output.isfinite().all():
+                raise MedsiloError("the network's output is NaN or infinite; check the numbers that it reads")
+            for place, answer in enumerate(source.plan.task.goal.answers(output.cpu(), target)):
+                chosen = {} if sure is None else {"expert": experts[place], "confidence": float(sure[place])}
+                yield {"error": None, **answer, **chosen}
+
+    def predict_rows(
+        self, files: Sequence[Path], predicted: Callable[[Path], Iterator[Row]], columns: Sequence[str]
+    ) -> list[Row]:
+        """Write predictions.json and predictions.csv with the rows of all files, and return them.
+
+        A row has an `error`, which is None where it has an answer. columns: those that predictions.csv has whatever
+        was found.
+        """
+        if any(path.resolve().parent == self.out.resolve() for path in files):
+            raise MedsiloError("the files lie in the output folder; give -o another one, so that none is written over")
+        self.source.network.to(self.device)
+        make_folder(self.out)
+        rows: list[Row] = []
+        for path in files:
+            found = list(predicted(path))
+            failed = failures(found)
+            self.say(f"{len(found)} cases" + (f", {failed} of them failed" if failed else ""))
+            rows += found
+        write_json(self.out / "predictions.json", {"model": self.source.facts, "cases": rows})
+        write_csv(self.out / "predictions.csv", rows, columns)
+        return rows
+
+    def predict_images(self, images: Sequence[PredictedImage]) -> int:
+        """Predict every image, and write predictions.json, predictions.csv and a picture; return how many failed."""
+        return predict_all(self.source, images, self.out, self.device, self.say)
+
+
+def failures(rows: Sequence[Row]) -> int:
+    """Return how many rows have no answer."""
+    return sum(row["error"] is not None for row in rows)
+
+
+def asked_to_predict(
+    models: Sequence[Path],
+    given: Sequence[Path],
+    out: Path,
+    site: str,
+    data: DataSource | None,
+    compute: Compute,
+    say: Say,
+) -> Predictor:
+    """Open the models, which answer together, and return what predicts these cases of their task."""
+    if (out / "predictions.csv").exists():
+        raise MedsiloError("the folder has predictions already, which stay as they are; choose another -o", str(out))
+    source = Source.together([Source.open(folder, site) for folder in models])
+    run = models[0] / paths.SITES / site if is_safe_name(site) else models[0]
+    source = replace(source, own=run)
+    name, task = source.plan.task.use.predictor, source.plan.task.name
+    if name not in PREDICTORS:
+        raise MedsiloError(
+            f"task {task} reads no image files or others that could be predicted; give a model of a task that does "
+            "(docs/your-data.md), or of synthetic-prostate to try it"
+        )
+    predicting: Predictor = PREDICTORS[name](source, given, out, compute.device, say, data, run)
+    return predicting

@@ -1,0 +1,412 @@
+"""Classes and data of a program's own, such as a notebook's: hashed by their source, known in this process only.
+
+No hospital takes any of it: `medsilo new` writes the package that others install.
+"""
+
+import hashlib
+import inspect
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy, deepcopy
+from pathlib import Path
+from types import CodeType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import create_model
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.package import PLACE
+from medsilo.course.algorithm import Algorithm
+from medsilo.models.network import Network
+from medsilo.registry import METHODS, NETWORKS, TASKS, Registry
+from medsilo.tasks.classification import Classification
+from medsilo.tasks.goal import Goal, Regression
+from medsilo.tasks.own.folder import goal_of
+from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.splits import parts_in_turn
+from medsilo.tasks.survey import PARTS
+from medsilo.tasks.task import Cases, Dealt, SiteData, Task
+
+LABEL, PATIENT = "label", "patient"  # columns of a frame; all others are inputs
+IMAGE = "image"  # beside these the key of a dictionary
+INSTALLED = [PLACE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
+OTHERS = {"site-packages", "dist-packages"}  # folders of installed packages, also a user's and the system's
+SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # values that count as source
+KINDS = ("classification", "segmentation", "regression")
+MOST_CLASSES = 1000
+FORMS = (
+    "a Dataset of (input, target) or of {'image': ..., 'label': ...}, arrays (inputs, targets[, patients]), a frame "
+    "with a column 'label', or these as a dictionary of train, validation and test"
+)
+KNOWN = (Classification, Segmentation, Regression)  # goals whose targets are one number for a case, or for each place
+Kind = str | Goal | type[Task] | Task | Mapping[str, Any]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+# ---------------------------------------------------------------------------------------------------- the hash
+def source_hash(*things: Any) -> str:
+    """Return a SHA-256 over the source of classes and functions, and of all of their program's that they name."""
+    found: dict[str, str] = {}
+    waiting = list(things)
+    while waiting:
+        one = waiting.pop()
+        if (key := f"{one.__module__}.{one.__qualname__}") in found:
+            continue
+        try:
+            found[key] = "\n".join(map(inspect.getsource, _functions(one)))
+        except OSError as error:
+            told = f"the source of {one.__qualname__} is not known; write it in a file or in a cell of a notebook"
+            raise MedsiloError(told) from error
+        named = {**vars(one), "fields": repr(getattr(one, "model_fields", ""))} if isinstance(one, type) else {}
+        for function in _functions(one):
+            named |= {name: function.__globals__.get(name) for name in _names(function.__code__)}
+        found |= {f"{key}:{name}": repr(value) for name, value in named.items() if isinstance(value, SIMPLE)}
+        waiting += filter(_is_own, [*named.values(), *(one.__mro__ if isinstance(one, type) else ())])
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+
+
+def _functions(one: Any) -> Iterator[Any]:
+    members = vars(one).values() if isinstance(one, type) else [one]
+    plain = (getattr(member, "fget", None) or getattr(member, "__func__", member) for member in members)
+    yield from (function for function in plain if inspect.isfunction(function) and _is_own(function))
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _is_own(thing: Any) -> bool:
+    """Return whether a class or function belongs to no installed package."""
+    if not (isinstance(thing, type) or inspect.isfunction(thing)):
+        return False
+    file = getattr(sys.modules.get(thing.__module__), "__file__", None)
+    known = file and (OTHERS.intersection(Path(file).parts) or any(map(Path(file).is_relative_to, INSTALLED)))
+    return bool(file and not known) or thing.__module__ == "__main__"
+
+
+def state_hash(thing: Any) -> str:
+    """Return a SHA-256 over an object's class and all that it holds, the same in every process.
+
+    >>> state_hash(nn.CrossEntropyLoss()) == state_hash(nn.CrossEntropyLoss(label_smoothing=0.1))
+    False
+    """
+    try:
+        return hashlib.sha256(repr(_held(thing, {})).encode()).hexdigest()
+    except TypeError as error:
+        told = f"what {type(thing).__name__} holds has no hash ({error})"
+        raise MedsiloError(f"{told}; give a function, or a class that makes it") from error
+
+
+def _held(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
+    """Return an object as nested tuples of texts. seen: objects by address, kept so that no other gets theirs."""
+    if isinstance(thing, SIMPLE) and not isinstance(thing, tuple):
+        return repr(thing)
+    if id(thing) in seen:
+        return "again", seen[id(thing)][0]
+    if not isinstance(thing, tuple | frozenset):  # of which Python may make one or several
+        seen[id(thing)] = len(seen), thing
+    if isinstance(thing, Tensor | np.ndarray):
+        values = _tensor(thing)
+        own = hashlib.sha256(values.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+        return str(values.dtype), tuple(values.shape), getattr(thing, "requires_grad", False), own
+    if isinstance(thing, Mapping):
+        return type(thing).__name__, *((_held(key, seen), _held(value, seen)) for key, value in thing.items())
+    if isinstance(thing, list | tuple):
+        return type(thing).__name__, *(_held(one, seen) for one in thing)
+    if isinstance(thing, set | frozenset):
+        return type(thing).__name__, *sorted(repr(_held(one, {})) for one in thing)
+    if inspect.isfunction(thing) or isinstance(thing, type):
+        cells = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
+        given = cells, getattr(thing, "__defaults__", None), getattr(thing, "__kwdefaults__", None)
+        return thing.__module__, thing.__qualname__, source_hash(thing) if _is_own(thing) else "", _held(given, seen)
+    parts = thing.__reduce_ex__(4)  # the class, and what a copy of it would be made of
+    return _held(parts, seen) if isinstance(parts, tuple) else parts
+
+
+# ---------------------------------------------------------------------------------------------------- sections
+def method(given: str | Algorithm | type[Algorithm]) -> dict[str, Any]:
+    """Return a plan's section of a method: by its name, or of a class of one's own, which is known from now on."""
+    return _section(METHODS, given, Algorithm)
+
+
+def model(given: Any) -> dict[str, Any]:
+    """Return a plan's section of a network: by its name, of a torch module's class, a function that makes one, or a
+    module, with whose weights all sites begin."""
+    if isinstance(given, nn.Module):
+        return _module(given)
+    if not callable(given) or (isinstance(given, type) and issubclass(given, Network)):
+        return _section(NETWORKS, given, Network)
+    every = inspect.signature(given).parameters.values()
+    needed = [
+        one.name for one in every if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if len(needed) not in (0, 2):
+        raise MedsiloError(f"model: {given.__name__} takes {', '.join(needed)}; let it take channels and classes")
+
+    def build(self: Network, channels: int, classes: int) -> nn.Module:
+        return given(channels, classes) if needed else given()
+
+    return _network(given.__name__, build, source_hash(given))
+
+
+def _module(given: nn.Module) -> dict[str, Any]:
+    kept = deepcopy(given).cpu().train()  # as it is now, whatever the program does with it later
+
+    def build(self: Network, channels: int, classes: int) -> nn.Module:
+        if not torch.empty(0).is_meta:
+            return deepcopy(kept)
+        of = {id(one): nn.Parameter(one.to("meta"), one.requires_grad) for one in kept.parameters()}
+        return deepcopy(kept, of | {id(one): one.to("meta") for one in kept.buffers()})
+
+    return _network(type(given).__name__, build, state_hash(kept))
+
+
+def _network(name: str, build: Callable[..., nn.Module], source: str) -> dict[str, Any]:
+    name = f"{name.strip('<>').replace('_', '-').lower()}-{source[:8]}"
+    return _told(NETWORKS, type("Given", (Network,), {"build": build}), name, source)
+
+
+def _section(table: Registry, given: Any, base: Any) -> dict[str, Any]:
+    kind: Any = given if isinstance(given, type) else type(given)
+    if isinstance(given, str):
+        return {"name": given}
+    if not issubclass(kind, base) or not isinstance(kind.model_fields["name"].default, str):
+        raise MedsiloError(f"{kind.__name__} is no {base.__name__} with a name; derive it from medsilo.extend")
+    if table.get(name := kind.model_fields["name"].default) is not kind:
+        table.give(kind, source_hash(kind))
+    return {"name": name} if kind is given else given.model_dump(mode="json")
+
+
+def _told(table: Registry, base: Any, name: str, source: str) -> dict[str, Any]:
+    """Make a class of a section under a name, and tell the registry."""
+    own: dict[str, Any] = {"name": (Literal[name], name)}
+    table.give(create_model(name, __base__=base, __module__=__name__, **own), source)
+    return {"name": name}
+
+
+class GivenTask(Task):
+    """Cases that a program has given. A class is made for each call, with its goal, shape and sites."""
+
+    @property
+    def goal(self) -> Goal:
+        return self._goal  # type: ignore[attr-defined]
+
+    @property
+    def channels(self) -> int:
+        return self.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape  # type: ignore[attr-defined]
+
+    def default_network(self) -> Network | str:
+        if self.goal.output_of(self.shape) != (self.goal.outputs,):
+            return NETWORKS["unet"](dimensions=len(self.shape) - 1)
+        return {1: "linear", 2: "activity-cnn"}.get(len(self.shape), "small-cnn")
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        return self._sites[site]  # type: ignore[attr-defined]
+
+
+def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) -> dict[str, Any]:
+    """Return a plan's section of a task: what is to be learned of the cases that a program gives for each site."""
+    if not sites:
+        if loss is not None:
+            raise MedsiloError("loss: it belongs to data of your own, given as sites={'a': ..., 'b': ...}")
+        return dict(kind) if isinstance(kind, Mapping) else _section(TASKS, kind, Task)
+    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+        remedy = f"; give {loss.__name__}(...)" if isinstance(loss, type) else ", such as torch.nn.CrossEntropyLoss()"
+        raise MedsiloError(f"loss: {loss!r} can't be called with outputs and targets{remedy}")
+    targets = _Targets(kind)
+    parts = {site: _parts(own, site, targets) for site, own in sites.items()}
+    every: list[Any] = [getattr(own, part) for own in parts.values() for part in PARTS]
+    shapes = {tuple(data[0][0].shape) for data in every}
+    if len(shapes) > 1 or () in shapes:
+        raise DataError(f"sites: inputs have the shapes {sorted(shapes)}; give all one shape, [channels, ...]")
+    (shape,), goal = shapes, kind if isinstance(kind, Goal) else _goal(kind or KINDS[0], every)
+    if loss is not None:
+        goal = copy(goal)
+        vars(goal).update(
+            loss=_OfABatch(loss, targets.axis), unbounded="a loss of your own has no known bound", cross_entropy=0.0
+        )
+    said = f"{type(goal).__name__} {goal.outputs} {goal.label_names} {getattr(goal, 'limits', '')} {shape}"
+    source = source_hash(*filter(_is_own, [type(goal)])) + ("" if loss is None else state_hash(loss))
+    source = hashlib.sha256((said + source).encode()).hexdigest()
+    title = f"{type(goal).__name__.lower()} of this program's data"
+    made = type("Given", (GivenTask,), {"title": title, "__annotations__": {}})
+    for key, value in (("_goal", goal), ("_shape", shape), ("_sites", parts)):
+        setattr(made, key, value)
+    return _told(TASKS, made, f"own-data-{source[:8]}", source)
+
+
+class _OfABatch:
+    """A loss, which says it when it gives no mean.
+
+    It gets targets as the program's data have them: of labels [1, H, W] a batch of [batch, 1, H, W]. Where its first
+    call can't take these, it gets the same without that axis, or with it, from then on.
+    """
+
+    def __init__(self, loss: Loss, axis: bool) -> None:
+        """axis: whether the program's targets have an axis of one number more than those of a goal."""
+        self.loss, self.axis, self.settled = deepcopy(loss) if isinstance(loss, nn.Module) else loss, axis, False
+        self.name = getattr(loss, "__name__", type(loss).__name__)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if isinstance(self.loss, nn.Module):
+            self.loss.to(targets.device)  # weights of classes
+        mean = self._of(outputs, targets, self.axis) if self.settled else self._first(outputs, targets)
+        if not isinstance(mean, Tensor) or mean.ndim:
+            given = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else repr(mean)
+            raise DataError(f"loss: {self.name} gives {given}; return the batch's mean, a tensor without dimensions")
+        return mean
+
+    def _of(self, outputs: Tensor, targets: Tensor, axis: bool) -> Tensor:
+        return self.loss(outputs, targets[:, None] if axis else targets)
+
+    def _first(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Find out which targets it can take. Torch only warns of some that it can't: this counts, too."""
+        why = ""
+        for axis in (self.axis, not self.axis):
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("error", "Using a target size")
+                    mean = self._of(outputs, targets, axis)
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, ValueError, IndexError, AssertionError, UserWarning) as error:
+                why = why or " ".join(str(error).split())[:200]
+            else:
+                self.axis, self.settled = axis, True
+                return mean
+        shapes = f"targets of shape {list(targets.shape)} nor {[len(targets), 1, *targets.shape[1:]]}"
+        told = f"loss: {self.name} takes no {shapes} ({why})"
+        raise DataError(f"{told}; write a function of (outputs, targets) around it")
+
+
+def _goal(kind: Any, every: Sequence[Any]) -> Goal:
+    """Return the goal of a word, with the labels that occur."""
+    if kind not in KINDS:
+        raise MedsiloError(f"task: {kind!r} needs no data of yours; choose of {', '.join(KINDS)}, or give a Goal")
+    targets = [data[case][1] for data in every for case in range(len(data))]
+    low, high = min(float(one.min()) for one in targets), max(float(one.max()) for one in targets)
+    if kind == "regression" and low < high:
+        return Regression((low, high))
+    if low < 0 or not 1 <= high < MOST_CLASSES or any(not one.equal(one.round()) for one in targets):
+        raise DataError(f"sites: labels are from {low:g} to {high:g}; give classes as whole numbers 0, 1, 2, ...")
+    labels = tuple(map(str, range(int(high) + 1)))
+    return Classification(labels) if kind == KINDS[0] else goal_of(kind, labels[1:])
+
+
+# ---------------------------------------------------------------------------------------------------- cases
+class _Targets:
+    """How a call's targets become those of its goal, and whether any had an axis of one number more."""
+
+    def __init__(self, kind: Any) -> None:
+        goal = isinstance(kind, Goal)
+        self.known = isinstance(kind, KNOWN) if goal else True  # whether a target is one number for a case or a place
+        self.classes = self.known and not (isinstance(kind, Regression) if goal else kind == "regression")
+        self.axis = False
+
+    def of(self, values: Any, shape: Sequence[int], cases: int = 0) -> Tensor:
+        """Return targets: of one case, or where `cases` is 1 of all. shape: of one case's input.
+
+        >>> _Targets("segmentation").of([[1.0, 0.0]], (3, 2))
+        tensor([1, 0])
+        """
+        found, grid = _target(values), tuple(shape[1:])
+        own = tuple(found.shape[cases:])
+        if self.known and own[:1] == (1,) and own[1:] in ((), grid) and own != grid:
+            self.axis, found = True, found.squeeze(cases)
+        whole = (self.classes or cases) and found.is_floating_point() and found.equal(found.round())
+        return found.long() if whole else found
+
+
+class _Read(Dataset):
+    """A data set of the program's own, whose cases become tensors when they are read."""
+
+    def __init__(self, inner: Any, targets: _Targets) -> None:
+        self.inner, self.targets = inner, targets
+        first = inner[0]
+        self.shape = np.shape(_pair(first)[0])
+        named = [inner[case][PATIENT] for case in range(len(inner))] if _is_named(first) else range(len(inner))
+        self.patients = tuple(map(str, getattr(inner, "patients", named)))
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, case: int) -> tuple[Tensor, Tensor]:
+        values, target = _pair(self.inner[case])
+        if np.shape(values) != self.shape:
+            raise DataError(f"sites: case {case} has the shape {np.shape(values)}, case 0 {self.shape}; give all one")
+        return _tensor(values).float(), self.targets.of(target, self.shape)
+
+
+def _is_named(sample: Any) -> bool:
+    return isinstance(sample, Mapping) and PATIENT in sample
+
+
+def _pair(sample: Any) -> tuple[Any, Any]:
+    """Return input and target of a sample: a pair, or a dictionary as MONAI's transforms give it."""
+    if not isinstance(sample, Mapping):
+        values, target, *_ = sample
+        return values, target
+    if absent := [key for key in (IMAGE, LABEL) if key not in sample]:
+        raise ValueError(f"a sample has no {' and no '.join(absent)} but {', '.join(map(str, sample))}; name them so")
+    return sample[IMAGE], sample[LABEL]
+
+
+def _tensor(values: Any) -> Tensor:
+    """Return a copy as a plain tensor, also of MONAI's, on the processor."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu().as_subclass(Tensor).clone()
+    return torch.tensor(np.asarray(values))
+
+
+def _target(values: Any) -> Tensor:
+    found = values if isinstance(values, Tensor) else np.asarray(values)
+    if not isinstance(found, Tensor) and found.dtype.kind not in "biuf":
+        raise ValueError("targets are no numbers; give classes as 0, 1, 2, ...")
+    found = _tensor(found)
+    return found.float() if found.is_floating_point() else found.long()
+
+
+def _parts(given: Any, site: str, targets: _Targets) -> SiteData:
+    """Return one site's data in three parts: as they are given, or with patients dealt in turn."""
+    if isinstance(given, SiteData):
+        return given
+    try:
+        if isinstance(given, Mapping):
+            return SiteData(*(_cases(given[part], targets) for part in PARTS))
+        whole: Any = _cases(given, targets)
+    except (TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
+        raise DataError(f"sites: the data of {site} can't be read ({error}); give {FORMS}") from error
+    if isinstance(whole, Cases) and not whole.inputs.isfinite().all():
+        raise DataError(f"sites: inputs of {site} are NaN or infinite; leave these cases out, or fill them in")
+    names = list(dict.fromkeys(whole.patients))
+    if len(names) < len(PARTS):
+        raise DataError(f"sites: {site} has {len(names)} patients; give 3 or more, for training, validation and test")
+    part = dict(zip(names, parts_in_turn(len(names)).tolist(), strict=True))
+    labels = whole.targets if isinstance(whole, Cases) and whole.targets.ndim == 1 else None
+    parts = np.array([part[one] for one in whole.patients])
+    return SiteData.in_parts(parts, lambda places: Dealt(whole, places.tolist(), whole.patients, labels))
+
+
+def _cases(given: Any, targets: _Targets) -> Dataset:
+    if hasattr(given, "columns"):
+        inputs = given.drop(columns=[name for name in (LABEL, PATIENT) if name in given.columns])
+        patients = [given[PATIENT]] if PATIENT in given.columns else []
+        given = (inputs.to_numpy(np.float32), given[LABEL].to_numpy(), *patients)
+    if not isinstance(given, tuple):
+        return _Read(given, targets)
+    inputs, labels, *patients = given
+    values = _tensor(inputs).float()
+    return Cases(
+        values, targets.of(labels, values.shape[1:], 1), list(map(str, patients[0] if patients else range(len(values))))
+    )

@@ -1,0 +1,206 @@
+"""A released model: a signed folder that any hospital can test on its own patients, without a kit or a network."""
+
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import package_facts
+from medsilo.core.section import Section
+from medsilo.flare.jobs import plan_of
+from medsilo.runs import paths
+from medsilo.sealing import signed, signing
+from medsilo_lab.deploy import model_card
+from medsilo_lab.deploy.source import Source
+
+MANIFEST, CHANGES = "release.json", "CHANGES.md"
+MOST_FILES, MOST_HOSPITALS = 2000, 4096
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Word = Annotated[str, Field(min_length=1, max_length=200)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def today() -> str:
+    """Return the day as it is written."""
+    return f"{datetime.now(UTC):%Y-%m-%d}"
+
+
+class PackageFacts(Section):
+    """The medsilo that did it."""
+
+    version: Word
+    hash: Hash
+
+
+class Scored(Section):
+    """A hospital's score in the study, as it told it."""
+
+    score: Share
+    cases: Annotated[int, Field(ge=0, le=10**9)] | None = None
+
+
+class Conditions(Section):
+    """Conditions of a later version: keys that it may change, and scores that have to hold. The first one has them."""
+
+    may_change: Annotated[tuple[Word, ...], Field(max_length=100)] | None = None  # keys of the plan; None: all
+    least_score: Share | None = None  # of every hospital of the study
+    lower_by: Share | None = None  # that a hospital's score may be, at most, than it was
+
+
+class ReleaseManifest(Section):
+    """release.json: what the folder holds, and what the model was in its study."""
+
+    made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+    task: Word
+    title: Word
+    metric: Word
+    plan_hash: Hash
+    package: PackageFacts
+    expects: Annotated[tuple[Annotated[str, Field(max_length=1000)], ...], Field(max_length=20)]
+    models: Annotated[tuple[Annotated[str, Field(pattern=r"^model-\d{1,2}$")], ...], Field(min_length=1, max_length=16)]
+    files: Annotated[dict[Word, Hash], Field(min_length=1, max_length=MOST_FILES)]
+    study: Annotated[dict[Word, Scored], Field(max_length=MOST_HOSPITALS)]
+    conditions: Conditions = Conditions()
+    after: Hash | None = None  # the release that this one takes the place of
+
+    @field_validator("files")
+    @classmethod
+    def _inside(cls, files: dict[str, str]) -> dict[str, str]:
+        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
+            raise ValueError("it names a file outside of the folder")
+        return files
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release that was verified."""
+
+    folder: Path
+    manifest: ReleaseManifest
+    lead: str  # the public key that signed it
+
+    @classmethod
+    def open(cls, folder: Path, leads: Collection[str] | None = None) -> Self:
+        """Return a release whose files are those that were signed.
+
+        leads: the fingerprints of the keys that may have signed it; None where the reader trusts it anyway: its own.
+        """
+        manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
+        by = signed.fingerprint(key)
+        if leads is not None and by not in (lead.strip().lower() for lead in leads):
+            raise MedsiloError(f"the release is signed by {by}, not by {', '.join(leads)}; ask the lead which is right")
+        signed.check_files(folder, manifest.files, MANIFEST)
+        return cls(folder, manifest, key)
+
+    @property
+    def hash(self) -> str:
+        """Return what receipts name it by."""
+        return signed.digest_of(self.manifest)
+
+    def source(self, packages: Collection[str] = ("*",)) -> Source:
+        """Return the model that answers, or several that answer together. packages: whose code its plan may name."""
+        folders = [self.folder / name for name in self.manifest.models]
+        for folder in folders:
+            plan_of(folder / paths.PLAN, allowed=packages)  # before anything of a package is imported
+        sources = [Source.open(folder) for folder in folders]
+        plan, told = sources[0].plan, self.manifest
+        if (plan.hash, plan.task.name, plan.task.goal.metric) != (told.plan_hash, told.task, told.metric):
+            raise MedsiloError(f"{MANIFEST} tells of another model than the folder holds; ask the lead for the release")
+        return Source.together(sources)
+
+
+def write_release(
+    runs: Sequence[Path],
+    site: str,
+    out: Path,
+    key: signing.PrivateKey,
+    after: Release | None = None,
+    conditions: Conditions | None = None,
+) -> Release:
+    """Write the folder, and return it as a hospital reads it. site: whose own model, where each hospital has one.
+
+    conditions: for later versions, by default those of the release before.
+    """
+    if out.exists():
+        raise MedsiloError(f"{out.name} is there already; name another folder with -o", str(out))
+    if after and after.lead != signing.public_text(key):
+        raise MedsiloError("--after: that release was signed with another key; give its key with --key")
+    sources = [Source.open(run, site) for run in runs]
+    committee = Source.together(sources)
+    facts = [model_card.card_facts(source) for source in sources]
+    task, names = committee.plan.task, [f"model-{number}" for number in range(1, len(runs) + 1)]
+    labels = [f"labels, in order: {', '.join(task.goal.label_names)}"] if task.goal.label_names else []
+    told = {site: own for site, own in facts[0]["scores"].items() if own and own["score"] is not None}
+    study = {site: Scored(score=own["score"], cases=own["cases"]) for site, own in told.items()}
+    try:
+        for name, source in zip(names, sources, strict=True):
+            source.copy(out / name)
+            model_card.write_card(source, out / name)
+        manifest = ReleaseManifest(
+            made=today(),
+            task=task.name,
+            title=task.title,
+            metric=facts[0]["metric"],
+            plan_hash=sources[0].plan.hash,
+            package=PackageFacts(**package_facts()),
+            expects=(f"{task.title}: task {task.name}, {task.channels} channels or columns", *labels),
+            models=tuple(names),
+            files=dict(signed.hashes_in(out, MANIFEST)),
+            study=study if len(facts) == 1 else {},
+            conditions=conditions or (after.manifest.conditions if after else Conditions()),
+            after=after.hash if after else None,
+        )
+        if after:
+            text = "\n".join(difference(after.manifest, manifest, after.source(), committee)) + "\n"
+            (out / CHANGES).write_text(text, "utf-8")
+            manifest = manifest.model_copy(update={"files": dict(signed.hashes_in(out, MANIFEST))})
+        signed.write_signed(out / MANIFEST, manifest, key)
+        return Release.open(out)
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
+# ---------------------------------------------------------------------------------------------------- versions
+def difference(old: ReleaseManifest, new: ReleaseManifest, before: Source, now: Source) -> Iterator[str]:
+    """Yield what is different from an earlier release, as people read it; raises MedsiloError where what was agreed on
+    does not hold."""
+    yield f"# What changed after release {signed.digest_of(old)[:12]} of {old.made}"
+    yield ""
+    mine, theirs = now.plan.by_key, before.plan.by_key
+    moved = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
+    yield from (f"- `{key}`: {theirs.get(key, 'not there')} before, {mine.get(key, 'not there')} now" for key in moved)
+    if not moved:
+        yield "- The plan is the same."
+    for site in sorted(new.study.keys() | old.study.keys()):
+        told = [f"{own.study[site].score:.3f}" if site in own.study else "not told" for own in (old, new)]
+        yield f"- {site}: test {old.metric} {told[0]} before, {told[1]} now"
+    if new.conditions != old.conditions:
+        yield f"- Conditions of the next version: {new.conditions.model_dump_json(exclude_defaults=True)}"
+    tests = list(_tests(old, new, moved))
+    if tests:
+        yield "\nAgreed on before, for this change:\n"
+        yield from (f"- {what}: holds" for what, _ in tests)
+    if failed := [f"{what}: {why}" for what, why in tests if why]:
+        raise MedsiloError(f"--after: what was agreed on does not hold, so nothing is released: {'; '.join(failed)}")
+
+
+def _tests(old: ReleaseManifest, new: ReleaseManifest, moved: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each test that an earlier release asks of this one, and what is wrong; nothing where it holds."""
+    agreed, now, then = old.conditions, new.study, old.study
+    if agreed.may_change is not None:
+        other = [key for key in moved if not any(f"{key}.".startswith(f"{may}.") for may in agreed.may_change)]
+        yield f"only {', '.join(agreed.may_change) or 'nothing'} may change in the plan", ", ".join(other)
+    silent = [site for site in then if site not in now]
+    if agreed.least_score is not None:
+        low = [f"{site} has {own.score:.3f}" for site, own in now.items() if own.score < agreed.least_score]
+        yield f"every hospital has {agreed.least_score:g} at least", ", ".join(low) or ("" if now else "none tells")
+    if agreed.lower_by is not None:
+        low = [site for site in then if site in now and now[site].score < then[site].score - agreed.lower_by - 1e-9]
+        told = [*(f"{site} has {now[site].score:.3f}" for site in low), *(f"{site} tells none" for site in silent)]
+        yield f"no hospital loses more than {agreed.lower_by:g}", ", ".join(told)

@@ -1,0 +1,108 @@
+"""The commands after a study: release, validate."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.show import Command, Screen
+from medsilo.core.errors import MedsiloError
+
+KEY = Path("~/.config/medsilo/signing.pem")
+MOST_COMPARED = 2
+OWN = "releases and receipts"  # what the key signs
+Key = Annotated[Path, typer.Option(metavar="FILE", help="the key that signs; one is made where there is none")]
+Leads = Annotated[
+    list[str],
+    typer.Option(
+        "--lead",
+        metavar="FINGERPRINT",
+        help="of the key that signed a release, as its lead told you by another way than the folder; may be repeated",
+    ),
+]
+
+
+def release(
+    screen: Screen,
+    runs: Annotated[list[Path], typer.Argument(help="a run's folder; of several the models answer together")],
+    *,
+    out: options.OutFolder = Path("release"),
+    site: Annotated[str, typer.Option(metavar="HOSPITAL", help="whose own model, where each has one")] = "",
+    after: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="the release whose place it takes; says what changed")
+    ] = None,
+    conditions: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="what later versions may change, and what has to hold"),
+    ] = None,
+    key: Key = KEY,
+) -> int:
+    """Make a signed folder of a run's model, which any hospital tests on its own patients by `medsilo validate`.
+
+    It holds the model, its plan and its card, with the scores that hospitals told. Tell the hospitals the fingerprint
+    of your key by another way than the folder.
+    """
+    from medsilo.sealing import signed, signing
+    from medsilo_lab.release.release_folder import Conditions, Release, write_release
+
+    with screen.busy("releasing"):
+        old = Release.open(after) if after else None
+        agreed = Conditions.in_file(conditions, "--conditions", "give YAML") if conditions else None
+        made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN), old, agreed)
+    lead = signed.fingerprint(made.lead)
+    screen.say(f"release: {out}\nsigned by {lead}; at a hospital: medsilo validate {out} --data DATA --lead {lead}")
+    screen.answer(release=out, hash=made.hash, key=lead)
+    return 0
+
+
+def validate(
+    screen: Screen,
+    releases: Annotated[list[Path], typer.Argument(help="a release; two are compared on the same patients")],
+    *,
+    data: options.Data = None,
+    site_config: options.SiteConfig = None,
+    hospital: Annotated[str, typer.Option("--as", metavar="NAME", help="this hospital's name")],
+    out: options.OutFolder = Path("validation"),
+    leads: Leads,
+    device: options.Device = None,
+    key: Key = KEY,
+) -> int:
+    """Test a released model on this hospital's own patients: no kit, no network and no account are needed.
+
+    All cases are tested. The page, with its pictures, stays here. The receipt tells the score in this hospital's own
+    steps (medsilo.yaml, --settings), is signed with a key of this hospital, and goes to the lead by mail.
+    """
+    screen.begin(f"reading {', '.join(map(str, releases))}")
+    from medsilo.sealing import signed, signing
+    from medsilo_lab.release.receipts import NAME, receipt_path, write_receipt
+    from medsilo_lab.release.release_folder import Release
+    from medsilo_lab.release.release_pages import write_validation
+    from medsilo_lab.study import judging
+
+    if not re.fullmatch(NAME, hospital):
+        raise MedsiloError("--as: give letters, digits, '.', '_' and '-', at most 63")
+    if len(releases) > MOST_COMPARED:
+        raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
+    opened = [Release.open(folder, leads) for folder in releases]
+    settings = options.settings_of(device, data, site_config, pictures=True)
+    with screen.busy("testing"):
+        sources = [release.source(settings.packages) for release in opened]
+        found = judging.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}")
+    page = write_validation(opened, found, hospital, out)
+    own = signing.own_key(key.expanduser(), OWN)
+    receipts = []
+    for release, here in zip(opened, found, strict=True):
+        told = {"score": here.told["test"], "cases": here.told["cases"]}
+        receipts.append(write_receipt(release, hospital, receipt_path(release, hospital, out), own, **told))
+    screen.say(f"page, which stays here: {page}")
+    for receipt in receipts:
+        screen.say(f"receipt, for the lead: {receipt}")
+    screen.answer(page=page, receipts=receipts, key=signed.fingerprint(signing.public_text(own)))
+    return 0
+
+
+ENGINEER, LEAD = "For a hospital's engineer", "For a consortium's lead"
+RELEASE = Command(release, "runs/study -o release", LEAD)
+VALIDATE = Command(validate, "release --as st-anna --data /data/prostate --lead FINGERPRINT", ENGINEER)

@@ -1,0 +1,260 @@
+"""Show how a classification decides: confusion, sensitivity and specificity at a threshold, calibration, curves.
+
+Curves follow from the places of the probability that hospitals tell: in each tenth the cases, and those of the class.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from medsilo.core.errors import YamlError
+from medsilo.core.text import plain
+from medsilo.runs.schema import Decisions, Place
+from medsilo_lab.report.charts import Series, line_chart, swatch, ticks
+from medsilo_lab.report.formats import cell, number
+from medsilo_lab.report.read import RunResult
+
+LOSS = 0.1  # net benefit below which a curve is not drawn
+Point = tuple[float, float]
+Points = Iterable[Point]
+
+
+def together(several: Sequence[Sequence[Place]]) -> list[Place]:
+    """Return the places of several classes, each against the rest, or of several sites together."""
+    columns = (zip(*places, strict=True) for places in zip(*several, strict=True))
+    return [(sum(cases), sum(own), float(sum(total))) for cases, own, total in columns]
+
+
+EVERYONE = "all sites' cases"
+FIGURES = ("sensitivity", "specificity", "calibration_error")
+Row = tuple[Any, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class DecisionRow:
+    """One row of the tables: whose test cases, what they tell, and the figures that follow from it."""
+
+    name: Any
+    told: Decisions
+    figures: Mapping[str, float | None]
+    several: bool = False  # several sites, each with a threshold of its own
+
+    @property
+    def places(self) -> list[Place]:
+        """Those of the probability, of all classes together."""
+        return together(self.told.reliability or ())
+
+    @property
+    def words(self) -> str:
+        return self.name if isinstance(self.name, str) else ", ".join(self.name)
+
+
+Drawn = tuple[str, int, DecisionRow]  # a line of the chart: its name, its style and whose it is
+
+
+def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
+    """Return the charts with their captions, and one legend. whole: of each run all sites', for its decision curve."""
+    lines, whole = ([one for one in own if one[2].told.reliability] for own in (lines, whole))
+    if not lines:
+        return {"charts": [], "legend": []}
+    diagonal = ((0.0, 0.0), (1.0, 1.0))
+    drawn = [
+        ("reliability", "Reliability", lines, _reliability, "mean probability", "share of cases", diagonal),
+        ("roc", "ROC", lines, _roc, "1 − specificity", "sensitivity", diagonal),
+        ("precision", "Precision by recall", lines, _precision, "recall (sensitivity)", "precision", ()),
+    ]
+    if whole:
+        everybody = tuple(_benefit(whole[0][2].places, everybody=True))
+        drawn.append(("benefit", "Decision curve", whole, _benefit, "threshold", "net benefit", everybody))
+    known = dict.fromkeys((name, style) for name, style, _ in (*lines, *whole))
+    return {
+        "charts": [
+            (caption, _chart(key, _series(own, curve), x, y, guide)) for key, caption, own, curve, x, y, guide in drawn
+        ],
+        "legend": [{"name": name, "swatch": swatch(style)} for name, style in known],
+    }
+
+
+def _chart(key: str, series: Sequence[Series], x: str, y: str, guide: Sequence[Point]) -> Markup:
+    """Draw over the whole range of shares; net benefit, which has no range of its own, as far as it goes."""
+    known = [value for one in series for value in one.values if value is not None] + [value for _, value in guide]
+    return line_chart(
+        series,
+        key=key,
+        title=f"{y.capitalize()} by {x}",
+        x_label=x,
+        y_label=y,
+        y_ticks=ticks(min([0.0, *known]), max([0.0, *known] if key == "benefit" else [1.0])),
+        last_x=1.0,
+        unit=f"of {x}",
+        guide=guide,
+    )
+
+
+def _series(lines: Sequence[Drawn], curve: Callable[[list[Place]], Points]) -> list[Series]:
+    every = [(name, style, list(curve(row.places))) for name, style, row in lines]
+    return [Series(name, [y for _, y in own], style, places=[x for x, _ in own]) for name, style, own in every]
+
+
+def _reliability(places: list[Place]) -> Points:
+    return ((min(total / cases, 1.0), own / cases) for cases, own, total in places if cases)
+
+
+def _called(places: list[Place]) -> Iterator[tuple[float, int, int]]:
+    """Yield, from the highest threshold down to 0: how many cases count as found, and how many of them rightly."""
+    cases = own = 0
+    yield 1.0, 0, 0
+    for place in reversed(range(len(places))):
+        cases, own = cases + places[place][0], own + min(places[place][:2])
+        yield place / len(places), cases, own
+
+
+def _roc(places: list[Place]) -> Points:
+    *_, (_, everyone, ill) = _called(places)
+    known = 0 < ill < everyone
+    return (((cases - own) / (everyone - ill), own / ill) for _, cases, own in _called(places) if known)
+
+
+def _precision(places: list[Place]) -> Points:
+    *_, (_, _, ill) = _called(places)
+    return ((own / ill, own / cases) for _, cases, own in _called(places) if ill and cases)
+
+
+def _benefit(places: list[Place], everybody: bool = False) -> Points:
+    """Return net benefit (Vickers and Elkin 2006): true less false alarms per case, a false one worth t / (1 − t).
+
+    everybody: of who counts everybody as found.
+    """
+    called, net = list(_called(places)), []
+    everyone, ill = called[-1][1:]
+    for at, cases, own in called:
+        if everybody:
+            cases, own = everyone, ill
+        if everyone and at < 1:
+            net.append((at, (own - (cases - own) * at / (1 - at)) / everyone))
+    return [(at, value) for at, value in reversed(net) if value > -LOSS]
+
+
+def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
+    """Return the sites of a run that tell, and all of them together. name: the run's, where there are several."""
+    sites = {site: run.site(site) for site in run.sites}
+    rows = [
+        DecisionRow((name, site) if name else site, told.decisions, told.figures)
+        for site, told in sites.items()
+        if told.decisions
+    ]
+    if len(rows) < 2:
+        return rows
+    together = together_of([row.told for row in rows])
+    return [*rows, DecisionRow((name, EVERYONE) if name else EVERYONE, together, run.summary.pooled, several=True)]
+
+
+def together_of(several: Sequence[Decisions]) -> Decisions:
+    """Return the counts of several sites together; what one does not tell is that of the others."""
+    cuts = [one.decided for one in several if one.decided]
+    curves = [one.reliability for one in several if one.reliability]
+    tables = [one.confusion for one in several]
+    return Decisions(
+        confusion=[[sum(column) for column in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)],
+        decided=[sum(column) for column in zip(*cuts, strict=True)] or None,
+        reliability=[together(of_class) for of_class in zip(*curves, strict=True)] or None,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- the section
+def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
+    """Return what the page shows of these runs; nothing where no site tells classes, or they differ."""
+    several = len(runs) > 1
+    by_run = [(run, of_run(run, run.label if several else "")) for run in runs]
+    rows = [row for _, own in by_run for row in own]
+    if len({len(row.told.confusion) for row in rows}) != 1:
+        return {}
+    last = [(run.label, style, own[-1]) for style, (run, own) in zip(looks, by_run, strict=True) if own]
+    sites = [(row.name, style, row) for style, row in enumerate(row for row in rows if not row.several)]
+    whole = last if several or len(sites) < 2 else [(EVERYONE, len(sites), row) for _, _, row in last]
+    classes = _classes(runs, len(rows[0].told.confusion))
+    return {
+        "two": len(classes) == 2,
+        "second": classes[-1],
+        "at_threshold": [_at_threshold(row) for row in rows] if len(classes) == 2 else [],
+        "heads": classes,
+        "confusions": [line for row in rows for line in _confusion(row, classes)],
+        "one_against_rest": [line for _, _, row in whole for line in _against_rest(row, classes)],
+        "calibration": [(row.name, [cell(row.figures.get("calibration_error"))]) for row in rows],
+        "curves": curves(last if several else sites, whole if len(classes) == 2 else []),
+        "places": [line for row in rows if row.told.reliability for line in _places(row)],
+    }
+
+
+def _classes(runs: Sequence[RunResult], count: int) -> list[str]:
+    """Return the classes' numbers, with the names that the plan gives them."""
+    numbers = [f"class {label}" for label in range(count)]
+    labels = _planned(runs[0], "task").get("labels")
+    if not isinstance(labels, list) or len(labels) != count:
+        return numbers
+    return [f"{number} ({plain(str(label), 40)})" for number, label in zip(numbers, labels, strict=True)]
+
+
+def _planned(run: RunResult, key: str) -> Mapping[str, Any]:
+    """Return a section of a run's plan; nothing where it can't be read."""
+    from medsilo.core.files import load_yaml  # brings torch, which a page without classes doesn't need
+
+    try:
+        plan = load_yaml(run.plan)
+    except YamlError:
+        return {}
+    found = plan.get(key) if isinstance(plan, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _at_threshold(row: DecisionRow) -> Row:
+    sensitivity, specificity, error = (row.figures.get(name) for name in FIGURES)
+    if not row.told.decided:
+        return row.name, [cell(None), cell(None), cell(None), cell(error)]
+    no, false, missed, yes = row.told.decided
+    rates = [cell(sensitivity, aside=f"{yes} of {missed + yes}"), cell(specificity, aside=f"{no} of {no + false}")]
+    return row.name, [cell(row.told.threshold, "each its own" if row.several else None), *rates, cell(error)]
+
+
+def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
+    """Return a line for each class that occurs or was found."""
+    table = row.told.confusion
+    return [
+        (
+            (row.words, classes[label]),
+            [cell(count, str(count), look="own" if label == found else "") for found, count in enumerate(counts)],
+        )
+        for label, counts in enumerate(table)
+        if any(counts) or any(line[label] for line in table)
+    ]
+
+
+def _against_rest(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
+    """Return sensitivity and specificity of each class, where the most probable class is what was found."""
+    table = row.told.confusion
+    everyone = sum(map(sum, table))
+    rows = []
+    for label, counts in enumerate(table):
+        own, found = sum(counts), sum(line[label] for line in table)
+        others, false = everyone - own, found - counts[label]
+        if own:
+            rows.append(((row.words, classes[label]), [_share(counts[label], own), _share(others - false, others)]))
+    return rows
+
+
+def _share(part: int, whole: int) -> dict[str, Any]:
+    return cell(part / whole if whole else None, aside=f"{part} of {whole}")
+
+
+def _places(row: DecisionRow) -> list[Row]:
+    found = row.places
+    return [
+        (
+            (row.words, f"{place / len(found):.1f} to {(place + 1) / len(found):.1f}"),
+            [cell(cases, str(cases)), cell(total / cases, number(total / cases)), cell(own / cases)],
+        )
+        for place, (cases, own, total) in enumerate(found)
+        if cases
+    ]

@@ -1,0 +1,241 @@
+"""Say what the runs show, in sentences and small tables, and what they do not show. No drawing, no HTML.
+
+Beside the first sentence stands whether models have learned: below guessing, hardly, still rising.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, combinations, pairwise
+from typing import Any, Literal
+
+from medsilo.runs.schema import Summary
+from medsilo_lab.report.formats import moment_of, number, short, shown
+from medsilo_lab.report.panels import Subject
+from medsilo_lab.report.read import RunResult, same, spans
+
+MOST_ABSENCE_NOTICES = 6
+REFERENCES = ("local", "central")  # what no federation makes: federations are held against them
+STANDS_OUT = "Stands out"
+SYNTHETIC = (
+    "The data are synthetic. The numbers show that the software works; they say nothing about patients, and the order "
+    "of the methods may differ on real images."
+)
+CHOSEN = (
+    "What is tested was chosen on validation data, unless the method or the plan takes the last round, so validation "
+    "scores look better than those of new data. Test data were used once per run."
+)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something a reader must know before any number."""
+
+    kind: Literal["failed", "missing", "caution", "synthetic"]
+    word: str
+    text: str
+
+
+def answer(runs: Sequence[RunResult]) -> str:
+    """Return what a run reaches; several are not ranked, since each is one seed."""
+    if len(runs) > 1:
+        return (
+            f"{len(runs)} runs side by side. Each has one seed, and another seed may change their order, so none is "
+            "ranked: 'medsilo compare' ranks methods."
+        )
+    (run,) = runs
+    telling = [site for site in run.sites if run.score(site) is not None]
+    if run.failed or not telling:
+        return "No site has a test score."
+    over = f"over {len(telling)} sites" if len(telling) > 1 else "at the one site"
+    seed = "one seed" if run.summary.seed is None else f"one seed ({run.summary.seed})"
+    reached = f"a mean test {run.summary.metric} of {number(run.summary.mean_test)}"
+    return f"{run.label} reaches {reached} {over}, with {seed}."
+
+
+def notices(runs: Sequence[RunResult]) -> list[Notice]:
+    """All that belongs on the first screen beside the answer, the gravest first."""
+    failed = [(run.label, run.summary.reason or "no reason given") for run in runs if run.failed]
+    found = [Notice("failed", "Failed", f"{label}: {reason}") for label, reason in failed]
+    missing = [notice for run in runs for notice in _missing(run)]
+    left = len(missing) - MOST_ABSENCE_NOTICES
+    if left > 0:
+        rest = f"{left} more such {'entry' if left == 1 else 'entries'} under Participation."
+        missing = [*missing[:MOST_ABSENCE_NOTICES], Notice("missing", "Missing", rest)]
+    found += missing
+    for word, lines in TOLD.items():
+        found += [Notice("caution", word, f"{run.label}: {line}") for run in runs for line in lines(run.summary)]
+    found += [Notice("caution", "Caution", text) for text in _cautions(runs)]
+    if any(run.summary.synthetic for run in runs):
+        text = "No patient's image was used; the scores say nothing about patients."
+        found.append(Notice("synthetic", "Synthetic data", text))
+    return found
+
+
+def _sealing(told: Summary) -> Iterator[str]:
+    if sealing := told.details.sealing:
+        yield f"{' '.join(sealing.protects)} The keys rest on {sealing.keys}."
+
+
+TOLD: dict[str, Callable[[Summary], Iterable[str]]] = {  # by the word that stands before it
+    "Caution": lambda told: told.details.cautions,
+    "Sealing": _sealing,
+    STANDS_OUT: lambda told: chain.from_iterable(told.stands_out.values()),
+}
+
+
+def limits(runs: Sequence[RunResult]) -> Iterator[str]:
+    """Yield what no reader may conclude from this page."""
+    if any(run.summary.synthetic for run in runs):
+        yield SYNTHETIC
+    yield (
+        "Each run has a single seed. Another seed changes every score, by an unknown amount, and without repeated runs "
+        "nobody can tell a difference between methods from chance."
+    )
+    yield from limits_of_all(runs)
+
+
+def limits_of_all(runs: Sequence[RunResult]) -> Iterator[str]:
+    """Yield what stands last on every page, and where times of these runs don't compare."""
+    yield CHOSEN
+    if len({run.summary.engine for run in runs}) > 1:
+        yield "The runs used different engines, so their times do not compare."
+
+
+def _missing(run: RunResult) -> list[Notice]:
+    found = []
+    for site in run.sites:
+        if missed := run.missed(site):
+            reasons = dict.fromkeys(missed.values())
+            which = f"round{'s' if len(missed) > 1 else ''} {spans(missed)} of {run.summary.rounds.planned}"
+            word = "Refused" if all(why.startswith("refused: ") for why in reasons) else "Missing"
+            found.append(Notice("missing", word, f"{run.label}: {site} in {which} – {'; '.join(reasons)}"))
+    return found
+
+
+def _cautions(runs: Sequence[RunResult]) -> Iterator[str]:
+    for run in runs:
+        planned, done = run.summary.rounds.planned, run.summary.rounds.done
+        if not run.failed and done < planned:
+            yield f"{run.label} finished with {done} of {planned} planned rounds."
+        if len({tuple(sorted(machine.items())) for site in run.sites if (machine := run.site(site).machine)}) > 1:
+            yield f"{run.label}: its sites ran different versions or processors, so its last digits are their own."
+        lacks = {site: tuple(run.site(site).absent) for site in run.sites}
+        if len(set(lacks.values())) > 1:
+            told = ", ".join(f"{site} not {' and '.join(names)}" for site, names in lacks.items() if names)
+            yield (
+                f"{run.label}: its sites do not have the same ({told}). Scores of sites that drew different "
+                "structures are of different things: compare a structure. Their mean is one over structures."
+            )
+        *first, last = [site for site in run.sites if run.score(site) is None] or [""]
+        if not run.failed and last:
+            names = f"{', '.join(first)} and {last}" if first else last
+            yield f"{run.label} has no test score for {names}; its mean leaves them out."
+    if len({run.summary.package.hash for run in runs}) > 1:
+        yield "The runs were made with different versions of the package (see Provenance)."
+
+
+def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
+    """Facts shared by all runs as a list, those that differ as a table."""
+    facts: dict[str, Callable[[RunResult], str]] = {
+        "Status": lambda run: run.summary.status,
+        "Task": lambda run: shown(run.summary.task),
+        "Protocol": lambda run: shown(run.summary.protocol),
+        "Seed": lambda run: shown(run.summary.seed),
+        "Network": lambda run: shown(run.summary.network),
+        "Parameters": lambda run: shown(run.summary.parameters),
+        "Rounds": lambda run: f"{run.summary.rounds.done} of {run.summary.rounds.planned}",
+        "Model chosen": lambda run: {"mean": "one round for all sites", "site": "per site"}.get(
+            run.summary.selected.by or "", shown(run.summary.selected.by)
+        ),
+        "Engine": lambda run: shown(run.summary.engine),
+        "Package": lambda run: f"{shown(run.summary.package.version)} ({short(run.summary.package.hash)})",
+        "Study": lambda run: shown(run.summary.study),
+        "Started (UTC)": lambda run: moment_of(run.summary.started),
+        "Ended (UTC)": lambda run: moment_of(run.summary.ended),
+        "Plan hash": lambda run: short(run.summary.plan_hash),
+        "Folder": lambda run: run.folder,
+    }
+    shared = {name: same(runs, view) for name, view in facts.items()}
+    differing = [name for name, value in shared.items() if value is None]
+    return {
+        "shared": {name: value for name, value in shared.items() if value is not None},
+        "differing": differing,
+        "rows": [(run.label, [facts[name](run) for name in differing]) for run in runs],
+        "runs": runs,
+    }
+
+
+GUESSES = {"dice": 0.0, "concordance": 0.5}  # an empty mask where there is something to find, and a coin
+BELOW, LITTLE = 0.02, 0.1  # of the way from guessing to perfect
+LITTLE_OVERLAP = 0.2  # of masks, which overlap by chance
+ENOUGH = 6  # values of a curve, of which its last half tells a rise from noise
+STEEP = 0.02  # rise over that half
+
+
+def guessing(run: RunResult, site: str) -> float | None:
+    """Return the score of the most frequent class, an empty mask, a coin or the mean; None where it isn't known."""
+    told, metric = run.site(site).classes or {}, run.summary.metric
+    if metric != "accuracy":
+        return GUESSES.get(metric, run.means.get(site))
+    counts = told.get("test") or told.get("train")
+    return max(counts) / sum(counts) if counts and sum(counts) else None
+
+
+def guessing_at(sites: Sequence[str], runs: Sequence[RunResult]) -> list[float | None]:
+    """Return what guessing reaches at each site, as charts show it; None where runs don't agree."""
+    classified = all(run.summary.metric == "accuracy" for run in runs)
+    return [same(runs, partial(guessing, site=site)) if classified else None for site in sites]
+
+
+def _better(run: RunResult) -> float:
+    """Return the share of the way from guessing to perfect that the mean test score is at; 1 where nobody knows."""
+    told = [(run.score(site), guessing(run, site)) for site in run.sites]
+    known = [(score, base) for score, base in told if score is not None and base is not None]
+    if not known:
+        return 1.0
+    score, base = (statistics.fmean(column) for column in zip(*known, strict=True))
+    return (score - base) / (1 - base) if base < 1 else 1.0
+
+
+def is_still_rising(run: RunResult) -> bool:
+    """Return whether validation rises over the last half of the rounds.
+
+    Its values, or the means of six stretches of many, are held against each other in pairs: of five none may fall, of
+    six two of the fifteen pairs. Where a curve only scatters, that happens in less than 5 % of runs (Mann 1945).
+    """
+    curve = [value for value in run.mean_curve if value is not None]
+    if len(curve) < ENOUGH:
+        return False
+    half = curve[-max(5, len(curve) // 2) :]
+    places = min(len(half), 6)
+    cuts = [len(half) * place // places for place in range(places + 1)]
+    means = [statistics.fmean(half[start:end]) for start, end in pairwise(cuts)]
+    falls = sum(later <= earlier for earlier, later in combinations(means, 2))
+    return falls <= (2 if places == 6 else 0) and means[-1] - means[0] >= STEEP
+
+
+def _hardly(run: RunResult) -> bool:
+    return -BELOW <= _better(run) < (LITTLE_OVERLAP if run.summary.metric == "dice" else LITTLE)
+
+
+RISING, FURTHER = "is still rising", "'medsilo run RUN --more 20' trains a run further."
+SAID: dict[str, tuple[str, Callable[[RunResult], bool]]] = {
+    "is below guessing": ("Below guessing", lambda run: _better(run) < -BELOW),
+    "has hardly learned": ("Hardly better than guessing", _hardly),
+    RISING: ("Still rising after the last round", is_still_rising),
+}
+
+
+def learned(subjects: Sequence[Subject]) -> str:
+    """Return what to know of these methods' learning before their scores, as sentences after a space; of several runs
+    of a method what holds for most."""
+    words = []
+    for one, (several, holds) in SAID.items():
+        found = {subject.label: [holds(run) for run in subject.runs if not run.failed] for subject in subjects}
+        named = [label for label, own in found.items() if own and statistics.fmean(own) > 0.5]
+        if named:
+            words.append(f" The model {one}." if len(subjects) == 1 else f" {several}: {', '.join(named)}.")
+            words.append(f" {FURTHER}" if one == RISING else "")
+    return "".join(words)

@@ -1,0 +1,180 @@
+"""The first screen of a comparison: the question, and each hospital's difference as a picture, with its verdict.
+
+A decision sheet is the same for one hospital, one printed page that may be mailed to it. It shows that hospital's own
+numbers and those of all hospitals together, and no other hospital's.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.text import counted, is_safe_name
+from medsilo.runs import paths
+from medsilo.runs.reading import read_verdict
+from medsilo.runs.schema import HospitalGain, Level, PairedDifference, Verdict
+from medsilo_lab.report.charts import Dot, dot_chart, dot_ticks
+from medsilo_lab.report.findings import CHOSEN, SYNTHETIC, learned
+from medsilo_lab.report.formats import between, bytes_text, number, seconds_text
+from medsilo_lab.report.panels import Subject
+from medsilo_lab.report.read import RunResult, read
+from medsilo_lab.report.template import fill, save
+from medsilo_lab.study.words import evidence_of, in_patients, in_points, needed_in_words, points
+
+LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}  # the marker
+LEAST = 3  # hospitals behind a number of all: of two, each could work out the other's
+WIDTH, EDGE = 320, 16  # of a picture
+EVERYONE = "All together"
+
+
+@dataclass(frozen=True)
+class GainLine:
+    """A line of the first screen."""
+
+    name: str
+    verdict: str
+    found: PairedDifference
+    missing: str = ""  # what would make a verdict of it
+
+
+def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the question, its lines with their pictures on one scale, and what to know of them. sites: only these."""
+    if verdict.gains:
+        return _of_hospitals(verdict, sites)
+    lines = []
+    for row in verdict.rows:
+        one = row.difference.mean
+        if row.against and one:
+            word = ("better" if one.mean > 0 else "worse") if one.sure else "inconclusive"
+            lines.append(GainLine(row.title, word, one))
+    asked = f"Which method is better than {verdict.against}?" if verdict.against else "How do these methods compare?"
+    return _drawn(asked, "Method", lines, verdict, "Differences are corrected for all lines (Holm).")
+
+
+def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, Any]:
+    told = sites is None or len(verdict.gains) >= LEAST
+    lines = [GainLine(EVERYONE, "", verdict.first)] if verdict.first and told else []
+    for site, one in verdict.gains.items():
+        if sites is None or site in sites:
+            name = site if verdict.declared else f"{site}, {one.method}"
+            lines.append(GainLine(name, one.word, one.gain, needed_in_words(one.needed)))
+    asked = f"with {verdict.declared}" if verdict.declared else "with any of these methods"
+    beforehand = "This question was asked before the runs. " if verdict.declared else ""
+    note = f"{beforehand}The verdicts are corrected for {counted(len(verdict.gains), 'hospital')} (Holm)"
+    note += "." if verdict.declared else " and all methods."
+    return _drawn(
+        f"Does federated training {asked} help, against single-site training?", "Hospital", lines, verdict, note
+    )
+
+
+def _drawn(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict, note: str) -> dict[str, Any]:
+    dots = [
+        Dot("", 100 * found.mean, LOOKS.get(one.verdict, 5), (100 * found.low, 100 * found.high), in_points(found))
+        for one, found in ((one, one.found) for one in lines)
+    ]
+    marks = dot_ticks(dots, [0.0]) if dots else []
+    rows = [
+        {
+            "name": one.name,
+            "verdict": one.verdict,
+            "look": one.verdict or "everyone",
+            "chart": dot_chart(
+                [dot],
+                marks,
+                key=f"gain-{place}",
+                title=f"{one.name}: difference in points",
+                guide=(0.0, ""),
+                label=lambda mark: f"{mark:+g}".replace("-", "−") if mark else "0",
+                room=(EDGE, WIDTH - 2 * EDGE, EDGE),
+                numbered=dot is dots[-1],
+            ),
+            "points": dot.told,
+            "patients": in_patients(verdict.metric, one.found.mean) if one.found.sure and one.verdict else "",
+            "missing": one.missing,
+        }
+        for place, (one, dot) in enumerate(zip(lines, dots, strict=True))
+    ]
+    return {"question": question, "head": head, "rows": rows, "note": note}
+
+
+def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list[Path]:
+    """Write a sheet for each hospital of a comparison, and return where they are. leaving: what leaves in a run."""
+    verdict = read_verdict(folder)
+    if odd := [site for site in verdict.gains if not is_safe_name(site)]:
+        raise MedsiloError("a hospital's name there can't be a file's name; correct verdict.json", odd[0])
+    if not verdict.gains:
+        raise MedsiloError(
+            "--hospitals: no difference from single-site training is known; compare with the method local, too"
+        )
+    first = {one.row: folder / one.run for one in reversed(verdict.runs)}
+    pages = {
+        site: of_comparison(verdict, site, one, read(first[one.method]), leaving(first[one.method]))
+        for site, one in verdict.gains.items()
+    }
+    return [save(page, folder / paths.HOSPITALS / f"{site}.html") for site, page in pages.items()]
+
+
+def of_comparison(verdict: Verdict, site: str, one: HospitalGain, run: RunResult, left: Sequence[str]) -> str:
+    """The sheet as text. run: the first one of the method that is asked about."""
+    return fill(
+        "sheet.html",
+        f"Decision sheet for {site}",
+        context=f"{verdict.task_title} · {counted(len(verdict.sites), 'hospital')} · {one.method}",
+        answer=answer(verdict.metric, site, one) + learned([Subject(one.method, [run])]),
+        notices=[],
+        facts=dict(_facts(verdict, site, one, run)),
+        left=left,
+        first=first_screen(verdict, [site]),
+        limits=list(_limits(verdict, site, one)),
+    )
+
+
+def answer(metric: str, site: str, one: HospitalGain) -> str:
+    """Return the verdict as a sentence, with its interval and what it rests on; and what is missing."""
+    gain = one.gain
+    what = f"test {metric} is {points(abs(gain.mean))[1:]} points {'higher' if gain.mean > 0 else 'lower'}"
+    told = f"{one.word.capitalize()}: at {site}, {what} with {one.method} than with single-site training"
+    of = in_patients(metric, gain.mean) if gain.sure else ""
+    missing = needed_in_words(one.needed)
+    said = f"{told} ({evidence_of(gain)}){f': {of}' if of else ''}."
+    return f"{said} {missing[0].upper()}{missing[1:]}." if missing else said
+
+
+def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> Iterator[tuple[str, str]]:
+    known = [(row, found) for row in verdict.rows if (found := row.sites.get(site))]
+    joined = next(found for row, found in known if row.title == one.method)
+    alone = [found for row, found in known if row.method == "local"]
+    # Where there are several, of other norms, it is the one that the gain is against.
+    alone.sort(key=lambda found: abs(joined.mean - found.mean - one.gain.mean))
+    yield f"Test {verdict.metric}, together", _level(joined)
+    if alone:
+        yield f"Test {verdict.metric}, alone", _level(alone[0])
+    tested = verdict.patients.get(site)
+    same = tested is None or run.patients.get(site) == tested  # other seeds may test others
+    words = run.tested_in_words(site) if same else f"at least {counted(tested or 0, 'test patient')}"
+    yield "Tested on", f"{words}, {counted(len(verdict.seeds), 'seed')}"
+    told = run.site(site)
+    rounds = told.contributed or 0
+    yield "Rounds", f"{rounds} of {run.summary.rounds.done}"
+    if rounds:
+        yield "Work each round", seconds_text(None if told.seconds is None else told.seconds / rounds)
+        yield "Sent in all", bytes_text(told.bytes_up)
+        yield "Received in all", bytes_text(told.bytes_down)
+    if spent := run.spent.get(site):
+        yield "Privacy (ε)", "no bound" if spent.study is None else f"{spent.study:.3f} at δ {spent.delta:g}"
+
+
+def _level(found: Level) -> str:
+    return f"{number(found.mean)} ({between((found.low, found.high))})"
+
+
+def _limits(verdict: Verdict, site: str, one: HospitalGain) -> Iterator[str]:
+    if verdict.synthetic:
+        yield SYNTHETIC
+    whom = "other seeds alone, as one patient is tested" if site in verdict.single else "other patients and other seeds"
+    seeds = counted(len(verdict.seeds), "seed")
+    yield f"The difference is of {seeds}, each one repetition; its interval is for {whom}."
+    if one.word == "inconclusive":
+        yield "An inconclusive difference does not mean that there is none."
+    yield CHOSEN

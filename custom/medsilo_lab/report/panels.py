@@ -1,0 +1,211 @@
+"""Show what methods found beside their scores.
+
+Whom AdaFed's sites learn from, whose model FedSM chose, what HarmoFL does to the images, and what was found in them. A
+panel is about one run, or about the seeds of a study's row.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from markupsafe import Markup
+
+from medsilo_lab.report.charts import Dot, dot_chart, dot_ticks
+from medsilo_lab.report.formats import MISSING, bytes_text, cell, number, seconds_text
+from medsilo_lab.report.pictures import matrix_strip, others
+from medsilo_lab.report.read import OVERLAYS, RunResult, same
+
+MOST_MATRICES = 6  # of weights by round
+MOST_OVERLAYS = 12_000_000  # characters that the overlays of one page may take
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The subject of a panel: one run, or a study's row with the runs of those of its seeds that finished."""
+
+    label: str
+    runs: Sequence[RunResult]
+
+    @property
+    def several(self) -> bool:
+        return len(self.runs) > 1
+
+
+def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Iterator[Subject]:
+    """The subjects of which a run tells this, each with those runs."""
+    for subject in subjects:
+        runs = [run for run in subject.runs if fact(run)]
+        if runs:
+            yield replace(subject, runs=runs)
+
+
+def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
+    """Return who learns from whom, where the method weighs sites: W, its mean over seeds."""
+    panels = []
+    for place, subject in enumerate(having(subjects, lambda run: run.summary.details.similarity)):
+        found = [one for run in subject.runs if (one := run.summary.details.similarity)]
+        by_site = zip(*(one.weights for one in found), strict=True)
+        rows = [[_over_seeds(values, number) for values in zip(*rows, strict=True)] for rows in by_site]
+        values = [[weight["value"] for weight in row] for row in rows]
+        most = max((value for value, *_ in others(values)), default=0) or 1
+        for i, row in enumerate(rows):
+            for j, weight in enumerate(row):
+                weight |= {"look": "kept"} if i == j else {"look": "heat", "heat": weight["value"] / most}
+        panels.append(
+            {
+                "subject": subject,
+                "source": same(subject.runs, lambda run: _pretrained(run.summary.details.pretraining)),
+                "by_round": _by_round(subject.runs[0], f"weights-{place}"),
+                "sites": found[0].sites,
+                "rows": list(zip(found[0].sites, rows, strict=True)),
+            }
+        )
+    return panels
+
+
+def _by_round(run: RunResult, key: str) -> Markup | None:
+    """Return W by round, where it changed; some of many."""
+    changes = [(f"round {line.round}", line.weights) for line in run.rounds if line.weights]
+    kept = {round(n * (len(changes) - 1) / (MOST_MATRICES - 1)) for n in range(MOST_MATRICES)}
+    drawn = [one for n, one in enumerate(changes) if len(changes) <= MOST_MATRICES or n in kept]
+    return matrix_strip(drawn, sorted(run.summary.agreed.sites), key) if len(drawn) > 1 else None
+
+
+def _pretrained(facts: dict[str, Any] | None) -> str:
+    """On what the weights rest."""
+    if facts is None:
+        return "No data were shared: the weights rest on the sites' own batch norm, or on none."
+    source = "a file at the server" if facts.get("source") == "file" else str(facts.get("data", MISSING))
+    start = " The models started from it, too." if facts.get("start") else ""
+    return f"The model that measured the sites' data was trained on: {source}.{start}"
+
+
+def super_models(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
+    """The models that answered for each site's cases, and the thresholds that were chosen."""
+    panels = []
+    for subject in having(subjects, lambda run: run.summary.details.super_model):
+        facts = [one for run in subject.runs if (one := run.summary.details.super_model)]
+        sites, rule = facts[0].sites, facts[0].rule
+        names = ["global", *(site for site in sites if any(site in one.agreed for one in facts))]
+        tables = [(("Test cases", ""), [one.tested for one in facts])]
+        if rule == "threshold":
+            tables.insert(0, (("Validation cases", "with γ = 0"), [one.validated for one in facts]))
+        panels.append(
+            {
+                "subject": subject,
+                "names": names,
+                "tables": [(title, _frequencies(told, names, sites)) for title, told in tables],
+                "kept": [site for site in sites if not all(site in one.agreed for one in facts)],
+                "rule": rule,
+                "thresholds": [f"{one.threshold:g}" for one in facts if one.threshold is not None],
+            }
+        )
+    return panels
+
+
+def _frequencies(
+    told: Sequence[dict[str, dict[str, int]]], names: Sequence[str], sites: Sequence[str]
+) -> list[tuple[tuple[str, str], list[dict[str, Any]]]]:
+    """By site, the share of its cases that each model answered for."""
+    rows = []
+    for site in dict.fromkeys(site for one in told for site in one):
+        known = [chosen for one in told if (chosen := one.get(site)) and sum(chosen.values())]
+        shares = [[chosen.get(name, 0) / sum(chosen.values()) for chosen in known] for name in names]
+        cells = [_over_seeds(values, "{:.0%}".format) for values in shares]
+        rows.append(((site, "" if site in sites else "did not train"), cells))
+    return rows
+
+
+def harmonised(subjects: Sequence[Subject], most: int | None = None) -> list[dict[str, Any]]:
+    """Return images before and after, of each subject's first run that has some, and at most so many a site."""
+    first = [(subject, subject.runs[0]) for subject in having(subjects, lambda run: run.pictures)]
+    return [
+        {"subject": subject, "pictures": {site: pairs[:most] for site, pairs in run.pictures.items()}, "first": run}
+        for subject, run in first
+    ]
+
+
+def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """A table for each subject's first run, a line for each site. What makes the page too large is left out."""
+    first = [subject.runs[0] for subject in having(subjects, lambda run: run.overlays)]
+    drawn = [one for run in first for own in run.overlays.values() for one in own]
+    for kinds in (OVERLAYS, ("median", "worst"), ("median",), ()):
+        if sum(len(one.image) for one in drawn if one.which in kinds) <= MOST_OVERLAYS:
+            break
+    return {"kinds": kinds, "tables": [(run.label, run.overlays) for run in first]}
+
+
+def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """The scores at hospitals that did not train."""
+    told = list(having(subjects, lambda run: run.summary.unseen))
+    sites = list(dict.fromkeys(site for subject in told for run in subject.runs for site in run.summary.unseen))
+    rows = []
+    for subject in told:
+        scores = [[run.summary.score(site) for run in subject.runs if site in run.summary.unseen] for site in sites]
+        rows.append((subject.label, [_over_seeds([one for one in own if one is not None], number) for own in scores]))
+    return {"sites": sites, "rows": rows, "several": any(subject.several for subject in told)}
+
+
+def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[str, Any]:
+    """The mean, and below it the lowest and the highest where they differ."""
+    if not values:
+        return cell(None)
+    mean, low, high = statistics.mean(values), form(min(values)), form(max(values))
+    return cell(mean, form(mean), f"{low}–{high}" if low != high else "")
+
+
+def costs(subjects: Sequence[Subject]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return what a run of each subject costs, the mean over several: in all, and for a site and round."""
+    forms: dict[Callable[[RunResult], float | None], Callable[[float | None], str]] = {
+        lambda run: run.summary.seconds: seconds_text,
+        partial(_per_contribution, "seconds"): seconds_text,
+        partial(_per_contribution, "bytes_up"): bytes_text,
+        partial(_per_contribution, "bytes_down"): bytes_text,
+        _most_memory: bytes_text,
+    }
+    rows = []
+    for subject in subjects:
+        known = [[fact(run) for run in subject.runs] for fact in forms]
+        means = [statistics.mean(own) if own and None not in own else None for own in known]  # type: ignore[type-var]
+        rows.append((subject.label, [cell(mean, form(mean)) for mean, form in zip(means, forms.values(), strict=True)]))
+    return rows
+
+
+def _per_contribution(field: str, run: RunResult) -> float | None:
+    """Total over sites divided by all contributions; one site's missing value makes the average missing too."""
+    total, contributions = 0.0, 0
+    for site in run.sites:
+        value, rounds = getattr(run.site(site), field), run.site(site).contributed
+        if value is None or rounds is None:
+            return None
+        total, contributions = total + value, contributions + rounds
+    return total / contributions if contributions else None
+
+
+def _most_memory(run: RunResult) -> int | None:
+    """The most that a process held."""
+    return max(filter(None, [run.summary.memory, *(run.site(site).memory for site in run.sites)]), default=None)
+
+
+def site_scores(
+    metric: str, sites: Sequence[str], methods: Sequence[Sequence[Dot]], chances: Sequence[float | None]
+) -> list[dict[str, Any]]:
+    """Return a chart for each site with a row per method; of one method alone one chart with a row per site.
+
+    methods: the scores of each at all sites; chances: what guessing reaches there.
+    """
+    if not any(dot.value is not None for dots in methods for dot in dots):
+        return []
+    titles, charts = [*sites], [*zip(*methods, strict=True)]
+    if len(methods) == 1:
+        titles, charts = [""], [tuple(replace(dot, name=site) for dot, site in zip(methods[0], sites, strict=True))]
+        chances = [chances[0] if len(set(chances)) == 1 else None]
+    marks, drawn = dot_ticks(chain.from_iterable(charts), chances), []
+    for n, (site, dots, chance) in enumerate(zip(titles, charts, chances, strict=True)):
+        title = f"Test {metric} at {site or 'every site'}"
+        guide = None if chance is None else (chance, f"Guessing reaches {chance:.3f}.")
+        drawn.append({"title": site, "chart": dot_chart(dots, marks, key=f"dots-{n}", title=title, guide=guide)})
+    return drawn

@@ -1,0 +1,214 @@
+"""Run folders as objects: read once, checked once, with one-line errors that name the file and the fix."""
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from itertools import groupby, zip_longest
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from medsilo.core.errors import MedsiloError, reading
+from medsilo.core.text import counted
+from medsilo.runs import paths
+from medsilo.runs.reading import read_of_sites, read_provenance, read_rounds, read_summary, read_text
+from medsilo.runs.schema import FilesFound, Provenance, Round, SiteResult, Spent, Summary
+
+LARGEST_PICTURE = 2_000_000  # bytes
+Interval = tuple[float, float]
+DRAWN = ("concordance", "dice")  # metrics of which single cases are drawn
+OVERLAYS = ("best", "median", "worst")
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """One test case with the structures that are there and that were found."""
+
+    which: str  # best, median or worst
+    score: float | None
+    image: str
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run folder. `label` is what people read; `read_all` makes it unique among the runs shown together."""
+
+    folder: str
+    label: str
+    summary: Summary
+    rounds: tuple[Round, ...]
+    plan: str
+    provenance: Provenance
+    pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by site: (before, after) as data URIs
+    intervals: dict[str, Interval] = field(default_factory=dict)  # of the score, where the cases' scores are here
+    patients: dict[str, int] = field(default_factory=dict)  # by site: those of the test cases, where they are here
+    means: dict[str, float] = field(default_factory=dict)  # by site: the score of the mean, where a number is learned
+    overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # by site
+    cases: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # by site: those that pictures show
+    spent: dict[str, Spent] = field(default_factory=dict)  # by site whose own folder is here
+    files: dict[str, FilesFound] = field(default_factory=dict)  # likewise
+
+    @property
+    def record(self) -> str:
+        """The file that tells where the numbers come from, as people read it."""
+        return json.dumps(self.provenance.as_read(), indent=2, ensure_ascii=False)
+
+    @property
+    def failed(self) -> bool:
+        return self.summary.status == "failed"
+
+    @property
+    def sites(self) -> list[str]:
+        """All sites of the run: the agreed ones in the plan's order, then any others by name."""
+        agreed = list(dict.fromkeys(self.summary.agreed.sites))
+        return agreed + sorted(set(self.summary.sites) - set(agreed))
+
+    def site(self, name: str) -> SiteResult:
+        return self.summary.sites.get(name, SiteResult())
+
+    def score(self, site: str) -> float | None:
+        """The test score of the site's selected model."""
+        return self.summary.score(site) if site in self.summary.sites else None
+
+    def withholds(self, site: str) -> bool:
+        """Return whether the site does not tell the score: it has too few test cases."""
+        return self.summary.metric in self.site(site).withheld
+
+    def tested_in_words(self, site: str) -> str:
+        """Return how many test cases a site has, of how many patients; nothing where neither is known."""
+        cases, patients = self.summary.test_cases(site), self.patients.get(site)
+        if cases is None:
+            return ""
+        of = f" of {counted(patients, 'patient')}" if patients else ""
+        return counted(cases, "slice" if self.summary.sliced else "case") + of
+
+    @property
+    def mean_curve(self) -> list[float | None]:
+        """Validation, mean over sites; no value where a site has none: over fewer sites it would jump for no reason."""
+        by_round = zip_longest(*(self.site(site).validation for site in self.sites))
+        return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in by_round]
+
+    def missed(self, site: str) -> dict[int, str]:
+        """Return the rounds that a site has no part in, and why."""
+        return {line.round: why for line in self.rounds if (why := line.absence(site))}
+
+
+def read(folder: Path) -> RunResult:
+    """Read one run folder, or raise a MedsiloError that names the file and what to do."""
+    name = folder.resolve().name
+    if not folder.is_dir():
+        raise MedsiloError(f"There is no run folder '{name}': give the folder that holds {paths.SUMMARY}", str(folder))
+    with reading(f"run '{name}'"):
+        summary, provenance = read_summary(folder), read_provenance(folder)
+        plan = read_text(folder, paths.PLAN)
+        # A run that failed before its first round ended has nothing to write there.
+        needed = summary.finished or summary.rounds.done > 0 or (folder / paths.ROUNDS).exists()
+        rounds = tuple(read_rounds(folder)) if needed else ()
+        return RunResult(
+            name,
+            summary.title,
+            summary,
+            rounds,
+            plan,
+            provenance,
+            pictures=_pictures(folder),
+            spent=read_of_sites(Spent, folder, paths.SPENT),
+            files=read_of_sites(FilesFound, folder, paths.DATA),
+            **_of_cases(folder, summary),
+        )
+
+
+def runs_within(folder: Path) -> list[Path]:
+    """Return the runs of a folder that holds several, as a demo or a comparison leaves it; else the folder itself."""
+    if (folder / paths.SUMMARY).exists() or (folder / paths.PLAN).exists():
+        return [folder]
+    return sorted(path.parent for path in folder.glob(f"*/{paths.SUMMARY}")) or [folder]
+
+
+def read_all(folders: Sequence[Path]) -> list[RunResult]:
+    """Read several run folders. Runs with the same title are told apart by their seed, else by their folder."""
+    if not folders:
+        raise MedsiloError("There is no run to report on: give at least one run folder")
+    runs = [read(folder) for folder in folders]
+    for distinction in (lambda run: f"seed {run.summary.seed}", lambda run: run.folder):
+        count = Counter(run.label for run in runs)
+        runs = [replace(run, label=f"{run.label}, {distinction(run)}") if count[run.label] > 1 else run for run in runs]
+    return runs
+
+
+def all_sites(runs: Sequence[RunResult]) -> list[str]:
+    """The sites of all runs, in the order in which the runs name them."""
+    return list(dict.fromkeys(site for run in runs for site in run.sites))
+
+
+def same(runs: Sequence[RunResult], view: Callable[[RunResult], Any]) -> Any:
+    """Return what all runs agree on, or None."""
+    values = {view(run) for run in runs}
+    return values.pop() if len(values) == 1 else None
+
+
+def last_round(runs: Iterable[RunResult]) -> int:
+    """The last round of the longest validation curve."""
+    return max([0, *(len(run.site(site).validation) - 1 for run in runs for site in run.sites)])
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: 1, 2, 3, 5 becomes '1–3, 5'."""
+    steps = groupby(
+        enumerate(sorted(set(numbers))), lambda one: one[1] - one[0]
+    )  # alike of those that follow each other
+    groups = [[number for _, number in own] for _, own in steps]
+    return ", ".join(f"{group[0]}–{group[-1]}" if len(group) > 2 else ", ".join(map(str, group)) for group in groups)
+
+
+def _of_cases(folder: Path, summary: Summary) -> dict[str, Any]:
+    """Return what is known of a run by its test cases' scores, by each site that leaves them here."""
+    kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")} & {*summary.telling}
+    if not kept:
+        return {"overlays": _overlays(folder, {})}
+    from medsilo_lab.study.scores import SiteTest
+
+    tests = {site: SiteTest.read(folder, site, summary.metric) for site in sorted(kept)}
+    return {
+        "intervals": {site: interval for site, own in tests.items() if (interval := own.interval)},
+        "patients": {site: own.scores.people for site, own in tests.items()},
+        "means": {site: mean for site, own in tests.items() if (mean := own.mean) is not None},
+        "cases": {site: own.cases for site, own in tests.items()} if summary.metric in DRAWN else {},
+        "overlays": _overlays(folder, {site: own.ranks for site, own in tests.items()}),
+    }
+
+
+def _overlays(folder: Path, ranks: dict[str, dict[str, float]]) -> dict[str, list[Overlay]]:
+    """Segmentations that sites allowed to be drawn."""
+    found: dict[str, list[Overlay]] = {}
+    for site in sorted(path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.PICTURES}")):
+        for which in OVERLAYS:
+            image = picture_of(paths.site_folder(folder, site) / paths.PICTURES / f"test-{which}.png")
+            if image:
+                found.setdefault(site, []).append(Overlay(which, ranks.get(site, {}).get(which), image))
+    return found
+
+
+def _pictures(folder: Path) -> dict[str, list[tuple[str, str]]]:
+    """The pictures that sites allowed to be kept in this run tree."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for before in sorted(folder.glob(f"{paths.SITES}/*/{paths.PICTURES}/before-*.png")):
+        pair = picture_of(before), picture_of(before.with_name(before.name.replace("before", "after")))
+        if pair[0] and pair[1]:
+            found.setdefault(before.parents[1].name, []).append((pair[0], pair[1]))
+    return found
+
+
+def picture_of(path: Path) -> str | None:
+    """Return a PNG file as a data URI, so that the page stays one file; None for anything else."""
+    try:
+        content = path.read_bytes() if path.stat().st_size <= LARGEST_PICTURE else b""
+        with Image.open(BytesIO(content), formats=["PNG"]) as image:
+            image.verify()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # what Pillow says of a damaged file
+        return None
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"

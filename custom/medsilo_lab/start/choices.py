@@ -1,0 +1,335 @@
+"""Choose what a plan and a hospital's settings say, from what lies in the folder; every choice has its reason."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from medsilo.core.errors import DataError
+from medsilo_lab.start.fitting import Fit, Step
+from medsilo_lab.start.looks import Looks, ranges
+from medsilo_lab.start.wording import LEAST_NAMED, counted, plans_words, renamed
+
+LEAST_TESTED = 5  # patients of a part, so that their score is told (smallest_metric)
+LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (limits.least_cases)
+FEWEST = 2  # classes between which something can be learned
+THIN = 16  # slices: in fewer a network in three dimensions sees little
+AIR = -500  # Hounsfield units: what lies below says that an image is a CT
+WIDER = 0.25  # of the structures' range, on each side of a window
+STEPS = 12  # of the optimizer that a round should have at least
+LONGEST_ROUND = 8  # epochs
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}")  # of a structure or a class
+
+Choices = Mapping[str, tuple[Any, str]]  # key, with a dot where it is in a section: its value, and why
+
+
+class Choice(NamedTuple):
+    """A key's value in a plan or in medsilo.yaml, and the reason."""
+
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Draft:
+    """All choices for one folder."""
+
+    plan: Choices
+    settings: Choices
+    sites: Mapping[str, Choices] = field(default_factory=dict)  # hospital -> what it says in their place
+
+    def settings_of(self, site: str) -> Choices:
+        """Return all settings of a hospital, its own in the place of those that hold for all."""
+        return in_order({**self.settings, **self.sites[site]})
+
+
+METHOD = Choice("fedavg", "the plainest; 'medsilo compare' compares others with it")
+BATCH = Choice(32, "cases are small: any machine has room")
+ADAMS_RATE = "usual for adam; less where the loss jumps"
+SECTIONS = ("algorithm", "task", "network", "training", "participation")  # in turn; others are behind them
+BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # stand behind task.shares
+
+
+def in_order(choices: Choices) -> Choices:
+    """Return choices by their sections, those without one last."""
+    section = {key: key.rpartition(".")[0] for key in choices}
+    places = {name: place for place, name in enumerate(SECTIONS)}
+    keys = sorted(choices, key=lambda key: (not section[key], places.get(section[key], len(places)), section[key]))
+    return {key: choices[key] for key in keys}
+
+
+def nested(choices: Choices) -> dict[str, Any]:
+    """Return choices as mappings within each other."""
+    values: dict[str, Any] = {}
+    for name, (value, _) in choices.items():
+        section, _, key = name.rpartition(".")
+        (values.setdefault(section, {}) if section else values)[key] = value
+    return values
+
+
+def trained_of(patients: Mapping[str, int]) -> list[str]:
+    """Return the hospitals that can train: those with patients enough, or all where these are too few."""
+    enough = [site for site, count in patients.items() if count >= LEAST_TRAINED]
+    return enough if len(enough) > 1 else list(patients)
+
+
+def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
+    """Return the hospitals that a plan names; those of very few patients may be patients themselves, and nothing could
+    be told of them."""
+    if len(patients) < 2:
+        return dict(patients)
+    named = {site: count for site, count in patients.items() if count >= LEAST_NAMED}
+    if not named:
+        raise DataError(
+            f"of {len(patients)} hospitals none has {LEAST_NAMED} patients, so they may be patients; put all cases "
+            "into one folder or table",
+            ", ".join(patients),
+        )
+    return named
+
+
+def course_of(patients: Mapping[str, int], site: str) -> Choices:
+    """Return who takes part, and how numbers are chosen. site: the one hospital, where patients are under ""."""
+    alone = {"participation.sites": ([site], "this hospital alone; the consortium's lead adds the others")}
+    training = trained_of(patients)
+    few = {name: count for name, count in patients.items() if name not in training}
+    told = ", ".join(f"{name} has {count}" for name, count in few.items())  # LEAST_NAMED at least
+    why = f"tested and not trained on, as fewer than {LEAST_TRAINED} patients are too few for three parts: {told}"
+    return {
+        **(alone if "" in patients else {"participation.sites": (training, "the folder's hospitals")}),
+        **({"participation.unseen": (list(few), why)} if few else {}),
+        "seed": (0, "the same seed gives the same numbers"),
+        "protocol": ("clinical", "choices on validation data; test data are used once"),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- the task
+def labels_of(looks: Looks) -> tuple[Choice, Mapping[Any, str]]:
+    """Return the plan's labels, and what the hospital's own are called there."""
+    if looks.segments:
+        values = sorted({value for look in looks.looked for value in look.values} - {0})
+        told, known = ", ".join(map(str, values)), dict(looks.layout.named.structures) if looks.layout.named else {}
+        if len(named := [known[value] for value in values if known.get(value)]) == len(values) == len(set(named)):
+            return Choice(named, f"as dataset.json calls the masks' values {told}"), dict(
+                zip(values, named, strict=True)
+            )
+        names = ["structure"] if len(values) == 1 else [f"structure-{place}" for place in range(1, len(values) + 1)]
+        why = f"masks have the value{'s' if len(values) > 1 else ''} {told}, besides 0: call them what they are"
+        return Choice(names, why), dict(zip(values, names, strict=True))
+    words = plans_words(looks.patients_of)
+    own = sorted(set(words.values()))
+    names = [name if NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9._+ -]", "-", name).strip("-._+ ") for name in own]
+    if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
+        raise DataError("classes have names that a plan can't tell apart; use letters and digits", ", ".join(own))
+    if len(own) < FEWEST:
+        raise DataError(
+            f"no two classes have {LEAST_NAMED} patients each, so their names may be patients'; bring more of "
+            "each, or put rare ones together",
+            ", ".join(words),
+        )
+    counts = counted(words, looks.patients_of, own)
+    where = "the table's" if looks.layout.by_table else "the folders' names"
+    spelt = dict(zip(own, names, strict=True))
+    changed = renamed({here: spelt[plans] for here, plans in words.items()})
+    return Choice(names, f"{where}, with their patients: {counts}"), dict(changed)
+
+
+def channels_of(looks: Looks) -> Choices:
+    """Return what a plan says of channels."""
+    channels = looks.channels
+    if looks.flat:
+        told = "all images have three channels" if channels == 3 else "all images have 1 channel"
+        if channels == 3 and looks.grey:
+            told = f"{looks.grey} of {len(looks.looked)} images are grey, and are read as three equal channels"
+        if channels not in (1, 3):
+            raise DataError(f"flat images have {channels} channels; save them in grey, or in RGB without transparency")
+        return {"task.colours": ("rgb" if channels == 3 else "grey", told)}
+    if looks.layout.named and len(own := looks.layout.named.channels) == channels == len(set(own)) and all(own):
+        return {"task.modalities": (list(own), "as dataset.json calls them")}
+    names = looks.layout.channels
+    names = names if len(names) == channels else tuple(f"channel-{number}" for number in range(channels))
+    several = "one file each, in this order" if len(names) > 1 else "call it what it is, for example t2 or ct"
+    return {"task.modalities": (list(names), several)}
+
+
+def dimensions_of(looks: Looks, by_slices: bool = False) -> Choice | None:
+    """Return whether volumes are learned whole or slice by slice; None of flat images. by_slices: as somebody asked."""
+    if looks.flat:
+        return None
+    if by_slices:
+        return Choice(2, "slice by slice, as --slices asked for")
+    slices = looks.middle(2)
+    if slices < THIN:
+        return Choice(2, f"slice by slice: {slices:.0f} slices are few for a network in 3-D")
+    return Choice(3, f"whole volumes: {slices:.0f} slices in the median")
+
+
+def spacing_of(looks: Looks, dimensions: int) -> Choice | None:
+    """Return the spacing for all hospitals; None of flat images, and of what is resized to one size."""
+    if looks.flat or not looks.segments:
+        return None
+    middle = [float(f"{looks.spaced(axis):.2g}") for axis in range(dimensions)]
+    told = ranges([look.spacing[:dimensions] for look in looks.looked])
+    return Choice(middle, f"mm, the median; these images have {told}")
+
+
+def intensity_of(looks: Looks) -> Choice:
+    """Return how intensities are scaled."""
+    low, high = min(look.low for look in looks.looked), max(look.high for look in looks.looked)
+    kinds = {look.kind for look in looks.looked}
+    if looks.flat and kinds == {"uint8"}:
+        return Choice({"kind": "bytes"}, "images of 8 bits: 0 to 255 becomes 0 to 1")
+    if looks.flat:
+        return Choice({"kind": "percentiles"}, f"values from {low:g} to {high:g}: each image by its own range")
+    if low < AIR and np.median([look.low for look in looks.looked]) < AIR:
+        window = "window of the structures and a quarter more" if looks.segments else "usual window of soft tissue"
+        return Choice(_window(looks), f"a CT, as values begin at {low:g}: the {window}")
+    return Choice({"kind": "z-score"}, f"values from {low:g} to {high:g}, no CT: they mean nothing across scanners")
+
+
+def _window(looks: Looks) -> dict[str, Any]:
+    if not looks.segments:
+        return {"kind": "window", "low": -160, "high": 240}
+    low, high = (float(np.median([look.tail[end] for look in looks.looked])) for end in (0, 1))
+    more = WIDER * (high - low)
+    return {"kind": "window", "low": math.floor((low - more) / 10) * 10, "high": math.ceil((high + more) / 10) * 10}
+
+
+def augmentation_of(looks: Looks) -> Choice:
+    """Return the changes by chance in training."""
+    if looks.flat and looks.channels == 3:
+        return Choice(["flip-x", "flip-y", "intensity"], "colours: no flips where left or up means something")
+    return Choice(["affine", "intensity"], "small turns, other brightness; no flips, as bodies have a left and a right")
+
+
+def shares_of(patients: Mapping[str, int]) -> Choice:
+    """Return the shares of patients in training, validation and test, as they suit the largest hospital; small ones
+    have shares of their own (`shares_of_small`)."""
+    most = max(patients.values())
+    told = f"of patients in training, validation, test; {most} patients, {_tested(most)} of them tested"
+    small = sum(_shares(count) != _shares(most) for count in patients.values())
+    return Choice(_shares(most), f"{told}{f'; small hospitals have their own ({small})' * bool(small)}")
+
+
+def shares_of_small(patients: Mapping[str, int]) -> dict[str, Choices]:
+    """Return the shares of hospitals that need others, so that enough of their patients are tested."""
+    usual, found = shares_of(patients).value, dict[str, Choices]()
+    for site in trained_of(patients):
+        if (own := _shares(patients[site])) != usual:
+            told = f"of {patients[site]} patients {_tested(patients[site])} are tested, so that their score is told"
+            found[site] = {"data.shares": (own, told)}
+    return found
+
+
+def _shares(patients: int) -> list[float]:
+    part = max(0.2, math.ceil(100 * LEAST_TESTED / patients) / 100)
+    return [0.6, 0.2, 0.2] if part == 0.2 or part > 1 / 3 else [round(1 - 2 * part, 2), part, part]
+
+
+def _tested(patients: int) -> str:
+    least = math.floor(_shares(patients)[2] * patients + 1e-9)
+    few = f" (too few, as scores of fewer than {LEAST_TESTED} are not told)" if least < LEAST_TESTED else ""
+    return f"{least}{few}"
+
+
+def size_of(looks: Looks, step: Step, spacing: Choice | None, limit: str) -> Choices:
+    """Return the size that the network reads; and that large flat images keep their own. limit: why it is not more."""
+    axes = len(step.caps)
+    sizes = [looks.middle(axis) for axis in range(axes)]
+    if spacing:
+        sizes = [size * looks.spaced(axis) / spacing.value[axis] for axis, size in enumerate(sizes)]
+    least = step.multiple(sizes)
+    median = " x ".join(f"{size:.0f}" for size in sizes)
+    pieces = looks.flat and looks.segments and max(sizes) > 2 * max(step.caps)
+    if pieces or not spacing:
+        wanted = [max(least, int(min(size, cap) // least * least)) for size, cap in zip(sizes, step.caps, strict=True)]
+    else:
+        wanted = _shaped_as(sizes, math.prod(step.caps), least)
+    if pieces:
+        keep = False, "images keep their size: made smaller, structures would vanish"
+        return {"task.size": (wanted, f"pieces of {median} pixels (median); {limit}"), "task.resize": keep}
+    if all(own >= size - least for own, size in zip(wanted, sizes, strict=True)):
+        return {"task.size": (wanted, f"the median is {median}; a multiple of {least}, which the network halves")}
+    how = "pieces of it, in its shape" if spacing else "made smaller"
+    return {"task.size": (wanted, f"the median is {median}: {how}; {limit}")}
+
+
+def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
+    """Return the size of pieces, multiples of a number: all of an image, or what is left of it where the axis that is
+    nearest to whole gives way, until it has no more than so many voxels."""
+    wanted = [max(least, math.ceil(size / least - 0.5) * least) for size in sizes]
+    while math.prod(wanted) > most and max(wanted) > least:
+        axis = max(
+            (own / size, own, place) for place, (own, size) in enumerate(zip(wanted, sizes, strict=True)) if own > least
+        )[2]
+        wanted[axis] -= least
+    return wanted
+
+
+# ---------------------------------------------------------------------------------------------------- learning
+def network_of(fit: Fit, looks: Looks) -> Choices:
+    """Return the network that fits."""
+    step, dimensions = fit.step, len(fit.step.caps)
+    if not looks.segments:
+        norm = "batch" if step.network == "densenet121" else "group"
+        why = "running statistics; with fewer cases than 500 try batch-statistics" if norm == "batch" else _OWN_NORM
+        return {
+            "network.name": (step.network, fit.why),
+            "network.dimensions": (dimensions, "those of the images"),
+            "network.norm": (norm, why),
+        }
+    sizes = [looks.middle(axis) for axis in range(dimensions)]
+    features = list(step.levels(sizes))
+    return {
+        "network.name": ("unet", fit.why),
+        "network.dimensions": (dimensions, "those of the images" if looks.flat else "those of task.dimensions"),
+        "network.features": (features, f"{len(features)} levels: the image is halved {len(features) - 1} times"),
+        "network.residual_units": (2, "residual convolutions in each level"),
+        "network.norm": ("instance", _OWN_NORM),
+    }
+
+
+_OWN_NORM = "no running statistics, which hospitals with other scanners would spoil for each other; FedBN needs batch"
+
+
+def steps_of(cases: int, batch: tuple[Any, str]) -> Choices:
+    """Return how long and with what steps is trained. cases: of training, in the median hospital."""
+    steps = max(1, cases // batch[0])
+    epochs = min(LONGEST_ROUND, max(1, math.ceil(STEPS / steps)))
+    return {
+        "training.rounds": (40, "a start: look at the curves, and take more where they still rise"),
+        "training.local_epochs": (epochs, f"about {epochs * steps} steps a round in the median hospital"),
+        "training.batch_size": batch,
+        "training.optimizer": ("adam", "needs little tuning"),
+        "training.learning_rate": (0.001, ADAMS_RATE),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- the settings
+def settings_of(looks: Looks, label_map: Mapping[Any, str]) -> Choices:
+    """Return what medsilo.yaml says of the data."""
+    source, found = looks.source, dict[str, tuple[Any, str]]()
+    if looks.layout.images:
+        images = looks.layout.images[0] if len(looks.layout.images) == 1 else list(looks.layout.images)
+        series = ", a DICOM series in each folder" if looks.layout.images[0].endswith("/") else ""
+        found["data.images"] = images, f"the text that * matches is a case's name{series}"
+    if looks.layout.labels:
+        found["data.labels"] = looks.layout.labels, "a mask finds its image by that name"
+    if table := looks.layout.table:
+        found["data.table"] = table.name, "a line per case"
+        found["data.columns"] = table.described("image")["columns"], table.why
+    if source.patient:
+        count = f"{sum(looks.cases.values())} cases of {sum(looks.patients.values())} patients"
+        found["data.patient"] = source.patient, f"a guess from the names: {count}; correct it"
+    if label_map:
+        what = "values in the masks" if looks.segments else "labels here"
+        found["data.label_map"] = label_map, f"{what}: names in the plan"
+    return found
+
+
+def own_shares(shares: Choice) -> Choice:
+    """Return the same shares for a hospital's own settings."""
+    return Choice(shares.value, "training, validation, test: at a hospital this decides")

@@ -1,0 +1,269 @@
+"""Open some of a folder's images: sizes, spacings, intensities, channels, and the values of masks."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.tasks.listing import Entry, Listing
+from medsilo.tasks.scans import Scan
+from medsilo.tasks.sources import DataSource
+from medsilo_lab.start.folder_layout import FolderLayout, sites_of
+
+MOST = 60  # cases that are opened, from all hospitals in turn
+TAIL = (0.5, 99.5)  # percentiles of intensities that are told
+MOST_VALUES = 50  # of masks: more are instances, or no masks
+LEAST_PATIENTS = 6  # of a hospital, so that what is said of names is believed
+TELLING = (
+    r"(.*?[^_/])(?:_\d+)+$",
+    r"(.*[^_/])_\d+$",
+    r"([^/]+)/[^/]+$",
+    r"((?:.*/)?[A-Za-z-]*\d+)_[A-Za-z][^/]*$",
+)  # how names may tell the patient
+CLASS = r"[^/]+/"  # before them, where folders are classes: a patient may have images of several
+
+
+@dataclass(frozen=True)
+class Look:
+    """The facts of one case's image and label."""
+
+    size: tuple[int, ...]  # along x, y (and z)
+    spacing: tuple[float, ...]
+    channels: int
+    kind: str  # of the values, as numpy calls it
+    low: float
+    high: float
+    tail: tuple[float, float]  # percentiles of the values, within the structures where there are any
+    values: tuple[int, ...] = ()  # of the mask
+
+
+Case = TypeVar("Case", Path, Entry)
+Seen = TypeVar("Seen")
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The facts of a folder: its cases by hospital, and what some of them look like."""
+
+    layout: FolderLayout
+    source: DataSource
+    patients: dict[str, int]  # by hospital
+    cases: dict[str, int]
+    patients_of: dict[str, int]  # of each class of a classification
+    looked: tuple[Look, ...]
+    left_out: dict[str, int]  # why -> cases
+    segments: bool
+
+    @property
+    def flat(self) -> bool:
+        """Return whether images have two axes."""
+        return len(self.looked[0].size) == 2
+
+    @property
+    def channels(self) -> int:
+        """Return how many channels images have, in colours where some of them are."""
+        return max(look.channels for look in self.looked)
+
+    @property
+    def grey(self) -> int:
+        """Return how many of the images that were opened have one channel."""
+        return sum(look.channels == 1 for look in self.looked)
+
+    def middle(self, axis: int) -> float:
+        """Return the median size along an axis."""
+        return float(np.median([look.size[axis] for look in self.looked]))
+
+    def spaced(self, axis: int) -> float:
+        """Return the median spacing along an axis, in millimetres."""
+        return float(np.median([look.spacing[axis] for look in self.looked]))
+
+    @property
+    def found(self) -> list[str]:
+        """Return what was found, one sentence a line."""
+        kind, unit = ("flat images", "pixels") if self.flat else ("volumes", "voxels")
+        task = "segmentation" if self.segments else "classification"
+        cases, patients = sum(self.cases.values()), sum(self.patients.values())
+        lines = [f"{task}: {cases} {kind} of {patients} patients ({self.layout.kind})"]
+        if self.layout.hospitals:
+            told = ", ".join(f"{site} {count}" for site, count in self.cases.items())
+            lines.append(f"{len(self.layout.hospitals)} hospitals, each a folder: {told}")
+        sizes = ranges([look.size for look in self.looked])
+        spacing = "" if self.flat else f", {ranges([look.spacing for look in self.looked])} mm apart"
+        lines.append(f"{len(self.looked)} {kind} were opened: {sizes} {unit}{spacing}")
+        lines += [f"left out: {what} ({count})" for what, count in self.left_out.items()]
+        if self.layout.unused:
+            lines.append(f"not looked at: {', '.join(self.layout.unused)}")
+        return lines
+
+
+def ranges(rows: Sequence[Sequence[float]]) -> str:
+    """Return the least and the greatest along each axis, as people write them."""
+    axes = []
+    for axis in zip(*rows, strict=True):
+        low, high = min(axis), max(axis)
+        axes.append(f"{low:.4g}" if low == high else f"{low:.4g}-{high:.4g}")
+    return " x ".join(axes)
+
+
+def look_at(folder: Path, layout: FolderLayout) -> Looks:
+    """Open cases of a folder that is laid out so; a DataError says what makes them unusable."""
+    patterns = {"images": layout.images or None, "labels": layout.labels if layout.images else None}
+    source = DataSource.model_validate(
+        {"folder": folder, **(layout.table.described("image") if layout.table else patterns)}
+    )
+    segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
+    places = {site: folder / top for site, top in sites_of(layout.hospitals).items()} or {"": folder}
+    listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
+    for own in listings.values():
+        own.refuse_unusable()
+    names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
+    if layout.images and (patient := layout.patient or patient_in(names, bool(layout.classes))):
+        source = source.model_copy(update={"patient": patient})
+        listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
+    looks = looks_of(layout, source, listings, _look, segments)
+    _refuse_labels(looks)
+    return looks
+
+
+def looks_of(
+    layout: FolderLayout,
+    source: DataSource,
+    listings: Mapping[str, Listing],
+    look: Callable[[Entry], Look],
+    segments: bool,
+) -> Looks:
+    """Open some of the hospitals' cases, and return the facts of all. listings: by hospital, of one alone under ""."""
+    entries = {site: own.entries for site, own in listings.items()}
+    left_out = {site: own.left_out for site, own in listings.items()}
+    looked, wrong = opened(entries, lambda entry: (look(entry), entry.name), left_out)
+    _refuse_mixtures(looked)
+    every = [(site, entry) for site, own in listings.items() for entry in own.entries]
+    labels = Counter(label for _, _, label in {(site, entry.patient, str(entry.label)) for site, entry in every})
+    return Looks(
+        layout,
+        source,
+        {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
+        {site: len(own.entries) for site, own in listings.items()},
+        {} if segments else dict(sorted(labels.items())),
+        tuple(look for look, _ in looked),
+        dict(wrong),
+        segments,
+    )
+
+
+def _names_files(source: DataSource, folder: Path, layout: FolderLayout) -> bool:
+    """Return whether the labels of a table are files."""
+    place = folder / layout.hospitals[0] if layout.hospitals else folder
+    entries = Listing.of_cases(source, place, masks=False).entries
+    return bool(entries) and all((place / str(entry.label)).is_file() for entry in entries)
+
+
+def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str | None:
+    """Return the expression by which names of cases tell their patients; None where each may be one of its own.
+
+    names: those of each hospital; classes: whether they begin with a class. Of several expressions the one with the
+    fewest patients: to take two patients for one costs little, and to take one for two lets scores look too good.
+    """
+    for telling in TELLING:
+        expression = f"^{CLASS if classes else ''}{telling}"
+        fits = {site: [re.search(expression, name) for name in own] for site, own in names.items()}
+        if not all(match for own in fits.values() for match in own):
+            continue
+        patients = {site: len({match[1] for match in own if match}) for site, own in fits.items()}
+        several = sum(map(len, names.values())) > sum(patients.values())
+        asked = [count for site, count in patients.items() if len(names[site]) >= LEAST_PATIENTS]
+        if several and min(asked, default=0) >= LEAST_PATIENTS:
+            return expression
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------- opening
+def opened(
+    cases: Mapping[str, Sequence[Case]],
+    look: Callable[[Case], Seen],
+    left_out: Mapping[str, Mapping[str, int]] | None = None,
+) -> tuple[list[Seen], Counter[str]]:
+    """Return what some cases of each hospital look like, and why others can't be used; a DataError where none can.
+
+    look: opens a case, or raises an error that says what is wrong with it. left_out: of each hospital, why it has more.
+    """
+    total = sum(map(len, cases.values()))
+    looked, wrong, names = list[Seen](), Counter[str](), list[str]()
+    for site, own in cases.items():
+        wrong.update((left_out or {}).get(site, {}))
+        share = max(1, MOST * len(own) // total) if total else 0
+        places = np.unique(np.linspace(0, len(own) - 1, min(share, len(own))).astype(int))
+        for case in (own[place] for place in places):
+            try:
+                looked.append(look(case))
+            except MedsiloError as error:
+                wrong[str(error)] += 1
+                names.append(f"{site}/{case.name}".lstrip("/"))
+    if not looked:
+        why = "; ".join(f"{what} ({count})" for what, count in wrong.items()) or "there is none"
+        raise DataError(f"no case can be used: {why}", private=", ".join(names[:6]))
+    return looked, wrong
+
+
+def _look(entry: Entry) -> Look:
+    scan = Scan.read(entry.images[0])
+    mask = scan.mask(entry.label) if isinstance(entry.label, Path) else None
+    return look_of(scan, mask, len(entry.images))
+
+
+def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> Look:
+    """Return the facts of an image and its mask, where it has one. files: of its channels, where each has one."""
+    values, inside = scan.values, scan.values[0]
+    if not np.isfinite(values).all():
+        raise DataError("images have values that are NaN or infinite")
+    if mask is not None and mask.any():
+        inside = inside[mask > 0]
+    low, high = np.percentile(inside, TAIL)
+    return Look(
+        tuple(values.shape[:0:-1]),
+        tuple(float(length) for length in scan.spacing),
+        files if files > 1 else len(values),
+        values.dtype.name,
+        float(values.min()),
+        float(values.max()),
+        (float(low), float(high)),
+        () if mask is None else tuple(np.unique(mask).tolist()),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+def _refuse_mixtures(looked: Sequence[tuple[Look, str]]) -> None:
+    """All images have as many axes, and as many channels; grey ones may stand among flat images in colours."""
+    for what, of, remedy in (
+        ("axes", lambda look: len(look.size), "keep flat images and volumes in folders of their own"),
+        ("channels", _channels_of, "save all images in grey, or all in colours without transparency"),
+    ):
+        counts = Counter(of(look) for look, _ in looked)
+        if len(counts) > 1:
+            told = " and ".join(f"{number} {what} ({count})" for number, count in sorted(counts.items()))
+            rarest = min(counts, key=lambda number: (counts[number], number))
+            names = [name for look, name in looked if of(look) == rarest]
+            raise DataError(f"images have {told}; {remedy}", private=", ".join(names[:6]))
+
+
+def _channels_of(look: Look) -> int:
+    return 3 if len(look.size) == 2 and look.channels == 1 else look.channels
+
+
+def _refuse_labels(looks: Looks) -> None:
+    """There is something to learn, and masks are masks."""
+    values = {value for look in looks.looked for value in look.values}
+    if not looks.segments:
+        if len(looks.patients_of) < 2:
+            raise DataError(f"all images are of one class, {next(iter(looks.patients_of), 'none')}; add the others")
+        return
+    if not values - {0}:
+        raise DataError(f"the masks of all {len(looks.looked)} cases that were opened are empty; export them again")
+    if len(values) > MOST_VALUES:
+        told = f"masks have {len(values)} different values, so that they count single objects or are pictures"
+        raise DataError(f"{told}; save one number for each kind of structure, in PNG or NIfTI and not in JPEG")

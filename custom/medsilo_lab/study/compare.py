@@ -1,0 +1,251 @@
+"""medsilo compare: methods and seeds on one task, cell by cell, and the page that says what came out."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+
+from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.files import make_folder, write_json
+from medsilo.core.text import counted, duration
+from medsilo.flare import jobs
+from medsilo.plan import Plan, parse_plan
+from medsilo.runs import paths
+from medsilo.runs.reading import read_verdict
+from medsilo.runs.record import Record, alone
+from medsilo.runs.schema import About, RunOfRow, Verdict
+from medsilo.site.settings import SiteSettings
+from medsilo_lab.study import reuse
+from medsilo_lab.study.boundaries import LEAST, seeds_within
+from medsilo_lab.study.cells import (
+    ANOTHER,
+    Cell,
+    Row,
+    base_plan,
+    cells_of,
+    fill,
+    plan_of,
+    run_cell,
+    with_local_pairs,
+)
+from medsilo_lab.study.reading_once import images_ready
+from medsilo_lab.study.verdict import Statistics, chosen_baseline
+
+CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
+BAR = 20
+LOOKS = 6  # about, of a comparison that ends with its answer
+FAR = 1.5  # times the minutes that there are: by one round no more is sure
+SELDOM = 10  # times what a page takes, before the next is written while runs go on
+
+
+def most_at_once() -> int:
+    """Two cells side by side, where memory and processors allow."""
+    room = psutil.virtual_memory().available // CELL_MEMORY
+    return max(1, min(2, os.cpu_count() or 1, room))
+
+
+@dataclass
+class Study:
+    """A comparison in its folder. Called again, it goes on where it was."""
+
+    folder: Path
+    about: About
+    cells: Sequence[Cell]
+    against: str | None = None  # the row that all are held against; by default FedAvg's
+    show: Callable[[], object] = lambda: None  # writes the page, after each run
+    settings: SiteSettings = field(default_factory=SiteSettings)
+    at_once: int = 1  # cells side by side
+    say: Callable[[str], object] = lambda line: None
+    planned: int | None = None  # the seeds at most, where the comparison ends with its answer
+
+    def run(self) -> list[str]:
+        """Fill the cells and write the page after each; returns what failed."""
+        with self._begun():
+            return self._fill()
+
+    def run_within(self, minutes: float) -> list[str]:
+        """Fill one seed's cells, plan by their time how many seeds have room, and go on until the first question is
+        answered or all of them are there; returns what failed. A comparison that was stopped keeps its plan."""
+        with self._begun():
+            return self._fill_within(minutes)
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        """Inside, the folder is this comparison's, no other one runs in it, and images are read once for all runs."""
+        chosen_baseline([cell.row for cell in self.cells], self.against)
+        reuse.check_free(self.folder)  # before a lock is put into a folder of other things
+        with alone(self.folder / paths.LOCKS / "comparison", f"{self.folder.name}: {ANOTHER}"):
+            reuse.begin(self.folder, self.cells, self.settings)
+            left, own = [cell.plan for cell in self.cells if not cell.summary()], self.settings
+            with images_ready(left, own, self.at_once, self.say) as self.settings:
+                try:
+                    yield
+                finally:
+                    self.settings = own
+
+    def _fill_within(self, minutes: float) -> list[str]:
+        every, started = list(self.cells), time.monotonic()
+        seeds = list(dict.fromkeys(cell.seed for cell in every))
+        if (self.folder / paths.VERDICT).exists():
+            self.planned = read_verdict(self.folder).planned
+        elif not any(cell.summary() for cell in every):
+            self._foretell(minutes)
+        failures: list[str] = []
+        number = 1
+        while True:
+            self.cells = [cell for cell in every if cell.seed in seeds[:number]]
+            failures += self._fill()
+            took = sum(done.seconds or 0.0 for cell in self.cells if (done := cell.summary())) / self.at_once / number
+            if self.planned is None:
+                self.planned = self._plan(minutes, took, time.monotonic() - started - took)
+            step = math.ceil(self.planned / LOOKS)
+            late = number >= LEAST and time.monotonic() - started + step * took > 60 * minutes
+            self.planned = min(self.planned, number) if late else self.planned
+            first = self.conclude(failures).first
+            if failures or number >= self.planned or (first and first.sure):
+                break
+            number = min(self.planned, max(LEAST, number + step))
+        self.show()
+        return failures
+
+    def _foretell(self, minutes: float) -> None:
+        """Run two rounds of the first row, and say what they let expect; an error where too few fit in by far.
+
+        Only the second is a round like those to come: in the first, processes start.
+        """
+        first, runs = self.cells[0], sum(cell.seed == self.cells[0].seed for cell in self.cells)
+        short = first.plan.with_changes([f"training.rounds={min(2, first.plan.training.rounds)}"])
+        make_folder(self.folder)
+        with TemporaryDirectory(dir=self.folder) as place:
+            trial = replace(first, plan=short, folder=Path(place) / "trial")
+            started = time.monotonic()
+            if run_cell(trial, self.settings):
+                return  # what failed is told of the whole run
+            took, lines = time.monotonic() - started, Record(trial.folder).rounds()
+        a_round = lines[-1].seconds or 0.0
+        all_seeds = LEAST * runs * (took + (first.plan.rounds - short.rounds) * a_round) / self.at_once
+        known = f"by a trial of {first.row.title}, {LEAST} seeds ({LEAST * runs} runs) take about {duration(all_seeds)}"
+        if all_seeds > FAR * 60 * minutes:
+            raise MedsiloError(f"{known}; give --minutes {math.ceil(all_seeds / 60)} or more, or fewer rounds")
+        self.say(known)
+
+    def _plan(self, minutes: float, took: float, start: float) -> int:
+        """Return how many seeds have room after the start, and say it; an error if they are too few to answer."""
+        start = max(0.0, start)  # below 0 where some runs were done before
+        planned, rounds = seeds_within(minutes - start / 60, took), sum(cell.plan.rounds for cell in self.cells)
+        if planned < LEAST:
+            least = math.ceil((start + LEAST * took) / 60)
+            raise MedsiloError(f"{LEAST} seeds take about {least} minutes; give --minutes {least} or more")
+        self.say(
+            f"one seed took {duration(took)} ({len(self.cells)} runs, {rounds} rounds): {planned} seeds have room in "
+            f"{minutes:g} minutes, about {duration(planned * took)} in all, and less if the answer comes before"
+        )
+        return planned
+
+    def _fill(self) -> list[str]:
+        failures: list[str] = []
+        started, before = time.monotonic(), sum(1 for cell in self.cells if cell.summary())
+        rounds = sum(cell.plan.rounds for cell in self.cells if not cell.summary())
+        self.say(
+            f"{counted(len(self.cells), 'run')}, {before} of them finished before, {self.at_once} at a time, {rounds} "
+            f"rounds in all, in {self.folder}"
+        )
+        finished, due = before, 0.0
+
+        def done(cell: Cell, failure: str) -> None:
+            nonlocal finished, due
+            finished += 1
+            if failure:
+                failures.append(f"{cell.name}: {failure}")
+            summary = None if failure else cell.summary()
+            result = f"{summary.metric} {summary.mean_test:.4f}" if summary else f"FAILED: {failure}"
+            left = (time.monotonic() - started) / (finished - before) * (len(self.cells) - finished)
+            bar = "#" * (BAR * finished // len(self.cells))
+            told = f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}"
+            self.say(f"{told}  (about {duration(left)} left)")
+            if (now := time.monotonic()) >= due:
+                self.conclude(failures)
+                self.show()
+                due = time.monotonic() + SELDOM * (time.monotonic() - now)
+
+        fill(self.cells, self.settings, self.at_once, done)
+        self.conclude(failures)
+        return failures
+
+    def under_way(self) -> str:
+        """Return which runs go on, and how far they are."""
+        return ", ".join(
+            f"{cell.name} ({f'round {done} of {cell.plan.rounds} is over' if done else 'starting'})"
+            for cell in self.cells
+            if (done := cell.rounds_done()) is not None
+        )
+
+    def conclude(self, failures: Sequence[str]) -> Verdict:
+        """Write the statistics of what is finished into verdict.json and the page."""
+        about = self.about.changed(cells=len(self.cells), failures=list(failures))
+        runs = [
+            RunOfRow(row=cell.row.title, seed=cell.seed, run=cell.folder.name, fold=cell.fold)
+            for cell in self.cells
+            if cell.summary()
+        ]
+        verdict = Statistics(self.cells, self.against, self.planned).verdict(about, runs)
+        if len(runs) + len(failures) < len(self.cells):
+            verdict = verdict.changed(
+                headline=f"So far, with {len(runs)} of {len(self.cells)} runs: {verdict.headline}"
+            )
+        write_json(self.folder / paths.VERDICT, verdict.as_json())
+        return verdict
+
+
+# ---------------------------------------------------------------------------------------------------- asking
+@dataclass(frozen=True)
+class Asked:
+    """The comparison that a person asks for, as it was written."""
+
+    task: str | None
+    plan: Path | None  # a plan or a job's folder
+    methods: Sequence[str]
+    row: Sequence[str]
+    seeds: Sequence[int]
+    changes: Sequence[str]
+    out: Path
+    folds: int | None = None
+
+    def all_cells(self) -> list[Cell]:
+        """Return the cells; a wrong plan is an error before anything starts."""
+        reuse.check_free(self.out)
+        task = [f"task.name={self.task}"] if self.task else []
+        plan = jobs.plan_of(self.plan, task, here=True) if self.plan else parse_plan(base_plan(), task)
+        named = [text.strip() for text in ",".join(self.methods).split(",")]
+        if spaced := next((text for text in named if " " in text and ":" not in text), ""):
+            raise MedsiloError(f"--methods {spaced!r}: separate methods by commas, {','.join(spaced.split())}")
+        rows = [Row.parse(text) for text in [*named, *self.row] if text]
+        if not rows:
+            raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
+        rows = [_suited(row, plan, self.changes) for row in rows]
+        rows = with_local_pairs(rows, {row: plan_of(plan, row, self.changes) for row in rows})
+        return cells_of(plan, rows, self.seeds, self.changes, self.out, self.folds)
+
+
+def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:
+    """Return the row; one that the plan does not suit leaves out hospitals that don't train, where its method has no
+    model for them, and takes batch norm, where its method needs that."""
+    try:
+        plan_of(plan, row, changes)
+    except PlanError:
+        for more in (
+            ("participation.unseen=[]",),
+            ("network.norm=batch",),
+            ("participation.unseen=[]", "network.norm=batch"),
+        ):
+            own = replace(row, changes=(*row.changes, *more))
+            with suppress(PlanError):
+                plan_of(plan, own, changes)
+                return own
+    return row

@@ -1,0 +1,100 @@
+"""Guard of a comparison's folder: no other comparison replaces what was finished there."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_json
+from medsilo.core.package import package_facts
+from medsilo.core.section import Section
+from medsilo.core.text import counted
+from medsilo.plan import keys_of
+from medsilo.runs import paths
+from medsilo.runs.reading import read_provenance, read_verdict
+from medsilo.site.settings import EachSites, SiteSettings
+from medsilo_lab.study.cells import ANOTHER_FOLDER, Cell
+from medsilo_lab.study.differing import differences
+
+# Settings that decide how fast a run is, or whether it begins at all, and never a number of it.
+WITHOUT_EFFECT = {"workers", "isolation", "memory_limit", "studies", "models_disk", "approval", "output", "limits"}
+MOST_NAMES = 3  # in one line
+
+
+class ComparisonFacts(Section):
+    """comparison.json: what all runs of a comparison's folder have in common, beside their plans."""
+
+    settings: dict[str, Any]  # of the sites, by key: those that are not the default
+
+
+def begin(folder: Path, cells: Sequence[Cell], settings: SiteSettings) -> None:
+    """Make the folder this comparison's; raises MedsiloError where it holds anything that this one would replace."""
+    check_free(folder)
+    for problem in (*_other_runs(folder, cells), *_other_rows(folder, cells), *_other_settings(folder, settings)):
+        raise MedsiloError(f"{folder.name} holds {problem}; {ANOTHER_FOLDER}", str(folder))
+    write_json(folder / paths.COMPARISON, ComparisonFacts(settings=_by_key(settings)).model_dump())
+
+
+def beside(folder: Path) -> Path:
+    """Return the folder, or where it exists the first of its name with a number that does not."""
+    number, free = 1, folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def check_free(folder: Path) -> None:
+    """Raise MedsiloError unless the folder is new, empty, or a comparison's."""
+    if folder.exists() and not folder.is_dir():
+        raise MedsiloError(f"{folder.name} is a file; name a folder with -o", str(folder))
+    names = sorted(path.name for path in folder.iterdir() if path.name != paths.LOCKS) if folder.is_dir() else []
+    if not names or {paths.COMPARISON, paths.VERDICT} & set(names):
+        return
+    if paths.PLAN in names:
+        raise MedsiloError("--out is the folder of a run; give another", str(folder))
+    raise MedsiloError(f"{folder.name} holds other files ({_listed(names)}); name a new folder with -o", str(folder))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MOST_NAMES], *(["..."] if len(names) > MOST_NAMES else [])])
+
+
+def _other_runs(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield which begun runs are of another plan, and which finished ones of another medsilo, with what differs."""
+    plans = [(cell, found) for cell in cells if (found := cell.differences())]
+    if plans:
+        cell, found = plans[0]
+        yield f"{counted(len(plans), 'run')} of another plan ({cell.folder.name}: {found})"
+    own = package_facts()["hash"]
+    hashes = {cell.folder.name: read_provenance(cell.folder).package.hash or "?" for cell in cells if cell.summary()}
+    if others := [name for name, there in hashes.items() if there != own]:
+        there = hashes[others[0]]
+        yield f"{counted(len(others), 'run')} of another medsilo ({others[0]}: package {there[:12]}, now {own[:12]})"
+
+
+def _other_rows(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield the finished runs that the page tells of, and that this comparison would leave out."""
+    if not (folder / paths.VERDICT).exists():
+        return
+    names = {cell.folder.name for cell in cells}
+    if left_out := [run.run for run in read_verdict(folder).runs if run.run not in names]:
+        number, shown = counted(len(left_out), "run"), _listed(left_out)
+        yield f"{number} that this comparison leaves out ({shown}): name their rows and seeds too"
+
+
+def _other_settings(folder: Path, settings: SiteSettings) -> Iterator[str]:
+    path = folder / paths.COMPARISON
+    there = ComparisonFacts.in_file(path, path.name, ANOTHER_FOLDER).settings if path.exists() else None
+    if there is not None and (found := differences(there, _by_key(settings))):
+        yield f"runs with other settings ({found})"
+
+
+def _by_key(settings: SiteSettings) -> dict[str, Any]:
+    every = {"": settings, **(settings.sites if isinstance(settings, EachSites) else {})}
+    values = {
+        site: json.loads(one.model_dump_json(exclude={*WITHOUT_EFFECT, "sites"}, exclude_defaults=True))
+        for site, one in every.items()
+    }
+    return dict(keys_of({**values.pop(""), **values}))

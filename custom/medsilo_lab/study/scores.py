@@ -1,0 +1,76 @@
+"""The scores of a finished run's test cases, as they lie in its folder."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from medsilo.core.errors import MedsiloError
+from medsilo.federation.exact import read_measures
+from medsilo.runs.paths import CASES, site_folder
+from medsilo.tasks.metrics import Measures
+from medsilo_lab.study.evidence import Interval, Scores, interval, interval_of_concordance, parts_of_concordance
+
+CONCORDANCE = "concordance"  # a mean over pairs, not over cases
+RANKED = ("time", "event", "risk")  # of each case
+CLOSENESS = "closeness"  # of a number to the right one
+
+
+@dataclass(frozen=True)
+class SiteTest:
+    """A site's test cases, whose scores lie in a run's folder."""
+
+    metric: str
+    scores: Scores
+    measures: Measures  # all that was measured of each case
+    numbers: list[int]  # of each case's patient
+
+    @classmethod
+    def read(cls, run: Path, site: str, metric: str) -> Self:
+        """Read them from the site's part of the folder."""
+        try:
+            measures, numbers = read_measures(site_folder(run, site))
+            values = measures[metric].numpy()
+            if metric == CONCORDANCE:
+                values = parts_of_concordance(*(measures[name].numpy() for name in RANKED))
+            return cls(metric, Scores(values, np.unique(numbers, return_inverse=True)[1]), measures, numbers)
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            raise MedsiloError(
+                f"{CASES} of {site} in run '{run.resolve().name}' is missing or damaged: repeat the run", str(error)
+            ) from error
+
+    @property
+    def interval(self) -> Interval | None:
+        """The interval of the score for other patients; None where too few patients allow one."""
+        return interval_over(self.metric, self.scores, lambda: self.measures)
+
+    @property
+    def cases(self) -> list[dict[str, float]]:
+        """The test cases with the number of their patient and all that was measured of them."""
+        rows = zip(self.numbers, *(values.tolist() for values in self.measures.values()), strict=True)
+        return [dict(zip(("patient", *self.measures), row, strict=True)) for row in rows]
+
+    @property
+    def mean(self) -> float | None:
+        """The score of the test cases' mean, where a number is learned: closeness is 1 less a share of the error."""
+        if self.metric != CLOSENESS:
+            return None
+        values, error = self.measures["value"], float(self.measures["mae"].mean())
+        scale = float(1 - self.measures[self.metric].mean()) / error if error else 0.0
+        return 1 - scale * float((values - values.mean()).abs().mean())
+
+    @property
+    def ranks(self) -> dict[str, float]:
+        """The scores of the worst, the median and the best case."""
+        ordered = np.sort(self.scores.values)
+        places = {"worst": 0, "median": len(ordered) // 2, "best": len(ordered) - 1}
+        return {which: float(ordered[place]) for which, place in places.items()}
+
+
+def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures]) -> Interval | None:
+    """The interval of these cases' score for other patients, by whatever was measured of them."""
+    if metric != CONCORDANCE:
+        return interval(scores)
+    return interval_of_concordance(*(measures()[name].numpy() for name in RANKED))
