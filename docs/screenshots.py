@@ -13,8 +13,8 @@ from pathlib import Path
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from medsilo.runs.reading import read_verdict
 from medsilo_lab.study.demo import ROWS, SMALL
+from medsilo_lab.study.verdict_file import read_verdict
 
 HERE = Path(__file__).resolve().parent / "pictures"
 COLOURS = 256  # of the palette

@@ -42,8 +42,9 @@ from medsilo.models.network import Network
 from medsilo.plan import Plan, Tracking
 from medsilo.privacy.mechanisms import Demands
 from medsilo.registry import NETWORKS, TASKS
-from medsilo.runs import paths, schema
+from medsilo.runs import paths, schema, site_files
 from medsilo.site.settings import Limits, SiteSettings
+from medsilo_lab.study import verdict_file
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
 
 HERE = Path(__file__).parent
@@ -438,13 +439,13 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "round": lambda: fields(schema.Round),
     "site-round": lambda: fields(schema.SiteRound, "sites.<site>."),
     "sent-update": lambda: fields(schema.SentUpdate, "sites.<site>.updates.<group>."),
-    "provenance": lambda: fields(schema.Provenance),
+    "provenance": lambda: fields(site_files.Provenance),
     "study-tree": lambda: tree(STUDY_TREE),
-    "verdict": lambda: fields(schema.Verdict),
-    "gain": lambda: fields(schema.HospitalGain, "gains.<site>."),
-    "row": lambda: fields(schema.VerdictRow, "rows[]."),
-    "level": lambda: fields(schema.Level),
-    "difference": lambda: fields(schema.PairedDifference),
+    "verdict": lambda: fields(verdict_file.Verdict),
+    "gain": lambda: fields(verdict_file.HospitalGain, "gains.<site>."),
+    "row": lambda: fields(verdict_file.VerdictRow, "rows[]."),
+    "level": lambda: fields(verdict_file.Level),
+    "difference": lambda: fields(verdict_file.PairedDifference),
     "commands": commands,
     "extend": extension,
     "issues": issues,

@@ -19,11 +19,11 @@ from _pytest.junitxml import xml_key
 from medsilo.core.package import package_facts
 from medsilo.core.spill import _File
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.schema import About
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.cli.comparing import USUAL_SEEDS, seeds_of
 from medsilo_lab.study.cells import Row, cells_of, run_cell
 from medsilo_lab.study.compare import Asked, Study
+from medsilo_lab.study.verdict_file import About
 from tests.commands import parsed
 from tests.junit import BUILD
 

@@ -12,12 +12,12 @@ from benchmarks.results.looks import looking
 from benchmarks.results.pages import BRAINS, BRCA, HAR, HEART, Page, Part
 from benchmarks.results.patients import write_patients
 from benchmarks.results.sites import differing
-from medsilo.runs.schema import About, Verdict
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo_lab.study.cells import Cell, Row, run_cell
 from medsilo_lab.study.compare import Asked
 from medsilo_lab.study.verdict import Statistics
+from medsilo_lab.study.verdict_file import About, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,8 +18,8 @@ from benchmarks.results.making import Comparison
 from benchmarks.results.pages import HAR, LOOKS, Page, Part
 from benchmarks.results.shifts import sections
 from benchmarks.results.tables import MOST_SITES, NAMES, pays, sure, table
-from medsilo.runs.schema import PairedDifference, Verdict, VerdictRow
 from medsilo_lab.study.evidence import LEVEL, holm
+from medsilo_lab.study.verdict_file import PairedDifference, Verdict, VerdictRow
 
 END = "<!-- end of what the command wrote -->"  # what stands below is kept
 

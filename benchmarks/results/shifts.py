@@ -9,8 +9,8 @@ from benchmarks.analyses.figures import panels, save, style
 from benchmarks.results.making import Comparison
 from benchmarks.results.pages import Shift
 from benchmarks.results.tables import difference
-from medsilo.runs.schema import PairedDifference
 from medsilo_lab.study.cells import Row
+from medsilo_lab.study.verdict_file import PairedDifference
 
 AVERAGE = "FedAvg"
 Gains = dict[str, PairedDifference]  # over each other row, in the mean over sites

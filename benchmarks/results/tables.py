@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.results.figures import CellResult
 from medsilo.plan import Plan
-from medsilo.runs.schema import PairedDifference, Verdict
 from medsilo_lab.study.cells import Row
+from medsilo_lab.study.verdict_file import PairedDifference, Verdict
 
 MOST_SITES = 8  # with a column each
 NAMES = ("mean over sites", "pooled over cases", "worst site")

@@ -27,9 +27,9 @@ from medsilo.flare.jobs import find_job, plan_of
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import METHODS, SOURCE
 from medsilo.runs import paths
-from medsilo.runs.reading import read_summary, read_verdict
+from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record, new_study
-from medsilo.runs.schema import About, Progress, Round, Summary, Verdict
+from medsilo.runs.schema import Progress, Round, Summary
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo_lab import given
@@ -41,6 +41,7 @@ from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.study_page import write_study
 from medsilo_lab.study.cells import Row, base_plan, cells_of
 from medsilo_lab.study.compare import Study
+from medsilo_lab.study.verdict_file import About, Verdict, read_verdict
 
 if TYPE_CHECKING:
     from pandas import DataFrame

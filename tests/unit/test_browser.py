@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.files import write_json
-from medsilo.runs.reading import read_verdict
-from medsilo.runs.schema import HospitalGain, Needed, PairedDifference
 from medsilo_lab.report import page
 from medsilo_lab.report.gains import write_sheets
 from medsilo_lab.report.study_page import write_demo, write_study
 from medsilo_lab.study.compare import Study
+from medsilo_lab.study.verdict_file import HospitalGain, Needed, PairedDifference, read_verdict
 from tests.browser import Browser, chromium
 from tests.unit.test_report import SITES, round_line, save, summary_of
 

@@ -20,11 +20,12 @@ from medsilo.federation import inprocess
 from medsilo.federation.inprocess import Loop
 from medsilo.plan import parse_plan
 from medsilo.runs import paths
-from medsilo.runs.reading import read_summary, read_verdict
+from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import Scan
 from medsilo_lab.study.cells import Cell, Row, cells_of, run_cell
+from medsilo_lab.study.verdict_file import read_verdict
 from tests.conftest import SITES, make_plan
 from tests.hospital import photograph, write_pixels
 

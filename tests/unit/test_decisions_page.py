@@ -13,12 +13,12 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
 from medsilo.federation.exact import write_measures
 from medsilo.runs import paths
-from medsilo.runs.reading import read_verdict
-from medsilo.runs.schema import Decisions, HospitalGain, PairedDifference, Summary
+from medsilo.runs.schema import Decisions, Summary
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survival import Survival
 from medsilo_lab.report.gains import write_sheets
 from medsilo_lab.study.compare import Study
+from medsilo_lab.study.verdict_file import HospitalGain, PairedDifference, read_verdict
 from tests.unit.test_report import rendered, save, summary_of
 
 A, B, C = "hospital-a", "hospital-b", "hospital-c"

@@ -9,10 +9,10 @@ from torch.utils.data import ConcatDataset
 
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
-from medsilo.runs.reading import read_verdict
 from medsilo.tasks.survey import PARTS
 from medsilo.tasks.task import Fold, SiteData, folded, labels_of, patients_of
 from medsilo_lab.study.evidence import Scores, joined
+from medsilo_lab.study.verdict_file import read_verdict
 from tests.conftest import SITES, make_plan
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]

@@ -16,7 +16,8 @@ from medsilo.federation.asking import TurnKeeper
 from medsilo.runs import paths
 from medsilo.runs.progress import Moment, StudyProgress, listed
 from medsilo.runs.reading import read_now
-from medsilo.runs.schema import Doing, Progress, Round, SiteRound, SiteTurn, Turns
+from medsilo.runs.schema import Progress, Round, SiteRound, SiteTurn, Turns
+from medsilo.runs.site_files import Doing
 from tests.conftest import make_plan
 
 SITES = ["a", "b", "c", "d"]

@@ -16,17 +16,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
 from medsilo.runs import paths
 from medsilo.runs.record import Record
-from medsilo.runs.schema import (
-    Agreement,
-    Package,
-    Provenance,
-    Round,
-    RoundCount,
-    Selection,
-    SiteResult,
-    SiteRound,
-    Summary,
-)
+from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, SiteResult, SiteRound, Summary
+from medsilo.runs.site_files import Package, Provenance
 from medsilo_lab.report import charts, page, panels, pictures, template
 from medsilo_lab.report.formats import text_table
 from medsilo_lab.report.panels import Subject

@@ -6,23 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from medsilo.runs.schema import (
-    About,
-    Details,
-    Differences,
-    HospitalGain,
-    Needed,
-    PairedDifference,
-    RoundCount,
-    Verdict,
-    VerdictRow,
-)
+from medsilo.runs.schema import Details, RoundCount
 from medsilo_lab.report import study_page
 from medsilo_lab.report.gains import answer
 from medsilo_lab.report.page import render
 from medsilo_lab.report.read import read_all
 from medsilo_lab.study.detectable import needed
 from medsilo_lab.study.evidence import LEAST_SEEDS, Difference, Scores, Variance, compare
+from medsilo_lab.study.verdict_file import (
+    About,
+    Differences,
+    HospitalGain,
+    Needed,
+    PairedDifference,
+    Verdict,
+    VerdictRow,
+)
 from medsilo_lab.study.words import in_patients, in_points, needed_in_words, verdict_in_words
 from tests.unit.test_report import round_line, save, summary_of
 from tests.unit.test_verdict import statistics_of, verdict_of

@@ -17,7 +17,6 @@ from medsilo.core.errors import DataError
 from medsilo.core.files import load_yaml
 from medsilo.plan import load_plan, parse_plan
 from medsilo.registry import TASKS
-from medsilo.runs.reading import read_verdict
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.listing import Listing
 from medsilo.tasks.sources import DataSource
@@ -27,6 +26,7 @@ from medsilo_lab.start.folder_layout import layout_of, layout_of_folder
 from medsilo_lab.start.looker import OF_PLAN, OF_SETTINGS, Folder, advice, in_yaml, look, text_of
 from medsilo_lab.start.looks import Looks, look_at, patient_in
 from medsilo_lab.study.boundaries import enough_minutes
+from medsilo_lab.study.verdict_file import read_verdict
 from tests.conftest import make_plan
 from tests.hospital import ball, photograph, write_balls, write_pixels, write_table
 from tests.unit.test_docs import commands

@@ -13,12 +13,12 @@ import pytest
 from medsilo.cli import main
 from medsilo.core.errors import DataError
 from medsilo.plan import load_plan
-from medsilo.runs.reading import read_verdict
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sheet import Sheet
 from medsilo_lab.start.choices import Draft, nested
 from medsilo_lab.start.fitting import Machine
 from medsilo_lab.start.looker import Folder, first_sight, write_start
+from medsilo_lab.study.verdict_file import read_verdict
 from tests.hospital import photograph, write_pixels
 
 HEAD = ["nr", "pid", "alter", "größe", "stadium", "note", "time", "status"]

@@ -10,8 +10,8 @@ import pytest
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
-from medsilo.runs.reading import read_summary, read_verdict
-from medsilo.runs.schema import PairedDifference, Summary, Verdict
+from medsilo.runs.reading import read_summary
+from medsilo.runs.schema import Summary
 from medsilo_lab.report import study_page
 from medsilo_lab.report.gains import write_sheets
 from medsilo_lab.report.read import read
@@ -19,6 +19,7 @@ from medsilo_lab.report.study_page import write_study
 from medsilo_lab.study.cells import Cell
 from medsilo_lab.study.compare import Study
 from medsilo_lab.study.verdict import Statistics
+from medsilo_lab.study.verdict_file import PairedDifference, Verdict, read_verdict
 from tests.conftest import make_plan, make_study
 from tests.unit.test_report import Page
 

@@ -10,11 +10,11 @@ import pytest
 from benchmarks.results.tables import sure
 from medsilo.cli.show import Screen
 from medsilo.core.files import write_json
-from medsilo.runs.schema import HospitalGain, Needed, PairedDifference, Verdict
 from medsilo_lab.cli.comparing import _say_answer
 from medsilo_lab.study.cells import Row, cells_of
 from medsilo_lab.study.evidence import LEVEL, Difference, Scores, Variance
 from medsilo_lab.study.verdict import Statistics, _tested
+from medsilo_lab.study.verdict_file import HospitalGain, Needed, PairedDifference, Verdict
 from tests.conftest import make_plan, wanted
 
 Drawn = Callable[[str, int, str], np.ndarray]
@@ -33,7 +33,7 @@ def statistics_of(tmp_path: Path, titles: list[str], seeds: list[int], drawn: Dr
 
 
 def verdict_of(statistics: Statistics, tmp_path: Path) -> Verdict:
-    from medsilo.runs.schema import About
+    from medsilo_lab.study.verdict_file import About
 
     return statistics.verdict(About(title="x"), [])
 

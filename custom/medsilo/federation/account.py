@@ -29,7 +29,7 @@ from medsilo.privacy.accounting import counted, epsilon_of, noise_for
 from medsilo.privacy.mechanisms import Charge
 from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, Parcel, Request
 from medsilo.runs.paths import ANSWER_FILES, SPENT
-from medsilo.runs.schema import Spent
+from medsilo.runs.site_files import Spent
 from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending
 
 BETWEEN = "\x1f"  # a group's name and a tensor's

@@ -25,7 +25,7 @@ from medsilo.learning.loop import Compute, is_finite
 from medsilo.mixing.forms import Pulled
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.schema import Deed, Doing
+from medsilo.runs.site_files import Deed, Doing
 
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
 KEPT = 2  # states before the last: a server that dies inside a round may ask for the round before, too

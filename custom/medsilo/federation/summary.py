@@ -11,17 +11,8 @@ from medsilo.federation.asking import Exchange
 from medsilo.federation.server_state import ServerState
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.record import now
-from medsilo.runs.schema import (
-    Agreement,
-    Decisions,
-    Details,
-    Package,
-    Round,
-    RoundCount,
-    Selection,
-    SiteResult,
-    Summary,
-)
+from medsilo.runs.schema import Agreement, Decisions, Details, Round, RoundCount, Selection, SiteResult, Summary
+from medsilo.runs.site_files import Package
 from medsilo.runs.standing import standing_out
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, with_derived
 from medsilo.tasks.metrics import BROAD, CONFUSION, Counts, added

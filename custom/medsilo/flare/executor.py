@@ -44,7 +44,7 @@ from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel, Request
-from medsilo.runs.schema import DiaryLine
+from medsilo.runs.site_files import DiaryLine
 from medsilo.site.approvals import MOST_ROUNDS
 
 

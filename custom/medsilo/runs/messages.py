@@ -15,7 +15,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.section import Section
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
-from medsilo.runs.schema import LARGEST
+from medsilo.runs.fields import LARGEST
 
 MOST_CASES = 10_000_000  # of one site
 MOST_ROUNDS = 10_000_000  # of all phases of a study

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from medsilo.core.text import duration, size_text
 
 if TYPE_CHECKING:  # what `medsilo --help` would have to wait for
-    from medsilo.runs.schema import Doing, Round, SiteRound, SiteTurn, Turns
+    from medsilo.runs.schema import Round, SiteRound, SiteTurn, Turns
+    from medsilo.runs.site_files import Doing
 
 LATE = 1.5  # times the site's longest answer so far: from there on it is late
 GRACE = 5.0  # seconds that are never late
@@ -36,7 +37,8 @@ class Moment:
         """Read the moment of a run on this machine."""
         from medsilo.runs import paths
         from medsilo.runs.reading import read_now
-        from medsilo.runs.schema import Doing, Turns
+        from medsilo.runs.schema import Turns
+        from medsilo.runs.site_files import Doing
 
         turns = read_now(Turns, folder)
         if turns is None:

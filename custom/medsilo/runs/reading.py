@@ -1,4 +1,4 @@
-"""Reads what is in a run's or a comparison's folder, with one-line errors that name the file and the fix."""
+"""Reads what is in a run's folder, with one-line errors that name the file and the fix."""
 
 import json
 from contextlib import suppress
@@ -10,16 +10,9 @@ from pydantic import ValidationError
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 from medsilo.runs import paths
-from medsilo.runs.schema import (
-    SCHEMA,
-    DiaryLine,
-    Progress,
-    Provenance,
-    RecordPart,
-    Round,
-    Summary,
-    Verdict,
-)
+from medsilo.runs.fields import SCHEMA, RecordPart
+from medsilo.runs.schema import Progress, Round, Summary
+from medsilo.runs.site_files import DiaryLine, Provenance
 
 PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
@@ -28,7 +21,7 @@ AnyPart = TypeVar("AnyPart", bound=RecordPart)
 
 def read_summary(folder: Path) -> Summary:
     """Read summary.json."""
-    return _versioned(Summary, folder, paths.SUMMARY, "run")
+    return read_versioned(Summary, folder, paths.SUMMARY, "run")
 
 
 def read_provenance(folder: Path) -> Provenance:
@@ -48,13 +41,6 @@ def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
             where = f"{_where(folder, paths.ROUNDS)}, line {number}"
             rounds.append(_checked(Round, _parsed(line, where), where))
     return rounds
-
-
-def read_verdict(folder: Path) -> Verdict:
-    """Read a comparison's verdict.json."""
-    if not (folder / paths.VERDICT).is_file():
-        raise MedsiloError(f"{folder.name} holds no {paths.VERDICT}: run medsilo compare with --out {folder}")
-    return _versioned(Verdict, folder, paths.VERDICT, "comparison")
 
 
 def read_of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPart]:
@@ -110,7 +96,7 @@ def read_text(folder: Path, file: str, kind: str = "run") -> str:
         raise MedsiloError(f"{file} of {kind} '{name}' cannot be read: check its permissions", str(error)) from None
 
 
-def _versioned(model: type[AnyPart], folder: Path, file: str, kind: str) -> AnyPart:
+def read_versioned(model: type[AnyPart], folder: Path, file: str, kind: str) -> AnyPart:
     """Read a file that says the version of its form."""
     where = _where(folder, file, kind)
     content = _parsed(read_text(folder, file, kind), where)

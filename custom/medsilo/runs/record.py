@@ -34,7 +34,8 @@ from medsilo.core.package import package_facts
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds, read_summary
-from medsilo.runs.schema import Package, Provenance, Round, Summary, Turns
+from medsilo.runs.schema import Round, Summary, Turns
+from medsilo.runs.site_files import Package, Provenance
 
 LET_GO = 60.0  # seconds that a job which is ending has to let go of its study
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")

@@ -1,78 +1,30 @@
-"""The record of a study as typed models: what is in a run's and in a comparison's JSON files.
+"""The record of a study as typed models: what is in a run's JSON files at the server.
 
-The ranges hold for writer and reader alike: what was accepted can be written, and what was written can be read.
 `docs/run-tree.md` is made from the descriptions below: `python -m docs.tables`.
 """
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainValidator, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
-from medsilo.core.text import plain
-
-SCHEMA: Literal[1] = 1
-LARGEST = 1e39  # no number of a network in float32 is larger
-SLACK = 1e-6  # by which a mean of scores may leave their range through rounding
-
-Text = Annotated[str, BeforeValidator(lambda value: plain(value) if isinstance(value, str) else value)]
-Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # every JSON reader keeps such a number exactly
-Seconds = Annotated[float, Field(strict=True, ge=0, le=1e12)]
-Number = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
-Amount = Annotated[float, Field(strict=True, ge=0, le=LARGEST)]
-Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-Figure = Annotated[int | float, PlainValidator(lambda value: _figure(value))]  # a number of either kind, kept as it is
-Score = Annotated[float, Field(strict=True, ge=-SLACK, le=1 + SLACK)]
-Difference = Annotated[float, Field(strict=True, ge=-1 - SLACK, le=1 + SLACK)]
-Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
-Scores = dict[str, Score | None]
-
-
-def _figure(value: Any) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
-        raise ValueError("input should be a finite number")
-    return value
-
+from medsilo.runs.fields import (
+    SCHEMA,
+    SLACK,
+    Amount,
+    Count,
+    Figure,
+    Number,
+    RecordPart,
+    Score,
+    Seconds,
+    Seed,
+    Share,
+    Text,
+)
+from medsilo.runs.site_files import Package
 
 SEE_LOG = "see the server's log"  # the end of the reason of a run that an error ended that nobody foresaw
 STOPPED = "stopped"  # why a run ended that somebody or something stopped in its middle
-
-
-class RecordPart(BaseModel):
-    """A part of a file. Unknown keys pass, so that a newer medsilo may add some within one schema version."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, populate_by_name=True)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the values as they stand in the file."""
-        return self.model_dump(mode="json", by_alias=True)
-
-    def changed(self, **values: Any) -> Self:
-        """Return a copy with these values, checked like any other."""
-        return type(self).model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **values})
-
-
-# ---------------------------------------------------------------------------------------------------- a site's own
-class Spent(RecordPart):
-    """The privacy that a study cost a hospital's patients, in the hospital's own folder."""
-
-    study: Amount | None  # ε by itself; None: no bound holds
-    all_studies: Amount | None
-    delta: Share
-    allowed: Amount | None  # for all studies
-    entries: Count  # of the ledger that name the study
-
-
-Pair = tuple[Number, Number]
-
-
-class FilesFound(RecordPart):
-    """The ranges of what lies in a hospital's files, in the hospital's own folder."""
-
-    size: list[Pair] | None = None  # voxels along x, y (and z): the least and the greatest
-    spacing: list[Pair] | None = None  # millimetres
-    intensity: Pair | None = None
-    seconds: Pair | None = None  # of recordings
-    scales: dict[Text, Pair] = {}  # of a table's or recordings' numbers: mean and standard deviation
 
 
 # ---------------------------------------------------------------------------------------------------- rounds.jsonl
@@ -157,38 +109,6 @@ class Turns(RecordPart):
     sites: dict[str, SiteTurn] = Field(description="site → its turn")
 
 
-Deed = Literal["starting", "training", "measuring", "validating", "testing", "sending", "refused"]
-
-
-class Doing(RecordPart):
-    """now.json of a site: the work that it does at the moment, in the site's own folder."""
-
-    task: Text = Field(description="what it was asked for")
-    round: Count = Field(description="the round")
-    at: Seconds = Field(description="when this was written, in seconds since 1970")
-    deed: Deed = Field(description="the kind of work")
-    share: Share | None = Field(None, description="how much of its training is done; `null` in other work")
-    memory: Seconds = Field(0.0, description="bytes of memory that this answer has taken so far")
-    device: Text = Field("", description="what it trains on")
-
-
-class DiaryLine(RecordPart):
-    """A line of diary.jsonl of a site: what left, or why nothing did, in the site's own folder."""
-
-    at: Seconds = Field(description="when, in seconds since 1970")
-    kind: Literal["began", "answered", "refused", "died"]
-    task: Text = ""
-    round: Count = 0
-    bytes: Count = Field(0, description="of the tensors that left")
-    seconds: Seconds = 0.0
-    memory: Seconds = Field(0.0, description="bytes that the answer took")
-    reason: Text = ""
-    plan: Text = ""
-    method: Text = ""
-    rounds: Count = Field(0, description="of the plan")
-    lead: Text = ""
-
-
 class Progress(RecordPart):
     """The state of a study while it runs, as the server tells it and `medsilo status ID --watch` shows it."""
 
@@ -203,11 +123,6 @@ class Progress(RecordPart):
 
 
 # ---------------------------------------------------------------------------------------------------- summary.json
-class Package(RecordPart):
-    """The version and hash of the medsilo that ran."""
-
-    version: str | None = None
-    hash: str | None = None
 
 
 class RoundCount(RecordPart):
@@ -507,182 +422,3 @@ class Summary(RecordPart):
             if score is not None and not -SLACK <= score <= 1 + SLACK:
                 raise ValueError(f"sites.{name}.test.{self.metric} is {score:g}, not between 0 and 1")
         return self
-
-
-# ---------------------------------------------------------------------------------------------------- the other files
-class Provenance(RecordPart):
-    """provenance.json: where a run's numbers come from."""
-
-    package: Package = Field(Package(), description="`version` and `hash` of medsilo")
-    plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
-    seed: Seed | None = Field(None, description="the plan's seed")
-    protocol: Text | None = Field(None, description="what the plan's numbers follow")
-    started: Text | None = Field(None, description="when the run began, UTC")
-    python: Text | None = Field(None, description="Python's version")
-    platform: Text | None = Field(None, description="operating system and processor")
-    versions: dict[str, Text] = Field({}, description="library → version")
-    device: Text | None = Field(None, description="of a site: what it trains on, and how exactly that computes")
-
-    def as_read(self) -> dict[str, Any]:
-        """Return the keys that the file has."""
-        return self.model_dump(mode="json", exclude_unset=True)
-
-
-class Level(RecordPart):
-    """A row's score over its seeds."""
-
-    mean: Score = Field(description="mean over seeds")
-    sd: Number | None = Field(None, description="standard deviation over seeds; `null` with one seed")
-    low: Score = Field(description="lower end of the 95 % interval")
-    high: Score = Field(description="upper end")
-    by_seed: list[Score] = Field([], description="one score per seed")
-
-
-class PairedDifference(RecordPart):
-    """A row's score minus another's, with its interval and its test."""
-
-    mean: Difference = Field(description="mean over seeds")
-    low: Difference = Field(description="lower end of the 95 % interval")
-    high: Difference = Field(description="upper end")
-    p: Share = Field(description="p-value by itself")
-    seeds: Count = Field(description="seeds that both rows have")
-    patients: Count | None = Field(None, description="test patients behind it")
-    adjusted: Share = Field(description="p-value after Holm's correction")
-    sure: bool = Field(
-        strict=True,
-        description="significant: the interval leaves zero out and the corrected test agrees; never with fewer than "
-        "four seeds, one patient, or seeds or patients that are all alike",
-    )
-
-
-class Differences(RecordPart):
-    """A row's differences from the row that all are compared with."""
-
-    mean: PairedDifference | None = Field(None, description="of the mean over sites")
-    pooled: PairedDifference | None = Field(None, description="of the mean over all cases")
-    worst: PairedDifference | None = Field(None, description="of the score at each row's own worst site")
-    sites: dict[str, PairedDifference | None] = Field({}, description="at each site")
-
-
-class Needed(RecordPart):
-    """Patients or seeds that an inconclusive comparison lacks."""
-
-    of: Literal["test patients", "seeds"] = Field(description="`test patients` or `seeds`")
-    number: Count | None = Field(
-        None, description="as many would show the difference in four of five such studies; `null`: more than 1,000"
-    )
-    difference: Difference | None = Field(
-        None, description="the difference that they would show; `null`: fewer seeds give no verdict"
-    )
-
-
-class HospitalGain(RecordPart):
-    """One hospital's difference from single-site training, and the verdict on it."""
-
-    word: Literal["better", "worse", "inconclusive"] = Field(
-        description="`better` or `worse`: the difference is significant; else `inconclusive`"
-    )
-    method: Text = Field(description="the row whose difference it is")
-    gain: PairedDifference = Field(description="that row's model minus the one that the site trains alone")
-    needed: Needed | None = Field(None, description="what is missing where it is inconclusive, if known")
-
-
-class VerdictRow(RecordPart):
-    """One row of a comparison."""
-
-    title: Text = Field(description="the row's title")
-    method: Text = Field(description="the method's name in plans")
-    changes: list[Text] = Field([], description="the row's changes to the plan")
-    seeds: list[Seed] = Field([], description="seeds with a finished run")
-    score: Level | None = Field(None, description="mean test score over sites, see below")
-    pooled: Level | None = Field(None, description="the same over all cases")
-    sites: dict[str, Level | None] = Field({}, description="the same at each site")
-    against: Text | None = Field(None, description="the row that this one is compared with; `null` if there is none")
-    unlike: Text | None = Field(
-        None, description="in what the two networks differ, if they do: then the difference is not the method's alone"
-    )
-    difference: Differences = Field(
-        Differences(), description="`mean`, `pooled`, `worst` and `sites`: differences from that row"
-    )
-    joining: dict[str, PairedDifference | None] = Field(
-        {}, description="site → this method's model minus the one that the site trains alone"
-    )
-
-
-class About(RecordPart):
-    """The words on a comparison's page beside its numbers."""
-
-    title: str = Field(description="the page's title")
-    machine: str = Field("", description="the machine in words")
-    cells: Count = Field(0, description="runs that were asked for")
-    failures: list[str] = Field([], description="what failed, one line each")
-
-
-class RunOfRow(RecordPart):
-    """A run, with the row and the seed that it belongs to."""
-
-    row: Text
-    seed: Seed
-    run: str
-    fold: Count | None = None
-
-
-class DetectableGain(RecordPart):
-    """The gain that a comparison would have found in 80 % of such studies."""
-
-    seeds: Count = Field(description="seeds of the comparison")
-    gain: Number = Field(description="the gain, in the score's unit")
-    low: Number | None = Field(None, description="the least that `gain` may be, as the spread is an estimate")
-    high: Number | None = Field(None, description="the most, at the comparison's `level`")
-    words: Text = Field(description="the same as a sentence")
-
-
-class Verdict(RecordPart):
-    """verdict.json: what a comparison says."""
-
-    form: Literal[1] = Field(default=SCHEMA, alias="schema", description="the version of this table")
-    task: Text = Field(description="the task's name in plans")
-    task_title: Text = Field(description="the task's name for readers")
-    synthetic: bool = Field(strict=True, description="whether the data were drawn by the computer")
-    metric: Text = Field(description="the name of the score")
-    network: Text = Field(description="the network's name")
-    seeds: list[Seed] = Field(description="the seeds that were asked for")
-    folds: Count | None = Field(None, description="how often patients took turns in the test part; `null`: never")
-    planned: Count | None = Field(
-        None,
-        description="the seeds that had room within `--minutes`: the study ends before where the first question is "
-        "answered, and intervals hold at every look; `null`: the seeds were given",
-    )
-    sites: list[str] = Field(description="the sites with a score")
-    patients: dict[str, Count] = Field({}, description="site → its test patients")
-    level: Share = Field(description="how sure the intervals are, 0.95")
-    against: Text | None = Field(None, description="the row that all are compared with")
-    could_have_seen: DetectableGain | None = Field(
-        None, description="the gain that would have been found, see below; `null` with one seed"
-    )
-    single: list[str] = Field(
-        [], description="sites whose test cases are all one patient's: their own intervals are for other seeds alone"
-    )
-    headline: str = Field(description="the answer to the first question in words")
-    between: str = Field("", description="which methods are better than the row that all are compared with, in words")
-    first: PairedDifference | None = Field(
-        None,
-        description="the first question, declared before: the row that all are compared with, minus training alone; "
-        "`null` without either",
-    )
-    declared: Text | None = Field(None, description="the row of which this is asked; `null`: every federation is")
-    gains: dict[str, HospitalGain] = Field({}, description="site → the verdict on joining, see below")
-    rows: list[VerdictRow] = Field(description="the rows, see below")
-    about: About = Field(description="`title`, `command`, `machine`, `cells`, `failures`")
-    runs: list[RunOfRow] = Field(
-        description="`row`, `seed`, folder (`run`) and, if there are folds, `fold` of each finished run"
-    )
-
-    @property
-    def holds_for(self) -> str:
-        """Return for whom the intervals are, in words: patients count only where a site tests several."""
-        if not self.single:
-            return "other patients and other seeds (whole patients count)"
-        if self.single == self.sites:
-            return "other people and other seeds (a site is one person); at one site seeds alone, so nothing is sure"
-        return f"other patients and other seeds, at {', '.join(self.single)} for other seeds alone (one patient each)"

@@ -12,7 +12,7 @@ from statistics import median
 from medsilo.core.text import is_safe_name
 from medsilo.runs import paths
 from medsilo.runs.reading import read_diary, read_now, read_of_sites
-from medsilo.runs.schema import DiaryLine, Doing, Spent
+from medsilo.runs.site_files import DiaryLine, Doing, Spent
 
 Row = dict[str, str]  # a line of metrics.csv
 

@@ -14,7 +14,7 @@ from medsilo.runs import paths
 from medsilo.site.owner import ALL_MINE
 
 if TYPE_CHECKING:
-    from medsilo.runs.schema import Verdict
+    from medsilo_lab.study.verdict_file import Verdict
 
 
 def row_of(value: object) -> str:
@@ -129,10 +129,10 @@ def compare(
     import os
     from functools import partial
 
-    from medsilo.runs.schema import About
     from medsilo_lab.report.study_page import write_study
     from medsilo_lab.study.compare import Asked, Study, most_at_once
     from medsilo_lab.study.reuse import beside
+    from medsilo_lab.study.verdict_file import About
 
     out = beside(out) if again else out
     cells = Asked(task, plan, methods, row, numbers, changes, out, folds).all_cells()
@@ -156,7 +156,7 @@ def compare(
 
 def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> "Verdict":
     """Say what a comparison found, for each hospital its verdict, and the next command; return it."""
-    from medsilo.runs.reading import read_verdict
+    from medsilo_lab.study.verdict_file import read_verdict
     from medsilo_lab.study.words import verdict_in_words
 
     verdict = read_verdict(folder)

@@ -12,14 +12,13 @@ from typing import Any
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted, is_safe_name
 from medsilo.runs import paths
-from medsilo.runs.reading import read_verdict
-from medsilo.runs.schema import HospitalGain, Level, PairedDifference, Verdict
 from medsilo_lab.report.charts import Dot, dot_chart, dot_ticks
 from medsilo_lab.report.findings import CHOSEN, SYNTHETIC, learned
 from medsilo_lab.report.formats import between, bytes_text, number, seconds_text
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.template import fill, save
+from medsilo_lab.study.verdict_file import HospitalGain, Level, PairedDifference, Verdict, read_verdict
 from medsilo_lab.study.words import evidence_of, in_patients, in_points, needed_in_words, points
 
 LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}  # the marker

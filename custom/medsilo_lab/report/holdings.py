@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from medsilo.runs.schema import FilesFound, Pair
+from medsilo.runs.site_files import FilesFound, Pair
 from medsilo_lab.report.charts import Dot, dot_chart
 from medsilo_lab.report.formats import cell
 from medsilo_lab.report.read import RunResult

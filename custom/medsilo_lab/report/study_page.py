@@ -10,8 +10,6 @@ from markupsafe import Markup
 
 from medsilo.core.text import counted
 from medsilo.runs import paths
-from medsilo.runs.reading import read_verdict
-from medsilo.runs.schema import Level, PairedDifference, Verdict, VerdictRow
 from medsilo_lab.report import deciding, findings, holdings, panels
 from medsilo_lab.report.charts import Dot, Series, band_of, line_chart, styles, swatch, values_of
 from medsilo_lab.report.findings import REFERENCES, STANDS_OUT, Notice, guessing_at, learned, provenance
@@ -20,6 +18,7 @@ from medsilo_lab.report.gains import first_screen
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.template import fill, save
+from medsilo_lab.study.verdict_file import Level, PairedDifference, Verdict, VerdictRow, read_verdict
 from medsilo_lab.study.words import points
 
 DARKEST = 0.3  # the gain whose cell is darkest

@@ -17,9 +17,7 @@ from medsilo.core.text import counted, duration
 from medsilo.flare import jobs
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs import paths
-from medsilo.runs.reading import read_verdict
 from medsilo.runs.record import Record, alone
-from medsilo.runs.schema import About, RunOfRow, Verdict
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.study import reuse
 from medsilo_lab.study.boundaries import LEAST, seeds_within
@@ -36,6 +34,7 @@ from medsilo_lab.study.cells import (
 )
 from medsilo_lab.study.reading_once import images_ready
 from medsilo_lab.study.verdict import Statistics, chosen_baseline
+from medsilo_lab.study.verdict_file import About, RunOfRow, Verdict, read_verdict
 
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
 BAR = 20

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.schema import About
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.study.cells import Row, base_plan, cells_of
 from medsilo_lab.study.compare import Study
+from medsilo_lab.study.verdict_file import About
 
 # Hospitals as small as many are. Numbers that leave room between training alone and pooled data; no setting was found,
 # and none was sought further, in which the methods for unlike hospitals are significantly above FedAvg.

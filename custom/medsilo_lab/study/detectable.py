@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 import scipy  # which loads its parts when they are used
 
-from medsilo.runs.schema import DetectableGain
 from medsilo_lab.study.evidence import GUARD, LEVEL, TAIL, Difference, Variance, critical
+from medsilo_lab.study.verdict_file import DetectableGain
 
 POWER = 0.8  # share of studies in which the difference would be found
 MOST_SEEDS, MOST_PATIENTS = 30, 1000  # that are named

@@ -12,10 +12,11 @@ from medsilo.core.section import Section
 from medsilo.core.text import counted
 from medsilo.plan import keys_of
 from medsilo.runs import paths
-from medsilo.runs.reading import read_provenance, read_verdict
+from medsilo.runs.reading import read_provenance
 from medsilo.site.settings import EachSites, SiteSettings
 from medsilo_lab.study.cells import ANOTHER_FOLDER, Cell
 from medsilo_lab.study.differing import differences
+from medsilo_lab.study.verdict_file import read_verdict
 
 # Settings that decide how fast a run is, or whether it begins at all, and never a number of it.
 WITHOUT_EFFECT = {"workers", "isolation", "memory_limit", "studies", "models_disk", "approval", "output", "limits"}

@@ -10,17 +10,6 @@ import numpy as np
 
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import Plan
-from medsilo.runs.schema import (
-    About,
-    Differences,
-    HospitalGain,
-    Level,
-    Needed,
-    PairedDifference,
-    RunOfRow,
-    Verdict,
-    VerdictRow,
-)
 from medsilo_lab.study.boundaries import error_at
 from medsilo_lab.study.cells import ALONE, Cell, Row, unlike
 from medsilo_lab.study.detectable import needed, sensitivity
@@ -40,6 +29,17 @@ from medsilo_lab.study.evidence import (
 )
 from medsilo_lab.study.scores import SiteTest
 from medsilo_lab.study.training_luck import luck_of
+from medsilo_lab.study.verdict_file import (
+    About,
+    Differences,
+    HospitalGain,
+    Level,
+    Needed,
+    PairedDifference,
+    RunOfRow,
+    Verdict,
+    VerdictRow,
+)
 from medsilo_lab.study.words import evidence_of, in_patients, in_points, points
 
 DEFAULT = "fedavg"

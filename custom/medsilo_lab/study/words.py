@@ -1,7 +1,7 @@
 """A difference and a verdict in words, as pages, sheets and the terminal say them. Light: without numpy."""
 
 from medsilo.core.text import counted
-from medsilo.runs.schema import HospitalGain, Needed, PairedDifference
+from medsilo_lab.study.verdict_file import HospitalGain, Needed, PairedDifference
 
 OF_PATIENTS = {  # scores that are a share of something that a reader can count
     "accuracy": "test cases, {} classified correctly",

@@ -1,0 +1,96 @@
+"""The files in a hospital's own folder of a study, as typed models, and where its numbers come from."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from medsilo.runs.fields import (
+    Amount,
+    Count,
+    Number,
+    RecordPart,
+    Seconds,
+    Seed,
+    Share,
+    Text,
+)
+
+
+class Spent(RecordPart):
+    """The privacy that a study cost a hospital's patients, in the hospital's own folder."""
+
+    study: Amount | None  # ε by itself; None: no bound holds
+    all_studies: Amount | None
+    delta: Share
+    allowed: Amount | None  # for all studies
+    entries: Count  # of the ledger that name the study
+
+
+Pair = tuple[Number, Number]
+
+
+class FilesFound(RecordPart):
+    """The ranges of what lies in a hospital's files, in the hospital's own folder."""
+
+    size: list[Pair] | None = None  # voxels along x, y (and z): the least and the greatest
+    spacing: list[Pair] | None = None  # millimetres
+    intensity: Pair | None = None
+    seconds: Pair | None = None  # of recordings
+    scales: dict[Text, Pair] = {}  # of a table's or recordings' numbers: mean and standard deviation
+
+
+Deed = Literal["starting", "training", "measuring", "validating", "testing", "sending", "refused"]
+
+
+class Doing(RecordPart):
+    """now.json of a site: the work that it does at the moment, in the site's own folder."""
+
+    task: Text = Field(description="what it was asked for")
+    round: Count = Field(description="the round")
+    at: Seconds = Field(description="when this was written, in seconds since 1970")
+    deed: Deed = Field(description="the kind of work")
+    share: Share | None = Field(None, description="how much of its training is done; `null` in other work")
+    memory: Seconds = Field(0.0, description="bytes of memory that this answer has taken so far")
+    device: Text = Field("", description="what it trains on")
+
+
+class DiaryLine(RecordPart):
+    """A line of diary.jsonl of a site: what left, or why nothing did, in the site's own folder."""
+
+    at: Seconds = Field(description="when, in seconds since 1970")
+    kind: Literal["began", "answered", "refused", "died"]
+    task: Text = ""
+    round: Count = 0
+    bytes: Count = Field(0, description="of the tensors that left")
+    seconds: Seconds = 0.0
+    memory: Seconds = Field(0.0, description="bytes that the answer took")
+    reason: Text = ""
+    plan: Text = ""
+    method: Text = ""
+    rounds: Count = Field(0, description="of the plan")
+    lead: Text = ""
+
+
+class Package(RecordPart):
+    """The version and hash of the medsilo that ran."""
+
+    version: str | None = None
+    hash: str | None = None
+
+
+class Provenance(RecordPart):
+    """provenance.json: where a run's numbers come from."""
+
+    package: Package = Field(Package(), description="`version` and `hash` of medsilo")
+    plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
+    seed: Seed | None = Field(None, description="the plan's seed")
+    protocol: Text | None = Field(None, description="what the plan's numbers follow")
+    started: Text | None = Field(None, description="when the run began, UTC")
+    python: Text | None = Field(None, description="Python's version")
+    platform: Text | None = Field(None, description="operating system and processor")
+    versions: dict[str, Text] = Field({}, description="library → version")
+    device: Text | None = Field(None, description="of a site: what it trains on, and how exactly that computes")
+
+    def as_read(self) -> dict[str, Any]:
+        """Return the keys that the file has."""
+        return self.model_dump(mode="json", exclude_unset=True)
