@@ -73,7 +73,7 @@ def test_a_study_over_the_budget_is_refused_before_data_are_read(photos: Path, t
     assert answered(tmp_path)["validation"] == 5
 
 
-def test_two_leads_have_a_budget_each_unless_the_hospital_says_otherwise(book: Book) -> None:
+def test_each_lead_has_a_budget_of_its_own_for_each_data_set(book: Book) -> None:
     book.admit(FIRST, PLANNED, FEW)
     for _ in range(6):
         book.note(FIRST, {"validation": 1}, FEW)
@@ -81,10 +81,7 @@ def test_two_leads_have_a_budget_each_unless_the_hospital_says_otherwise(book: B
         book.admit(SECOND, PLANNED, FEW)
     book.admit(OTHER, PLANNED, FEW)
     book.admit(ELSEWHERE, PLANNED, FEW)
-    together = FEW.model_copy(update={"all_leads": 1.5})
-    book.note(OTHER, {"validation": 6}, together)
-    with pytest.raises(Refused, match=r"has 3 left for all leads together \(limits\.all_leads"):
-        book.admit(Asker("lead@c", "data", "five"), PLANNED, together)
+    book.note(OTHER, {"validation": 6}, FEW)
     assert book.used("data") == {"lead@a": {"validation": 6}, "lead@b": {"validation": 6}}
 
 

@@ -155,22 +155,12 @@ class Book:
 
     def _check(self, counts: Mapping[Asker, Count], asker: Asker, part: DataPart, wanted: int, limits: Limits) -> None:
         """Raise Refused where this many answers of one study are more than is left."""
-        others = {
-            other: self._most(other, count, part)
-            for other, count in counts.items()
-            if other.data == asker.data and other != asker
-        }
-        most = limits.answers(part)
-        left = most - sum(used for other, used in others.items() if other.lead == asker.lead)
-        where, whose = f"limits.{part}_answers", "this lead"
-        if limits.all_leads is not None:
-            left_to_all = int(most * limits.all_leads) - sum(others.values())
-            if left_to_all < left:
-                left, where, whose = left_to_all, "limits.all_leads", "all leads together"
+        others = [own for own in counts if (own.lead, own.data) == (asker.lead, asker.data) and own != asker]
+        left = limits.answers(part) - sum(self._most(other, counts[other], part) for other in others)
         if wanted > left:
             raise Refused(
                 f"the study needs {wanted} answers with scores over {part} cases of this hospital, which has "
-                f"{max(left, 0)} left for {whose} ({where} in its {FILE_NAME})"
+                f"{max(left, 0)} left for this lead (limits.{part}_answers in its {FILE_NAME})"
             )
 
     def _most(self, asker: Asker, count: Count, part: DataPart) -> int:

@@ -48,9 +48,6 @@ class Limits(Section):
     train_answers: int = Field(2000, ge=0, description="losses over training cases that leave, per lead and data set")
     validation_answers: int = Field(2000, ge=0, description="scores over validation cases, likewise")
     test_answers: int = Field(100, ge=0, description="scores over test cases, likewise")
-    all_leads: float | None = Field(
-        None, gt=0, description="how many times these three numbers all leads together may use; null: no bound"
-    )
 
     def answers(self, part: DataPart) -> int:
         """Return how many scored answers over a part one lead may have."""
