@@ -119,7 +119,7 @@ def changed(draw: st.DrawFn, whole: Any) -> Any:
     for _ in range(draw(st.integers(1, 3))):
         every = [place for place in places(value) if place]
         if not every:
-            return draw(values)
+            return copy.deepcopy(draw(values))
         *path, last = draw(st.sampled_from(every))
         inner = value
         for key in path:
@@ -128,9 +128,9 @@ def changed(draw: st.DrawFn, whole: Any) -> Any:
         if what == "drop":
             del inner[last]
         elif what == "add" and isinstance(inner, dict):
-            inner[draw(st.text(max_size=6))] = draw(values)
+            inner[draw(st.text(max_size=6))] = copy.deepcopy(draw(values))
         else:
-            inner[last] = draw(values)
+            inner[last] = copy.deepcopy(draw(values))
     return value
 
 
