@@ -13,7 +13,7 @@ MEMORY := $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print $$2}' /proc/m
 	xargs -r df --output=avail,target 2>/dev/null | awk '$$1 + 0 > 4000000 {print $$2}')
 quick test test-of: export TMPDIR := $(or $(firstword $(MEMORY)),$(TMPDIR),/tmp)
 
-.PHONY: demo jobs quick test test-of test-slow claims test-long soak bench bench-history upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit docs screenshots docs-tables clean
+.PHONY: demo jobs lint quick test test-of test-slow claims test-long soak bench bench-history upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -21,6 +21,11 @@ demo: $(VENV)/.demo-ready
 # Writes the folders in jobs/ from the plans in custom/medsilo/jobs/.
 jobs: $(VENV)/.demo-ready
 	$(BIN)/python jobs/write.py
+
+lint: $(VENV)/.test-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 # Engine, methods, mixing, federations in process and one over the simulator, in less than a minute: while you write.
 QUICK = houserules plan algorithms mixers mixing_weights coordinator digests
