@@ -1,5 +1,5 @@
 """The tables of docs/run-tree.md, docs/plan.md, docs/check.md and docs/commands.md, made from the package, and those
-of docs/evidence.md, made from the pages that have the numbers.
+of docs/research/which-method.md, made from the pages that have the numbers.
 
     python -m docs.tables        # write them again
 
@@ -10,7 +10,7 @@ import ast
 import inspect
 import os
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
@@ -51,12 +51,12 @@ HERE = Path(__file__).parent
 APPROVAL = ("approval",)
 PAGES = (
     "plan.md",
-    "methods.md",
+    "research/methods.md",
     "run-tree.md",
     "check.md",
     "commands.md",
-    "evidence.md",
-    "extend.md",
+    "research/which-method.md",
+    "research/extend.md",
     "review.md",
     "compatibility.md",
 )
@@ -184,11 +184,8 @@ def section(model: type[BaseModel], prefix: str) -> str:
     return table(("key", "values (default)", "meaning"), [(f"`{key}`", *rest) for key, *rest in keys_of(model, prefix)])
 
 
-def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str, most: int = 0) -> str:
-    """Return the table of a section that is one of several; what means the same in several of them is one row.
-
-    most: keys of no more than so many are left out.
-    """
+def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str:
+    """Return the table of a section that is one of several; what means the same in several of them is one row."""
     found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, model in models.items():
         for key, values, meaning in keys_of(model, prefix):
@@ -198,17 +195,8 @@ def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str, most: 
         usual, *others = sorted(variants, key=lambda values: -len(variants[values]))
         words = [usual, *(f"{', '.join(variants[values])}: {values}" for values in others)]
         having = [name for name in models if any(name in names for names in variants.values())]
-        if len(having) <= most:
-            continue
         rows.append((f"`{key}`", "; ".join(words), meaning, named(having, list(models))))
     return table(("key", "values (default)", "meaning", f"{what}s"), rows)
-
-
-def keys_of_methods() -> dict[str, list[tuple[str, str, str]]]:
-    """Return each method's keys that few others have; those of many are in the table of plan.md."""
-    found = {name: list(keys_of(method, "algorithm")) for name, method in methods.OURS.items()}
-    many = Counter(row[0::2] for rows in found.values() for row in rows)
-    return {name: [row for row in rows if many[row[0::2]] <= MOST_NAMES] for name, rows in found.items()}
 
 
 def named(having: Sequence[str], among: Sequence[str]) -> str:
@@ -290,7 +278,7 @@ RUN_TREE: Mapping[str, str] = {
     f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent where every site "
     "has its own",
     f"{paths.GLOBAL}/{paths.LAST}": "the same after the last round; the only one where sites choose a model of "
-    "their own beside the shared one ([methods.md](methods.md#methods-with-a-model-of-the-hospitals-own))",
+    "their own beside the shared one",
     f"{paths.SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the "
     "selector as safetensors, `plan.yaml`, and `supermodel.json` with the threshold and every file's SHA-256. Each "
     "site has one of its own, too",
@@ -410,9 +398,8 @@ def help_of(command: str) -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "plan-algorithm": lambda: one_of(methods.OURS, "algorithm", "method", most=MOST_NAMES),
+    "plan-algorithm": lambda: one_of(methods.OURS, "algorithm", "method"),
     "methods": methods.overview,
-    "method-sections": lambda: methods.sections(keys_of_methods()),
     "plan-task": lambda: one_of(TASKS, "task", "task"),
     "plan-network": lambda: one_of(NETWORKS, "network", "network"),
     "plan-training": lambda: section(Training, "training"),

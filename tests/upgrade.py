@@ -37,12 +37,11 @@ LONGEST = 4 * 3600  # seconds that one command may take
 PARALLEL = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")  # as in the Makefile
 QUICK_JOBS = ("fedavg", "harmofl", "fedsm")
 SHORT = ("--set", "training.rounds=2")
-# Pages with commands that need neither a kit nor a hospital's data; those of docs/reproduce.md are in `make test-long`.
+# Pages with commands that need neither a kit nor a hospital's data; those of reproduce.md are in `make test-long`.
 WITH_COMMANDS = (
     "README.md",
-    "docs/start.md",
-    "docs/fedsm.md",
-    "docs/harmofl.md",
+    "docs/start/tutorial.md",
+    "docs/research/methods.md",
     "docs/privacy.md",
     "docs/guides/lead.md",
 )
@@ -176,7 +175,7 @@ def page_commands(trial: Trial) -> Iterator[tuple[str, list[str]]]:
     for page in WITH_COMMANDS:
         for line in commands(ROOT / page):
             words = shlex.split(line, comments=True)
-            own = page == "docs/start.md"  # a tutorial: each command goes on with what the one before left
+            own = page == "docs/start/tutorial.md"  # a tutorial: each command goes on with what the one before left
             if line in seen or (NEEDS_MORE.search(line) and not own):
                 continue
             seen.add(line)

@@ -31,7 +31,7 @@ from medsilo.script.study import INITIAL, plan_of_script
 
 
 class MethodRecipe(Recipe):
-    """A job of one method. Subclasses name it; `method` has its numbers, as docs/methods.md shows them.
+    """A job of one method. Subclasses name it; `method` has its numbers, as docs/research/methods.md shows them.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     >>> recipe = FedProxRecipe(model=net, min_clients=3, train_script="client.py", mu=0.1)

@@ -1,4 +1,4 @@
-"""Studies from Python: run a plan, compare methods, predict. `import medsilo` gives these names; see docs/python.md."""
+"""Studies from Python, for `import medsilo`: run a plan, compare methods, predict. See docs/research/python.md."""
 
 import json
 import re

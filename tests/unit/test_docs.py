@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.result_files import header_of, rows_of
 from docs import evidence
 from docs.links import anchors, for_the_site, is_outward, links, target_of
 from docs.tables import PAGES, TABLES, renewed
@@ -49,7 +50,7 @@ def test_every_table_stands_on_a_page(root: Path) -> None:
 
 
 def test_every_key_of_every_section_is_in_the_plan_s_tables(root: Path) -> None:
-    page = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in ("plan.md", "methods.md"))
+    page = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in ("plan.md", "research/methods.md"))
     for plan in (make_plan("fedsm"), make_plan("harmofl", "task.name=synthetic-prostate")):
         for name, values in plan.resolved().items():
             for key in values if isinstance(values, dict) else ():
@@ -69,7 +70,7 @@ def commands(page: Path) -> Iterator[str]:
 
 def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told = (root / "README.md", *root.glob("docs/*.md"), *root.glob("docs/guides/*.md"))
+    told = (root / "README.md", *root.glob("docs/**/*.md"))
     found = [(page, line) for page in told for line in commands(page)]
     for page, line in found:
         words = shlex.split(line, comments=True)
@@ -92,7 +93,7 @@ def test_the_guides_first_study_is_of_the_hospitals_whose_kits_they_make(root: P
     made = {
         hospital["name"] for hospital in load_yaml((root / "provisioning/consortium.yaml").read_text())["hospitals"]
     }
-    for page in ("README.md", "docs/guides/lead.md", "provisioning/README.md"):
+    for page in ("docs/guides/lead.md", "provisioning/README.md"):
         first = next(line for line in (root / page).read_text().splitlines() if line.startswith("medsilo submit"))
         named = re.search(r"participation\.sites=\[(.+?)\]", first)
         assert named and {*named[1].split(",")} == made, page
@@ -112,8 +113,8 @@ def test_every_place_of_the_newcomers_walk_exists(root: Path) -> None:
 
 def rows_of_methods(root: Path) -> dict[str, str]:
     """Return what the page of methods says that leaves a hospital, by method."""
-    page = (root / "docs/methods.md").read_text("utf-8")
-    return dict(re.findall(r"^### ([\w-]+)$.*?^- Leaves a hospital: (.+?)$", page, re.M | re.S))
+    page = (root / "docs/research/methods.md").read_text("utf-8")
+    return dict(re.findall(r'^\| <a name="([\w-]+)">(?:[^|]+\|){3} ([^|]+?) \|', page.replace("\\|", "/"), re.M))
 
 
 def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
@@ -154,10 +155,11 @@ def test_pages_count_the_methods_that_federate(root: Path) -> None:
 def test_pages_that_are_unfinished_feed_no_table(root: Path) -> None:
     """Ten of 18 runs were in the tables of evidence; such a page says at its top what is missing."""
     for study in evidence.STUDIES:
-        assert evidence.unfinished(study.page) == [], study.page
-    for page in sorted((root / "docs/results").glob("*.md")):
-        top = page.read_text("utf-8").partition("\n## ")[0].partition("\nWritten on")[0]
-        assert bool(evidence.unfinished(page.stem)) == ("**Unfinished:" in top), page.name
+        assert evidence.unfinished(study.file) == [], study.file
+    for path in sorted((root / "results").glob("*.csv")):
+        runs = re.findall(r"(\d+) of (\d+) runs", " ".join(header_of(path).get("runs", [])))
+        left = any(done != asked for done, asked in runs)
+        assert bool(evidence.unfinished(path.stem)) == left, path.name
 
 
 def test_every_benchmark_that_a_page_names_is_there(root: Path) -> None:
@@ -170,15 +172,17 @@ def test_every_benchmark_that_a_page_names_is_there(root: Path) -> None:
         assert gone == [], page.name
 
 
-def test_what_a_page_of_results_concludes_is_in_its_tables(root: Path) -> None:
-    """The page of shifts concluded from three seeds, beside tables of five."""
-    page = (root / "docs/results/shift.md").read_text("utf-8")
-    made, _, said = page.partition("<!-- end of what the command wrote -->")
-    intervals = re.findall(r"\(([+−][\d.]+) to ([+−][\d.]+)\)", said)
-    told = re.findall(r"\(([+−][\d.]+) to ([+−][\d.]+)\)", made)
-    turned = [tuple(end.translate(str.maketrans("+−", "−+")) for end in reversed(one)) for one in told]
-    assert intervals and set(intervals) <= {*told, *turned}
-    assert "three seeds" not in said
+def test_intervals_on_pages_are_those_of_the_files(root: Path) -> None:
+    """A page concluded from three seeds, beside tables of five."""
+    known = set()
+    for path in (root / "results").glob("*.csv"):
+        for line in (line for line in rows_of(path) if line["low"] and line["high"]):
+            ends = round(float(line["low"]), 1), round(float(line["high"]), 1)
+            known |= {ends, (-ends[1], -ends[0])}
+    for page in ("docs/research/which-method.md", "docs/start/your-data.md"):
+        text = (root / page).read_text("utf-8").replace("−", "-")
+        found = {(float(low), float(high)) for low, high in re.findall(r"\(([+-][\d.]+) to ([+-][\d.]+)\)", text)}
+        assert found and found <= known, (page, found - known)
 
 
 def test_changelog_and_citation_are_of_this_version(root: Path) -> None:
@@ -200,7 +204,7 @@ def test_the_glossary_is_sorted_and_has_the_plan_s_words(root: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- links
 def pages_of(root: Path) -> list[Path]:
     """All pages that people read in the repository or on the site."""
-    folders = ("docs", "jobs", "provisioning", "site_configs")
+    folders = ("docs", "jobs", "provisioning", "site_configs", "results", "examples")
     return [*root.glob("*.md"), *(page for folder in folders for page in root.glob(f"{folder}/**/*.md"))]
 
 
@@ -222,7 +226,7 @@ def test_every_link_and_anchor_of_a_page_leads_somewhere(root: Path) -> None:
     assert {name: gone for name, text in pages.items() if (gone := lost(root, name, text))} == {}
     assert sum(len(links(text)) for text in pages.values()) > 200
     wrong = "[a](your-data.md#no-such) [b](none.md) `[c](code.md)` [d](#nor-this)\n```\n[e](fenced.md)\n```\n"
-    assert lost(root, "docs/plan.md", wrong) == ["your-data.md#no-such", "none.md", "#nor-this"]
+    assert lost(root, "docs/start/install.md", wrong) == ["your-data.md#no-such", "none.md", "#nor-this"]
 
 
 def test_links_hold_on_the_site_as_well(root: Path) -> None:
@@ -234,7 +238,7 @@ def test_links_hold_on_the_site_as_well(root: Path) -> None:
         "index.md#here",
         "https://example.org/x",
     ]
-    assert links(for_the_site("[a](../../README.md) [b](../plan.md)", "docs/results/baselines.md")) == [
+    assert links(for_the_site("[a](../../README.md) [b](../plan.md)", "docs/start/install.md")) == [
         "../index.md",
         "../plan.md",
     ]

@@ -260,8 +260,8 @@ def test_people_are_compared_where_each_site_is_one(places: Places) -> None:
     make(parts, places, None)
     found = study("people", replace(TINY, parts=(part,)), parts)
     lines = [line for table in found.tables for line in table.lines()]
-    people = [line for line in lines if line["quantity"] == "mean over people"]
-    assert people and {line["n"] for line in people} == {"3"}
+    (people,) = [table for table in found.tables if "mean over people" in table.heads]
+    assert people.patients == {"mean over people": 3}
     assert any(line["baseline"] == "local" for line in lines)
 
 

@@ -62,7 +62,7 @@ def several(metavar: str, help: str, *names: str, **more: Any) -> Any:
 
 
 DEVICES = "auto, cpu, cuda or cuda:<n>"
-SITE_CONFIG = "a folder with a medsilo.yaml, which describes the data and names the labels (docs/your-data.md)"
+SITE_CONFIG = "a folder with a medsilo.yaml, which describes the data and names the labels (docs/start/your-data.md)"
 SITE_CONFIGS = f"{SITE_CONFIG}; a site with a folder of its name in it, with a medsilo.yaml, has that"
 DATA = "folder with the sites' data, for tasks that need one"
 

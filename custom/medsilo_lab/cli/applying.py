@@ -95,7 +95,7 @@ def export(
 ) -> None:
     """Write a run's model or super model as a MONAI Bundle.
 
-    docs/supermodel.md says how MONAI runs it, and docs/nnunet.md how nnU-Net runs its own form.
+    docs/after/use-a-model.md says how MONAI runs it, and docs/research/nnunet.md how nnU-Net runs its own form.
     """
     screen.note("reading the model")
     from medsilo_lab.deploy.exporter import export as write

@@ -45,7 +45,7 @@ def init(
     """Look at a folder of images, tables or recordings; write medsilo.yaml and a job, each choice with its reason.
 
     Checks them, trains every hospital alone for a minute or two, and writes that run's page. Overwrites nothing
-    (docs/start.md).
+    (docs/start/tutorial.md).
     """
     if (folder is None) == (example is None):
         return screen.fail(MedsiloError("give the folder of your data, or --example FOLDER without one"), 2)
