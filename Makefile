@@ -149,9 +149,8 @@ bench-history: $(VENV)/.test-ready
 	$(BIN)/python -m benchmarks.history
 
 # The documentation as a site, in site/: open site/index.html.
-docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/.docs-ready
-	$(BIN)/python -m mkdocs build
+	$(BIN)/python -m docs.site
 
 # Pictures of the README and the pages, from synthetic hospitals, by a Chromium of this machine.
 screenshots: $(VENV)/.demo-ready
