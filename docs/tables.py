@@ -1,12 +1,11 @@
-"""The tables of docs/run-tree.md, docs/plan.md, docs/check.md and docs/commands.md, made from the package, and those
-of docs/research/which-method.md, made from the pages that have the numbers.
+"""The tables of the pages, made from the package.
 
-    python -m docs.tables        # write them again
+    python -m docs.tables        # write those of PAGES again
 
-A table is between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
+A table is between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand. The pages
+of REFERENCE keep these places empty in the repository: docs/site.py fills them when the site is built.
 """
 
-import ast
 import inspect
 import os
 import re
@@ -33,7 +32,6 @@ from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
 from medsilo.course.participation import Participation
 from medsilo.course.secure_aggregation import TransportSettings
-from medsilo.flare import patches
 from medsilo.flare.patience import Patience, limits
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
@@ -50,16 +48,11 @@ from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
 HERE = Path(__file__).parent
 APPROVAL = ("approval",)
 PAGES = (
-    "plan.md",
     "research/methods.md",
-    "run-tree.md",
-    "check.md",
-    "commands.md",
     "research/which-method.md",
     "research/extend.md",
-    "review.md",
-    "compatibility.md",
 )
+REFERENCE = ("reference/keys.md", "reference/commands.md", "reference/run-folder.md")
 PROTECTION = (
     "public_data",
     "smallest_metric",
@@ -69,7 +62,6 @@ PROTECTION = (
     "studies",
     "memory_limit",
 )
-ISSUE = re.compile(r"^Issue \(([^)]+)\): (.+?)\. (.+)$", re.DOTALL | re.MULTILINE)
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ROBUST = {
     rule.model_fields["name"].default: rule
@@ -360,17 +352,6 @@ def lines() -> str:
     return "\n".join([head, *rows, ""])
 
 
-def issues() -> str:
-    """Return the issues for NVFlare's maintainers, one for each of our patches."""
-    parts = []
-    for node in ast.parse(inspect.getsource(patches)).body:
-        said = ast.get_docstring(node) if isinstance(node, ast.FunctionDef | ast.ClassDef) else None
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and said and (found := ISSUE.search(said)):
-            versions, title, text = (" ".join(part.split()) for part in found.groups())
-            parts.append(f"### {title[0].upper()}{title[1:]}\n\nNVFlare {versions}; here `{node.name}`. {text}\n")
-    return "\n" + "\n".join(parts) + "\n"
-
-
 def commands() -> str:
     """Return the help of every command, in the groups of `medsilo --help`."""
     parts = []
@@ -435,7 +416,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "difference": lambda: fields(verdict_file.PairedDifference),
     "commands": commands,
     "extend": extension,
-    "issues": issues,
     "lines": lines,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
@@ -448,8 +428,13 @@ def renewed(page: str) -> str:
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
 
 
+def emptied(page: str) -> str:
+    """Return a page's text without the content of its tables, as the repository keeps the pages of REFERENCE."""
+    return MARKED.sub(r"\1\3", page)
+
+
 def main() -> None:
-    """Write the tables of all pages."""
+    """Write the tables of the pages that keep them in the repository."""
     for name in PAGES:
         path = HERE / name
         path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")

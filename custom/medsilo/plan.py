@@ -83,7 +83,7 @@ class Plan(Section):
     tracking: Tracking = Tracking()
     privacy: PrivacyOffer | None = Field(
         None,
-        description="what the study promises of every hospital's records ([privacy.md](privacy.md)): differential "
+        description="what the study promises of every hospital's records: differential "
         "privacy against everybody outside it. `null`: nothing",
     )
     layers: tuple[Annotated[SerializeAsAny[Layer], BeforeValidator(LAYERS.read)], ...] = Field(

@@ -103,7 +103,7 @@ class Run:
 
     @cached_property
     def summary(self) -> Summary:
-        """The outcome, as summary.json has it (docs/run-tree.md)."""
+        """The outcome, as summary.json has it (docs/reference/run-folder.md)."""
         return read_summary(self.folder)
 
     @cached_property

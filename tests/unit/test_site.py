@@ -87,7 +87,7 @@ def test_source_files_and_folders_are_pages(site: Path) -> None:
     assert "class FedAvg" in re.sub(
         r"<[^>]+>", "", (site / "repository/custom/medsilo/methods/fedavg.py.html").read_text()
     )
-    assert "config_fed_server.json" in (site / "repository/jobs/fedbn.html").read_text("utf-8")
+    assert "config_fed_server.json" in (site / "repository/jobs/fedavg.html").read_text("utf-8")
 
 
 def test_files_of_results_are_there_as_they_are(site: Path) -> None:

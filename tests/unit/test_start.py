@@ -475,9 +475,8 @@ def test_the_tutorial_runs_as_it_stands(
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("medsilo_lab.start.trial.MOST", 3)
-    pages = "\n".join(
-        (root / "docs" / name).read_text("utf-8") for name in ("start/tutorial.md", "start/your-data.md", "check.md")
-    )
+    names = ("start/tutorial.md", "start/your-data.md", "study/join.md")
+    pages = "\n".join((root / "docs" / name).read_text("utf-8") for name in names)
     shown = re.findall(r"```\nmedsilo (.*)\n```\n\n```text\n([^`]*)```", pages)
     assert [words.split()[0] for words, _ in shown] == ["init", "init", "compare", "predict", "export", "init", "check"]
     *lines, last = commands(root / "docs/start/tutorial.md")  # the last: tests/secure/test_rehearsal.py

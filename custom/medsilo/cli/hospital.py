@@ -38,7 +38,7 @@ def check(
 ) -> int:
     """At a hospital, before joining: look at machine, kit and data for a job.
 
-    Sends nothing; what it prints may be mailed (docs/check.md). 0: go, 1: no-go, 2: wrong command line.
+    Sends nothing; what it prints may be mailed (docs/study/join.md). 0: go, 1: no-go, 2: wrong command line.
     """
     screen.note("loading PyTorch")
     import sys

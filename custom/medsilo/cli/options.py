@@ -80,7 +80,9 @@ PlanFile = Annotated[
 Changes = Annotated[
     list[str],
     several(
-        "KEY=VALUE", "change the plan, as often as wanted: training.rounds=3 (docs/plan.md has every key)", "--set"
+        "KEY=VALUE",
+        "change the plan, as often as wanted: training.rounds=3 (docs/reference/keys.md has every key)",
+        "--set",
     ),
 ]
 _FOLDER = option("FOLDER", "the folder that is written", "--out", "-o", parser=output_folder)

@@ -198,8 +198,8 @@ def leak_report(
 ) -> None:
     """Say what leaves a site under a job, before anything runs.
 
-    Every group of tensors with its bytes, and every number that is told. docs/privacy.md has the promises, and their
-    tests.
+    The disclosure report lists every group of tensors with its bytes, and every number that a site sends.
+    docs/trust/privacy.md has the promises.
     """
     folder = options.folder_of_settings(local, kit)
     screen.note("reading the plan")

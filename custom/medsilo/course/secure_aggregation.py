@@ -24,15 +24,15 @@ LEAST_SEALED = 3  # hospitals in a sealed round
 Sealing = Literal["none", "pairwise"]
 
 SEALING: dict[Sealing, str] = {
-    "none": "Nothing is sealed: the server, and anyone who reads its disk, sees every tensor that leaves a hospital.",
-    "pairwise": "Secure aggregation (pairwise): a server that follows the protocol and reads everything learns sums "
-    "over hospitals and nothing of a single one, as long as fewer hospitals than the threshold help it. Against a "
-    "server that lies only differential privacy protects.",
+    "none": "No secure aggregation: the server, and anyone who reads its disk, sees every tensor that leaves a "
+    "hospital.",
+    "pairwise": "Secure aggregation (pairwise): a server that follows the protocol learns sums over hospitals, as long "
+    "as fewer hospitals than the threshold help it. Against a server that lies only differential privacy protects.",
 }
 OPEN = (
-    "Sealed or not, the server knows the means, the numbers of cases, scores and losses, who answered when, and whole "
-    "numbers among the tensors such as batch norm's counters of batches; all hospitals but one, put together, can work "
-    "out that one from a sum."
+    "With or without it, the server knows the means, case counts, scores, losses, and when each hospital answered. It "
+    "also knows whole numbers among the tensors, such as batch norm's counters. All hospitals but one can together "
+    "calculate that one from a sum."
 )
 MEASURED_LINE = 4000  # kbit/s: the value that stands for "as measured"
 
@@ -52,8 +52,7 @@ class TransportSettings(Feature):
     )
     sealing: Sealing = Field(
         "none",
-        description="whether hospitals send what the server cannot read "
-        "([secure-aggregation.md](secure-aggregation.md)). `pairwise`: it learns sums only",
+        description="whether hospitals send what the server cannot read. `pairwise`: it learns sums only",
     )
     sealing_threshold: int | None = Field(
         None,

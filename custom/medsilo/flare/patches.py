@@ -1,7 +1,7 @@
 """NVFlare's inner parts: they are touched here and nowhere else.
 
 Each patch does what NVFlare gives no other way to. "Issue", and the version that was seen to need the patch, begin
-the text that asks NVFlare's maintainers for one; docs/compatibility.md has all of these. For each, a test shows
+the text that asks NVFlare's maintainers for one; For each, a test shows
 NVFlare's own behaviour without it, and fails when it is no longer needed (tests/federation/test_patches.py).
 """
 

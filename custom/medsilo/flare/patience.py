@@ -47,7 +47,7 @@ class Patience:
 
 
 def limits(patience: Patience, side: Literal["server", "site"]) -> dict[str, float]:
-    """Return NVFlare's limits that a job's configuration sets for one side; docs/plan.md says what each of them is."""
+    """Return NVFlare's limits that a job's configuration sets for one side; docs/reference/keys.md explains them."""
     held = {
         "tensor_download_chunk_size": patience.piece,
         "streaming_idle_timeout": max(600.0, 2.0 * patience.silence),
