@@ -36,7 +36,7 @@ def init(
         Path | None,
         option(
             "FOLDER",
-            "write a folder of three drawn hospitals there to try out, and end",
+            "write a folder of three synthetic hospitals there to try out, and end",
             parser=options.output_folder,
         ),
     ] = None,
@@ -108,7 +108,7 @@ def _write_example(screen: Screen, folder: Path) -> None:
     from medsilo.tasks.synthetic.prostate import write_example
 
     patients = write_example(folder)
-    screen.say(f"three drawn hospitals with {patients} patients: {folder}\nnow: medsilo init {folder}")
+    screen.say(f"three synthetic hospitals with {patients} patients: {folder}\nnow: medsilo init {folder}")
     screen.answer(example=folder, patients=patients)
 
 
