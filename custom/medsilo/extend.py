@@ -3,13 +3,10 @@
 Each is here once, and is loaded when it is first used, so that importing this module costs nothing.
 """
 
-import ast
-from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medsilo import __version__
+from medsilo.core.lazy import named_in, places_in
 
 if TYPE_CHECKING:
     from medsilo.cli.show import Command, Screen
@@ -40,24 +37,13 @@ if TYPE_CHECKING:
     from medsilo_lab.start.looker import Folder
 
 
-@cache
-def places_in(file: str) -> dict[str, str]:
-    """Return the modules of the names that a file imports for type checkers."""
-    blocks = [node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If)]
-    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
-
-
 NAMES = places_in(__file__)
 __all__ = ["__version__", *NAMES]
 
 
 def __getattr__(name: str) -> object:
     """Import a name when it is first used."""
-    if (place := NAMES.get(name)) is None:
+    if name not in NAMES:
         raise AttributeError(f"module 'medsilo.extend' has no attribute {name!r}")
-    module = import_module(place)
-    if not hasattr(module, name):  # a module in a package
-        import_module(f"{place}.{name}")
-    globals()[name] = found = getattr(module, name)
+    found = globals()[name] = named_in(__file__, name)
     return found

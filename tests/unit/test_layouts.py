@@ -13,7 +13,7 @@ from medsilo.learning.loop import Compute, batches
 from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.ready import LazyCases, Memory
+from medsilo.tasks.lazy_cases import LazyCases, Memory
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_draw

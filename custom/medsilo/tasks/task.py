@@ -21,9 +21,8 @@ from medsilo.learning.undrawn import labels_in
 from medsilo.models.network import Network
 from medsilo.tasks import splits
 from medsilo.tasks.goal import Goal
-from medsilo.tasks.listing import links_out
-from medsilo.tasks.ready import LazyCases, Memory
-from medsilo.tasks.sources import DataSource
+from medsilo.tasks.lazy_cases import LazyCases, Memory
+from medsilo.tasks.sources import DataSource, links_out
 from medsilo.tasks.survey import (
     PARTS,
     PartFacts,
