@@ -77,3 +77,4 @@ def test_a_hospital_checks_and_trains_without_the_lab(root: Path, tmp_path: Path
     assert (summary.finished, summary.engine, summary.rounds.done) == (True, "simulator", 2)
     assert all(site.contributed == 2 for site in summary.sites.values())
     assert str(Path("runs/study") / paths.SUMMARY) in ran.stdout and not (run / paths.REPORT).exists()
+    alone(tmp_path, "-c", "import medsilo.client, medsilo.recipes")
