@@ -29,9 +29,9 @@ from medsilo.mixing.mixers import WeightedMean
 from medsilo.sealing.fixed_point import FixedPoint, Flat
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import Gathering, MaskedSums
-from medsilo.sealing.signing import Unsigned
 from medsilo.sealing.streams import add_streams, derive
 from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo.site.signing import Unsigned
 
 SIZE, REPEATS, BOUND = 1_000_000, 5, 16.0
 COUNTS = (3, 6, 16, 32, 64)

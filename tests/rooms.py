@@ -31,7 +31,7 @@ ROOMS = {
         "a site's mathematics in plain PyTorch: training loop, layers, optimizers, statistics", "core privacy"
     ),
     "mixing": room("the server's mathematics in plain PyTorch: mixers and server steps", "core"),
-    "sealing": room("sealed mixing: masks that hospitals put on what they send and the server adds up", "core"),
+    "sealing": room("sealed mixing: masks that hospitals put on what they send and the server adds up", "core site"),
     "privacy": room("differential privacy: what was released, what it costs together, noise nobody can guess", "core"),
     "models": room("the networks", "core"),
     "tasks": room(
@@ -47,7 +47,7 @@ ROOMS = {
         "core course learning mixing models privacy registry tasks",
     ),
     "site": room(
-        "a hospital's own settings, policy, memory, approvals and privacy ledger", "core learning privacy sealing tasks"
+        "a hospital's own settings, policy, memory, approvals and privacy ledger", "core learning privacy tasks"
     ),
     "runs": room(
         "the typed record of a run: what is in its files, their names, the messages between server and sites",

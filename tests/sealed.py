@@ -13,9 +13,9 @@ from medsilo.sealing.fixed_point import FixedPoint, Flat
 from medsilo.sealing.letters import Assembly, Letter
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import Gathering, MaskedSums
-from medsilo.sealing.signing import Signer, Unsigned
 from medsilo.sealing.streams import Words
 from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo.site.signing import Signer, Unsigned
 
 Kind = TypeVar("Kind", bound=Letter)
 

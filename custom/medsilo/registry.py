@@ -276,7 +276,7 @@ REPORTS = PluginTable("medsilo.reports", "types:FunctionType", {})
 # What serves a hospital's own page on its machine: gets the kit and a port, and returns a server.
 PAGES = PluginTable("medsilo.pages", "types:FunctionType", {})
 
-# Layers of other packages; the engine's own stand in federation/around.py.
+# Layers of other packages; the engine's own stand in federation/site_stack.py and server_stack.py.
 LAYERS = Registry("medsilo.layers", "medsilo.course.layer:Layer", {})
 
 TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}  # by the plan's sections

@@ -8,13 +8,13 @@ import pytest
 
 from medsilo.core.errors import Refused
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.what import terms_of
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.sealing.letters import Assembly
 from medsilo.sealing.member import Member
-from medsilo.sealing.signing import Certified
+from medsilo.site.kit import KitFiles, signer_of
+from medsilo.site.signing import Certified
 from tests import sealed
 from tests.conftest import make_plan, over_all
 from tests.sites import site_of

@@ -16,8 +16,8 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.course.phase import views
 from medsilo.federation import trainer
+from medsilo.federation.place import Place
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.federation.seams import Place
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request

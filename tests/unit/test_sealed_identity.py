@@ -14,7 +14,7 @@ from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serial
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.sealing.letters import Assembly
 from medsilo.sealing.member import Member
-from medsilo.sealing.signing import Certified, PrivateKey, Signer, Unsigned
+from medsilo.site.signing import Certified, PrivateKey, Signer, Unsigned
 from tests.sealed import Hospitals, as_groups, block, close, mean_of, names, numbers, terms
 
 NOW = datetime.now(UTC)

@@ -10,8 +10,8 @@ from medsilo.sealing.fixed_point import FixedPoint, Flat
 from medsilo.sealing.letters import Deal, Reveal, UnmaskingRequest
 from medsilo.sealing.member import Member
 from medsilo.sealing.shamir import SHARE
-from medsilo.sealing.signing import Unsigned
 from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo.site.signing import Unsigned
 from tests.conftest import over_all
 from tests.sealed import Hospitals, as_groups, block, close, mean_of, names, numbers, terms
 

@@ -14,9 +14,9 @@ from medsilo.sealing.masks import context_of, own_mask
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import MaskedSums
 from medsilo.sealing.shamir import SHARE
-from medsilo.sealing.signing import Unsigned
 from medsilo.sealing.streams import add_streams
 from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo.site.signing import Unsigned
 from tests.sealed_vectors import BOUND, DROPPED, FILE, NAME, NUMBERS, PLAN, ROUND, SITES, STUDY, THRESHOLD, Vectors
 
 TERMS = Terms(STUDY, PLAN, SITES, THRESHOLD)

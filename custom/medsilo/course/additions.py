@@ -7,7 +7,7 @@ method's phases, the second takes the place of its optimizer's step.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from pydantic import Field
@@ -17,12 +17,15 @@ from torch.optim import Optimizer
 from medsilo.core.errors import Refused
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import Average, Group, Phase, Ranges, Workbench, site_mean
+from medsilo.course.phase import Average, Group, Phase, Ranges, site_mean
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
 from medsilo.tasks.task import Task
+
+if TYPE_CHECKING:
+    from medsilo.course.workbench import Workbench
 
 INPUT = "amplitude"  # the name of the input layer among a site's networks
 HARMONISE, AMPLITUDE = "harmonise", "amplitude"
@@ -96,7 +99,7 @@ class Amplitude(Section):
         )
         return own, Group(AMPLITUDE, used, own.mix, "down", arrived=fix)
 
-    def measure(self, bench: Workbench) -> float:
+    def measure(self, bench: "Workbench") -> float:
         """Set a site's own amplitude to the mean over its images, with noise where the plan promises privacy."""
         norm = cast(AmplitudeNorm, bench.modules[INPUT])
         found = (norm.amplitudes(inputs) for inputs, _ in bench.data())

@@ -15,7 +15,7 @@ from medsilo.core.section import Feature
 from medsilo.core.tensors import Modules
 from medsilo.course.participation import Participation
 from medsilo.course.phase import Group, Phase, ServerSide, views
-from medsilo.learning.loop import Compute
+from medsilo.learning.compute import Compute
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form, Unsealable, form_of
 from medsilo.tasks.task import Task

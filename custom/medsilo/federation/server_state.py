@@ -11,10 +11,10 @@ from medsilo.core.errors import MedsiloError, ParticipationError
 from medsilo.core.tensors import Groups
 from medsilo.course.phase import Group, Phase, ServerSide, views
 from medsilo.course.structures import mix_by_structure
-from medsilo.federation.accepting import check_numbers
+from medsilo.federation.channel import Missing
+from medsilo.federation.checks import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.federation.sealed.what import SealedStore
-from medsilo.federation.seams import Missing
 from medsilo.learning.seeds import seed_for
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan

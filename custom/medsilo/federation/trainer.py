@@ -9,13 +9,15 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import Refused
-from medsilo.course.phase import Phase, Workbench
+from medsilo.course.phase import Phase
+from medsilo.course.workbench import Workbench
+from medsilo.federation.place import Place
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
-from medsilo.federation.seams import Place
 from medsilo.federation.site_state import NowFile, SiteState
 from medsilo.learning.class_weights import balanced, weighted
-from medsilo.learning.loop import Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.compute import LossFunction, Stop
+from medsilo.learning.loop import Lesson, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.tasks.task import SiteData, drawn_cases, label_counts, names_of, patients_of
 

@@ -34,9 +34,11 @@ from medsilo.core.tensors import Tensors
 from medsilo.core.text import is_safe_name
 from medsilo.course.additions import INPUT
 from medsilo.course.outcome import SiteEnd
-from medsilo.course.phase import Phase, Workbench
+from medsilo.course.phase import Phase
+from medsilo.course.workbench import Workbench
 from medsilo.federation.site_state import SiteState
-from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, Watch, train_epoch
+from medsilo.learning.compute import Compute, LossFunction
+from medsilo.learning.loop import Lesson, Objective, Watch, train_epoch
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.seeds import generator_for, seed_for, seed_torch
 from medsilo.learning.steps import Closure, Step

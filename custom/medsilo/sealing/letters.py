@@ -10,8 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from medsilo.core.errors import Refused
 from medsilo.core.text import plain
 from medsilo.sealing.shamir import SHARE
-from medsilo.sealing.signing import LONGEST_CERTIFICATE, LONGEST_SIGNATURE, MOST_CERTIFICATES
 from medsilo.sealing.terms import MOST_SITES
+from medsilo.site.signing import LONGEST_CERTIFICATE, LONGEST_SIGNATURE, MOST_CERTIFICATES
 
 NONCE, TAG = 12, 16  # bytes
 BOX = NONCE + TAG + 2 * SHARE  # with shares of both secrets of a site

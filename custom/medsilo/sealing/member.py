@@ -16,9 +16,9 @@ from medsilo.sealing import letters, masks
 from medsilo.sealing.fixed_point import as_tensor
 from medsilo.sealing.keeping import Secrets, Turn
 from medsilo.sealing.shamir import SHARE, split
-from medsilo.sealing.signing import Signer
 from medsilo.sealing.streams import KEY, add_streams
 from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo.site.signing import Signer
 
 SERVER_SAYS = "the server"
 

@@ -12,9 +12,9 @@ from medsilo.core.tensors import Tensors
 from medsilo.sealing import letters, masks
 from medsilo.sealing.fixed_point import as_words
 from medsilo.sealing.shamir import combine
-from medsilo.sealing.signing import Signer
 from medsilo.sealing.streams import Words, add_streams
 from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo.site.signing import Signer
 
 
 class Gathering:

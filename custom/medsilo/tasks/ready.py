@@ -23,7 +23,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import load_facts, load_tensors, save_tensors
 from medsilo.core.package import package_facts
-from medsilo.learning.loop import Case
+from medsilo.learning.compute import Case
 from medsilo.learning.undrawn import marked
 from medsilo.tasks.listing import Entry, files_of
 from medsilo.tasks.sources import DataSource

@@ -9,8 +9,9 @@ from torch import Tensor
 from medsilo.core.errors import ParticipationError
 from medsilo.core.tensors import Groups
 from medsilo.course.phase import Phase
-from medsilo.federation.accepting import check_forms, check_numbers
 from medsilo.federation.asking import Exchange, Questioner
+from medsilo.federation.channel import Missing
+from medsilo.federation.checks import check_forms, check_numbers
 from medsilo.federation.sealed.what import (
     WORDS,
     Blocks,
@@ -21,16 +22,15 @@ from medsilo.federation.sealed.what import (
     SiteLetter,
     terms_of,
 )
-from medsilo.federation.seams import Missing
 from medsilo.federation.server_state import RoundAggregation, ServerState
 from medsilo.mixing.forms import Summed
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.runs.messages import Joined, Lettered, SiteAnswer, Task
 from medsilo.sealing.letters import Assembly, Deal, needed
 from medsilo.sealing.relay import Gathering, MaskedSums
-from medsilo.sealing.signing import Certified, Signer, Unsigned
 from medsilo.sealing.streams import Words
 from medsilo.sealing.terms import Terms
+from medsilo.site.signing import Certified, Signer, Unsigned
 
 Take = Callable[[str, SiteLetter], None]
 

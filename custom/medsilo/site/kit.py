@@ -1,15 +1,11 @@
-"""Tell who a site is, by the certificate and key of its kit, and what its hospital has signed with them."""
+"""Tell who a site is, by the certificate and key of its kit."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError, reading
-from medsilo.sealing.signing import Certified, Signer, Unsigned, Use, UseKey
-from medsilo.site.approvals import AcceptedSettings, Approvals
-from medsilo.site.book import Book, data_set
-from medsilo.site.ledger import Ledger
-from medsilo.site.settings import SiteSettings
+from medsilo.site.signing import Certified, Signer, Unsigned, Use, UseKey
 
 CONNECTION, RELAY = "fed_client.json", "../local/relay__resources.json"  # to whom a kit connects
 
@@ -59,18 +55,3 @@ def _others(startup: Path) -> set[str]:
         if (startup / RELAY).exists():
             found |= {*json.loads((startup / RELAY).read_text("utf-8"))["relay_config"]["fqcn"].split(".")}
     return found
-
-
-def accepted_of(kit: KitFiles) -> AcceptedSettings:
-    """Return what a hospital remembers of its own settings, which it signs with a key of its kit."""
-    return AcceptedSettings(kit.kit, kit.key_for("settings"))
-
-
-def approvals_of(book: Book, kit: KitFiles, settings: SiteSettings) -> Approvals:
-    """Return a site's approvals, which it signs with a key of its kit."""
-    return Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")
-
-
-def ledger_of(book: Book, data: str, kit: KitFiles | None) -> Ledger:
-    """Return a hospital's ledger of one data set, signed by a key of its kit where there is one."""
-    return Ledger(book.folder, data, kit.key_for("ledger"), kit.kit) if kit else Ledger(book.folder, data)
