@@ -165,7 +165,7 @@ def test_a_process_of_its_own_with_a_memory_limit_finds_the_card(limit: int | No
 def test_only_the_own_card_is_touched() -> None:
     """A study on the processor leaves every card alone; what NVFlare gives a job is all that it sees."""
     code = (
-        "import torch\nfrom medsilo.learning.loop import Compute\n"
+        "import torch\nfrom medsilo.learning.compute import Compute\n"
         "with Compute.choose('cpu').reproducible(0): torch.rand(3)\n"
         "print(torch.cuda.is_initialized())\n"
         "with Compute.choose('cuda').reproducible(0): torch.rand(3, device='cuda')\n"
