@@ -14,7 +14,6 @@ ROOMS = {
     "core": "errors, sections of a plan, files written whole, spilling to disk, version and hash",
     "learning": "a site's mathematics in plain PyTorch: training loop, layers, optimizers, statistics",
     "mixing": "the server's mathematics in plain PyTorch: mixers and server steps",
-    "sealing": "sealed mixing: masks that hospitals put on what they send and the server adds up",
     "privacy": "differential privacy: what was released, what it costs together, noise nobody can guess",
     "models": "the networks",
     "tasks": "data, loss and metric of one medical question; image files, splits, partitions",
@@ -43,6 +42,7 @@ PLUGINS = {
     "medsilo_page": "`medsilo approve --page`: a hospital's own web page, on its own machine",
     "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data that lie in several hospitals",
     "medsilo_papers": "the papers' data sets and networks, and the test of whether models tell who they learned from",
+    "medsilo_secagg": "secure aggregation: the server adds up numbers that it cannot read",
     "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",
 }
 

@@ -365,6 +365,7 @@ def test_a_site_trains_without_torch_s_compiler(root: Path, tmp_path: Path) -> N
     rest = ["--engine", "inprocess", "-o", str(tmp_path), *(part for size in sizes for part in ("--set", size))]
     loaded = modules_after(root, *(["run", method, *rest] for method in ("fedavg", "harmofl", "fedsm", "fedawa")))
     assert "torch.optim" in loaded and loaded & {"torch._dynamo", "sympy"} == set()
+    assert not any(name.startswith("medsilo_secagg") for name in loaded)  # nothing is sealed
 
 
 # ---------------------------------------------------------------------------------------------------- documented

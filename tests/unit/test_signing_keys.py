@@ -16,7 +16,8 @@ from medsilo.site.book import Book
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.settings import SiteSettings
-from medsilo.site.signing import SEALING, PrivateKey, Use, UseKey, check_certified, public_text, sign_with
+from medsilo.site.signing import PrivateKey, Use, UseKey, check_certified, public_text, sign_with
+from medsilo_secagg.identity import SEALING
 from tests.unit.test_approvals import WANTED, make_kit
 from tests.unit.test_ledger import DATA, DEMANDS, ONE, ROUND, CountedStudy
 from tests.unit.test_sealed_identity import certified

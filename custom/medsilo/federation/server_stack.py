@@ -10,7 +10,7 @@ From outside to inside, a question passes
     channel         NVFlare, or a loop over sites in this process
 
 The server's `RoundAggregation` (server_state.py) is inside of a round, since secure aggregation needs what the round
-has.
+has. That is a package of its own, of which this file takes the server's part by its entry point.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,10 @@ from medsilo.core import shelf
 from medsilo.federation.asking import Questioner, Retry, Tell, TurnKeeper
 from medsilo.federation.channel import Channel, Missing, Outgoing, Receive, Transport
 from medsilo.federation.ledger_watch import LedgerWatch
-from medsilo.federation.sealed.sealed_server import SealedServer
 from medsilo.federation.server_state import RoundAggregation, ServerState
 from medsilo.plan import Plan
 from medsilo.runs.messages import FILES, Parcel
-from medsilo.site.kit import KitFiles, signer_of
+from medsilo.site.kit import KitFiles
 
 
 class FileSupply:
@@ -78,6 +77,5 @@ def asking(
 
 def aggregation_of(asker: Questioner, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
     """Return how the plan has answers become the next round's tensors. kit: the server's own."""
-    if not state.plan.transport.sealed:
-        return RoundAggregation(state)
-    return SealedServer(asker, state, signer_of(kit) if kit else None)
+    secure = state.plan.transport.aggregation
+    return secure.server(asker, state, kit) if secure else RoundAggregation(state)

@@ -11,7 +11,8 @@ From outside to inside, an order passes
     participant     does the study, exactly; tensors come and go in the plan's envelope (secure aggregation)
 
 and an answer passes them the other way round. The site's `Envelope` (place.py) is inside of a round, since secure
-aggregation needs what the round has.
+aggregation needs what the round has. That is a package of its own, of which this file takes a site's part by its entry
+point.
 """
 
 import time
@@ -31,11 +32,9 @@ from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.place import Envelope, Place, Site
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.learning.compute import Stop
 from medsilo.privacy.mechanisms import Charge
 from medsilo.runs.messages import ANSWERS, FILES, Parcel, Request
-from medsilo.site.kit import signer_of
 
 
 class SuppliedSite:
@@ -131,9 +130,8 @@ def training_site(place: Place, kind: Callable[..., Participant] = Participant) 
 
 def envelope_of(place: Place) -> Envelope:
     """Return what the plan has tensors travel in."""
-    if not place.plan.transport.sealed:
-        return Envelope()
-    return SealedSite(place.plan, place.site, place.folder, signer_of(place.kit))
+    secure = place.plan.transport.aggregation
+    return secure.site(place) if secure else Envelope()
 
 
 def answering(place: Place, permission: Permission, kind: type[Participant] = Participant) -> Site:
