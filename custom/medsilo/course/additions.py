@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from pydantic import Field
-from torch import nn
-from torch.optim import Optimizer
 
 from medsilo.core.errors import Refused
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.phase import Average, Group, Phase, Ranges, site_mean
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
-from medsilo.learning.perturbation import PerturbedOptimizer
-from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
 from medsilo.tasks.task import Task
 
@@ -141,8 +137,3 @@ class Perturbation(Section):
     """δ of Eqs. 6 and 7: gradients are taken where the loss is worst nearby, in two passes over each batch."""
 
     alpha: float = Field(0.05, gt=0, le=100, description="length of the perturbation")
-
-    def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
-        """Lines 9 to 12 of Alg. 1; the optimizer steps from the unperturbed weights."""
-        perturbed = PerturbedOptimizer(optimizer, self.alpha, module=model)
-        return lambda _, closure: perturbed.step(cast(Closure, closure))
