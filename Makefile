@@ -37,6 +37,7 @@ quick: $(VENV)/.test-ready
 test: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 	mkdir -p build/tests
 	$(BIN)/mypy >build/tests/types.txt & types=$$!; \
 	$(BIN)/python -m pytest -m "not slow and not long" $(PARALLEL) --durations=10 --junitxml=build/tests/test.xml; \

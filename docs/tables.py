@@ -32,7 +32,7 @@ from medsilo.core import shelf
 from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
 from medsilo.course.participation import Participation
-from medsilo.course.secure_aggregation import TransportSettings
+from medsilo.course.transport import TransportSettings
 from medsilo.flare import patches
 from medsilo.flare.patience import Patience, limits
 from medsilo.learning.training import Training

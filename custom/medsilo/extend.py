@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.layer import Layer
     from medsilo.course.phase import Group, Phase
-    from medsilo.federation.seams import Channel, Place, Site
+    from medsilo.federation.channel import Channel
+    from medsilo.federation.place import Place, Site
     from medsilo.models.network import Network
     from medsilo.plan import Plan
     from medsilo.runs.messages import Parcel

@@ -276,10 +276,19 @@ REPORTS = PluginTable("medsilo.reports", "types:FunctionType", {})
 # What serves a hospital's own page on its machine: gets the kit and a port, and returns a server.
 PAGES = PluginTable("medsilo.pages", "types:FunctionType", {})
 
-# Layers of other packages; the engine's own stand in federation/around.py.
+# Layers of other packages; the engine's own stand in federation/site_stack.py and server_stack.py.
 LAYERS = Registry("medsilo.layers", "medsilo.course.layer:Layer", {})
 
+# Secure aggregation, by the name of `transport.sealing`.
+AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.course.aggregation:SecureAggregation", {})
+
 TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}  # by the plan's sections
+
+
+def table_of(key: str) -> Registry:
+    """Return the table that a plan's key takes its name from; `layers.0` is a layer with its place."""
+    section = key.partition(".")[0]
+    return AGGREGATIONS if section == "transport" else TABLES.get(section, LAYERS)
 
 
 def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
@@ -292,7 +301,7 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
     said = {canonical(str(name)): facts for name, facts in given.items()} if isinstance(given, dict) else {}
     found = {}
     for key, name in names.items():
-        table = TABLES.get(key.partition(".")[0], LAYERS)
+        table = table_of(key)
         if package := table.package_of(name):
             check_allowed(package, allowed)
             found[package] = table.facts_of(name, package)

@@ -18,7 +18,7 @@ from tests.conftest import make_plan
 from tests.nvflare_names import CONTRACTS, KEYS, MODULES, PATHS, Contract, lost_keys, stands, texts_of_nvflare
 from tests.nvflare_uses import Uses, uses_of
 
-# Folders; tests/unit/test_houserules.py holds all others to import none of it.
+# Folders; pyproject.toml holds all others to import none of it.
 KNOW_NVFLARE = ("flare", "../medsilo_lab/consortium")
 # Uses that the reader of our source does not see: of variables that may be anything, and what our classes set.
 BY_HAND = {

@@ -7,7 +7,7 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
-from medsilo.federation.seams import Missing
+from medsilo.federation.channel import Missing
 from medsilo.flare import presence
 from medsilo.flare.presence import GRACE, SILENCE, Presence
 from tests.conftest import SITES

@@ -17,7 +17,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from medsilo.core.errors import Aborted, Refused
-from medsilo.federation.seams import Missing
+from medsilo.federation.channel import Missing
 from medsilo.flare import forks
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import refusal, to_parcel, to_shareable

@@ -18,7 +18,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from medsilo.core.errors import DataError, MedsiloError, PlanError
-from medsilo.learning.loop import DrawnCases
+from medsilo.learning.drawn import DrawnCases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings

@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from medsilo.core.errors import DataError
-from medsilo.learning.loop import Compute, batches
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import batches
 from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings

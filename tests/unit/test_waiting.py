@@ -18,7 +18,8 @@ from medsilo.federation.participant import Participant
 from medsilo.learning import loop
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.class_weights import balanced_softmax, weighted
-from medsilo.learning.loop import Compute, ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.private import _without_infinite
 from medsilo.learning.undrawn import is_marked, know_marks, mark_of, marked, marks_in, part_of

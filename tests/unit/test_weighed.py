@@ -15,7 +15,7 @@ from torch.nn import functional
 from medsilo.core.errors import PlanError
 from medsilo.course.phase import ServerSide
 from medsilo.federation.coordinator import Coordinator
-from medsilo.learning.loop import Compute
+from medsilo.learning.compute import Compute
 from medsilo.learning.training import Training
 from medsilo.methods.fedawa import FedAWA, disagreement
 from medsilo.methods.fedce import FedCE, without

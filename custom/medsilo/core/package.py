@@ -23,6 +23,7 @@ PLUGINS = (
     "medsilo_nnunet",
     "medsilo_page",
     "medsilo_papers",
+    "medsilo_secagg",
     "medsilo_series",
 )
 ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))

@@ -93,17 +93,17 @@ class MedsiloController(Controller):
 
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str | None:
         """Lead a study to its end; returns its name."""
-        plan = workspace.plan_of_job(fl_ctx)
+        settings = workspace.settings_in(fl_ctx)
+        plan = workspace.plan_of_job(fl_ctx, settings)
         if plan.algorithm.pooled:
             raise MedsiloError(
                 f"{plan.algorithm.name} pools all data and never runs on NVFlare; give --engine inprocess"
             )
         if plan.task.scripted:
             let_tensors_travel(to_files=True, plainly=True)
-        study = self.study or new_study(plan)
+        study, resume = self.study or new_study(plan), self.resume
         if not is_safe_name(study):
             raise MedsiloError(f"study name {study!r} has odd characters; use letters, digits, '.', '_' and '-'")
-        settings, resume = workspace.settings_of_site(fl_ctx), self.resume
         shelf.look_in(*settings.models, workspace.file_of_job(fl_ctx, paths.PLAN).parent)
         output = workspace.output_folder(fl_ctx, settings)
         record = Record(output / study)

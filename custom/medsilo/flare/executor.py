@@ -25,22 +25,23 @@ from medsilo.core.files import FILE, make_folder
 from medsilo.core.lifeline import end_with, reuse_blocks
 from medsilo.core.package import package_facts
 from medsilo.core.text import is_safe_name, plain
-from medsilo.federation.accepting import check_package, check_packages
-from medsilo.federation.around import answering
 from medsilo.federation.bounds import request_bounds
+from medsilo.federation.checks import check_package, check_packages
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
+from medsilo.federation.place import Place, Site
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
-from medsilo.federation.seams import Place, Site
+from medsilo.federation.site_stack import answering
 from medsilo.flare.forks import has_started
 from medsilo.flare.gate import Gate
 from medsilo.flare.patches import LEFTOVERS
 from medsilo.flare.patience import Patience
 from medsilo.flare.pieces import PatientRequests
+from medsilo.flare.site_settings import settings_of_site
 from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
-from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
+from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, submitter_of
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel, Request
@@ -100,7 +101,7 @@ class MedsiloExecutor(Executor):
         gate = Gate(cell)
         gate.guard_site()
         with suppress(Exception):
-            plan = plan_of_job(fl_ctx)
+            plan = plan_of_job(fl_ctx, settings_of_site(fl_ctx))
             gate.allow(request_bounds(plan))
             self.gate = gate
             PatientRequests(cell, Patience.of(plan))
@@ -149,7 +150,8 @@ class MedsiloExecutor(Executor):
         """Return this site in the parcel's study, and its clock; asked once per process, unless it is refused."""
         check_package(package_facts(), parcel.facts.get("package"))
         study, site = parcel.facts["study"], fl_ctx.get_identity_name()
-        submitted, settings = plan_of_job(fl_ctx), settings_of_site(fl_ctx)
+        settings = settings_of_site(fl_ctx)
+        submitted = plan_of_job(fl_ctx, settings)
         plan = self._among(submitted, Request.received(parcel.facts).sites, site)
         check_packages(plan.code, parcel.facts["package"])
         if not is_safe_name(study):

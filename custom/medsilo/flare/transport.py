@@ -17,7 +17,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, MedsiloError
-from medsilo.federation.seams import Missing, Outgoing, Receive
+from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.flare.forks import died
 from medsilo.flare.patches import deliver_once
 from medsilo.flare.wire import TASK, to_parcel, to_shareable

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn, no_grad
 
 from medsilo.core.errors import PlanError
-from medsilo.course.phase import Workbench
+from medsilo.course.workbench import Workbench
 from medsilo.learning.undrawn import absent_in, labels_in, marks_in
 from medsilo.methods.fedavg import FedAvg
 from medsilo.tasks.task import Task

@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import Blueprint, Workbench
+from medsilo.course.phase import Blueprint
+from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import called_with, keeping_statistics, names_of_last_layers
 from medsilo.learning.loop import Lesson
 from medsilo.methods.bases import MeanOfOwn, copy_into

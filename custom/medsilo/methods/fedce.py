@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench
+from medsilo.course.phase import Blueprint, Group, ServerSide
+from medsilo.course.workbench import Workbench
 from medsilo.methods.bases import Numbers, WeighingMethod, copy_into
 from medsilo.mixing.late import LateMean, SharedNumbers, Shares
 

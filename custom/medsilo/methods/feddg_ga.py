@@ -6,7 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import Average, Blueprint, Group, ServerSide, Workbench
+from medsilo.course.phase import Average, Blueprint, Group, ServerSide
+from medsilo.course.workbench import Workbench
 from medsilo.methods.bases import Numbers, WeighingMethod
 from medsilo.mixing.late import LateMean, Shares
 from medsilo.mixing.mixers import Identity

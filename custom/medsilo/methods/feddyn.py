@@ -8,7 +8,8 @@ from torch import Tensor
 
 from medsilo.core.tensors import Modules
 from medsilo.course.declared import Private
-from medsilo.course.phase import Blueprint, ServerSide, Workbench
+from medsilo.course.phase import Blueprint, ServerSide
+from medsilo.course.workbench import Workbench
 from medsilo.learning.steps import correcting, pull_towards
 from medsilo.methods.bases import ServerStep, learning_weights, zeros_like
 from medsilo.mixing.mixers import Mixer

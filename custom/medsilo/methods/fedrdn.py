@@ -13,7 +13,8 @@ from torch import Generator, Tensor, nn
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.declared import Private
-from medsilo.course.phase import Average, Blueprint, Group, Phase, Ranges, Workbench, network, site_mean
+from medsilo.course.phase import Average, Blueprint, Group, Phase, Ranges, network, site_mean
+from medsilo.course.workbench import Workbench
 from medsilo.learning.seeds import seed_for
 from medsilo.methods.fedavg import Averaging
 from medsilo.tasks.task import Task

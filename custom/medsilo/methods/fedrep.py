@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from medsilo.course.phase import Workbench
+from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import head_names, keeping_statistics, learning_only
 from medsilo.methods.fedper import FedPer
 

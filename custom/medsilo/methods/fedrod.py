@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import Blueprint, Workbench
+from medsilo.course.phase import Blueprint
+from medsilo.course.workbench import Workbench
 from medsilo.learning.class_weights import balanced_softmax
 from medsilo.learning.layers import called_with, head_layers, head_names, keeping_statistics
 from medsilo.learning.loop import Lesson, OutputLoss

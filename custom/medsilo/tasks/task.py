@@ -13,9 +13,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from medsilo.core.errors import DataError
+from medsilo.core.errors import DataError, Refused
 from medsilo.core.section import Section
-from medsilo.learning.loop import Case, Draw, DrawnCases
+from medsilo.core.text import plain
+from medsilo.learning.compute import Case
+from medsilo.learning.drawn import Draw, DrawnCases
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.undrawn import labels_in
 from medsilo.models.network import Network
@@ -458,3 +460,9 @@ def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:
         intensity=intensity,
         problems=tuple(problems),
     )
+
+
+def check_absent(told: Sequence[str], task: Task) -> None:
+    """Raise Refused where a hospital says that it lacks what none may lack in a task's data."""
+    if strangers := sorted(set(told) - set(getattr(task, "may_be_absent", ()))):
+        raise Refused(f"it lacks {plain(strangers[0], 40)}, which no hospital may lack in this plan")

@@ -1,53 +1,25 @@
-"""The two seams of a study: a site answers a parcel, and a channel asks sites. All that is optional wraps them.
+"""The interface of a site: it answers a parcel. All that is optional wraps it. And the place of a site in a study.
 
-A layer around a site is a site, and a layer around a channel is a channel (around.py has their order).
+A layer around a site is a site (site_stack.py has their order).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from medsilo.core.errors import Died, Lacks, MedsiloError, Refused
+from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Modules
-from medsilo.core.text import plain
 from medsilo.course.phase import Phase
-from medsilo.federation.sealed.identity import KitFiles
-from medsilo.learning.loop import Stop
+from medsilo.learning.compute import Stop
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.paths import MODELS
+from medsilo.site.kit import KitFiles
 from medsilo.site.settings import SiteSettings
-
-Outgoing = Callable[[str], Parcel]
-Receive = Callable[[str, Parcel], None]
-
-
-@dataclass(frozen=True)
-class Missing:
-    """The reason why a site gave nothing in a round.
-
-    >>> Missing("lost", "no answer in time").text
-    'lost: no answer in time'
-    """
-
-    kind: Literal["refused", "lost"]
-    reason: str
-    passing: bool = False  # a refusal that asking again may heal
-    lacks: bool = False  # a refusal that sending it the network's files heals
-
-    @property
-    def text(self) -> str:
-        """Return how it is absent, and why."""
-        return f"{self.kind}: {self.reason}"
-
-    @classmethod
-    def refused(cls, error: MedsiloError) -> "Missing":
-        """Return the refusal that an error is; its text may come from a site."""
-        return cls("refused", plain(str(error)), isinstance(error, Died), isinstance(error, Lacks))
 
 
 @dataclass(frozen=True)
@@ -132,57 +104,6 @@ class Site(Protocol):
 
     def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
         """Answer a parcel. `stop` is asked before every batch, and raises to end the work."""
-
-
-class Channel(Protocol):
-    """The server's side of the line to the sites. Layers wrap one, and are one.
-
-    >>> class Counting:  # a layer
-    ...     def __init__(self, inner: Channel) -> None:
-    ...         self.inner, self.asked = inner, 0
-    ...     def ask(self, sites, outgoing, receive, timeout):
-    ...         self.asked += len(sites)
-    ...         return self.inner.ask(sites, outgoing, receive, timeout)
-    """
-
-    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
-        """Ask all these sites at once; `receive` raises Refused for an answer that must not count.
-
-        Returns the sites without an accepted answer. `outgoing` may be called more than once and changes nothing.
-        """
-
-
-class Transport(Channel, Protocol):
-    """The innermost channel, which moves parcels."""
-
-    def pause(self, seconds: float) -> None:
-        """Wait; raises Aborted when the run was told to stop."""
-
-
-class Line:
-    """The channel to sites in this process, which answer one after the other, in sorted order."""
-
-    def __init__(self, participants: Mapping[str, Site]) -> None:
-        self.participants = participants
-
-    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
-        missing = {}
-        for site in sites:
-            if site not in self.participants:
-                missing[site] = Missing("lost", "its data are not here")
-                continue
-            try:
-                receive(site, self.answer(site, outgoing(site)))
-            except MedsiloError as error:
-                missing[site] = Missing.refused(error)
-        return missing
-
-    def answer(self, site: str, parcel: Parcel) -> Parcel:
-        """Let a site answer."""
-        return self.participants[site].answer(parcel, lambda: None)
-
-    def pause(self, seconds: float) -> None:
-        """Nothing comes back in one process by waiting."""
 
 
 class Envelope:

@@ -1,6 +1,6 @@
-"""The layers around a site and around the server's channel, and their order, which this file says once.
+"""The layers around a site, and their order, which this file says once. server_stack.py has those of the server.
 
-Around a site, from outside to inside, an order passes
+From outside to inside, an order passes
 
     permission      no data are read, and nothing is answered, for a plan that the hospital has not approved
     supply          files that the network begins with: who lacks one says so, and keeps what the plan's hash names
@@ -10,24 +10,15 @@ Around a site, from outside to inside, an order passes
     disclosure      makes the answer of what was found exactly: what of it may leave, and how finely
     participant     does the study, exactly; tensors come and go in the plan's envelope (secure aggregation)
 
-and an answer passes them the other way round. Around the server's channel stand, from outside to inside,
-
-    retry           asks again, as the plan's participation says
-    ledger          keeps the heads of the hospitals' ledgers, where a plan promises privacy
-    supply          sends a site the files that it lacks, once
-    layers of the plan, in its order
-    turns           notes who is asked and who answered, and counts the bytes of tensors
-    channel         NVFlare, or a loop over sites in this process
-
-Two seams are inside of a round, since what stands there needs what the round has: a site's `Envelope` (seams.py)
-and the server's `RoundAggregation` (server_state.py). Secure aggregation is both; it stands nowhere else.
+and an answer passes them the other way round. The site's `Envelope` (place.py) is inside of a round, since secure
+aggregation needs what the round has. That is a package of its own, of which this file takes a site's part by its entry
+point.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -36,18 +27,12 @@ from medsilo.core.errors import Lacks, MedsiloError, Refused
 from medsilo.core.lifeline import forget_most, most_held
 from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Tensors
-from medsilo.federation.account import Accounting, LedgerWatch, PrivacyAccount
-from medsilo.federation.asking import Questioner, Retry, Tell, TurnKeeper
+from medsilo.federation.account import Accounting, PrivacyAccount
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
+from medsilo.federation.place import Envelope, Place, Site
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.federation.sealed.identity import KitFiles, signer_of
-from medsilo.federation.sealed.sealed_server import SealedServer
-from medsilo.federation.sealed.sealed_site import SealedSite
-from medsilo.federation.seams import Channel, Envelope, Missing, Outgoing, Place, Receive, Site, Transport
-from medsilo.federation.server_state import RoundAggregation, ServerState
-from medsilo.learning.loop import Stop
-from medsilo.plan import Plan
+from medsilo.learning.compute import Stop
 from medsilo.privacy.mechanisms import Charge
 from medsilo.runs.messages import ANSWERS, FILES, Parcel, Request
 
@@ -82,34 +67,6 @@ class SuppliedSite:
             if name not in wanted or content.dtype is not torch.uint8:
                 raise Refused("the server sends a file that the plan does not name")
             shelf.keep(name, bytes_of(content.contiguous()), self.place.models[-1], int(most * (1 << 30)))
-
-
-class FileSupply:
-    """A channel that sends a site what it lacks: each site once, as the server had it."""
-
-    def __init__(self, inner: Channel, files: Mapping[str, int]) -> None:
-        self.inner, self.files = inner, files
-        self.sent: set[str] = set()
-
-    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
-        missing = self.inner.ask(sites, outgoing, receive, timeout)
-        lacking = sorted(site for site, gone in missing.items() if gone.lacks and site not in self.sent)
-        if not lacking:
-            return missing
-        self.sent |= set(lacking)
-        files = {file: _content(shelf.find(file, size), size) for file, size in self.files.items()}
-
-        def going(site: str) -> Parcel:
-            order = outgoing(site)
-            return replace(order, groups={**order.groups, FILES: files})
-
-        again = self.inner.ask(lacking, going, receive, timeout)
-        return {**{site: gone for site, gone in missing.items() if site not in lacking}, **again}
-
-
-def _content(path: Path, size: int) -> torch.Tensor:
-    """Return a file's bytes, which stay on the disk until they are sent."""
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
 class DisclosingSite:
@@ -173,9 +130,8 @@ def training_site(place: Place, kind: Callable[..., Participant] = Participant) 
 
 def envelope_of(place: Place) -> Envelope:
     """Return what the plan has tensors travel in."""
-    if not place.plan.transport.sealed:
-        return Envelope()
-    return SealedSite(place.plan, place.site, place.folder, signer_of(place.kit))
+    secure = place.plan.transport.aggregation
+    return secure.site(place) if secure else Envelope()
 
 
 def answering(place: Place, permission: Permission, kind: type[Participant] = Participant) -> Site:
@@ -183,28 +139,3 @@ def answering(place: Place, permission: Permission, kind: type[Participant] = Pa
     make = partial(IsolatedParticipant if place.settings.isolation else training_site, place, kind)
     permission.inner = SuppliedSite(place, make) if place.plan.network.files else make()
     return permission
-
-
-def asking(
-    channel: Transport, plan: Plan, sites: Sequence[str], tell: Tell, lost: Callable[[str], None], heads: Path
-) -> tuple[Retry, TurnKeeper]:
-    """Return the server's channel with its layers, and what of it knows whose turn it is.
-
-    sites: those that train; lost: hears of every site that did not answer; heads: the file of the ledgers' heads.
-    """
-    turns = TurnKeeper(channel, tell)
-    inner: Channel = turns
-    for layer in reversed(plan.layers):
-        inner = layer.server(inner, plan)
-    if plan.network.files:
-        inner = FileSupply(inner, plan.network.files)
-    if plan.privacy:
-        inner = LedgerWatch(inner, heads)
-    return Retry(inner, plan.participation, sites, channel.pause, lost), turns
-
-
-def aggregation_of(asker: Questioner, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
-    """Return how the plan has answers become the next round's tensors. kit: the server's own."""
-    if not state.plan.transport.sealed:
-        return RoundAggregation(state)
-    return SealedServer(asker, state, signer_of(kit) if kit else None)

@@ -1,24 +1,25 @@
 """The numbers that a study seals in a round, the same at the server and at every site: from the plan and the
 agreement."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import Refused
-from medsilo.core.tensors import Modules, Tensors
+from medsilo.core.tensors import Modules
 from medsilo.course.phase import Group, Phase, views
+from medsilo.course.transport import TransportSettings
 from medsilo.mixing.forms import Form, Summed
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
-from medsilo.sealing import letters
-from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat
-from medsilo.sealing.letters import Letter, Names, SiteName
-from medsilo.sealing.terms import LEAST, MOST_SITES, SealedBlock, Terms
+from medsilo_secagg import letters
+from medsilo_secagg.fixed_point import CARRIER, FixedPoint, Flat
+from medsilo_secagg.letters import Letter, Names, SiteName
+from medsilo_secagg.terms import LEAST, MOST_SITES, SealedBlock, Terms
 
 WORDS = "@sealed"  # under which a group's masked numbers travel, beside its whole numbers
 MOST_GROUPS = 16  # of a phase
@@ -135,49 +136,9 @@ def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
         raise Refused("the server: it names other sites than the plan does")
     if len(sites) < required:
         raise Refused(f"the server: it lets {len(sites)} hospitals agree on keys, and the plan requires {required}")
-    return Terms(study, plan.hash, tuple(sites), transport.threshold(len(named)), required)
+    return Terms(study, plan.hash, tuple(sites), threshold_of(transport, len(named)), required)
 
 
-def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[str, Tensor]]:
-    """Return what travels in place of the groups that sites seal in a phase."""
-    if not plan.transport.sealed:
-        return {}
-    blocks = Blocks(plan, terms_of(plan, "", sorted(plan.participation.sites)), 1)
-    return {name: own.expected() for name, own in blocks.of(phase, layout).items()}
-
-
-PREFIX = "@sealed"  # of keys in a checkpoint; no group has such a name
-
-
-class SealedStore:
-    """The last mean of each group that the server hands on to all sites, and moves nothing towards."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, tuple[Tensors, Held]] = {}
-
-    def keep(self, group: str, mean: Tensors, held: Held) -> None:
-        """Take the place of a group's earlier mean."""
-        self._kept[group] = mean, held
-
-    def find(self, group: str) -> Tensors | None:
-        """Return a group's mean; None before the first round of it has ended."""
-        return self._kept[group][0] if group in self._kept else None
-
-    def told(self, groups: Mapping[str, Tensors]) -> dict[str, Held]:
-        """Return what a site is told of the means among what it is sent."""
-        return {group: self._kept[group][1] for group in groups if group in self._kept}
-
-    # ------------------------------------------------------------------ checkpoints
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what must outlive the process; nothing in a study without such means."""
-        tensors = {f"{PREFIX}/{g}/{name}": own for g, (mean, _) in self._kept.items() for name, own in mean.items()}
-        facts = {group: held.facts() for group, (_, held) in self._kept.items()}
-        return tensors, {"sealed": facts} if facts else {}
-
-    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        self._kept = {}
-        for group, told in facts.get("sealed", {}).items():
-            prefix = f"{PREFIX}/{group}/"
-            mean = {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}
-            self.keep(group, mean, Held.read("the checkpoint", told))
+def threshold_of(transport: TransportSettings, hospitals: int) -> int:
+    """Return how many of so many hospitals open a sum."""
+    return transport.sealing_threshold or 2 * hospitals // 3 + 1

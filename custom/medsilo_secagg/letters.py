@@ -9,9 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from medsilo.core.errors import Refused
 from medsilo.core.text import plain
-from medsilo.sealing.shamir import SHARE
-from medsilo.sealing.signing import LONGEST_CERTIFICATE, LONGEST_SIGNATURE, MOST_CERTIFICATES
-from medsilo.sealing.terms import MOST_SITES
+from medsilo_secagg.identity import LONGEST_CERTIFICATE, LONGEST_SIGNATURE, MOST_CERTIFICATES
+from medsilo_secagg.shamir import SHARE
+from medsilo_secagg.terms import MOST_SITES
 
 NONCE, TAG = 12, 16  # bytes
 BOX = NONCE + TAG + 2 * SHARE  # with shares of both secrets of a site

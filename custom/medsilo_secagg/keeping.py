@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, ValidationError
 
 from medsilo.core.errors import MedsiloError
-from medsilo.sealing.letters import Assembly, Box, Bytes32, Letter, Names, Offered, OneShare, SiteName
+from medsilo_secagg.letters import Assembly, Box, Bytes32, Letter, Names, Offered, OneShare, SiteName
 
 Shares = tuple[OneShare, OneShare]  # of a site's seed, and of its key for pairs
 

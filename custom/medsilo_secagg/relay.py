@@ -9,12 +9,12 @@ import numpy as np
 
 from medsilo.core.errors import ParticipationError, Refused
 from medsilo.core.tensors import Tensors
-from medsilo.sealing import letters, masks
-from medsilo.sealing.fixed_point import as_words
-from medsilo.sealing.shamir import combine
-from medsilo.sealing.signing import Signer
-from medsilo.sealing.streams import Words, add_streams
-from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo_secagg import letters, masks
+from medsilo_secagg.fixed_point import as_words
+from medsilo_secagg.identity import Signer
+from medsilo_secagg.shamir import combine
+from medsilo_secagg.streams import Words, add_streams
+from medsilo_secagg.terms import SealedBlock, Terms
 
 
 class Gathering:

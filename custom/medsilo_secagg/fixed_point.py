@@ -11,7 +11,7 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.tensors import Tensors
-from medsilo.sealing.streams import Words
+from medsilo_secagg.streams import Words
 
 CHECK = 4  # words behind the numbers that are zero: a mask that was not taken off right shows in them
 CHUNK = 1 << 15  # numbers that are converted at once

@@ -1,72 +1,30 @@
-"""Signatures by the certificate that a site's kit holds, which show whose keys these are."""
+"""The identity of a site in a sealed study: its kit's certificate shows whose keys these are."""
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, Final, Literal, Self
+from typing import ClassVar, Final, Self
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
 )
 from cryptography.x509.oid import NameOID
 
-from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import write_bytes
+from medsilo.core.errors import MedsiloError, Refused, reading
+from medsilo.site.kit import KitFiles
+from medsilo.site.signing import PrivateKey, UseKey, check_certified, read_pair
 
 MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192  # of a chain, bytes each
 LONGEST_SIGNATURE = 1024  # bytes
-SHORTEST_RSA = 2048  # bits
 HOSPITAL = "client"  # NVFlare's word in a subject, or none; people and servers have others ("lead", "server")
-PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
-UNSALTED = padding.PSS(padding.MGF1(SHA256()), 0)
-ECDSA = ec.ECDSA(SHA256())
-
-PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 PUBLIC, SIGNATURE = 32, 64  # bytes of Ed25519
 SEALING: Final = "secure aggregation"
-Use = Literal["approvals", "ledger", "settings", "record", "secure aggregation"]
-
-
-@dataclass(frozen=True)
-class UseKey:
-    """A signing key for one use alone, derived from the key of a kit, whose owner certified its public half.
-
-    The kit's key itself signs connections (TLS) and these certifications, and nothing else: what is signed for one use
-    is never a signature for another, and one derived key that leaks gives no other away.
-    """
-
-    key: ed25519.Ed25519PrivateKey = field(repr=False)
-    certified: bytes  # the kit key's signature on the use and the public half
-
-    @classmethod
-    def of(cls, kit: PrivateKey, use: Use) -> Self:
-        """Derive the key of a use: the same kit's key gives the same one (HKDF with SHA-256)."""
-        secret = kit.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
-        derived = HKDF(SHA256(), 32, salt=None, info=f"medsilo signing key 1: {use}".encode()).derive(secret)
-        key = ed25519.Ed25519PrivateKey.from_private_bytes(derived)
-        return cls(key, sign_with(kit, _claim(use, key.public_key().public_bytes_raw()), salted=False))
-
-
-def _claim(use: Use, public: bytes) -> bytes:
-    return f"medsilo signing key 1: {use}\n".encode() + public
-
-
-def check_certified(certificate: x509.Certificate, use: Use, public: object, certified: bytes) -> None:
-    """Raise InvalidSignature unless the key of this certificate certified a public key for a use; ValueError where one
-    of them is of no use."""
-    if not isinstance(public, ed25519.Ed25519PublicKey):
-        raise ValueError("no key for one use")
-    verify(certificate.public_key(), certified, _claim(use, public.public_bytes_raw()), salted=False)
+CONNECTION, RELAY = "fed_client.json", "../local/relay__resources.json"  # to whom a kit connects
 
 
 class Unsigned:
@@ -104,20 +62,13 @@ class Certified:
     @classmethod
     def read(cls, certificate: bytes, key: bytes, root: bytes, others: Collection[str] = ()) -> Self:
         """Return the identity that these PEM texts hold; raises MedsiloError."""
+        chain, private = read_pair(certificate, key)
         try:
-            chain, anchor = x509.load_pem_x509_certificates(certificate), x509.load_pem_x509_certificate(root)
-            private = load_pem_private_key(key, None)
-            same = chain[0].public_key() == private.public_key()
-        except (ValueError, TypeError) as error:
+            anchor = x509.load_pem_x509_certificate(root)
+        except ValueError as error:
             raise MedsiloError(
-                f"sealing: the kit's certificate, key or root cannot be read ({type(error).__name__}); ask the lead "
-                "for the kit again",
-                private=str(error),
+                "sealing: the kit's root certificate cannot be read; ask the lead for the kit again", private=str(error)
             ) from error
-        if not isinstance(private, PrivateKey):
-            raise MedsiloError("sealing: the kit's key is neither RSA, nor of an elliptic curve, nor Ed25519")
-        if not same:
-            raise MedsiloError("sealing: the kit's key is not its certificate's")
         return cls(tuple(each for each in chain if each != anchor), private, anchor, frozenset(others))
 
     @property
@@ -155,39 +106,6 @@ class Certified:
 Signer = Unsigned | Certified  # a site's own identity, and how it tells whether others are who they say
 
 
-def own_key(path: Path, of: str) -> PrivateKey:
-    """Return the key of a hospital without a kit, made when it is first needed. of: what it signs, for people."""
-    if not path.exists():
-        made = ed25519.Ed25519PrivateKey.generate()
-        write_bytes(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise MedsiloError(
-            f"the key of {of} cannot be read ({type(error).__name__}); put it back from a copy", private=str(path)
-        ) from error
-    if not isinstance(key, PrivateKey):
-        raise MedsiloError(f"the key of {of} is neither RSA, nor of an elliptic curve, nor Ed25519", private=str(path))
-    return key
-
-
-def public_text(key: PrivateKey | UseKey) -> str:
-    """Return a key's public part in hexadecimal digits."""
-    own = key.key if isinstance(key, UseKey) else key
-    return own.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
-
-
-def sign_with(key: PrivateKey | UseKey, content: bytes, salted: bool = True) -> bytes:
-    """Return this key's signature: RSA-PSS, ECDSA or Ed25519. Not salted, the same content has the same one."""
-    if isinstance(key, UseKey):
-        return key.key.sign(content)
-    if isinstance(key, rsa.RSAPrivateKey):
-        return key.sign(content, PSS if salted else UNSALTED, SHA256())
-    if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.sign(content, ECDSA if salted else ec.ECDSA(SHA256(), deterministic_signing=True))
-    return key.sign(content)
-
-
 def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certificate, now: datetime) -> None:
     """Raise unless each certificate is issued by the next, the last by the root, all are valid, and the first names
     the site."""
@@ -212,13 +130,21 @@ def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certif
         raise Refused(f"{site}: its certificate is no hospital's, it says {', '.join(map(str, roles))}")
 
 
-def verify(key: object, signature: bytes, content: bytes, salted: bool = True) -> None:
-    """Raise InvalidSignature unless this public key signed the content, ValueError where it is of no use."""
-    if isinstance(key, rsa.RSAPublicKey) and key.key_size >= SHORTEST_RSA:
-        key.verify(signature, content, PSS if salted else UNSALTED, SHA256())
-    elif isinstance(key, ec.EllipticCurvePublicKey):
-        key.verify(signature, content, ECDSA)
-    elif isinstance(key, ed25519.Ed25519PublicKey):
-        key.verify(signature, content)
-    else:
-        raise ValueError("the certificate's key is too short or of no known kind")
+def signer_of(files: KitFiles | None) -> Signer:
+    """Return what a site signs with; nothing in a simulation, whose sites have no kit."""
+    if files is None:
+        return Unsigned()
+    certificate, key, root = files.read()
+    return Certified.read(certificate, key, root, _others(Path(files.certificate).parent))
+
+
+def _others(startup: Path) -> set[str]:
+    """Return the names of the server and of the relays before it: NVFlare writes their certificates like hospitals'."""
+    found: set[str] = set()
+    with reading("what the kit says of its server and relay"):
+        if (startup / CONNECTION).exists():
+            told = json.loads((startup / CONNECTION).read_text("utf-8"))
+            found |= {server["identity"] for server in told["servers"]}
+        if (startup / RELAY).exists():
+            found |= {*json.loads((startup / RELAY).read_text("utf-8"))["relay_config"]["fqcn"].split(".")}
+    return found

@@ -7,11 +7,19 @@ from typing import Any
 from torch import Tensor
 
 from medsilo.core.errors import ParticipationError
-from medsilo.core.tensors import Groups
+from medsilo.core.tensors import Groups, Tensors
 from medsilo.course.phase import Phase
-from medsilo.federation.accepting import check_forms, check_numbers
 from medsilo.federation.asking import Exchange, Questioner
-from medsilo.federation.sealed.what import (
+from medsilo.federation.channel import Missing
+from medsilo.federation.checks import check_forms, check_numbers
+from medsilo.federation.server_state import RoundAggregation, ServerState, Store
+from medsilo.mixing.forms import Summed
+from medsilo.mixing.mixers import WeightedMean
+from medsilo.runs.messages import Joined, Lettered, SiteAnswer, Task
+from medsilo_secagg.identity import Certified, Signer, Unsigned
+from medsilo_secagg.letters import Assembly, Deal, needed
+from medsilo_secagg.relay import Gathering, MaskedSums
+from medsilo_secagg.sealed_rounds import (
     WORDS,
     Blocks,
     Held,
@@ -21,18 +29,11 @@ from medsilo.federation.sealed.what import (
     SiteLetter,
     terms_of,
 )
-from medsilo.federation.seams import Missing
-from medsilo.federation.server_state import RoundAggregation, ServerState
-from medsilo.mixing.forms import Summed
-from medsilo.mixing.mixers import WeightedMean
-from medsilo.runs.messages import Joined, Lettered, SiteAnswer, Task
-from medsilo.sealing.letters import Assembly, Deal, needed
-from medsilo.sealing.relay import Gathering, MaskedSums
-from medsilo.sealing.signing import Certified, Signer, Unsigned
-from medsilo.sealing.streams import Words
-from medsilo.sealing.terms import Terms
+from medsilo_secagg.streams import Words
+from medsilo_secagg.terms import Terms
 
 Take = Callable[[str, SiteLetter], None]
+PREFIX = "@sealed"  # of keys in a checkpoint; no group has such a name
 
 
 class SealedServer(RoundAggregation):
@@ -42,7 +43,8 @@ class SealedServer(RoundAggregation):
         """signer: the server's own, which tells whose keys are signed falsely before anybody else is sent them."""
         super().__init__(state)
         self.signer = signer
-        self.asker, self.plan, self.store = asker, state.plan, state.store
+        self.asker, self.plan = asker, state.plan
+        state.store = self.store = SealedStore()
         self.layout, self.mixers = state.layout, state.mixers
         self.terms: Terms  # its sites have agreed on keys
         self.blocks: Blocks
@@ -211,3 +213,37 @@ class SealedServer(RoundAggregation):
         mixer = self.mixers[own.name]
         assert isinstance(mixer, WeightedMean)
         mixer.take_mean(tensors, {site: float(w) for site, w in self._weights(own, sites).items()})
+
+
+class SealedStore(Store):
+    """The last mean of each group that the server hands on to all sites, and moves nothing towards."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Tensors, Held]] = {}
+
+    def keep(self, group: str, mean: Tensors, held: Held) -> None:
+        """Take the place of a group's earlier mean."""
+        self._kept[group] = mean, held
+
+    def find(self, group: str) -> Tensors | None:
+        """Return a group's mean; None before the first round of it has ended."""
+        return self._kept[group][0] if group in self._kept else None
+
+    def told(self, groups: Mapping[str, Tensors]) -> dict[str, Held]:
+        """Return what a site is told of the means among what it is sent."""
+        return {group: self._kept[group][1] for group in groups if group in self._kept}
+
+    # ------------------------------------------------------------------ checkpoints
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what must outlive the process; nothing in a study without such means."""
+        tensors = {f"{PREFIX}/{g}/{name}": own for g, (mean, _) in self._kept.items() for name, own in mean.items()}
+        facts = {group: held.facts() for group, (_, held) in self._kept.items()}
+        return tensors, {"sealed": facts} if facts else {}
+
+    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._kept = {}
+        for group, told in facts.get("sealed", {}).items():
+            prefix = f"{PREFIX}/{group}/"
+            mean = {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}
+            self.keep(group, mean, Held.read("the checkpoint", told))

@@ -12,13 +12,13 @@ from typing import Self
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.sealing import letters, masks
-from medsilo.sealing.fixed_point import as_tensor
-from medsilo.sealing.keeping import Secrets, Turn
-from medsilo.sealing.shamir import SHARE, split
-from medsilo.sealing.signing import Signer
-from medsilo.sealing.streams import KEY, add_streams
-from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo_secagg import letters, masks
+from medsilo_secagg.fixed_point import as_tensor
+from medsilo_secagg.identity import Signer
+from medsilo_secagg.keeping import Secrets, Turn
+from medsilo_secagg.shamir import SHARE, split
+from medsilo_secagg.streams import KEY, add_streams
+from medsilo_secagg.terms import SealedBlock, Terms
 
 SERVER_SAYS = "the server"
 

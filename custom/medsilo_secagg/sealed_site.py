@@ -12,8 +12,16 @@ from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors
 from medsilo.course.phase import Phase, views
-from medsilo.federation.accepting import check_forms, check_numbers
-from medsilo.federation.sealed.what import (
+from medsilo.federation.checks import check_forms, check_numbers
+from medsilo.federation.place import Envelope
+from medsilo.mixing.forms import Pulled, Summed
+from medsilo.plan import Plan
+from medsilo.runs import paths
+from medsilo.runs.messages import Request
+from medsilo_secagg.identity import Signer
+from medsilo_secagg.letters import Deal, needed
+from medsilo_secagg.member import SERVER_SAYS, Member
+from medsilo_secagg.sealed_rounds import (
     WORDS,
     Blocks,
     Held,
@@ -23,15 +31,7 @@ from medsilo.federation.sealed.what import (
     SiteLetter,
     terms_of,
 )
-from medsilo.federation.seams import Envelope
-from medsilo.mixing.forms import Pulled, Summed
-from medsilo.plan import Plan
-from medsilo.runs import paths
-from medsilo.runs.messages import Request
-from medsilo.sealing.letters import Deal, needed
-from medsilo.sealing.member import SERVER_SAYS, Member
-from medsilo.sealing.signing import Signer
-from medsilo.sealing.terms import SealedBlock
+from medsilo_secagg.terms import SealedBlock
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import read_bounded, write_text
 from medsilo.core.section import Section, checked, in_words
-from medsilo.sealing.signing import PrivateKey, UseKey, public_text, sign_with, verify
+from medsilo.site.signing import PrivateKey, UseKey, public_text, sign_with, verify
 
 LARGEST = 8 << 20  # bytes of a signed file
 Hexadecimal = Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})+$")]

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from medsilo.core.errors import Refused
-from medsilo.sealing.letters import NONCE, Offered
-from medsilo.sealing.streams import Stream, derive, digest, statement
-from medsilo.sealing.terms import Terms
+from medsilo_secagg.letters import NONCE, Offered
+from medsilo_secagg.streams import Stream, derive, digest, statement
+from medsilo_secagg.terms import Terms
 
 
 def context_of(terms: Terms, number: int, offers: tuple[Offered, ...]) -> bytes:

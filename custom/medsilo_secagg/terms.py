@@ -5,8 +5,8 @@ from functools import cached_property
 
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.tensors import Tensors
-from medsilo.sealing.fixed_point import FixedPoint, Flat
-from medsilo.sealing.streams import Words, digest
+from medsilo_secagg.fixed_point import FixedPoint, Flat
+from medsilo_secagg.streams import Words, digest
 
 LEAST, MOST_SITES = 3, 256
 
