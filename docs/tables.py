@@ -33,8 +33,6 @@ from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
 from medsilo.course.participation import Participation
 from medsilo.course.secure_aggregation import TransportSettings
-from medsilo.flare import patches
-from medsilo.flare.patience import Patience, limits
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.mixing.defence import Mixing
@@ -46,6 +44,8 @@ from medsilo.runs import paths, schema, site_files
 from medsilo.site.settings import Limits, SiteSettings
 from medsilo_lab.study import verdict_file
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
+from nvflare_reliability import patches
+from nvflare_reliability.timeouts import Timeouts, limits
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval",)
@@ -319,7 +319,7 @@ def tree(entries: Mapping[str, str]) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the commands
 # NVFlare's limits that a line can hit: its own value, ours, and what it is.
-LIMITS: Mapping[str, tuple[float, Callable[[Patience], float], str]] = {
+LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "tensor_download_chunk_size": (
         2 << 20,
         lambda own: limits(own, "site")["tensor_download_chunk_size"],
@@ -363,7 +363,7 @@ LIMITS: Mapping[str, tuple[float, Callable[[Patience], float], str]] = {
 
 def lines() -> str:
     """Return NVFlare's limits that a line can hit: its own, and those of a plan's defaults and of a patient plan."""
-    plans = [Patience(silence=420), Patience(silence=3600, rate=8000)]
+    plans = [Timeouts(silence=420), Timeouts(silence=3600, rate=8000)]
     rows = [
         f"| `{key}` | {default:,.0f} | {' | '.join(f'{ours(plan):,.0f}' for plan in plans)} | {meaning} |"
         for key, (default, ours, meaning) in LIMITS.items()

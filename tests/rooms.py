@@ -86,6 +86,12 @@ BENEATH = {"learning", "mixing", "models", "sealing"}  # mathematics, which othe
 ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - BENEATH)
 ROOMS["extend"] = Room("what plug-ins import; nothing else uses it", frozenset(ROOMS))
 
+# Generic to NVFlare: it imports nothing of ours, and those that know NVFlare use it.
+RELIABILITY = "nvflare_reliability"
+RELIABLE = room(
+    "NVFlare where lines break and senders misbehave: patches with their issues, message limits, chunks, liveness"
+)
+
 # Packages beside the engine, which no room knows. Plug-ins use `extend`; medsilo's own commands and methods use rooms.
 PLUGINS = {
     "medsilo_adapters": room(
@@ -131,7 +137,7 @@ def table() -> str:
         rows += [
             f"| `{name}/{wing}` | {holds} | `{name}` and what it uses |" for wing, holds in WINGS.get(name, {}).items()
         ]
-    rows += [f"| `{name}` | {own.holds} | {_uses(own)} |" for name, own in PLUGINS.items()]
+    rows += [f"| `{name}` | {own.holds} | {_uses(own)} |" for name, own in {RELIABILITY: RELIABLE, **PLUGINS}.items()]
     return "\n".join(rows)
 
 

@@ -1,4 +1,4 @@
-"""For each patch of medsilo/flare/patches.py: NVFlare behaves as the patch says, without it.
+"""For each patch of nvflare_reliability/patches.py: NVFlare behaves as the patch says, without it.
 
 A test that fails here says that NVFlare no longer needs the patch, so that it can go.
 """
@@ -38,12 +38,12 @@ from nvflare.private.fed.app.simulator import simulator_runner
 from nvflare.private.fed.server import job_runner
 
 from docs.tables import issues
-from medsilo.flare import patches
-from medsilo.flare.patches import Replies, hold_less, look_at_messages
-from medsilo.flare.patience import Patience
-from medsilo.flare.pieces import PatientRequests, PiecedTensors
 from medsilo.flare.wire import let_tensors_travel
 from medsilo.runs.messages import Parcel
+from nvflare_reliability import patches
+from nvflare_reliability.chunking import ChunkedTensors, RetryingRequests
+from nvflare_reliability.patches import Replies, hold_less, look_at_messages
+from nvflare_reliability.timeouts import Timeouts
 from tests.conftest import SITES
 from tests.federation.test_gate import NUMBERS, Cells, answer_of, cells, piece  # noqa: F401 (cells is a fixture)
 from tests.federation.test_transport import Server, ask, echo, server  # noqa: F401 (server is a fixture)
@@ -51,7 +51,7 @@ from tests.secure.consortium import wait_until
 
 # Patches whose need is shown where they are tested.
 ELSEWHERE = {
-    "Leftovers": "federation/test_gate.py test_what_nvflare_leaves_behind_of_messages_does_not_pile_up",
+    "GarbageBudget": "federation/test_gate.py test_what_nvflare_leaves_behind_of_messages_does_not_pile_up",
     "close_lost_connections": "federation/test_lines.py test_connections_that_were_lost_keep_no_handle_beyond_a_job",
     "AnswerReader": "federation/test_gate.py test_without_the_gate_such_an_answer_ends_the_process",
     "connect": "secure/test_lead.py test_a_connection_that_comes_too_late_is_given_up",
@@ -129,7 +129,7 @@ def test_need_of_limit_blobs(cell: Cell) -> None:
         BlobTask(StreamFuture(1), SimpleNamespace(get_size=lambda: 1 << 30), handler.max_blob_size, True)
 
 
-def test_need_of_Streams(cell: Cell) -> None:
+def test_need_of_StreamLimits(cell: Cell) -> None:
     """Its sender says how long a finished stream is kept, by a thread; what comes before its turn is held."""
     keys, place = StreamHeaderKey, {MessageHeaderKey.ORIGIN: "hospital-a.patches"}
     wishes = {keys.RELIABLE: True, keys.RETRY_TIMEOUT: 3500.0, keys.RETRY_WAIT: 5.0}
@@ -209,8 +209,8 @@ def test_need_of_send_requests_by(cell: Cell, monkeypatch: pytest.MonkeyPatch) -
     download_object("hospital-a", "ref", 1.0, cell, fetched)
     assert len(asked) == 1 and fetched.why
     asked.clear()
-    monkeypatch.setattr("medsilo.flare.pieces.PAUSE", 0.01)
-    PatientRequests(cell, Patience(silence=5.0))
+    monkeypatch.setattr("nvflare_reliability.chunking.PAUSE", 0.01)
+    RetryingRequests(cell, Timeouts(silence=5.0))
     download_object("hospital-a", "ref", 1.0, cell, Fetched())
     assert len(asked) == 3
 
@@ -271,10 +271,10 @@ def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = torch.arange(3.0)
     for _ in range(2):
         assert fobs.loads(fobs.dumps(sent)).shape == (0,)
-        fobs.register(PiecedTensors)
+        fobs.register(ChunkedTensors)
     let_tensors_travel()
     assert torch.equal(fobs.loads(fobs.dumps(sent)), sent)
-    assert isinstance(fobs.get_dot_handler(TENSOR_DOWNLOAD), PiecedTensors)
+    assert isinstance(fobs.get_dot_handler(TENSOR_DOWNLOAD), ChunkedTensors)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

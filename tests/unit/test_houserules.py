@@ -18,7 +18,7 @@ import pytest
 import medsilo
 from medsilo import extend
 from medsilo.core.errors import MedsiloError
-from medsilo.core.package import PLACE, PLUGINS
+from medsilo.core.package import PLACE, PLUGINS, RELIABILITY
 from medsilo.core.text import is_safe_name
 from medsilo.registry import METHODS
 from medsilo.tasks.goal import Goal
@@ -52,8 +52,12 @@ def plugin_sources() -> list[Path]:
     return sorted(path for name in PLUGINS for path in (PLACE / name).rglob("*.py"))
 
 
+def reliability_sources() -> list[Path]:
+    return sorted((PLACE / RELIABILITY).rglob("*.py"))
+
+
 def everything() -> list[Path]:
-    return [*sources(), *plugin_sources()]
+    return [*sources(), *plugin_sources(), *reliability_sources()]
 
 
 def part_of(path: Path) -> str:
@@ -104,7 +108,7 @@ def wrong_import(part: str, name: str) -> str:
         if not rest:
             return "import what is needed, not all of medsilo"
         return "" if rest[0] in MAY_IMPORT[part] | {part, "__version__"} else f"{part} imports {name}"
-    if first == "nvflare" and part not in KNOW_NVFLARE:
+    if first in ("nvflare", RELIABILITY) and part not in KNOW_NVFLARE:
         return f"only {KNOW_NVFLARE} know NVFlare"
     return f"{part} imports {name}" if part in TENSORS_ONLY and first in OUTSIDE else ""
 
@@ -189,7 +193,13 @@ def wrong_of_plugin(own: str, name: str) -> str:
         return f"medsilo.extend gives no {name}"
     if first in PLUGINS and first not in uses | {own}:
         return f"{own} imports {name}"
-    return f"only {KNOW_NVFLARE} know NVFlare" if first == "nvflare" and own not in KNOW_NVFLARE else ""
+    return f"only {KNOW_NVFLARE} know NVFlare" if first in ("nvflare", RELIABILITY) and own not in KNOW_NVFLARE else ""
+
+
+def test_the_reliability_package_knows_nothing_of_ours() -> None:
+    """Any NVFlare application may use it."""
+    found = [name for path in reliability_sources() for name, _ in modules_named_in(path)]
+    assert [name for name in found if name.split(".")[0].startswith("medsilo")] == [] and len(found) > 100
 
 
 def test_a_package_beside_the_engine_uses_what_it_says() -> None:
@@ -221,7 +231,7 @@ def test_the_plugins_are_those_of_this_folder() -> None:
     there = {path.name for path in PLACE.glob("medsilo_*") if list(path.glob("*.py"))}
     assert there == set(PLUGINS) == DESCRIBED.keys()
     settings = tomllib.loads((PLACE.parent / "pyproject.toml").read_text("utf-8"))
-    assert set(settings["tool"]["mypy"]["packages"]) == {"benchmarks", "medsilo", *PLUGINS}
+    assert set(settings["tool"]["mypy"]["packages"]) == {"benchmarks", "medsilo", RELIABILITY, *PLUGINS}
 
 
 def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:
@@ -485,7 +495,8 @@ def test_every_fault_names_tests_that_exist(root: Path) -> None:
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
     """Anything that the package raises on purpose can be shown as one line."""
     allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError", "AttributeError"}
-    for path in everything():
+    allowed |= {"Rejected"}  # of nvflare_reliability, which makes one line of it, too
+    for path in [*sources(), *plugin_sources()]:
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 name = dotted(node.exc.func)

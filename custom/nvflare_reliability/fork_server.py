@@ -1,7 +1,7 @@
 """Processes of simulated sites as forks of one that has imported everything: Python's own fork server.
 
 NVFlare's simulator starts a Python process for each site and, where it has fewer threads than sites, for each task of a
-site. Each imports torch, NVFlare and this package anew, which takes seconds of a core and hundreds of MB, and gives up
+site. Each imports torch, NVFlare and the application anew, which takes seconds of a core and hundreds of MB, and ends
 after a minute if the machine is busy with the others'. A fork has all that at once and shares its memory.
 """
 
@@ -19,15 +19,7 @@ from typing import Any
 AT_ONCE = 2 * (os.cpu_count() or 1)  # that start at the same time: with a hundred, none is there before it is given up
 POLL = 0.2  # seconds between two looks
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
-# What all forks share, and what NVFlare's lines import; the last reads the plan.
-SHARED = (
-    WORKER,
-    "medsilo.flare.executor",
-    "medsilo.flare.simulator",
-    "aiohttp.web",
-    "google.protobuf.message",
-)
-PLAN, READING = "MEDSILO_PLAN", "medsilo.flare.forked_plan"
+SHARED = (WORKER, "aiohttp.web", "google.protobuf.message")  # what NVFlare's lines import
 _starting = threading.BoundedSemaphore(AT_ONCE)
 _sites: "dict[str, ForkedSite]" = {}  # as they were started last
 _has_started: Event | None = None  # of a fork
@@ -76,16 +68,15 @@ class ForkedSite:
             time.sleep(POLL)
 
 
-def begin(plan: Path, lasting: bool) -> None:
-    """Have sites forked from one process that reads the plan while NVFlare starts.
+def begin(modules: Sequence[str], lasting: bool) -> None:
+    """Have sites forked from one process that imports these modules while NVFlare starts.
 
     lasting: whether a site keeps its process
     """
     from multiprocessing.forkserver import ensure_running  # which Windows has not
 
     ForkedSite.context, ForkedSite.lasting = multiprocessing.get_context("forkserver"), lasting
-    ForkedSite.context.set_forkserver_preload([*SHARED, READING])
-    os.environ[PLAN] = str(plan.absolute())
+    ForkedSite.context.set_forkserver_preload([*SHARED, *modules])
     ensure_running()
 
 

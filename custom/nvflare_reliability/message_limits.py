@@ -4,17 +4,18 @@ No message may be larger than the plan's own layout needs, and none may end the 
 
 NVFlare 2.9 takes whatever size is announced, fetches tensors while it decodes, and ends the server's job process when
 an answer can't be decoded. So sizes are looked at when they are announced, before anything is held, and an answer is
-decoded here first: one that is too large, or that nobody can read, becomes its sender's refusal.
+decoded here first: one that is too large, or that nobody can read, becomes an answer of its sender that was rejected.
 """
 
 import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from time import monotonic
+from typing import Protocol
 
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
@@ -31,12 +32,9 @@ from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, Stream, Stream
 from nvflare.fuel.utils.buffer_list import BufferList
 from nvflare.fuel.utils.fobs import dots, lobs
 
-from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.text import plain, size_text
-from medsilo.federation.bounds import Bounds
-from medsilo.flare import patches
-from medsilo.flare.pieces import site_of
-from medsilo.flare.wire import REFUSAL, TASK, refusal
+from nvflare_reliability import patches
+from nvflare_reliability.chunking import site_of
+from nvflare_reliability.errors import Rejected, TryAgain, one_line, size_text
 
 DEEPEST = 100  # levels of a body: FOBS adds two around each object
 DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)  # sections that say where tensors are fetched from
@@ -50,8 +48,20 @@ EXTENDED = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 LISTS, MAPS = {0xDC: 2, 0xDD: 4}, {0xDE: 2, 0xDF: 4}
 
 
-def check_outline(blob: Sequence[bytes], most: Bounds, origin: str) -> None:
-    """Raise Refused unless a message is whole, of allowed parts, and no larger than it may be.
+class MessageLimits(Protocol):
+    """The most that one message may have."""
+
+    @property
+    def size(self) -> int:
+        """Return the bytes."""
+
+    @property
+    def values(self) -> int:
+        """Return the values, of lists and mappings too."""
+
+
+def check_outline(blob: Sequence[bytes], most: MessageLimits, origin: str) -> None:
+    """Raise Rejected unless a message is whole, of allowed parts, and no larger than it may be.
 
     As FOBS packs it, a message is one body (msgpack) and sections beside it for large texts and for references to
     tensors. A few bytes of a body can become a hundred times as many in memory, so values are counted where they lie.
@@ -68,10 +78,10 @@ def check_outline(blob: Sequence[bytes], most: Bounds, origin: str) -> None:
         place += lobs.HEADER_LEN + size
         if body is None:
             if marker != lobs.MARKER_MAIN:
-                raise Refused("its answer can't be read: it does not begin with a body")
+                raise Rejected("its answer can't be read: it does not begin with a body")
             body = content
         elif marker not in (lobs.MARKER_DATUM_TEXT, lobs.MARKER_DATUM_BLOB):
-            raise Refused("its answer has a section that is neither text nor bytes")
+            raise Rejected("its answer has a section that is neither text nor bytes")
         elif dot:
             _check_reference(dot, content[lobs.DATUM_ID_LEN :], origin, references)
     check_body(body or b"", most.values)
@@ -79,25 +89,25 @@ def check_outline(blob: Sequence[bytes], most: Bounds, origin: str) -> None:
 
 def _read(buffers: BufferList, start: int, size: int, end: int) -> bytes:
     if start + size > end:
-        raise Refused(CUT)
+        raise Rejected(CUT)
     return buffers.read_bytes(start, start + size)
 
 
 def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> None:
-    """Raise Refused unless this says, once for each kind, that its sender holds tensors ready."""
+    """Raise Rejected unless this says, once for each kind, that its sender holds tensors ready."""
     if dot not in DOWNLOADS or dot in seen:
-        raise Refused("its answer refers to data in a way that is not allowed")
+        raise Rejected("its answer refers to data in a way that is not allowed")
     seen.append(dot)
     try:
         place = json.loads(content) if len(content) <= LONGEST_REFERENCE else None
     except (ValueError, RecursionError):
         place = None
     if not isinstance(place, dict) or place.get("fqcn") != origin:
-        raise Refused("its answer refers to data that are not its own")
+        raise Rejected("its answer refers to data that are not its own")
 
 
 def check_body(body: bytes, most: int) -> None:
-    """Raise Refused unless these bytes are one msgpack value of at most so many values in all, not nested too deep."""
+    """Raise Rejected unless these bytes are one msgpack value of at most so many values in all, not nested too deep."""
     left = [1]  # values to come, by level
     place = seen = 0
     while left:
@@ -105,17 +115,17 @@ def check_body(body: bytes, most: int) -> None:
             left.pop()
             continue
         if place >= len(body):
-            raise Refused(CUT)
+            raise Rejected(CUT)
         left[-1] -= 1
         parts, place = _step(body, place)
         seen += 1
         if seen + parts > most:  # what a list announces counts at once: it takes memory when its length is known
-            raise Refused(f"its answer has more than {most} values")
+            raise Rejected(f"its answer has more than {most} values")
         left.append(parts)
         if len(left) > DEEPEST:
-            raise Refused(f"its answer is nested more than {DEEPEST} deep")
+            raise Rejected(f"its answer is nested more than {DEEPEST} deep")
     if place != len(body):
-        raise Refused(CUT if place > len(body) else "its answer can't be read: its body is not one value")
+        raise Rejected(CUT if place > len(body) else "its answer can't be read: its body is not one value")
 
 
 def _step(body: bytes, place: int) -> tuple[int, int]:
@@ -137,11 +147,12 @@ def _step(body: bytes, place: int) -> tuple[int, int]:
             number = int.from_bytes(body[place : place + width], "big")
             skipped = 0 if parts else number + (table is EXTENDED)
             return parts * number, place + width + skipped
-    raise Refused("its answer can't be read: it holds what is no value")
+    raise Rejected("its answer can't be read: it holds what is no value")
 
 
 LOG = logging.getLogger(__name__)
-UNREAD = "medsilo.unread"
+UNREAD = "reliability.unread"
+Reject = Callable[[Shareable, str], None]
 # What a hospital's answer may be; of the others, some let NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
 READERS = 256  # answers that are read at the same time; nearly all that a reader does is wait
@@ -149,13 +160,21 @@ MOST_OPEN = 8  # answers of one sender that may be open at the same time; an hon
 FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)  # all that a hospital may ask of a job
 
 
+def mark_rejected(answer: Shareable, reason: str) -> None:
+    """Make of an answer one that was rejected."""
+    answer.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
+    answer.set_header("reliability.rejected", reason)
+
+
 class Gate:
     """Bounds what comes in through a cell: of the server's job, or of a site's."""
 
-    def __init__(self, cell: Cell) -> None:
-        """Until the plan is known, a message may have what one without tensors has."""
-        self.cell, self.most = cell, Bounds()
-        self.replies, self.streams = patches.Replies(cell), patches.Streams(cell)
+    def __init__(self, cell: Cell, most: MessageLimits, task: str = "", reject: Reject = mark_rejected) -> None:
+        """most: for every message until more is allowed. task: the name of the tasks of which answers come. reject:
+        makes of an answer one that was rejected, with the reason.
+        """
+        self.cell, self.most, self.task, self.reject = cell, most, task, reject
+        self.replies, self.streams = patches.Replies(cell), patches.StreamLimits(cell)
         self.answers: patches.AnswerReader | None = None  # at the server
         self.readers = ThreadPoolExecutor(READERS, "answers")
         self.open: Counter[str] = Counter()  # answers that readers have or will have, by sender
@@ -166,7 +185,7 @@ class Gate:
         self.lock = threading.Lock()
         patches.hold_less(cell)
 
-    def allow(self, most: Bounds) -> None:
+    def allow(self, most: MessageLimits) -> None:
         """Bound every message from now on."""
         self.most = most
         readers = [self.answers.handler] if self.answers else []
@@ -211,9 +230,8 @@ class Gate:
 
     def _too_large(self, size: int, more: str = "") -> str:
         """Return why a message is not taken. more: said behind a size that is the part announced so far."""
-        return (
-            f"its message of {size_text(size)}{more} was not taken: at most {size_text(self.most.size)} belong to one"
-        )
+        most = size_text(self.most.size)
+        return f"its message of {size_text(size)}{more} was not taken: at most {most} belong to one"
 
     # ------------------------------------------------------------------ at a site
     def guard_site(self) -> None:
@@ -285,20 +303,20 @@ class Gate:
         try:
             try:
                 answer = self._read(origin, future)
-            except Refused as error:
-                answer = _unread(str(error), origin)
+            except Rejected as error:
+                answer = self._unread(str(error), origin)
             assert self.answers
             self.answers.pass_on(future.headers, answer)
         except Exception as error:  # of a broken connection, say: then its sender hears of it, and sends it again
-            LOG.warning("an answer of %s was not taken", plain(origin), exc_info=True)
+            LOG.warning("an answer of %s was not taken", one_line(origin), exc_info=True)
             if not future.error:
-                patches.end_stream(stream, plain(error))
+                patches.end_stream(stream, one_line(error))
         finally:
             with self.lock:
                 self.open -= Counter([origin])
 
     def _read(self, origin: str, future: StreamFuture) -> Shareable:
-        """Return a site's answer; raises Refused for one that must not count.
+        """Return a site's answer; raises Rejected for one that must not count.
 
         Any other error is told to the site, which sends its answer again.
         """
@@ -306,18 +324,18 @@ class Gate:
         try:
             blob = future.result()
         except BlobSizeError as error:
-            raise Refused(self._too_large(future.get_size())) from error
+            raise Rejected(self._too_large(future.get_size())) from error
         if headers.get(StreamHeaderKey.PAYLOAD_ENCODING) != Encoding.FOBS or not isinstance(blob, list):
-            raise Refused("its answer can't be read: it is packed in another way")
+            raise Rejected("its answer can't be read: it is packed in another way")
         with self._one_at_a_time(origin):
             check_outline(blob, self.most, origin)
-            return _checked(self._decoded(Message(headers, blob), origin))
+            return self._checked(self._decoded(Message(headers, blob), origin))
 
     @contextmanager
     def _one_at_a_time(self, origin: str) -> Iterator[None]:
         with self.lock:
             if origin in self.reading:
-                raise MedsiloError("an answer of this site is being read already")
+                raise TryAgain("an answer of this site is being read already")
             self.reading.add(origin)
             self.taken.pop(origin, None)
             self.refused.pop(origin, None)
@@ -330,42 +348,40 @@ class Gate:
     def _decoded(self, message: Message, origin: str) -> object:
         try:
             decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context())
-        except Refused:
+        except Rejected:
             raise
         except Exception as error:
             if origin in self.refused:
-                raise Refused(self.refused[origin]) from error
+                raise Rejected(self.refused[origin]) from error
             if "failed to download" in str(error):
-                raise MedsiloError(plain(error)) from error
-            raise Refused(f"its answer can't be read ({type(error).__name__})") from error
+                raise TryAgain(one_line(error)) from error
+            raise Rejected(f"its answer can't be read ({type(error).__name__})") from error
         return message.payload
 
+    def _checked(self, answer: object) -> Shareable:
+        """Return an answer that NVFlare can take; one whose code would end the job is rejected."""
+        headers = answer.get(ReservedHeaderKey.HEADERS) if isinstance(answer, Shareable) else None
+        if not isinstance(answer, Shareable) or not isinstance(headers, dict):
+            raise Rejected("its answer can't be read: it is not one of NVFlare's")
+        if not isinstance(answer.get_peer_context(), FLContext):
+            raise Rejected("its answer does not say whose it is")
+        code = answer.get_return_code(ReturnCode.OK)
+        if code not in CODES:
+            self.reject(answer, f"the site answered {code}; its own log says why")
+        return answer
 
-def _checked(answer: object) -> Shareable:
-    """Return an answer that NVFlare can take; one whose code would end the job becomes a refusal."""
-    headers = answer.get(ReservedHeaderKey.HEADERS) if isinstance(answer, Shareable) else None
-    if not isinstance(answer, Shareable) or not isinstance(headers, dict):
-        raise Refused("its answer can't be read: it is not one of NVFlare's")
-    if not isinstance(answer.get_peer_context(), FLContext):
-        raise Refused("its answer does not say whose it is")
-    code = answer.get_return_code(ReturnCode.OK)
-    if code not in CODES:
-        answer.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
-        answer.set_header(REFUSAL, f"the site answered {code}; its own log says why")
-    return answer
-
-
-def _unread(reason: str, origin: str) -> Shareable:
-    """Return what stands for an answer that can't be read: NVFlare knows from its sender's token whose it is."""
-    site, job = site_of(origin), origin.rpartition(".")[2]
-    context = FLContext()
-    context.set_prop(FLContextKey.CURRENT_RUN, job, private=False, sticky=False)
-    context.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)
-    reply = refusal(reason)
-    reply.set_header(UNREAD, True)
-    reply.set_header(FLContextKey.TASK_NAME, TASK)
-    reply.set_peer_context(context)
-    return reply
+    def _unread(self, reason: str, origin: str) -> Shareable:
+        """Return what stands for an answer that can't be read: NVFlare knows from its sender's token whose it is."""
+        site, job = site_of(origin), origin.rpartition(".")[2]
+        context = FLContext()
+        context.set_prop(FLContextKey.CURRENT_RUN, job, private=False, sticky=False)
+        context.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)
+        reply = Shareable()
+        self.reject(reply, reason)
+        reply.set_header(UNREAD, True)
+        reply.set_header(FLContextKey.TASK_NAME, self.task)
+        reply.set_peer_context(context)
+        return reply
 
 
 def is_unread(answer: Shareable) -> bool:

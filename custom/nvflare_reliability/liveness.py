@@ -26,11 +26,11 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN, FqcnInfo
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
 
-from medsilo.core.text import plain
-from medsilo.flare.patches import death_of_job, start_again, wait_no_more
+from nvflare_reliability.errors import one_line
+from nvflare_reliability.patches import death_of_job, start_again, wait_no_more
 
 LOG = logging.getLogger(__name__)
-CHANNEL, TOPIC = "medsilo", "presence"
+CHANNEL, TOPIC = "reliability", "liveness"
 LOOK = 1.0  # seconds between two looks of a job
 GRACE = 4.0  # seconds without connection and word until a hospital is away: a connection that broke is often made again
 SILENCE = 30.0  # seconds that every hospital may say nothing: the process of a job says something every ten
@@ -54,7 +54,7 @@ class _Job:
 class ReturningSites(FLComponent):
     """Takes hospitals that come back into the jobs that run, and tells these jobs who is connected.
 
-    It does so for the jobs that ask, which are medsilo's.
+    It does so for the jobs that ask.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class ReturningSites(FLComponent):
             if not why:
                 LOG.info("%s takes part in job %s again", client.name, job_id)
                 return
-        job.problems[client.name] = f"it is back and can't take part: {plain(why, 300)}"
+        job.problems[client.name] = f"it is back and can't take part: {one_line(why, 300)}"
         LOG.error("%s, job %s: %s", client.name, job_id, job.problems[client.name])
 
 
@@ -181,7 +181,7 @@ class _Site:
 
 
 @dataclass(eq=False)
-class Presence:
+class Liveness:
     """The hospitals of a job that can't answer, as the server's own process and their silence tell."""
 
     cell: Cell
@@ -194,7 +194,7 @@ class Presence:
 
     def begin(self) -> None:
         """Look from now on, until `ended` is set."""
-        threading.Thread(target=self._watch, name="presence", daemon=True).start()
+        threading.Thread(target=self._watch, name="liveness", daemon=True).start()
 
     def wait_for_all(self, most: float, abort: Signal) -> None:
         """Wait until the process of each hospital was heard, for so many seconds at most."""

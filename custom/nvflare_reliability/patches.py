@@ -91,7 +91,7 @@ def hold_less(cell: Cell) -> None:
     streamer.send = send
 
 
-class Leftovers:
+class GarbageBudget:
     """Bytes that are left behind in this process, about; they are freed in time.
 
     Issue (2.9.0): a sent message stays in memory until Python's cyclic collector runs. `TxTask`, its future and its
@@ -118,7 +118,7 @@ class Leftovers:
             gc.collect()
 
 
-LEFTOVERS = Leftovers()  # a process has one job
+GARBAGE = GarbageBudget()  # a process has one job
 
 
 def close_lost_connections() -> None:
@@ -156,7 +156,7 @@ def end_stream(stream: Stream, reason: str) -> None:
     stream.task.stop(StreamError(reason))
 
 
-class Streams:
+class StreamLimits:
     """The streams that come in, by sender.
 
     Issue (2.9.0): one sender can make a receiver keep any number of streams, threads and bytes. A finished stream is
@@ -199,7 +199,7 @@ class Streams:
                 waiting = sum(map(_waiting, own.values())) + size
             self.waiting[sender] = waiting
         if is_new:
-            LEFTOVERS.sent()  # a stream is answered, or answers a request
+            GARBAGE.sent()  # a stream is answered, or answers a request
         for task in ended[:-MOST_KEPT]:
             task._remove_task()
         for task in begun[:-MOST_STREAMS]:

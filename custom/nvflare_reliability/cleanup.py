@@ -10,7 +10,7 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
-from medsilo.flare import patches
+from nvflare_reliability import patches
 
 MOST = 8 << 20  # bytes of a message to the server's own process; a job's files come as a stream that it writes to disk
 WAITING = 8 * MOST  # bytes of one sender that may wait to be read
@@ -29,7 +29,7 @@ class ForgottenJobs(FLComponent):
 class BoundedStreams(FLComponent):
     """Bounds what the server's own process, which starts jobs, takes and keeps of one hospital or person.
 
-    A job's process has `medsilo.flare.gate` for it, and this one has no plan to know sizes from.
+    A job's process has `nvflare_reliability.message_limits` for it, and this one has no plan to know sizes from.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -39,7 +39,7 @@ class BoundedStreams(FLComponent):
     def bound(self, cell: Cell) -> None:
         """Bound what comes in through a cell from now on."""
         patches.hold_less(cell)
-        self.cell, self.streams = cell, patches.Streams(cell)
+        self.cell, self.streams = cell, patches.StreamLimits(cell)
         patches.look_at_messages(cell, self._comes)
 
     def _comes(self, message: Message) -> Message | None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Thread
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from nvflare.apis.fl_constant import ServerCommandNames
@@ -33,11 +33,9 @@ from nvflare.fuel.f3.streaming.download_service import (
 from nvflare.fuel.utils.fobs.datum import Datum
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.spill import TYPES, Spill, bytes_of
-from medsilo.core.tensors import Tensors
-from medsilo.flare.patches import (
-    LEFTOVERS,
+from nvflare_reliability.errors import Rejected, TryAgain
+from nvflare_reliability.patches import (
+    GARBAGE,
     NEXT,
     PIECES,
     AskedPiece,
@@ -51,13 +49,46 @@ from medsilo.flare.patches import (
     reply_once,
     send_requests_by,
 )
-from medsilo.flare.patience import Patience
+from nvflare_reliability.timeouts import Timeouts
 
 warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch's, of pieces that nobody changes
 FEW = 1 << 16  # bytes of a piece that is copied into its message
-KINDS = {kind: dtype for dtype, kind in TYPES.items()}
+KINDS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+TYPES = {dtype: kind for kind, dtype in KINDS.items()}
+Tensors = dict[str, Tensor]
 LEAST = 1 << 20  # bytes of a tensor that lies in a file, where arriving tensors do
 MARK = "|"  # in a piece's name: the tensor's, the piece's number, and the tensor's shape
+
+
+class Store(Protocol):
+    """A file for arriving tensors. It raises Rejected for what it can't take."""
+
+    end: int  # in bytes
+
+    def append(self, tensor: Tensor) -> int:
+        """Add a tensor's bytes; return where they begin."""
+
+    def align(self) -> None:
+        """Let the next tensor begin where any type of numbers may be mapped."""
+
+    def mapped(self) -> Tensor:
+        """Return all bytes, read from the file when they are looked at."""
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the tensor's own memory, as bytes: numpy has no bfloat16."""
+    return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
 def in_pieces(tensors: Tensors, most: int) -> Tensors:
@@ -74,7 +105,7 @@ def in_pieces(tensors: Tensors, most: int) -> Tensors:
 
 
 def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Tensors:
-    """Return the whole tensors; raises Refused for pieces that make none."""
+    """Return the whole tensors; raises Rejected for pieces that make none."""
     tensors: Tensors = {}
     parts: dict[tuple[str, str], dict[str, Tensor]] = {}
     for key, piece in pieces.items():
@@ -91,7 +122,7 @@ def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) 
                 raise ValueError(name)
             tensors[name] = whole.reshape(sizes)
         except (ValueError, KeyError, RuntimeError, TypeError) as error:
-            raise Refused("its answer can't be read: its tensors came in pieces that do not fit together") from error
+            raise Rejected("its answer can't be read: its tensors came in pieces that do not fit together") from error
     return tensors
 
 
@@ -104,7 +135,7 @@ def packed(name: str, piece: Tensor) -> list[Any]:
 
 
 def unpacked(piece: Any) -> tuple[str, Tensor]:
-    """Return a piece that came, and its name; raises Refused for what is none."""
+    """Return a piece that came, and its name; raises Rejected for what is none."""
     try:
         name, kind, shape, sent = piece
         content = sent.value if isinstance(sent, Datum) else sent
@@ -114,7 +145,7 @@ def unpacked(piece: Any) -> tuple[str, Tensor]:
         tensor = torch.frombuffer(own, dtype=KINDS[kind]) if own else torch.empty(0, dtype=KINDS[kind])
         return name, tensor.reshape(shape)
     except (ValueError, KeyError, RuntimeError, TypeError, OverflowError) as error:
-        raise Refused("a piece of a tensor is not what it says") from error
+        raise Rejected("a piece of a tensor is not what it says") from error
 
 
 def side_by_side(pieces: list[Tensor]) -> Tensor:
@@ -128,24 +159,24 @@ def side_by_side(pieces: list[Tensor]) -> Tensor:
 
 
 class ArrivingTensors(ItemConsumer):
-    """Tensors that arrive piece by piece, in memory or large ones in a nameless file.
+    """Tensors that arrive piece by piece, in memory or large ones in a file.
 
     Of a file memory holds what is looked at, and may drop it again. So the answers of many sites may be on their way at
     once.
     """
 
-    def __init__(self, to_files: bool) -> None:
+    def __init__(self, store: "Callable[[], Store] | None") -> None:
         super().__init__()
-        self._to_files = to_files
-        self.problem: MedsiloError | None = None  # for which a reply was not taken
-        self._spill: Spill | None = None
+        self._new_store = store
+        self.problem: Rejected | None = None  # for which a reply was not taken
+        self._store: Store | None = None
         self._places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}  # begin, bytes, type and shape
         self._held: Tensors = {}
 
     def consume_items(self, items: list, result: Any) -> Any:
         try:
             self.take(dict(map(unpacked, items)))
-        except MedsiloError as error:
+        except Rejected as error:
             self.problem = error
             raise
         return {}
@@ -154,22 +185,22 @@ class ArrivingTensors(ItemConsumer):
         """Take what has arrived."""
         for key, piece in pieces.items():
             _, *mark = key.split(MARK)
-            if not self._to_files or (not mark and piece.nbytes < LEAST):
+            if not self._new_store or (not mark and piece.nbytes < LEAST):
                 self._held[key] = piece
                 continue
-            self._spill = self._spill or Spill()
+            self._store = self._store or self._new_store()
             if not mark or mark[0] == "0":
-                self._spill.align()
-            self._places[key] = self._spill.append(piece), piece.nbytes, piece.dtype, tuple(piece.shape)
+                self._store.align()
+            self._places[key] = self._store.append(piece), piece.nbytes, piece.dtype, tuple(piece.shape)
 
     def whole(self) -> Tensors:
-        """Return all of them; raises Refused for pieces that make none."""
-        content = self._spill.mapped() if self._spill and self._spill.end else torch.empty(0, dtype=torch.uint8)
+        """Return all of them; raises Rejected for pieces that make none."""
+        content = self._store.mapped() if self._store and self._store.end else torch.empty(0, dtype=torch.uint8)
         filed = {
             key: content[begin : begin + size].view(dtype).reshape(shape)
             for key, (begin, size, dtype, shape) in self._places.items()
         }
-        return in_one(self._held | filed, side_by_side if self._to_files else torch.cat)
+        return in_one(self._held | filed, side_by_side if self._new_store else torch.cat)
 
 
 class Fetching:
@@ -195,7 +226,7 @@ def site_of(process: str) -> str:
     return process.rpartition(".")[0].rpartition(".")[2]
 
 
-class _Pieces(TensorDownloadable):
+class _Chunks(TensorDownloadable):
     """Tensors for NVFlare to fetch in numbered pieces: small ones together, large ones cut."""
 
     def __init__(self, tensors: Tensors, most: int) -> None:
@@ -218,10 +249,10 @@ class _Pieces(TensorDownloadable):
         if ended:
             return ProduceRC.EOF, None, {}
         if parts is None:
-            raise MedsiloError("nobody asks for these tensors any more")
+            raise TryAgain("nobody asks for these tensors any more")
         given = self.pieces[number : number + max(1, min(together, MOST_TOGETHER))]
         names = [name for own in given for name in own]
-        LEFTOVERS.sent(sum(parts[name].nbytes for name in names))
+        GARBAGE.sent(sum(parts[name].nbytes for name in names))
         items = [packed(name, parts[name]) for name in names]
         return ProduceRC.OK, items, {NEXT: number + len(given), PIECES: len(self.pieces)}
 
@@ -268,21 +299,21 @@ class _OnTheirWay:
 ON_THEIR_WAY: dict[str, _OnTheirWay] = {}  # by NVFlare's name for the tensors that are being fetched
 
 
-class PiecedTensors(TensorDecomposer):
+class ChunkedTensors(TensorDecomposer):
     """NVFlare's way of sending tensors, with a largest piece."""
 
-    to_files = False  # whether what arrives in this process lies in files
+    store: "ClassVar[Callable[[], Store] | None]" = None  # of large tensors that arrive in this process; else memory
 
     def to_downloadable(self, items: dict, max_chunk_size: int, fobs_ctx: dict) -> TensorDownloadable:
-        return _Pieces(items, max_chunk_size)
+        return _Chunks(items, max_chunk_size)
 
     def download(self, *, ref_id: str, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
         own = ON_THEIR_WAY[ref_id] = _OnTheirWay()
         try:
-            arriving = ArrivingTensors(self.to_files)
+            arriving = ArrivingTensors(type(self).store)
             download_object(ref_id=ref_id, consumer=arriving, **kwargs)
             if (problem := arriving.problem) is not None:
-                raise Refused(f"its answer was not taken: {problem}", private=problem.private)
+                raise Rejected(f"its answer was not taken: {problem}", problem.private)
             return (arriving.error, {}) if arriving.error else ("", arriving.whole())
         finally:
             own.ended = True
@@ -329,7 +360,7 @@ class _Wanted:
 
     own: _OnTheirWay
     line: Pace
-    patience: Patience
+    patience: Timeouts
     cell: Cell
     send: Callable[..., Message]
     request: dict[str, Any]
@@ -389,10 +420,10 @@ class _Wanted:
         sleep(max(0.0, asked + PAUSE / 4 - monotonic()))
 
 
-class PatientRequests:
+class RetryingRequests:
     """The requests of one of a job's processes, made again as long as the plan grants."""
 
-    def __init__(self, cell: Cell, patience: Patience) -> None:
+    def __init__(self, cell: Cell, patience: Timeouts) -> None:
         self.patience, self.cell, self.send = patience, cell, send_requests_by(cell, self.request)
         reply_once(cell, f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}")
         self.fetchers = ThreadPoolExecutor(256, "pieces")  # nearly all that one does is wait
