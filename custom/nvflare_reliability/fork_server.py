@@ -16,10 +16,11 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+from nvflare_reliability.patches import SITE_PROCESS
+
 AT_ONCE = 2 * (os.cpu_count() or 1)  # that start at the same time: with a hundred, none is there before it is given up
 POLL = 0.2  # seconds between two looks
-WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
-SHARED = (WORKER, "aiohttp.web", "google.protobuf.message")  # what NVFlare's lines import
+SHARED = (SITE_PROCESS, "aiohttp.web", "google.protobuf.message")  # what NVFlare's lines import
 _starting = threading.BoundedSemaphore(AT_ONCE)
 _sites: "dict[str, ForkedSite]" = {}  # as they were started last
 _has_started: Event | None = None  # of a fork
@@ -80,9 +81,9 @@ def begin(modules: Sequence[str], lasting: bool) -> None:
     ensure_running()
 
 
-def site(name: str) -> ForkedSite:
-    """Return a site's process, as it was started last."""
-    return _sites[name]
+def site(name: str) -> ForkedSite | None:
+    """Return a site's process, as it was started last; None where it is no fork."""
+    return _sites.get(name)
 
 
 def died() -> dict[str, str]:
@@ -103,6 +104,6 @@ def _be_site(arguments: Sequence[str], environment: Mapping[str, str], folder: s
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.modules.pop(WORKER, None)  # it is run as a program
+    sys.modules.pop(SITE_PROCESS, None)  # it is run as a program
     _, module, *sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)

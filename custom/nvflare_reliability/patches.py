@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from time import monotonic
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.client import Client
@@ -63,6 +62,7 @@ AUDIT, AUDITS = 16 << 20, 10  # bytes of audit.log until it is set aside, and ho
 # In the state that a request or a reply has: the number of the next piece, how many there are, how many one reply has
 NEXT, PIECES, TOGETHER = "next", "pieces", "together"
 LOOK = 1.0  # seconds between two looks at what was kept for long enough
+SITE_PROCESS = "nvflare.private.fed.app.simulator.simulator_worker"  # the program that a simulated site runs
 STARTED = "Start the client app..."  # what a client replies whose process of a job starts
 NO_THREAD = threading.Timer(0.0, lambda: None)  # never started; NVFlare starts one for a stream that has none
 Send = Callable[..., Message]
@@ -655,15 +655,21 @@ def patient_simulator(
 
 @contextmanager
 def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
-    """Let the simulator that runs in this process start sites by a function that is called as `Popen` is.
+    """Let this process start the simulator's sites by a function that is called as `Popen` is.
+
+    All ways to start a program in Python end in `subprocess.Popen`, whichever of them an NVFlare takes.
 
     Issue (2.9.0): the simulator starts each site's process by `subprocess.Popen`. Each imports all anew, which takes
     seconds of a core and hundreds of MB. Please let the runner be given what starts a site's process.
     """
-    from nvflare.private.fed.app.simulator import simulator_runner
+    own = subprocess.Popen
 
-    simulator_runner.subprocess = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
+    class Starting(own):  # type: ignore[type-arg,misc,valid-type]
+        def __new__(cls, args: Any, *given: Any, **more: Any) -> Any:
+            return start(args, *given, **more) if SITE_PROCESS in args else super().__new__(cls)
+
+    subprocess.Popen = Starting  # type: ignore[misc]
     try:
         yield
     finally:
-        simulator_runner.subprocess = subprocess
+        subprocess.Popen = own  # type: ignore[misc]

@@ -7,6 +7,8 @@ import ast
 import contextlib
 import inspect
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -341,10 +343,33 @@ def test_need_of_wait_no_more(tmp_path: Path) -> None:
 def test_need_of_patient_simulator() -> None:
     """tests/faults/test_simulator_faults.py has another program take the port."""
     task = inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
-    assert task.index("get_open_ports(1)[0]") < task.index("Popen(") < task.index("_create_connection(")
+    assert task.index("get_open_ports(1)[0]") < task.lower().index("popen") < task.index("_create_connection(")
     assert "timeout" not in str(inspect.signature(simulator_runner.SimulatorRunner))
 
 
-def test_need_of_sites_started_by() -> None:
-    assert "subprocess.Popen(" in inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
+def test_need_of_sites_started_by(tmp_path: Path) -> None:
+    """The simulator starts a site's process itself; with the patch, other programs of this process start as ever."""
+
+    class Asked(Exception):
+        """The process of a site is asked for."""
+
     assert "start" not in str(inspect.signature(simulator_runner.SimulatorRunner))
+    given = SimpleNamespace(workspace=str(tmp_path), log_config="log_config.json", set="")
+    cell = SimpleNamespace(get_root_url_for_child=lambda: "tcp://a", get_internal_listener_url=lambda: "tcp://b")
+    client = SimpleNamespace(client_name="hospital-a", token="token", cell=cell)
+    runner = simulator_runner.SimulatorClientRunner("", given, [client], None, None, {})
+    for folder in ("startup", "local"):
+        (tmp_path / "hospital-a" / folder).mkdir(parents=True)
+    asked: list[list[str]] = []
+
+    def start(command: list[str], **more: Any) -> None:
+        asked.append(command)
+        raise Asked
+
+    own = subprocess.Popen
+    with patches.sites_started_by(start):
+        with pytest.raises(Asked):
+            runner.do_one_task(client, 1, None, None)
+        assert subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, check=True).stdout == b"1\n"
+        assert isinstance(subprocess.Popen([sys.executable, "-c", ""]), own)
+    assert asked[0][asked[0].index("--client") + 1] == "hospital-a" and subprocess.Popen is own

@@ -295,12 +295,16 @@ def main() -> int:
             try:
                 ended = once()
             except OSError:  # it hung up before it was told anything; then NVFlare forgets the process
-                fork_server.site(site).kill()
+                if own := fork_server.site(site):
+                    own.kill()
                 ended = True, None, site
-            if ended[1] or fork_server.site(site).begun.is_set():
+            if (own := fork_server.site(site)) is None:
+                logging.getLogger(__name__).warning("this NVFlare starts %s by itself, and no faster", site)
+                return ended
+            if ended[1] or own.begun.is_set():
                 return ended
             logging.getLogger(__name__).warning("another program answered in the place of %s", site)
-        fork_server.site(site).given_up = True
+        own.given_up = True
         return ended
 
     job, workspace, sites, threads, parent = sys.argv[1:]
