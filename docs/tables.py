@@ -6,7 +6,6 @@ of docs/evidence.md, made from the pages that have the numbers.
 A table is between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
 """
 
-import ast
 import inspect
 import os
 import re
@@ -44,7 +43,7 @@ from medsilo.runs import paths, schema, site_files
 from medsilo.site.settings import Limits, SiteSettings
 from medsilo_lab.study import verdict_file
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
-from nvflare_reliability import patches
+from nvflare_reliability.compatibility import UPSTREAM
 from nvflare_reliability.timeouts import Timeouts, limits
 
 HERE = Path(__file__).parent
@@ -69,7 +68,6 @@ PROTECTION = (
     "studies",
     "memory_limit",
 )
-ISSUE = re.compile(r"^Issue \(([^)]+)\): (.+?)\. (.+)$", re.DOTALL | re.MULTILINE)
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ROBUST = {
     rule.model_fields["name"].default: rule
@@ -373,14 +371,13 @@ def lines() -> str:
 
 
 def issues() -> str:
-    """Return the issues for NVFlare's maintainers, one for each of our patches."""
-    parts = []
-    for node in ast.parse(inspect.getsource(patches)).body:
-        said = ast.get_docstring(node) if isinstance(node, ast.FunctionDef | ast.ClassDef) else None
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and said and (found := ISSUE.search(said)):
-            versions, title, text = (" ".join(part.split()) for part in found.groups())
-            parts.append(f"### {title[0].upper()}{title[1:]}\n\nNVFlare {versions}; here `{node.name}`. {text}\n")
-    return "\n" + "\n".join(parts) + "\n"
+    """Return the parts of nvflare_reliability, each with its issue and its patch for NVFlare's maintainers."""
+    place, rows = f"../custom/nvflare_reliability/{UPSTREAM.name}", []
+    for path in sorted(UPSTREAM.glob("*.md"), key=lambda path: path.stem.lower()):
+        title = path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+        patch = f"[patch]({place}/{path.stem}.patch)" if path.with_suffix(".patch").exists() else ""
+        rows.append((f"[{path.stem}]({place}/{path.name})", title, patch))
+    return table(("part", "issue", "patch"), rows)
 
 
 def commands() -> str:

@@ -854,7 +854,7 @@ def session(module: Any) -> None:
 
 @relies(
     "private.fed.app.simulator.simulator_runner",
-    "subprocess ?SimulatorRunner.args.set ?SimulatorRunner.client_config SimulatorRunner.client_run",
+    "?SimulatorRunner.args.set ?SimulatorRunner.client_config SimulatorRunner.client_run",
     "?SimulatorRunner.deploy_args ?SimulatorRunner.build_ctx SimulatorRunner.run SimulatorRunner.setup",
     "SimulatorClientRunner.do_one_task",
 )

@@ -1,8 +1,9 @@
 """NVFlare's inner parts: they are touched here and nowhere else.
 
-Each patch does what NVFlare gives no other way to. "Issue", and the version that was seen to need the patch, begin
-the text that asks NVFlare's maintainers for one; docs/compatibility.md has all of these. For each, a test shows
-NVFlare's own behaviour without it, and fails when it is no longer needed (tests/federation/test_patches.py).
+Each part does what NVFlare gives no other way to. `upstream/NAME.md` is the issue about it for NVFlare's maintainers,
+with a patch beside it where one is small. For each, a test shows NVFlare's own behaviour without it, and fails when it
+is no longer needed (tests/federation/test_patches.py). Where NVFlare's code differs from what a part was made for, the
+log says so when the part begins.
 """
 
 import gc
@@ -48,6 +49,8 @@ from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
 from nvflare.private.fed.utils.fed_utils import extract_participants
 from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
+from nvflare_reliability.compatibility import add_installed, made_for
+
 if TYPE_CHECKING:
     from nvflare.app_opt.pt.decomposers import TensorDecomposer
     from nvflare.fuel.flare_api.flare_api import Session
@@ -70,13 +73,12 @@ Outcome = tuple[bool, Any, str | None]  # of a simulated site's process: whether
 
 
 # ---------------------------------------------------------------------------------------------------- memory
+@made_for(
+    "nvflare.fuel.f3.streaming.byte_streamer:TxTask.__init__",
+    "nvflare.fuel.f3.streaming.byte_streamer:ByteStreamer.send",
+)
 def hold_less(cell: Cell) -> None:
-    """Make the buffers of a cell smaller, and the frames of large messages larger: each frame costs the same work.
-
-    Issue (2.9.0): every message that is sent takes a buffer of streaming_chunk_size. `TxTask.__init__` makes a
-    `bytearray(chunk_size)` for each stream, 1 MiB by default, for a message of ten bytes, too. Please make it as large
-    as the stream at most, or when the first short read needs it.
-    """
+    """Make the buffers of a cell smaller, and the frames of large messages larger: each frame costs the same work."""
     streamer, lock = cell.byte_streamer, threading.Lock()
     own = streamer.send
 
@@ -91,13 +93,13 @@ def hold_less(cell: Cell) -> None:
     streamer.send = send
 
 
+@made_for(
+    "nvflare.fuel.f3.streaming.byte_streamer:TxTask.stop",
+    "nvflare.fuel.f3.streaming.stream_types:StreamFuture._invoke_callbacks",
+    begins="begin",
+)
 class GarbageBudget:
-    """Bytes that are left behind in this process, about; they are freed in time.
-
-    Issue (2.9.0): a sent message stays in memory until Python's cyclic collector runs. `TxTask`, its future and its
-    callbacks refer to each other, so its buffer is not freed when it is done. In a process with many objects the
-    collector runs after hundreds of messages. Please drop one of these references when the task is done.
-    """
+    """Bytes that are left behind in this process, about; they are freed in time."""
 
     def __init__(self) -> None:
         self._bytes, self._lock = 0, threading.Lock()
@@ -121,24 +123,19 @@ class GarbageBudget:
 GARBAGE = GarbageBudget()  # a process has one job
 
 
+@made_for("nvflare.fuel.f3.drivers.socket_conn:SocketConnection.read_loop")
 def close_lost_connections() -> None:
-    """Close the sockets of connections that were lost.
-
-    Issue (2.9.0): SocketConnection does not close its socket when the other side has ended it. The socket stays open
-    until Python's cyclic collector runs, as the connection and what reads from it refer to each other. A client behind
-    a line that breaks often runs out of file handles. Please close the socket when reading ends.
-    """
+    """Close the sockets of connections that were lost."""
     gc.collect()
 
 
 # ---------------------------------------------------------------------------------------------------- streams
+@made_for(
+    "nvflare.fuel.f3.streaming.blob_streamer:BlobHandler.__init__",
+    "nvflare.fuel.f3.streaming.blob_streamer:BlobHandler.handle_blob_cb",
+)
 def limit_blobs(cell: Cell, most: int, *others: BlobHandler) -> None:
-    """Let a cell refuse every message of more bytes when it is announced. others: handlers that it does not know
-
-    Issue (2.9.0): the largest size of a message can be set by a configuration file only, and for all messages alike. A
-    job knows how large its messages are when it has read its own configuration. Please let a cell bound the size of the
-    messages on a channel and topic, at registration and later.
-    """
+    """Let a cell refuse every message of more bytes when it is announced. others: handlers that it does not know"""
     registered = (callback.cb for callback in [*cell.byte_receiver.registry.reg.values()])
     for handler in (*others, *(getattr(own, "__self__", None) for own in registered)):
         if isinstance(handler, BlobHandler):
@@ -156,14 +153,13 @@ def end_stream(stream: Stream, reason: str) -> None:
     stream.task.stop(StreamError(reason))
 
 
+@made_for(
+    "nvflare.fuel.f3.streaming.byte_receiver:RxTask.find_or_create_task",
+    "nvflare.fuel.f3.streaming.byte_receiver:RxTask.stop",
+    "nvflare.fuel.f3.streaming.byte_receiver:RxTask._remove_task",
+)
 class StreamLimits:
-    """The streams that come in, by sender.
-
-    Issue (2.9.0): one sender can make a receiver keep any number of streams, threads and bytes. A finished stream is
-    kept for as long as its sender's headers wish, up to an hour, with a thread for each; one whose first piece never
-    comes is kept for good; and up to 1024 pieces of each stream that came out of their order are held, however large.
-    Please bound streams and bytes by sender, and let one thread look after all that are kept.
-    """
+    """The streams that come in, by sender."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.lock = cell, threading.Lock()
@@ -244,37 +240,26 @@ def _waiting(task: RxTask) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------- messages
+@made_for("nvflare.fuel.utils.fobs.fobs:register", "nvflare.fuel.utils.fobs.fobs:Packer.pack")
 def send_tensors_by(decomposer: "type[TensorDecomposer]") -> None:
-    """Have all tensors of this process sent by a decomposer of ours, whatever it knew before.
-
-    Issue (2.9.0): a tensor that is sent before its decomposer is registered arrives empty, and so do all after it.
-    `Packer.pack` takes a `torch.Tensor`, as it has a `__dict__`, for a data class and registers a `DataClassDecomposer`
-    that leaves the numbers out. `register` then passes over the right one without a word. Please take no class for a
-    data class whose content is not in its `__dict__`, and let a registered decomposer take the place of a guessed one.
-    """
+    """Have all tensors of this process sent by a decomposer of ours, whatever it knew before."""
     own = decomposer()
     fobs._decomposers[get_class_name(own.supported_type())] = own
     fobs._dot_handlers.update(dict.fromkeys(own.supported_dots(), own))
 
 
+@made_for(
+    "nvflare.fuel.f3.cellnet.core_cell:CoreCell.set_message_interceptor",
+    "nvflare.private.fed.server.server_command_agent:ServerCommandAgent._execute_command",
+)
 def look_at_messages(cell: Cell, look: Callable[[Message], Message | None]) -> None:
-    """Have each message looked at before it is decoded; what `look` returns is sent back in its place.
-
-    Issue (2.9.0): a job's process takes server commands from clients. `abort`, `show_stats`, `handle_dead_job` and the
-    other commands on the channel `server_command` are carried out whoever sends them, and a client that reports a
-    `BlobSizeError` for one of the server's streams ends the process (`os._exit`). Please let a job take from a client
-    `get_task` and `submit_update` only.
-    """
+    """Have each message looked at before it is decoded; what `look` returns is sent back in its place."""
     cell.core_cell.set_message_interceptor(look)
 
 
+@made_for("nvflare.fuel.f3.cellnet.cell:Adapter.call")
 class AnswerReader:
-    """Gives sites' answers to a function of ours to be read, in the place of NVFlare's cell.
-
-    Issue (2.9.0): an answer that can't be decoded ends the server's job process. `Adapter.call` ends the process
-    (`os._exit(1)`) when `submit_update` can't be decoded, so one client with one bad message ends the job of all.
-    Please make it that client's failed task.
-    """
+    """Gives sites' answers to a function of ours to be read, in the place of NVFlare's cell."""
 
     def __init__(self, cell: Cell, answered: Callable[[StreamFuture, Stream], None]) -> None:
         found = cell.byte_receiver.registry.find(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE)
@@ -301,13 +286,9 @@ class _Read:
         return self.payload
 
 
+@made_for("nvflare.fuel.f3.cellnet.cell:Cell._process_reply", "nvflare.fuel.f3.cellnet.cell:Cell._send_one_request")
 class Replies:
-    """Answers to a cell's requests: announced to a function of ours, taken as NVFlare takes it, or refused.
-
-    Issue (2.9.0): a request goes on when the stream that answers it was refused. The receiver of a reply may stop its
-    stream. The request then waits for its whole time limit, and is repeated. Please let a request fail with the error
-    of the stream that answers it.
-    """
+    """Answers to a cell's requests: announced to a function of ours, taken as NVFlare takes it, or refused."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.handler = cell, BlobHandler(cell._process_reply)
@@ -340,26 +321,17 @@ class Replies:
         return 0
 
 
+@made_for("nvflare.fuel.f3.streaming.download_service:_download_object")
 def send_requests_by(cell: Cell, request: Send) -> Send:
-    """Have a cell's requests sent by a function of ours; returns NVFlare's own.
-
-    Issue (2.9.0): downloading gives up at once when a request can't be sent, and after four that are not answered.
-    `download_object` ends with the first reply but `TIMEOUT` that is no success, `COMM_ERROR` and `TARGET_UNREACHABLE`
-    among them, so a line that is down for a second costs all that was fetched. Please let the caller say how long a
-    source may be silent.
-    """
+    """Have a cell's requests sent by a function of ours; returns NVFlare's own."""
     own: Send = cell.send_request
     cell.send_request = request
     return own
 
 
+@made_for("nvflare.fuel.f3.cellnet.cell:Adapter._send_response")
 def reply_once(cell: Cell, to: str) -> None:
-    """Send a cell's replies to requests once. to: the requests' channel and topic
-
-    Issue (2.9.0): a line that needs more than five seconds for a reply carries it several times. `Adapter` has each
-    reply sent again every `streaming_retry_wait` until its last byte is acknowledged, as if it were lost. Please let
-    the wait follow the line's speed, or whoever registers a callback say that its replies are asked for again.
-    """
+    """Send a cell's replies to requests once. to: the requests' channel and topic"""
     own = cell.send_blob
 
     def send(channel: str, topic: str, *given: Any, **asked: Any) -> StreamFuture:
@@ -370,12 +342,9 @@ def reply_once(cell: Cell, to: str) -> None:
     cell.send_blob = send
 
 
+@made_for("nvflare.fuel.f3.cellnet.cell:Cell._send_one_request", "nvflare.fuel.f3.streaming.byte_receiver:RxTask.stop")
 def end_reply(request: Message) -> None:
-    """End what has begun to come in reply to a request that nobody waits for any more.
-
-    Issue (2.9.0): a reply of which a part has come is kept for five minutes when its request has timed out. Its stream
-    holds a thread and its bytes, and its sender goes on to send. Please end the stream with the request.
-    """
+    """End what has begun to come in reply to a request that nobody waits for any more."""
     own = request.get_header(StreamHeaderKey.STREAM_REQ_ID)
     with RxTask.map_lock:
         tasks = [task for task in RxTask.rx_task_map.values() if _request_of(task) == own]
@@ -398,13 +367,9 @@ def ping() -> Message:
     return new_cell_message({}, {_PropKey.REF_ID: "ping", _PropKey.CANCEL: True})
 
 
+@made_for("nvflare.fuel.f3.streaming.download_service:_download_object")
 class AskedPiece:
-    """A piece of tensors that a request asks for, by its number.
-
-    Issue (2.9.0): one piece of tensors is on its way at a time. `_download_object` asks for the next one when the one
-    before has come, so a line between far places stands idle for its whole way there and back after each. Please let
-    the caller say how many may be on their way.
-    """
+    """A piece of tensors that a request asks for, by its number."""
 
     def __init__(self, request: Message) -> None:
         self.asked: dict[str, Any] = request.payload
@@ -460,44 +425,33 @@ class _EachOnce(list):
             super().append(item)
 
 
+@made_for("nvflare.apis.impl.wf_comm_server:WFCommServer.process_task_request")
 def deliver_once(task: Task) -> None:
-    """Let a task's list of deliveries hold each once.
-
-    Issue (2.9.0): a site that asks twice for its task ends the monitor thread. A lost reply makes a client ask again,
-    and `process_task_request` appends the same `ClientTask` to `task.client_tasks` a second time. When the task ends,
-    `_check_tasks` pops it twice from `_client_task_map`; the `KeyError` ends the thread, and the job never ends. Please
-    append it once.
-    """
+    """Let a task's list of deliveries hold each once."""
     task.client_tasks = _EachOnce()
 
 
+@made_for("nvflare.private.fed.app.simulator.simulator_runner:SimulatorRunner.start_server_app")
 def cell_of_job(fl_ctx: FLContext) -> Cell:
-    """Return the cell where sites' answers come in, in a simulation, too.
-
-    Issue (2.9.0): a controller has no public way to the cell where its job's answers come in. `get_cell` of the
-    server's engine gives another cell in the simulator than in a job's process. Please let it give the one that serves
-    the job.
-    """
+    """Return the cell where sites' answers come in, in a simulation, too."""
     return fl_ctx.get_engine().server.command_agent.cell
 
 
+@made_for(
+    "nvflare.private.fed.server.job_runner:JobRunner.run",
+    "nvflare.private.fed.server.job_runner:JobRunner.update_abnormal_finished_jobs",
+)
 def end_forgotten_jobs(fl_ctx: FLContext) -> None:
-    """End, in the server's books, the jobs that ran when it died; nothing can run yet.
-
-    Issue (2.9.0): jobs that ran when the server died stay RUNNING for ever. Nothing calls
-    `JobRunner.update_abnormal_finished_jobs` after a restart, so such a job can be neither aborted, deleted nor
-    downloaded. Please call it when the server starts.
-    """
+    """End, in the server's books, the jobs that ran when it died; nothing can run yet."""
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
 
 
+@made_for(
+    "nvflare.private.fed.server.server_engine:ServerEngine.send_app_command",
+    "nvflare.private.fed.server.server_engine:ServerEngine.send_command_to_child_runner_process",
+)
 def ask_quietly(cell: Cell, topic: str) -> None:
-    """Let a request on a topic that cannot be sent be no error in the log.
-
-    Issue (2.9.0): asking a job that has just begun is an error in the log. `send_app_command` does not send its
-    request as optional, and until the job's process has connected "cannot send" is logged for every command. Please
-    send it as optional.
-    """
+    """Let a request on a topic that cannot be sent be no error in the log."""
     own: Send = cell.send_request
 
     def request(*given: Any, **asked: Any) -> Message:
@@ -507,14 +461,15 @@ def ask_quietly(cell: Cell, topic: str) -> None:
     cell.send_request = request
 
 
+@made_for(
+    "nvflare.private.fed.server.job_runner:JobRunner._start_run",
+    "nvflare.private.fed.server.job_runner:JobRunner._make_deploy_message",
+    "nvflare.private.fed.server.server_engine:ServerEngine.start_client_job",
+)
 def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
     """Start a job that runs once more at a client; returns why that can't be, or nothing.
 
     The client's own policies are asked again, as when the job began.
-
-    Issue (2.9.0): a client that was started again is not taken into the jobs that run. It registers with a new token,
-    and the server goes on to count on the old one: nobody tells the job, and nobody starts its process. The same holds
-    for a client's job process that died, which ends the job of all. Please deploy and start it there again.
     """
     engine = fl_ctx.get_engine()
     runner, job = engine.job_runner, engine.job_runner.running_jobs.get(job_id)
@@ -554,25 +509,21 @@ def death_of_job(request: Message) -> tuple[str, str]:
     return str(request.get_header(CellMessageHeaderKeys.TOKEN)), str(told.get(JobFailureMsgKey.JOB_ID))
 
 
+@made_for(
+    "nvflare.private.fed.server.job_runner:JobRunner._job_complete_process",
+    "nvflare.private.fed.server.job_runner:JobRunner.resolve_client_outcome",
+)
 def wait_no_more(fl_ctx: FLContext, job_id: str, clients: set[str]) -> bool:
-    """Let a job that has ended go on without the word of these clients; returns whether the server still lists it.
-
-    Issue (2.9.0): a job that has ended waits 15 minutes for clients that are gone. Each is to say how its process
-    ended, and until then the job's result can't be downloaded. Who has lost its connection can't say it. Please do not
-    wait for clients that are not connected.
-    """
+    """Let a job that has ended go on without the word of these clients; returns whether the server still lists it."""
     runner = fl_ctx.get_engine().job_runner
     for name in clients:
         runner.resolve_client_outcome(job_id, name)
     return job_id in runner.running_jobs
 
 
+@made_for("nvflare.fuel.sec.audit:Auditor.__init__", "nvflare.fuel.sec.audit:Auditor.add_event")
 class RollingFile(RotatingFileHandler):
-    """A log that is set aside when it is full, as <name>.1 and so on, of which the oldest goes.
-
-    Issue (2.9.0): audit.log grows for ever. `Auditor` opens it once and appends a line for each command and refusal,
-    while log.txt beside it is set aside when it has 20 MB. Please let it roll, too.
-    """
+    """A log that is set aside when it is full, as <name>.1 and so on, of which the oldest goes."""
 
     def write(self, line: str) -> None:
         self.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
@@ -588,14 +539,13 @@ def bound_audit() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- a person
+@made_for(
+    "nvflare.fuel.flare_api.flare_api:Session.try_connect", "nvflare.fuel.f3.drivers.tcp_driver:TcpDriver.connect"
+)
 def connect(user: str, kit: Path, timeout: float) -> "Session":
     """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds.
 
     Whoever stops the communication once more closes such a connection, and waits with it.
-
-    Issue (2.9.0): Session.close waits for ever for a connection that came while connecting was given up. A connection
-    that is made while `try_connect` gives up is read from for ever, and `close` waits for the end of that. Please close
-    connections that are made after `stop`.
     """
     from nvflare.fuel.flare_api.flare_api import Session
 
@@ -614,6 +564,10 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
 
 
 # ---------------------------------------------------------------------------------------------------- the simulator
+@made_for(
+    "nvflare.private.fed.app.simulator.simulator_runner:SimulatorClientRunner.do_one_task",
+    "nvflare.private.fed.app.simulator.simulator_runner:SimulatorRunner.client_run",
+)
 def patient_simulator(
     job: str,
     workspace: str,
@@ -627,11 +581,6 @@ def patient_simulator(
 
     begin: is called in the process in which the server will run.
     run_site: gets a site's name and what runs its process once, and returns how that ended.
-
-    Issue (2.9.0): the simulator gives a site up when another program answers at the port that was found free for it.
-    `do_one_task` finds a free port, starts the site's process, and connects to whoever listens there by then. Please
-    let the site's process choose its port and tell it. And please let `simulator_worker_timeout` be an argument of
-    `SimulatorRunner`: `client_run` takes it from `args.set` only.
     """
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner, SimulatorRunner
 
@@ -653,14 +602,12 @@ def patient_simulator(
     return Runner(job, workspace, clients=sites, threads=threads, max_clients=len(sites.split(",")))
 
 
+@made_for("nvflare.private.fed.app.simulator.simulator_runner:SimulatorClientRunner.do_one_task")
 @contextmanager
 def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
     """Let this process start the simulator's sites by a function that is called as `Popen` is.
 
     All ways to start a program in Python end in `subprocess.Popen`, whichever of them an NVFlare takes.
-
-    Issue (2.9.0): the simulator starts each site's process by `subprocess.Popen`. Each imports all anew, which takes
-    seconds of a core and hundreds of MB. Please let the runner be given what starts a site's process.
     """
     own = subprocess.Popen
 
@@ -673,3 +620,7 @@ def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         subprocess.Popen = own  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    add_installed()

@@ -3,18 +3,22 @@
 A test that fails here says that NVFlare no longer needs the patch, so that it can go.
 """
 
-import ast
 import contextlib
 import inspect
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nvflare
 import pytest
 import torch
 from nvflare.apis.fl_constant import ReservedKey
@@ -42,11 +46,12 @@ from nvflare.private.fed.server import job_runner
 from docs.tables import issues
 from medsilo.flare.wire import let_tensors_travel
 from medsilo.runs.messages import Parcel
-from nvflare_reliability import patches
+from nvflare_reliability import compatibility, patches
 from nvflare_reliability.chunking import ChunkedTensors, RetryingRequests
+from nvflare_reliability.compatibility import UPSTREAM
 from nvflare_reliability.patches import Replies, hold_less, look_at_messages
 from nvflare_reliability.timeouts import Timeouts
-from tests.conftest import SITES
+from tests.conftest import SITES, over_all
 from tests.federation.test_gate import NUMBERS, Cells, answer_of, cells, piece  # noqa: F401 (cells is a fixture)
 from tests.federation.test_transport import Server, ask, echo, server  # noqa: F401 (server is a fixture)
 from tests.secure.consortium import wait_until
@@ -60,21 +65,86 @@ ELSEWHERE = {
 }
 
 
-def listed() -> list[str]:
-    """Return the patches: what has an issue for NVFlare's maintainers."""
-    tree = ast.parse(Path(patches.__file__).read_text("utf-8"))
-    things = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    return [node.name for node in things if "\nIssue (" in (ast.get_docstring(node) or "")]
+PATCHED = sorted(path.stem for path in UPSTREAM.glob("*.patch"))
+against = pytest.mark.skipif(version("nvflare") != "2.9.0", reason="the patches are against NVFlare 2.9.0")
+SITE_PACKAGES = Path(str(nvflare.__file__)).parents[1]
 
 
 def test_every_patch_has_an_issue_and_a_test(root: Path) -> None:
     here = {name.removeprefix("test_need_of_") for name in globals() if name.startswith("test_need_of_")}
-    assert {*listed()} == here | ELSEWHERE.keys() and not here & ELSEWHERE.keys()
+    assert compatibility.PLACES.keys() == here | ELSEWHERE.keys() and not here & ELSEWHERE.keys()
     for place in ELSEWHERE.values():
         file, test = place.split()
         assert f"def {test}(" in (root / "tests" / file).read_text("utf-8")
+    texts = {path.stem: path.read_text("utf-8") for path in UPSTREAM.glob("*.md")}
+    assert texts.keys() == compatibility.PLACES.keys()
+    for name, text in texts.items():
+        assert text.startswith("# ") and "\nPlease " in text and ("No patch: " in text) == (name not in PATCHED), name
     told = issues()
-    assert all(told.count(f"here `{name}`. ") == 1 for name in listed()) and told.count("lease ") >= len(listed())
+    assert all(told.count(f"/{name}.md)") == 1 for name in texts)
+
+
+def applied(patch: str, folder: Path, *how: str) -> subprocess.CompletedProcess[str]:
+    """Apply the patch of a part to the NVFlare in a folder."""
+    command = ["patch", "-p1", "-d", str(folder), "-i", str(UPSTREAM / f"{patch}.patch"), *how]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@against
+def test_each_patch_file_applies_to_nvflare_s_own_source() -> None:
+    def check(patch: str) -> None:
+        done = applied(patch, SITE_PACKAGES, "--dry-run", "--fuzz=0")
+        assert done.returncode == 0 and "offset" not in done.stdout, done.stdout
+
+    over_all(PATCHED, check)
+    assert len(PATCHED) >= 15
+
+
+@pytest.mark.slow
+@against
+def test_each_patch_file_does_what_it_says(root: Path, tmp_path: Path) -> None:
+    """In an NVFlare with all of them; in the one that is installed none of it happens."""
+
+    def those_that_hold(place: Path) -> list[str]:
+        folder = tmp_path / f"files of {place.name}"
+        folder.mkdir()
+        path = os.pathsep.join(map(str, (place, root / "custom", root)))
+        command = [sys.executable, "-m", "tests.federation.patched_nvflare", str(folder)]
+        environment = {**os.environ, "PYTHONPATH": path}
+        done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
+        return sorted(done.stdout.split())
+
+    shutil.copytree(
+        SITE_PACKAGES / "nvflare", tmp_path / "patched/nvflare", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for patch in PATCHED:
+        assert applied(patch, tmp_path / "patched").returncode == 0, patch
+    assert those_that_hold(tmp_path / "patched") == PATCHED
+    assert those_that_hold(SITE_PACKAGES) == []
+
+
+def test_a_part_says_once_that_nvflare_is_another(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nothing where all is as it was tested, whose versions the list has."""
+    known = json.loads(compatibility.KNOWN.read_text("utf-8"))
+    places = {place for own in compatibility.PLACES.values() for place in own}
+    assert known.keys() == places and all(own[version("nvflare")] for own in known.values())
+
+    def lines() -> list[str]:
+        caplog.clear()
+        compatibility.say_if_changed.cache_clear()
+        for _ in range(2):
+            hold_less(cell)
+        return [record.getMessage() for record in caplog.records if record.name == compatibility.LOG.name]
+
+    assert lines() == []
+    monkeypatch.setattr(TxTask, "__init__", lambda self, *given, **more: None)
+    (line,) = lines()
+    assert "hold_less" in line and "TxTask.__init__" in line and "upstream/hold_less.md" in line
+    monkeypatch.delattr(TxTask, "stop")
+    monkeypatch.setattr(compatibility, "PLACES", {"hold_less": (f"{TxTask.__module__}:TxTask.stop",)})
+    assert len(lines()) == 1
 
 
 def test_need_of_RollingFile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

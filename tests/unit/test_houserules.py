@@ -37,6 +37,7 @@ LOADERS = {
     "registry": "one of its own table, or an installed package's entry point",
     "federation.process.worker": "the participant's class, by the process that started this one",
     "extend": "one of those that it lists",
+    "nvflare_reliability.compatibility": "NVFlare's, whose code a part was made for",
     "flare.jobs": "the classes that a job names",
     "recipes": "the class of a model, on the lead's own machine",
 }
