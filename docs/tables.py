@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import UnionType
+from types import ModuleType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 from unittest.mock import patch
 
@@ -32,6 +32,7 @@ from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
 from medsilo.course.participation import Participation
 from medsilo.course.secure_aggregation import TransportSettings
+from medsilo.extend import methods as extend_methods
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.mixing.defence import Mixing
@@ -317,6 +318,15 @@ def tree(entries: Mapping[str, str]) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the commands
 # NVFlare's limits that a line can hit: its own value, ours, and what it is.
+ALIASES = {  # names of values, which say nothing of themselves
+    "BY_ITSELF": "What a method's own protocol says of a plan: no addition of another method.",
+    "Lesson": "How networks learn from a batch of the training data.",
+    "Modules": "A site's networks by name.",
+    "Ranges": "The least and the greatest value of each tensor of a group.",
+    "Shares": "A number for each site or tensor, by name.",
+    "Tensors": "Tensors by name.",
+    "Weighting": "How sites count in a mean: by samples, or all alike.",
+}
 LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "tensor_download_chunk_size": (
         2 << 20,
@@ -390,9 +400,9 @@ def commands() -> str:
     return "\n" + "\n".join(parts) + "\n"
 
 
-def extension() -> str:
-    """Return the names of medsilo.extend, with the first paragraph that each says of itself."""
-    own = {name: inspect.getdoc(getattr(extend, name)) or "" for name in sorted(extend.NAMES)}
+def extension(place: ModuleType) -> str:
+    """Return the names of medsilo.extend, or further ones for methods, with the first paragraph of what each says."""
+    own = {name: ALIASES.get(name) or inspect.getdoc(getattr(place, name)) or "" for name in sorted(place.NAMES)}
     first = {name: " ".join(told.partition("\n\n")[0].split()) for name, told in own.items()}
     rows = [f"| `{name}` | {told} |" for name, told in first.items()]
     return "\n".join(["| name | what it is |", "|---|---|", *rows, ""])
@@ -444,7 +454,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "level": lambda: fields(verdict_file.Level),
     "difference": lambda: fields(verdict_file.PairedDifference),
     "commands": commands,
-    "extend": extension,
+    "extend": lambda: extension(extend),
+    "extend-methods": lambda: extension(extend_methods),
     "issues": issues,
     "lines": lines,
     "evidence-studies": evidence.studies,

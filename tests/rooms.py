@@ -118,6 +118,7 @@ PLUGINS = {
     "medsilo_series": room(
         "a hospital's own time series: the task, and what looks at, predicts and exports them", "extend"
     ),
+    "medsilo_zoo": room("methods beyond those that the three papers compare with", "extend"),
 }
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.

@@ -103,7 +103,7 @@ class MethodRecipe(Recipe):
         written = Path(self._files.name) / paths.PLAN
         written.write_text(self.plan.to_yaml())
         job = FedJob(name=name or self.algorithm, min_clients=min_clients)
-        job.set_app_packages(["medsilo"])
+        job.set_app_packages(["medsilo", "nvflare_reliability"])
         job.to_server(MedsiloController())
         patience = timeouts_of(self.plan)
         job.to_server({"server": {"task_request_interval": 0.1}, **limits(patience, "server")})

@@ -20,6 +20,7 @@ from medsilo import extend
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import PLACE, PLUGINS, RELIABILITY
 from medsilo.core.text import is_safe_name
+from medsilo.extend import methods as extend_methods
 from medsilo.registry import METHODS
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.task import Task
@@ -172,7 +173,7 @@ def test_the_course_knows_no_method() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- plug-ins
-MOST_NAMES = 34  # may become fewer only
+MOST_NAMES, MOST_OF_METHODS = 34, 59  # may become fewer only
 PACKAGE_NAMES = {f"{place}.{name}" for name, place in extend.NAMES.items()}
 
 
@@ -190,7 +191,8 @@ def wrong_of_plugin(own: str, name: str) -> str:
     uses = DESCRIBED[own].uses
     if first == "medsilo" and rest and rest[0] not in uses | {"__version__"}:
         return f"{own} imports {name}"
-    if name.startswith("medsilo.extend.") and rest[1] not in extend.__all__:
+    given = extend_methods.__all__ if name.startswith("medsilo.extend.methods.") else [*extend.__all__, "methods"]
+    if name.startswith("medsilo.extend.") and rest[-1] not in given:
         return f"medsilo.extend gives no {name}"
     if first in PLUGINS and first not in uses | {own}:
         return f"{own} imports {name}"
@@ -211,8 +213,14 @@ def test_a_package_beside_the_engine_uses_what_it_says() -> None:
         if (rule := wrong_of_plugin(path.relative_to(PLACE).parts[0], name))
     ]
     assert found == [] and len(plugin_sources()) > 40
-    wrong = ("medsilo.plan.Plan", "medsilo.extend.added", "medsilo_papers.flamby", "nvflare.Thing")
-    right = ("medsilo", "medsilo.extend.Plan", "medsilo_dicom.header", "torch.nn")
+    wrong = (
+        "medsilo.plan.Plan",
+        "medsilo.extend.added",
+        "medsilo.extend.methods.added",
+        "medsilo_papers.flamby",
+        "nvflare.Thing",
+    )
+    right = ("medsilo", "medsilo.extend.Plan", "medsilo.extend.methods.Workbench", "medsilo_dicom.header", "torch.nn")
     assert all(wrong_of_plugin("medsilo_dicom", name) for name in wrong)
     assert not any(wrong_of_plugin("medsilo_dicom", name) for name in right)
 
@@ -225,7 +233,7 @@ def test_the_engine_imports_no_plugin() -> None:
     }
     promised = {name for name in PACKAGE_NAMES if name.startswith("medsilo_lab.")}
     assert named.pop(PACKAGE / "core/package.py") == list(PLUGINS)  # which files are ours
-    assert {*named.pop(PACKAGE / "extend.py")} == promised and named == {}  # for type checkers alone
+    assert {*named.pop(PACKAGE / "extend/__init__.py")} == promised and named == {}  # for type checkers alone
 
 
 def test_the_plugins_are_those_of_this_folder() -> None:
@@ -236,9 +244,10 @@ def test_the_plugins_are_those_of_this_folder() -> None:
 
 
 def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:
-    assert len(extend.NAMES) <= MOST_NAMES
-    for name in extend.NAMES:
-        assert getattr(extend, name) is not None
+    assert len(extend.NAMES) <= MOST_NAMES and len(extend_methods.NAMES) <= MOST_OF_METHODS
+    assert not extend.NAMES.keys() & extend_methods.NAMES.keys()
+    for place in (extend, extend_methods):
+        assert all(getattr(place, name) is not None for name in place.NAMES)
     code = "import sys, medsilo.extend; from medsilo.extend import Command, Screen; print('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(PLACE)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -24,6 +24,7 @@ PLUGINS = (
     "medsilo_page",
     "medsilo_papers",
     "medsilo_series",
+    "medsilo_zoo",
 )
 RELIABILITY = "nvflare_reliability"  # what NVFlare lacks, for any application; the engine uses it
 ROOTS = (ROOT, PLACE / RELIABILITY, *(PLACE / name for name in PLUGINS))

@@ -7,20 +7,15 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from medsilo.core.errors import PlanError
-from medsilo.course.algorithm import BY_ITSELF, Algorithm
-from medsilo.course.phase import Group, Phase, network
-from medsilo.learning.seeds import generator_for
-from medsilo.learning.training import Training
-from medsilo.mixing.forms import Form, Unsealable
-from medsilo.mixing.mixers import UniformMean
+from medsilo.extend import Algorithm, Group, Phase
+from medsilo.extend.methods import BY_ITSELF, PlanError, Training, UniformMean, Unsealable, generator_for, network
 
 
 class OnlyAnswer(UniformMean):
     """The model of the one hospital that trained; without an answer it stays as it was."""
 
     @property
-    def sealed(self) -> Form:
+    def sealed(self) -> Unsealable:
         return Unsealable("one hospital's model is handed on at a time, which no sum hides")
 
 

@@ -6,11 +6,8 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn, no_grad
 
-from medsilo.core.errors import PlanError
-from medsilo.course.phase import Workbench
-from medsilo.learning.undrawn import absent_in, labels_in, marks_in
-from medsilo.methods.fedavg import FedAvg
-from medsilo.tasks.task import Task
+from medsilo.extend import Task
+from medsilo.extend.methods import FedAvg, PlanError, Workbench, absent_in, labels_in, marks_in
 
 SMALL = 1e-5
 PLACES = 3  # axes of an output that has places

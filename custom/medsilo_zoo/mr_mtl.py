@@ -5,11 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from medsilo.course.declared import Private
-from medsilo.course.phase import Workbench
-from medsilo.learning.steps import correcting, pull_back
-from medsilo.methods.bases import MeanOfOwn
-from medsilo.methods.fedavg import Weighting
+from medsilo.extend.methods import MeanOfOwn, Private, Weighting, Workbench, correcting, pull_back
 
 
 class MRMTL(MeanOfOwn):

@@ -5,13 +5,17 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from medsilo.core.tensors import Modules
-from medsilo.course.algorithm import require
-from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Group, network
-from medsilo.learning.layers import batch_norm_buffer_names
-from medsilo.learning.statistics import adapt_batch_norm
-from medsilo.methods.fedavg import Averaging
+from medsilo.extend import Group
+from medsilo.extend.methods import (
+    Averaging,
+    Modules,
+    Outcome,
+    OwnModels,
+    adapt_batch_norm,
+    batch_norm_buffer_names,
+    network,
+    require,
+)
 
 
 class SiloBN(Averaging):

@@ -4,11 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from medsilo.core.tensors import Modules
-from medsilo.course.phase import Blueprint, Group, network
-from medsilo.learning.layers import head_names
-from medsilo.methods.fedper import has_body_and_head
-from medsilo.methods.fine_tuning import FineTuning
+from medsilo.extend import Group
+from medsilo.extend.methods import Blueprint, FineTuning, Modules, has_body_and_head, head_names, network
 
 
 class FedBABU(FineTuning):

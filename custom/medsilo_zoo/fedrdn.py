@@ -10,13 +10,21 @@ import torch
 from pydantic import model_validator
 from torch import Generator, Tensor, nn
 
-from medsilo.core.errors import PlanError, Refused
-from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.declared import Private
-from medsilo.course.phase import Average, Blueprint, Group, Phase, Ranges, Workbench, network, site_mean
-from medsilo.learning.seeds import seed_for
-from medsilo.methods.fedavg import Averaging
-from medsilo.tasks.task import Task
+from medsilo.extend import Group, Phase, Refused, Task
+from medsilo.extend.methods import (
+    Average,
+    Averaging,
+    Blueprint,
+    Modules,
+    PlanError,
+    Private,
+    Ranges,
+    Tensors,
+    Workbench,
+    network,
+    seed_for,
+    site_mean,
+)
 
 FLATTEST = 0.01  # no image is divided by less: a channel in which everything is alike has no contrast to bring out
 ROUNDED = 1e-4  # shares below it are none: sums that were sealed are rounded

@@ -52,12 +52,17 @@ NAMES = places_in(__file__)
 __all__ = ["__version__", *NAMES]
 
 
-def __getattr__(name: str) -> object:
-    """Import a name when it is first used."""
-    if (place := NAMES.get(name)) is None:
+def named(names: dict[str, str], name: str) -> object:
+    """Return what a name stands for, whose module is imported now."""
+    if (place := names.get(name)) is None:
         raise AttributeError(f"module 'medsilo.extend' has no attribute {name!r}")
     module = import_module(place)
     if not hasattr(module, name):  # a module in a package
         import_module(f"{place}.{name}")
-    globals()[name] = found = getattr(module, name)
+    return getattr(module, name)
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used."""
+    found = globals()[name] = named(NAMES, name)
     return found

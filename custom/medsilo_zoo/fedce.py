@@ -8,11 +8,19 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from medsilo.core.errors import Refused
-from medsilo.core.tensors import Modules
-from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench
-from medsilo.methods.bases import Numbers, WeighingMethod, copy_into
-from medsilo.mixing.late import LateMean, SharedNumbers, Shares
+from medsilo.extend import Group, Refused
+from medsilo.extend.methods import (
+    Blueprint,
+    LateMean,
+    Modules,
+    Numbers,
+    ServerSide,
+    SharedNumbers,
+    Shares,
+    WeighingMethod,
+    Workbench,
+    copy_into,
+)
 
 LEAST = 1e-6  # of a contribution, before they are divided by their sum
 

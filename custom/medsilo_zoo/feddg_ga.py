@@ -5,11 +5,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from medsilo.core.tensors import Modules
-from medsilo.course.phase import Average, Blueprint, Group, ServerSide, Workbench
-from medsilo.methods.bases import Numbers, WeighingMethod
-from medsilo.mixing.late import LateMean, Shares
-from medsilo.mixing.mixers import Identity
+from medsilo.extend import Group
+from medsilo.extend.methods import (
+    Average,
+    Blueprint,
+    Identity,
+    LateMean,
+    Modules,
+    Numbers,
+    ServerSide,
+    Shares,
+    WeighingMethod,
+    Workbench,
+)
 
 WIDEST = 100.0  # a gap between two mean losses; beyond it all is one
 

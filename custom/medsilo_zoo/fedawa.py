@@ -7,10 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.course.phase import ServerSide
-from medsilo.learning.training import uncompiled
-from medsilo.methods.bases import WeighingMethod
-from medsilo.mixing.late import LateMean, Shares
+from medsilo.extend.methods import LateMean, ServerSide, Shares, WeighingMethod, uncompiled
 
 BETAS = (0.5, 0.999)  # of Adam
 

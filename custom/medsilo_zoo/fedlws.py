@@ -7,11 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.core.errors import PlanError
-from medsilo.course.phase import ServerSide
-from medsilo.learning.training import Training
-from medsilo.methods.bases import ServerStep
-from medsilo.mixing.late import LateMean, Shares
+from medsilo.extend.methods import LateMean, PlanError, ServerSide, ServerStep, Shares, Training
 
 
 class FedLWS(ServerStep):

@@ -6,13 +6,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.core.tensors import Modules
-from medsilo.course.declared import Private
-from medsilo.course.phase import Blueprint, ServerSide, Workbench
-from medsilo.learning.steps import correcting, pull_towards
-from medsilo.methods.bases import ServerStep, learning_weights, zeros_like
-from medsilo.mixing.mixers import Mixer
-from medsilo.mixing.server import DynamicStep
+from medsilo.extend.methods import (
+    Blueprint,
+    DynamicStep,
+    Mixer,
+    Modules,
+    Private,
+    ServerSide,
+    ServerStep,
+    Workbench,
+    correcting,
+    learning_weights,
+    pull_towards,
+    zeros_like,
+)
 
 
 class FedDyn(ServerStep):

@@ -9,11 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.core.tensors import Modules
-from medsilo.course.phase import Blueprint, Workbench
-from medsilo.learning.layers import called_with, keeping_statistics, names_of_last_layers
-from medsilo.learning.loop import Lesson
-from medsilo.methods.bases import MeanOfOwn, copy_into
+from medsilo.extend.methods import (
+    Blueprint,
+    Lesson,
+    MeanOfOwn,
+    Modules,
+    Workbench,
+    called_with,
+    copy_into,
+    keeping_statistics,
+    names_of_last_layers,
+)
 
 JUDGED = 10  # losses by which it is judged whether W still moves
 SAMPLE = -1  # the epoch whose order decides on which cases W is learned; training counts from 0

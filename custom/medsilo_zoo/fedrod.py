@@ -9,16 +9,24 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from medsilo.core.errors import PlanError
-from medsilo.core.tensors import Modules
-from medsilo.course.phase import Blueprint, Workbench
-from medsilo.learning.class_weights import balanced_softmax
-from medsilo.learning.layers import called_with, head_layers, head_names, keeping_statistics
-from medsilo.learning.loop import Lesson, OutputLoss
-from medsilo.learning.training import Training
-from medsilo.methods.bases import SharedAndOwn, copy_into
-from medsilo.methods.fedper import has_body_and_head
-from medsilo.tasks.task import Task
+from medsilo.extend import Task
+from medsilo.extend.methods import (
+    Blueprint,
+    Lesson,
+    Modules,
+    OutputLoss,
+    PlanError,
+    SharedAndOwn,
+    Training,
+    Workbench,
+    balanced_softmax,
+    called_with,
+    copy_into,
+    has_body_and_head,
+    head_layers,
+    head_names,
+    keeping_statistics,
+)
 
 
 class FedRoD(SharedAndOwn):

@@ -4,9 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from medsilo.course.phase import Workbench
-from medsilo.learning.layers import head_names, keeping_statistics, learning_only
-from medsilo.methods.fedper import FedPer
+from medsilo.extend.methods import FedPer, Workbench, head_names, keeping_statistics, learning_only
 
 
 class FedRep(FedPer):
