@@ -33,6 +33,7 @@ from medsilo.course.declared import PrivacyOffer
 from medsilo.course.participation import Participation
 from medsilo.course.secure_aggregation import TransportSettings
 from medsilo.extend import methods as extend_methods
+from medsilo.extend import networks as extend_networks
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.mixing.defence import Mixing
@@ -320,8 +321,10 @@ def tree(entries: Mapping[str, str]) -> str:
 # NVFlare's limits that a line can hit: its own value, ours, and what it is.
 ALIASES = {  # names of values, which say nothing of themselves
     "BY_ITSELF": "What a method's own protocol says of a plan: no addition of another method.",
+    "Dimensions": "The key `dimensions` of a network: 2 or 3.",
     "Lesson": "How networks learn from a batch of the training data.",
     "Modules": "A site's networks by name.",
+    "NETWORKS": "The networks by name; its `read` makes one of a section of a plan.",
     "Ranges": "The least and the greatest value of each tensor of a group.",
     "Shares": "A number for each site or tensor, by name.",
     "Tensors": "Tensors by name.",
@@ -456,6 +459,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "extend": lambda: extension(extend),
     "extend-methods": lambda: extension(extend_methods),
+    "extend-networks": lambda: extension(extend_networks),
     "issues": issues,
     "lines": lines,
     "evidence-studies": evidence.studies,

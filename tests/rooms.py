@@ -96,7 +96,7 @@ RELIABLE = room(
 PLUGINS = {
     "medsilo_adapters": room(
         "networks that train only a part: checkpoints and adapters",
-        "core course learning models registry",
+        "extend",
     ),
     "medsilo_dicom": room(
         "DICOM: series into volumes, segmentations and contours into masks, and results back", "extend"

@@ -611,7 +611,7 @@ def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
     """
     own = subprocess.Popen
 
-    class Starting(own):  # type: ignore[type-arg,misc,valid-type]
+    class Starting(own):  # type: ignore[misc,valid-type]
         def __new__(cls, args: Any, *given: Any, **more: Any) -> Any:
             return start(args, *given, **more) if SITE_PROCESS in args else super().__new__(cls)
 

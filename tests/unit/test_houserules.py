@@ -21,6 +21,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import PLACE, PLUGINS, RELIABILITY
 from medsilo.core.text import is_safe_name
 from medsilo.extend import methods as extend_methods
+from medsilo.extend import networks as extend_networks
 from medsilo.registry import METHODS
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.task import Task
@@ -173,7 +174,8 @@ def test_the_course_knows_no_method() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- plug-ins
-MOST_NAMES, MOST_OF_METHODS = 34, 59  # may become fewer only
+MOST_NAMES, MOST_OF_METHODS, MOST_OF_NETWORKS = 34, 59, 4  # may become fewer only
+FURTHER = {"methods": extend_methods, "networks": extend_networks}
 PACKAGE_NAMES = {f"{place}.{name}" for name, place in extend.NAMES.items()}
 
 
@@ -191,8 +193,10 @@ def wrong_of_plugin(own: str, name: str) -> str:
     uses = DESCRIBED[own].uses
     if first == "medsilo" and rest and rest[0] not in uses | {"__version__"}:
         return f"{own} imports {name}"
-    given = extend_methods.__all__ if name.startswith("medsilo.extend.methods.") else [*extend.__all__, "methods"]
-    if name.startswith("medsilo.extend.") and rest[-1] not in given:
+    further = FURTHER.get(rest[1]) if rest[:1] == ["extend"] and len(rest) > 2 else None
+    if name.startswith("medsilo.extend.") and rest[-1] not in (
+        further.__all__ if further else [*extend.__all__, *FURTHER]
+    ):
         return f"medsilo.extend gives no {name}"
     if first in PLUGINS and first not in uses | {own}:
         return f"{own} imports {name}"
@@ -245,8 +249,11 @@ def test_the_plugins_are_those_of_this_folder() -> None:
 
 def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:
     assert len(extend.NAMES) <= MOST_NAMES and len(extend_methods.NAMES) <= MOST_OF_METHODS
-    assert not extend.NAMES.keys() & extend_methods.NAMES.keys()
-    for place in (extend, extend_methods):
+    assert len(extend_networks.NAMES) <= MOST_OF_NETWORKS
+    assert len({*extend.NAMES, *extend_methods.NAMES, *extend_networks.NAMES}) == len(extend.NAMES) + sum(
+        len(place.NAMES) for place in FURTHER.values()
+    )
+    for place in (extend, *FURTHER.values()):
         assert all(getattr(place, name) is not None for name in place.NAMES)
     code = "import sys, medsilo.extend; from medsilo.extend import Command, Screen; print('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(PLACE)}

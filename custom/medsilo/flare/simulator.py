@@ -304,7 +304,8 @@ def main() -> int:
             if ended[1] or own.begun.is_set():
                 return ended
             logging.getLogger(__name__).warning("another program answered in the place of %s", site)
-        own.given_up = True
+        if own := fork_server.site(site):
+            own.given_up = True
         return ended
 
     job, workspace, sites, threads, parent = sys.argv[1:]
