@@ -11,7 +11,7 @@ from docs.markdown import table
 from medsilo.check.method_facts import FACTS
 from medsilo.registry import METHODS
 
-OURS = {name: METHODS[name] for name in METHODS.builtin}  # those of plug-ins are on pages of their own
+OURS = {name: METHODS[name] for name in FACTS}  # other plug-ins have pages of their own
 
 
 def overview() -> str:

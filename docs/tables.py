@@ -6,7 +6,6 @@ of docs/evidence.md, made from the pages that have the numbers.
 A table is between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
 """
 
-import ast
 import inspect
 import os
 import re
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import UnionType
+from types import ModuleType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 from unittest.mock import patch
 
@@ -33,8 +32,8 @@ from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
 from medsilo.course.participation import Participation
 from medsilo.course.transport import TransportSettings
-from medsilo.flare import patches
-from medsilo.flare.patience import Patience, limits
+from medsilo.extend import methods as extend_methods
+from medsilo.extend import networks as extend_networks
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.mixing.defence import Mixing
@@ -46,6 +45,8 @@ from medsilo.runs import paths, schema, site_files
 from medsilo.site.settings import Limits, SiteSettings
 from medsilo_lab.study import verdict_file
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
+from nvflare_reliability.compatibility import UPSTREAM
+from nvflare_reliability.timeouts import Timeouts, limits
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval",)
@@ -69,7 +70,6 @@ PROTECTION = (
     "studies",
     "memory_limit",
 )
-ISSUE = re.compile(r"^Issue \(([^)]+)\): (.+?)\. (.+)$", re.DOTALL | re.MULTILINE)
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ROBUST = {
     rule.model_fields["name"].default: rule
@@ -319,7 +319,18 @@ def tree(entries: Mapping[str, str]) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the commands
 # NVFlare's limits that a line can hit: its own value, ours, and what it is.
-LIMITS: Mapping[str, tuple[float, Callable[[Patience], float], str]] = {
+ALIASES = {  # names of values, which say nothing of themselves
+    "BY_ITSELF": "What a method's own protocol says of a plan: no addition of another method.",
+    "Dimensions": "The key `dimensions` of a network: 2 or 3.",
+    "Lesson": "How networks learn from a batch of the training data.",
+    "Modules": "A site's networks by name.",
+    "NETWORKS": "The networks by name; its `read` makes one of a section of a plan.",
+    "Ranges": "The least and the greatest value of each tensor of a group.",
+    "Shares": "A number for each site or tensor, by name.",
+    "Tensors": "Tensors by name.",
+    "Weighting": "How sites count in a mean: by samples, or all alike.",
+}
+LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "tensor_download_chunk_size": (
         2 << 20,
         lambda own: limits(own, "site")["tensor_download_chunk_size"],
@@ -363,7 +374,7 @@ LIMITS: Mapping[str, tuple[float, Callable[[Patience], float], str]] = {
 
 def lines() -> str:
     """Return NVFlare's limits that a line can hit: its own, and those of a plan's defaults and of a patient plan."""
-    plans = [Patience(silence=420), Patience(silence=3600, rate=8000)]
+    plans = [Timeouts(silence=420), Timeouts(silence=3600, rate=8000)]
     rows = [
         f"| `{key}` | {default:,.0f} | {' | '.join(f'{ours(plan):,.0f}' for plan in plans)} | {meaning} |"
         for key, (default, ours, meaning) in LIMITS.items()
@@ -373,14 +384,13 @@ def lines() -> str:
 
 
 def issues() -> str:
-    """Return the issues for NVFlare's maintainers, one for each of our patches."""
-    parts = []
-    for node in ast.parse(inspect.getsource(patches)).body:
-        said = ast.get_docstring(node) if isinstance(node, ast.FunctionDef | ast.ClassDef) else None
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and said and (found := ISSUE.search(said)):
-            versions, title, text = (" ".join(part.split()) for part in found.groups())
-            parts.append(f"### {title[0].upper()}{title[1:]}\n\nNVFlare {versions}; here `{node.name}`. {text}\n")
-    return "\n" + "\n".join(parts) + "\n"
+    """Return the parts of nvflare_reliability, each with its issue and its patch for NVFlare's maintainers."""
+    place, rows = f"../custom/nvflare_reliability/{UPSTREAM.name}", []
+    for path in sorted(UPSTREAM.glob("*.md"), key=lambda path: path.stem.lower()):
+        title = path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+        patch = f"[patch]({place}/{path.stem}.patch)" if path.with_suffix(".patch").exists() else ""
+        rows.append((f"[{path.stem}]({place}/{path.name})", title, patch))
+    return table(("part", "issue", "patch"), rows)
 
 
 def commands() -> str:
@@ -393,9 +403,9 @@ def commands() -> str:
     return "\n" + "\n".join(parts) + "\n"
 
 
-def extension() -> str:
-    """Return the names of medsilo.extend, with the first paragraph that each says of itself."""
-    own = {name: inspect.getdoc(getattr(extend, name)) or "" for name in sorted(extend.NAMES)}
+def extension(place: ModuleType) -> str:
+    """Return the names of medsilo.extend, or further ones for methods, with the first paragraph of what each says."""
+    own = {name: ALIASES.get(name) or inspect.getdoc(getattr(place, name)) or "" for name in sorted(place.NAMES)}
     first = {name: " ".join(told.partition("\n\n")[0].split()) for name, told in own.items()}
     rows = [f"| `{name}` | {told} |" for name, told in first.items()]
     return "\n".join(["| name | what it is |", "|---|---|", *rows, ""])
@@ -447,7 +457,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "level": lambda: fields(verdict_file.Level),
     "difference": lambda: fields(verdict_file.PairedDifference),
     "commands": commands,
-    "extend": extension,
+    "extend": lambda: extension(extend),
+    "extend-methods": lambda: extension(extend_methods),
+    "extend-networks": lambda: extension(extend_networks),
     "issues": issues,
     "lines": lines,
     "evidence-studies": evidence.studies,

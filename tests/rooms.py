@@ -34,6 +34,8 @@ ROOMS = {
     "extend": "what plug-ins import; nothing else uses it",
 }
 
+# Generic to NVFlare: it imports nothing of ours, and those that know NVFlare use it.
+BENEATH = {"nvflare_reliability": "NVFlare's gaps: patches with their issues, message limits, chunks, liveness"}
 # Packages beside the engine, which no room knows.
 PLUGINS = {
     "medsilo_adapters": "networks that train only a part: checkpoints and adapters",
@@ -44,6 +46,7 @@ PLUGINS = {
     "medsilo_papers": "the papers' data sets and networks, and the test of whether models tell who they learned from",
     "medsilo_secagg": "secure aggregation: the server adds up numbers that it cannot read",
     "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",
+    "medsilo_zoo": "methods beyond those that the three papers compare with",
 }
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.
@@ -69,7 +72,8 @@ def table() -> str:
         for name in rooms:
             rows.append(f"| {number} | `{name}` | {ROOMS[name]} |")
             rows += [f"| {number} | `{name}/{wing}` | {holds} |" for wing, holds in WINGS.get(name, {}).items()]
-    rows += [f"|  | `{name}` | {holds} |" for name, holds in {"extend": ROOMS["extend"], **PLUGINS}.items()]
+    others = {"extend": ROOMS["extend"], **BENEATH, **PLUGINS}
+    rows += [f"|  | `{name}` | {holds} |" for name, holds in others.items()]
     return "\n".join(rows)
 
 

@@ -144,7 +144,7 @@ class Plan(Section):
     @property
     def private(self) -> Private:
         """Return how the method keeps the plan's promise of privacy; raises PlanError where it can't."""
-        return self.algorithm.privately(name for name in METHODS.builtin if METHODS[name].declares_account())
+        return self.algorithm.privately(name for name in METHODS.ours if METHODS[name].declares_account())
 
     @property
     def gradients(self) -> int:

@@ -41,6 +41,11 @@ class PluginTable(Mapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    @property
+    def ours(self) -> list[str]:
+        """The names of the engine and of the packages that come with it."""
+        return [name for name in self if self._packages(name) == [OWN]]
+
     def __contains__(self, name: object) -> bool:
         return name in self.builtin or name in self._entries()
 
@@ -201,33 +206,19 @@ METHODS = Registry(
         "fedavg": "medsilo.methods.fedavg:FedAvg",
         "fedprox": "medsilo.methods.fedprox:FedProx",
         "fedbn": "medsilo.methods.fedbn:FedBN",
-        "silobn": "medsilo.methods.silobn:SiloBN",
-        "fedrdn": "medsilo.methods.fedrdn:FedRDN",
         "fedper": "medsilo.methods.fedper:FedPer",
-        "fedrep": "medsilo.methods.fedrep:FedRep",
-        "fedrod": "medsilo.methods.fedrod:FedRoD",
         "fednova": "medsilo.methods.fednova:FedNova",
         "fedavgm": "medsilo.methods.fedopt:FedAvgM",
         "fedadam": "medsilo.methods.fedopt:FedAdam",
         "fedyogi": "medsilo.methods.fedopt:FedYogi",
         "fedadagrad": "medsilo.methods.fedopt:FedAdagrad",
-        "fedlws": "medsilo.methods.fedlws:FedLWS",
-        "fedawa": "medsilo.methods.fedawa:FedAWA",
         "scaffold": "medsilo.methods.scaffold:Scaffold",
-        "feddyn": "medsilo.methods.feddyn:FedDyn",
         "moon": "medsilo.methods.moon:Moon",
-        "condistfl": "medsilo.methods.condistfl:ConDistFL",
-        "cyclic": "medsilo.methods.cyclic:Cyclic",
-        "feddg-ga": "medsilo.methods.feddg_ga:FedDGGA",
-        "fedce": "medsilo.methods.fedce:FedCE",
-        "mr-mtl": "medsilo.methods.mr_mtl:MRMTL",
-        "fedala": "medsilo.methods.fedala:FedALA",
         "ditto": "medsilo.methods.ditto:Ditto",
         "apfl": "medsilo.methods.apfl:APFL",
         "per-fedavg": "medsilo.methods.per_fedavg:PerFedAvg",
         "pfedme": "medsilo.methods.pfedme:PFedMe",
         "fine-tuning": "medsilo.methods.fine_tuning:FineTuning",
-        "fedbabu": "medsilo.methods.fedbabu:FedBABU",
         "harmofl": "medsilo.methods.harmofl:HarmoFL",
         "adafed": "medsilo.methods.adafed:AdaFed",
         "d-adafed": "medsilo.methods.adafed:DAdaFed",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.learning.loop import Case
+from medsilo.learning.compute import Case
 from medsilo.tasks.sources import DataSource
 
 
