@@ -37,6 +37,7 @@ quick: $(VENV)/.test-ready
 test: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 	mkdir -p build/tests
 	$(BIN)/mypy >build/tests/types.txt & types=$$!; \
 	$(BIN)/python -m pytest -m "not slow and not long" $(PARALLEL) --durations=10 --junitxml=build/tests/test.xml; \
@@ -77,13 +78,13 @@ committed = rm -rf $(1) && mkdir -p $(1) dist && umask 022 && \
 wheel image image-docker image-buildah: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 wheel: $(VENV)/.test-ready
 	$(call committed,build/wheel)
-	umask 022; $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./build/wheel
+	umask 022; $(BIN)/python provisioning/wheels.py build/wheel dist
 
-# The wheel, the hashes of all that it needs, and a signature over both by an SSH key: make release KEY=~/.ssh/id_ed25519
+# The wheels, the hashes of all that they need, and a signature over both by an SSH key: make release KEY=~/.ssh/id_ed25519
 release: wheel
 	$(BIN)/python provisioning/release.py write dist requirements.txt $(or $(KEY),$(error say KEY=, the private key that signs))
 
-# The wheel and all that it needs in dist/wheelhouse, with hashes, for machines without a network.
+# The wheels and all that they need in dist/wheelhouse, with hashes, for machines without a network.
 wheelhouse: wheel
 	$(BIN)/python provisioning/release.py wheelhouse dist requirements.txt
 

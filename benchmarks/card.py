@@ -32,7 +32,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from medsilo.learning.amplitude import AmplitudeNorm
-from medsilo.learning.loop import Compute, OutputLoss, batches, lesson, train_epoch
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan

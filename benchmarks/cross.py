@@ -17,7 +17,7 @@ from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Tensors
 from medsilo.federation.disclosure import finite
 from medsilo.federation.participant import Participant
-from medsilo.federation.seams import Place
+from medsilo.federation.place import Place
 from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.schema import Summary

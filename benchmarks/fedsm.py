@@ -28,9 +28,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
-from medsilo.federation.seams import Missing, Outgoing, Place, Receive
+from medsilo.federation.place import Place
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.runs.messages import ANSWERS, PARTS, Counted, Parcel, Request
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import MedsiloError
 from medsilo.course.algorithm import Algorithm
-from medsilo.course.phase import Group, Workbench
+from medsilo.course.phase import Group
+from medsilo.course.workbench import Workbench
 from medsilo.learning import layers
 
 THUMBNAIL = 8  # values along each side of the picture that one vector of features has to give

@@ -36,9 +36,9 @@ from torch import nn
 
 from benchmarks.brains import HOSPITALS, QUESTION, narrow, plans_of, write_hospitals
 from medsilo.course.phase import views
-from medsilo.federation.around import TrainingSite
 from medsilo.federation.participant import Participant
-from medsilo.federation.seams import Place
+from medsilo.federation.place import Place
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.lifeline import forget_most, most_held
-from medsilo.learning.loop import Compute, Lesson, OutputLoss, lesson
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import Lesson, OutputLoss, lesson
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.models.architectures import SmallCnn, UNet
 from medsilo.privacy.noise import NoiseSource

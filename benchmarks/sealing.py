@@ -26,12 +26,12 @@ from timing import note, run, seconds
 from torch import Tensor
 
 from medsilo.mixing.mixers import WeightedMean
-from medsilo.sealing.fixed_point import FixedPoint, Flat
-from medsilo.sealing.member import Member
-from medsilo.sealing.relay import Gathering, MaskedSums
-from medsilo.sealing.signing import Unsigned
-from medsilo.sealing.streams import add_streams, derive
-from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo_secagg.fixed_point import FixedPoint, Flat
+from medsilo_secagg.identity import Unsigned
+from medsilo_secagg.member import Member
+from medsilo_secagg.relay import Gathering, MaskedSums
+from medsilo_secagg.streams import add_streams, derive
+from medsilo_secagg.terms import SealedBlock, Terms
 
 SIZE, REPEATS, BOUND = 1_000_000, 5, 16.0
 COUNTS = (3, 6, 16, 32, 64)

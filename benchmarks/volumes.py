@@ -46,9 +46,9 @@ from timing import note, run
 from torch import nn
 
 from medsilo.course.phase import views
-from medsilo.federation.around import TrainingSite
 from medsilo.federation.participant import Participant
-from medsilo.federation.seams import Place
+from medsilo.federation.place import Place
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.federation.trainer import SHUFFLE
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel, Request

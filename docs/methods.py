@@ -15,7 +15,7 @@ from docs.markdown import table
 from medsilo.check.method_facts import FACTS
 from medsilo.registry import METHODS
 
-OURS = {name: METHODS[name] for name in METHODS.builtin}  # those of other packages are on pages of their own
+OURS = {name: METHODS[name] for name in FACTS}  # other plug-ins have pages of their own
 OFTEN = 6  # a key that more methods have is no method's own
 
 

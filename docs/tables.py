@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import UnionType
+from types import ModuleType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 from unittest.mock import patch
 
@@ -31,8 +31,9 @@ from medsilo.core import shelf
 from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
 from medsilo.course.participation import Participation
-from medsilo.course.secure_aggregation import TransportSettings
-from medsilo.flare.patience import Patience, limits
+from medsilo.course.transport import TransportSettings
+from medsilo.extend import methods as extend_methods
+from medsilo.extend import networks as extend_networks
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.mixing.defence import Mixing
@@ -44,6 +45,7 @@ from medsilo.runs import paths, schema, site_files
 from medsilo.site.settings import Limits, SiteSettings
 from medsilo_lab.study import verdict_file
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
+from nvflare_reliability.timeouts import Timeouts, limits
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval",)
@@ -299,7 +301,18 @@ def tree(entries: Mapping[str, str]) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the commands
 # NVFlare's limits that a line can hit: its own value, ours, and what it is.
-LIMITS: Mapping[str, tuple[float, Callable[[Patience], float], str]] = {
+ALIASES = {  # names of values, which say nothing of themselves
+    "BY_ITSELF": "What a method's own protocol says of a plan: no addition of another method.",
+    "Dimensions": "The key `dimensions` of a network: 2 or 3.",
+    "Lesson": "How networks learn from a batch of the training data.",
+    "Modules": "A site's networks by name.",
+    "NETWORKS": "The networks by name; its `read` makes one of a section of a plan.",
+    "Ranges": "The least and the greatest value of each tensor of a group.",
+    "Shares": "A number for each site or tensor, by name.",
+    "Tensors": "Tensors by name.",
+    "Weighting": "How sites count in a mean: by samples, or all alike.",
+}
+LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "tensor_download_chunk_size": (
         2 << 20,
         lambda own: limits(own, "site")["tensor_download_chunk_size"],
@@ -343,7 +356,7 @@ LIMITS: Mapping[str, tuple[float, Callable[[Patience], float], str]] = {
 
 def lines() -> str:
     """Return NVFlare's limits that a line can hit: its own, and those of a plan's defaults and of a patient plan."""
-    plans = [Patience(silence=420), Patience(silence=3600, rate=8000)]
+    plans = [Timeouts(silence=420), Timeouts(silence=3600, rate=8000)]
     rows = [
         f"| `{key}` | {default:,.0f} | {' | '.join(f'{ours(plan):,.0f}' for plan in plans)} | {meaning} |"
         for key, (default, ours, meaning) in LIMITS.items()
@@ -362,9 +375,9 @@ def commands() -> str:
     return "\n" + "\n".join(parts) + "\n"
 
 
-def extension() -> str:
-    """Return the names of medsilo.extend, with the first paragraph that each says of itself."""
-    own = {name: inspect.getdoc(getattr(extend, name)) or "" for name in sorted(extend.NAMES)}
+def extension(place: ModuleType) -> str:
+    """Return the names of medsilo.extend, or further ones for methods, with the first paragraph of what each says."""
+    own = {name: ALIASES.get(name) or inspect.getdoc(getattr(place, name)) or "" for name in sorted(place.NAMES)}
     first = {name: " ".join(told.partition("\n\n")[0].split()) for name, told in own.items()}
     rows = [f"| `{name}` | {told} |" for name, told in first.items()]
     return "\n".join(["| name | what it is |", "|---|---|", *rows, ""])
@@ -415,7 +428,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "level": lambda: fields(verdict_file.Level),
     "difference": lambda: fields(verdict_file.PairedDifference),
     "commands": commands,
-    "extend": extension,
+    "extend": lambda: extension(extend),
+    "extend-methods": lambda: extension(extend_methods),
+    "extend-networks": lambda: extension(extend_networks),
     "lines": lines,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,

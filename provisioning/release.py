@@ -1,10 +1,10 @@
-"""A release: the wheel, all that it needs with the hash of each file, and the maintainer's signature over both.
+"""A release: the wheels, all that they need with the hash of each file, and the maintainer's signature over both.
 
     python provisioning/release.py write dist requirements.txt KEY     # make release KEY=...
     python provisioning/release.py verify dist SIGNERS                 # make verify-release SIGNERS=...
     python provisioning/release.py wheelhouse dist requirements.txt    # make wheelhouse
 
-The last collects the wheel and all that it needs in one folder, for machines without a network that have the same
+The last collects the wheels and all that they need in one folder, for machines without a network that have the same
 Python, system and processor as this one.
 
 KEY is a private key of ssh-keygen's; SIGNERS a file of lines "maintainer ssh-ed25519 ...", which whoever verifies has
@@ -41,11 +41,11 @@ def locked(requirements: Path) -> str:
 
 
 def write(dist: Path, requirements: Path, key: Path) -> None:
-    """Write the lock and the sums beside the wheel, and sign the sums."""
+    """Write the lock and the sums beside the wheels, and sign the sums."""
     (dist / LOCK).write_text(locked(requirements), "utf-8")
     files = [*sorted(dist.glob("*.whl")), dist / LOCK]
-    if len(files) != 2:
-        sys.exit(f"{dist} has {len(files) - 1} wheels; a release has one: make clean")
+    if len(files) != 3:
+        sys.exit(f"{dist} has {len(files) - 1} wheels; a release has two, medsilo and medsilo-lab: make clean")
     (dist / SUMS).write_text("".join(f"{digest(file)}  {file.name}\n" for file in files), "utf-8")
     (dist / f"{SUMS}.sig").unlink(missing_ok=True)
     if subprocess.run(["ssh-keygen", "-Y", "sign", "-q", "-f", key, "-n", SPACE, dist / SUMS]).returncode:
@@ -53,7 +53,7 @@ def write(dist: Path, requirements: Path, key: Path) -> None:
 
 
 def wheelhouse(dist: Path, requirements: Path) -> None:
-    """Write a folder with the wheel, every package that it needs, built, and the hashes of them all."""
+    """Write a folder with the wheels, every package that they need, built, and the hashes of them all."""
     house = dist / "wheelhouse"
     shutil.rmtree(house, ignore_errors=True)
     house.mkdir()
@@ -85,7 +85,7 @@ def verify(dist: Path, signers: Path) -> None:
     print(
         f"{len(sums)} files are what the maintainer signed; install with: pip install --require-hashes -r {LOCK}, then"
     )
-    print("pip install --no-deps " + next(name for name in sums if name.endswith(".whl")))
+    print("pip install --no-deps " + " ".join(sorted(name for name in sums if name.endswith(".whl"))))
 
 
 def digest(file: Path) -> str:

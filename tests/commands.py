@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.cli import Commands, _by_options, _program
-from medsilo.sealing.signed import fingerprint
+from medsilo.site.signed import fingerprint
 
 
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:

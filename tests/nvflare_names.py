@@ -228,7 +228,7 @@ def running_jobs(module: Any) -> None:
     admin = import_module(f"{server}.admin").FedAdminServer
     takes(admin.send_requests_and_get_reply_dict, "self", {"token": "order"}, timeout_secs=1.0)
     source_holds(admin, "self.timeout = timeout", "result[r.client_token] = r.reply")
-    started = import_module("medsilo.flare.patches").STARTED
+    started = import_module("nvflare_reliability.patches").STARTED
     source_holds(import_module(f"{MODULES}.private.fed.client.client_engine").ClientEngine.start_app, f'"{started}"')
 
 
@@ -854,7 +854,7 @@ def session(module: Any) -> None:
 
 @relies(
     "private.fed.app.simulator.simulator_runner",
-    "subprocess ?SimulatorRunner.args.set ?SimulatorRunner.client_config SimulatorRunner.client_run",
+    "?SimulatorRunner.args.set ?SimulatorRunner.client_config SimulatorRunner.client_run",
     "?SimulatorRunner.deploy_args ?SimulatorRunner.build_ctx SimulatorRunner.run SimulatorRunner.setup",
     "SimulatorClientRunner.do_one_task",
 )

@@ -22,9 +22,9 @@ import torch
 from scipy.stats import binom
 
 from medsilo.core.files import load_tensors
-from medsilo.federation.around import training_site
+from medsilo.federation.place import Place
 from medsilo.federation.private_site import units_of
-from medsilo.federation.seams import Place
+from medsilo.federation.site_stack import training_site
 from medsilo.learning.private import ClippedSum, gradients_of_cases
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.noise import NoiseSource

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.sealing.fixed_point import FixedPoint, Flat
-from medsilo.sealing.letters import Assembly, Letter
-from medsilo.sealing.member import Member
-from medsilo.sealing.relay import Gathering, MaskedSums
-from medsilo.sealing.signing import Signer, Unsigned
-from medsilo.sealing.streams import Words
-from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo_secagg.fixed_point import FixedPoint, Flat
+from medsilo_secagg.identity import Signer, Unsigned
+from medsilo_secagg.letters import Assembly, Letter
+from medsilo_secagg.member import Member
+from medsilo_secagg.relay import Gathering, MaskedSums
+from medsilo_secagg.streams import Words
+from medsilo_secagg.terms import SealedBlock, Terms
 
 Kind = TypeVar("Kind", bound=Letter)
 

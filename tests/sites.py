@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medsilo.federation.around import TrainingSite, envelope_of
 from medsilo.federation.participant import Participant
-from medsilo.federation.seams import Place
+from medsilo.federation.place import Place
+from medsilo.federation.site_stack import TrainingSite, envelope_of
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData

@@ -13,8 +13,9 @@ from torch.utils.data import Dataset
 from benchmarks.analyses.finished import FinishedRun, read_finished
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, write_json
+from medsilo.learning.compute import Compute
 from medsilo.learning.layers import judges_by_batch
-from medsilo.learning.loop import Compute, batches, evaluate
+from medsilo.learning.loop import batches, evaluate
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.settings import SiteSettings

@@ -17,10 +17,11 @@ from benchmarks.analyses.figures import panels, style
 from benchmarks.analyses.finished import FinishedRun
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import Phase, Workbench, places_of, views
+from medsilo.course.phase import Phase, places_of, views
+from medsilo.course.workbench import Workbench
 from medsilo.federation.participant import Participant
 from medsilo.federation.trainer import Trainer
-from medsilo.learning.loop import Stop
+from medsilo.learning.compute import Stop
 from medsilo.plan import Plan
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings

@@ -11,8 +11,8 @@ from benchmarks.analyses.analysis import AnalysisResult, Question, as_evaluated,
 from benchmarks.analyses.figures import COLOURS, MARKERS, panels
 from benchmarks.analyses.finished import FinishedRun, drawn
 from medsilo.core.errors import MedsiloError
+from medsilo.learning.compute import Compute
 from medsilo.learning.layers import head_layers
-from medsilo.learning.loop import Compute
 
 CASES = 100
 PERPLEXITY = 30.0

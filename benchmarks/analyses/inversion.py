@@ -20,7 +20,8 @@ from benchmarks.analyses.figures import COLOURS, MARKERS, panels
 from benchmarks.analyses.finished import FinishedRun, drawn
 from medsilo.core.errors import MedsiloError
 from medsilo.learning.amplitude import AmplitudeNorm
-from medsilo.learning.loop import LossFunction, batches
+from medsilo.learning.compute import LossFunction
+from medsilo.learning.loop import batches
 from medsilo.learning.seeds import generator_for
 
 CASES = 2  # images of each site that are attacked

@@ -18,7 +18,8 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from benchmarks.analyses.analysis import AnalysisResult, Question
 from benchmarks.analyses.finished import FinishedRun, drawn
-from medsilo.learning.loop import Compute, batches
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import batches
 from medsilo.site.settings import SiteSettings
 
 CASES = 400  # of each kind, at most

@@ -14,11 +14,12 @@ from benchmarks.attacks.attackers import Attack, Backdoor, Turn, patched
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import SuperModel
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
-from medsilo.federation.seams import Missing, Outgoing, Place, Receive
+from medsilo.federation.place import Place
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel, Request

@@ -12,7 +12,7 @@ from medsilo.federation.evaluation import Evaluation, Measuring
 from medsilo.federation.participant import Participant
 from medsilo.federation.trainer import Trainer
 from medsilo.flare.executor import MedsiloExecutor
-from medsilo.learning.loop import Compute, Stop
+from medsilo.learning.compute import Compute, Stop
 from medsilo.tasks.metrics import Measures
 
 

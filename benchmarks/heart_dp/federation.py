@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from benchmarks.heart_dp.data import Hospital, accuracy
-from medsilo.learning.loop import Compute, OutputLoss, batches, lesson, train_epoch
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.steps import correcting, pull_back, pull_towards

@@ -35,14 +35,12 @@ else:
 
     def __getattr__(name: str) -> object:
         """Import a public name when it is first used."""
-        from importlib import import_module
+        from medsilo.core.lazy import named_in, places_in
 
-        from medsilo.extend import places_in
-
-        if place := places_in(__file__).get(name):
-            found = globals()[name] = getattr(import_module(place), name)
-            return found
-        raise AttributeError(f"module 'medsilo' has no attribute {name!r}")
+        if name not in places_in(__file__):
+            raise AttributeError(f"module 'medsilo' has no attribute {name!r}")
+        found = globals()[name] = named_in(__file__, name)
+        return found
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -27,7 +27,7 @@ from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.flare.wire import flat, unflat
-from medsilo.learning.loop import LossFunction
+from medsilo.learning.compute import LossFunction
 from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel

@@ -25,7 +25,7 @@ from medsilo.course.declared import PrivacyOffer, Private
 from medsilo.course.layer import Layer
 from medsilo.course.participation import MOST_SITES, Participation
 from medsilo.course.phase import Blueprint, Course, Phase
-from medsilo.course.secure_aggregation import TransportSettings, forms_of
+from medsilo.course.transport import TransportSettings
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import OWN_NUMBERS, USUAL, Training
 from medsilo.mixing.defence import Mixing
@@ -132,7 +132,8 @@ class Plan(Section):
     @property
     def features(self) -> list[Feature]:
         """All that is optional in this plan, in the order in which it is asked."""
-        own = (self.participation, self.mixing, self.transport, self.privacy, *self.layers)
+        sealing = self.transport.aggregation
+        own = (self.participation, self.mixing, self.transport, sealing, self.privacy, *self.layers)
         return [feature for feature in own if feature is not None]
 
     @property
@@ -143,7 +144,7 @@ class Plan(Section):
     @property
     def private(self) -> Private:
         """Return how the method keeps the plan's promise of privacy; raises PlanError where it can't."""
-        return self.algorithm.privately(name for name in METHODS.builtin if METHODS[name].declares_account())
+        return self.algorithm.privately(name for name in METHODS.ours if METHODS[name].declares_account())
 
     @property
     def gradients(self) -> int:
@@ -152,9 +153,8 @@ class Plan(Section):
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
         """Return how each group is sealed that sites seal in a phase."""
-        if not self.transport.sealed:
-            return {}
-        return forms_of(phase, self.participation.sites, self.task, self.training, self.seed)
+        secure = self.transport.aggregation
+        return dict(secure.forms(self, phase)) if secure else {}
 
     def _blueprint(self) -> Blueprint:
         task = self.task
@@ -371,9 +371,13 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
 
 
 def _names_in(values: dict[str, Any]) -> dict[str, str]:
-    """Return what is named in a plan, by its key: method, task, network and those within it, and layers."""
+    """Return what is named in a plan, by its key: method, task, network and those within it, layers,
+    and secure aggregation."""
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
     layers, network, key = values.get("layers"), values.get("network"), "network"
+    transport = values.get("transport")
+    if isinstance(transport, dict) and isinstance(sealing := transport.get("sealing"), str) and sealing != "none":
+        names["transport.sealing"] = sealing
     for place, layer in enumerate(layers if isinstance(layers, list) else []):
         names[f"layers.{place}"] = LAYERS.named_in(layer)
     while isinstance(network, dict) and "of" in network:  # a network around another

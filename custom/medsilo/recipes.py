@@ -25,9 +25,10 @@ from torch import nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.controller import MedsiloController
-from medsilo.flare.patience import Patience, limits
+from medsilo.flare.timeouts import timeouts_of
 from medsilo.runs import paths
 from medsilo.script.study import INITIAL, plan_of_script
+from nvflare_reliability.timeouts import limits
 
 
 class MethodRecipe(Recipe):
@@ -102,9 +103,9 @@ class MethodRecipe(Recipe):
         written = Path(self._files.name) / paths.PLAN
         written.write_text(self.plan.to_yaml())
         job = FedJob(name=name or self.algorithm, min_clients=min_clients)
-        job.set_app_packages(["medsilo"])
+        job.set_app_packages(["medsilo", "nvflare_reliability"])
         job.to_server(MedsiloController())
-        patience = Patience.of(self.plan)
+        patience = timeouts_of(self.plan)
         job.to_server({"server": {"task_request_interval": 0.1}, **limits(patience, "server")})
         for file in (written, written.with_name(INITIAL)):
             job.add_file_to_server(str(file), app_folder_type="config")
@@ -112,7 +113,7 @@ class MethodRecipe(Recipe):
 
     def _prepare_client_apps(self) -> None:
         self._job.to_clients(ScriptRunner(**self._runner))
-        self._job.to_clients(limits(Patience.of(self.plan), "site"))
+        self._job.to_clients(limits(timeouts_of(self.plan), "site"))
         for name in (paths.PLAN, INITIAL):
             self._job.add_file_to_clients(str(Path(self._files.name) / name), app_folder_type="config")
 

@@ -41,6 +41,11 @@ class PluginTable(Mapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    @property
+    def ours(self) -> list[str]:
+        """The names of the engine and of the packages that come with it."""
+        return [name for name in self if self._packages(name) == [OWN]]
+
     def __contains__(self, name: object) -> bool:
         return name in self.builtin or name in self._entries()
 
@@ -201,33 +206,19 @@ METHODS = Registry(
         "fedavg": "medsilo.methods.fedavg:FedAvg",
         "fedprox": "medsilo.methods.fedprox:FedProx",
         "fedbn": "medsilo.methods.fedbn:FedBN",
-        "silobn": "medsilo.methods.silobn:SiloBN",
-        "fedrdn": "medsilo.methods.fedrdn:FedRDN",
         "fedper": "medsilo.methods.fedper:FedPer",
-        "fedrep": "medsilo.methods.fedrep:FedRep",
-        "fedrod": "medsilo.methods.fedrod:FedRoD",
         "fednova": "medsilo.methods.fednova:FedNova",
         "fedavgm": "medsilo.methods.fedopt:FedAvgM",
         "fedadam": "medsilo.methods.fedopt:FedAdam",
         "fedyogi": "medsilo.methods.fedopt:FedYogi",
         "fedadagrad": "medsilo.methods.fedopt:FedAdagrad",
-        "fedlws": "medsilo.methods.fedlws:FedLWS",
-        "fedawa": "medsilo.methods.fedawa:FedAWA",
         "scaffold": "medsilo.methods.scaffold:Scaffold",
-        "feddyn": "medsilo.methods.feddyn:FedDyn",
         "moon": "medsilo.methods.moon:Moon",
-        "condistfl": "medsilo.methods.condistfl:ConDistFL",
-        "cyclic": "medsilo.methods.cyclic:Cyclic",
-        "feddg-ga": "medsilo.methods.feddg_ga:FedDGGA",
-        "fedce": "medsilo.methods.fedce:FedCE",
-        "mr-mtl": "medsilo.methods.mr_mtl:MRMTL",
-        "fedala": "medsilo.methods.fedala:FedALA",
         "ditto": "medsilo.methods.ditto:Ditto",
         "apfl": "medsilo.methods.apfl:APFL",
         "per-fedavg": "medsilo.methods.per_fedavg:PerFedAvg",
         "pfedme": "medsilo.methods.pfedme:PFedMe",
         "fine-tuning": "medsilo.methods.fine_tuning:FineTuning",
-        "fedbabu": "medsilo.methods.fedbabu:FedBABU",
         "harmofl": "medsilo.methods.harmofl:HarmoFL",
         "adafed": "medsilo.methods.adafed:AdaFed",
         "d-adafed": "medsilo.methods.adafed:DAdaFed",
@@ -276,10 +267,19 @@ REPORTS = PluginTable("medsilo.reports", "types:FunctionType", {})
 # What serves a hospital's own page on its machine: gets the kit and a port, and returns a server.
 PAGES = PluginTable("medsilo.pages", "types:FunctionType", {})
 
-# Layers of other packages; the engine's own stand in federation/around.py.
+# Layers of other packages; the engine's own stand in federation/site_stack.py and server_stack.py.
 LAYERS = Registry("medsilo.layers", "medsilo.course.layer:Layer", {})
 
+# Secure aggregation, by the name of `transport.sealing`.
+AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.course.aggregation:SecureAggregation", {})
+
 TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}  # by the plan's sections
+
+
+def table_of(key: str) -> Registry:
+    """Return the table that a plan's key takes its name from; `layers.0` is a layer with its place."""
+    section = key.partition(".")[0]
+    return AGGREGATIONS if section == "transport" else TABLES.get(section, LAYERS)
 
 
 def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
@@ -292,7 +292,7 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
     said = {canonical(str(name)): facts for name, facts in given.items()} if isinstance(given, dict) else {}
     found = {}
     for key, name in names.items():
-        table = TABLES.get(key.partition(".")[0], LAYERS)
+        table = table_of(key)
         if package := table.package_of(name):
             check_allowed(package, allowed)
             found[package] = table.facts_of(name, package)

@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from medsilo.core import shelf
-from medsilo.core.errors import MedsiloError
+from medsilo.extend import MedsiloError
+from medsilo.extend.networks import shelf
 
 INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")  # keys that tensors lie under
 MOST_PREFIXES = 32

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from medsilo.core.errors import MedsiloError
+from medsilo.extend import MedsiloError
 
 Key = tuple[str, ...]
 MULTIPLY = {

@@ -12,8 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.core.errors import MedsiloError
-from medsilo.core.section import Section
+from medsilo.extend import MedsiloError, Section
 
 SHARED, OWN = "adapter", "own_adapter"  # names of a layer's adapters; a hospital's own acts beside the shared one
 

@@ -5,10 +5,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from medsilo.core.errors import MedsiloError
-from medsilo.course.algorithm import Algorithm
-from medsilo.course.declared import Private
-from medsilo.course.phase import Group
+from medsilo.extend import Algorithm, Group, MedsiloError
+from medsilo.extend.methods import Private
 from medsilo_adapters.low_rank import OWN, add_own
 
 

@@ -6,7 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.models.network import Dimensions, Network
+from medsilo.extend import Network
+from medsilo.extend.networks import Dimensions
 
 
 class ViT(Network):

@@ -11,20 +11,17 @@ import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model
 from torch import Tensor, nn
 
-from medsilo.core import shelf
-from medsilo.core.errors import MedsiloError
-from medsilo.core.section import Section
-from medsilo.learning import layers
-from medsilo.models.network import Network
-from medsilo.registry import TABLES
+from medsilo.extend import MedsiloError, Network, Section
+from medsilo.extend.methods import head_layers, head_names
+from medsilo.extend.networks import NETWORKS, norm_names, shelf
 from medsilo_adapters.checkpoint import Match, counted, match, read_checkpoint
 from medsilo_adapters.frozen import Frozen, freeze, keep_rounded, values_of
 from medsilo_adapters.low_rank import Adapters, adapt, merged_weight
 
 WORDS: Mapping[str, Callable[[nn.Module], Iterable[str]]] = {
     "all": lambda network: ["*"],
-    "head": layers.head_names,
-    "norms": layers.norm_names,
+    "head": head_names,
+    "norms": norm_names,
     "bias": lambda network: ["bias", "*.bias"],
 }
 ADAPTERS = "adapters"
@@ -83,7 +80,7 @@ class Tuned(_Begun):
     """Another network that trains only in part. Only that part is kept between rounds, mixed, noised and sent."""
 
     name: Literal["tuned"] = "tuned"
-    of: Annotated[SerializeAsAny[Network], BeforeValidator(TABLES["network"].read)] = Field(
+    of: Annotated[SerializeAsAny[Network], BeforeValidator(NETWORKS.read)] = Field(
         description="the network: its name, and its numbers"
     )
     train: Annotated[tuple[str, ...], BeforeValidator(_several)] = Field(
@@ -128,7 +125,7 @@ class Tuned(_Begun):
         if found:
             self._check_frozen(network, found, trained)
         if ADAPTERS in self.train:
-            trained |= set(adapt(network, self.adapters, layers.head_layers(network)))
+            trained |= set(adapt(network, self.adapters, head_layers(network)))
         same = bool(self.start and found)  # as any network of this process that begins with the file
         key = (self.start.sha256, self.of.model_dump_json()) if self.start else ()
         freeze(network, trained, _KNOWN if same else {}, key)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from medsilo.core.errors import ParticipationError, Refused
+from medsilo.federation.channel import Missing
 from medsilo.federation.directions import RoundDirections
-from medsilo.federation.seams import Missing
 from medsilo.runs.messages import Parcel
 from medsilo.runs.schema import Round
 from tests.conftest import SITES, make_plan

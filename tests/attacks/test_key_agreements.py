@@ -8,13 +8,13 @@ import pytest
 
 from medsilo.core.errors import Refused
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.sealed.identity import KitFiles, signer_of
-from medsilo.federation.sealed.what import terms_of
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
-from medsilo.sealing.letters import Assembly
-from medsilo.sealing.member import Member
-from medsilo.sealing.signing import Certified
+from medsilo.site.kit import KitFiles
+from medsilo_secagg.identity import Certified, signer_of
+from medsilo_secagg.letters import Assembly
+from medsilo_secagg.member import Member
+from medsilo_secagg.sealed_rounds import terms_of, threshold_of
 from tests import sealed
 from tests.conftest import make_plan, over_all
 from tests.sites import site_of
@@ -30,7 +30,9 @@ SIX = list("abcdef")
 def test_a_site_agrees_with_no_other_hospitals_and_no_fewer_than_the_plan_says() -> None:
     """The threshold is that of all hospitals of the plan."""
     plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", *GO_ON[:1], "participation.minimum=5", sites=SIX)
-    assert plan.transport.threshold(5) < terms_of(plan, "s", SIX[:5]).threshold == plan.transport.threshold(6) == 5
+    assert (
+        threshold_of(plan.transport, 5) < terms_of(plan, "s", SIX[:5]).threshold == threshold_of(plan.transport, 6) == 5
+    )
     for sites, said in (
         (SIX[:3], "it lets 3 hospitals agree on keys, and the plan requires 5"),
         ([*SIX, "x"], "other"),

@@ -13,14 +13,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.federation.account import LedgerWatch, ledger_of
-from medsilo.federation.around import training_site
-from medsilo.federation.sealed.identity import KitFiles
-from medsilo.federation.seams import Missing, Outgoing, Place, Receive
+from medsilo.federation.account import ledger_of
+from medsilo.federation.channel import Missing, Outgoing, Receive
+from medsilo.federation.ledger_watch import LedgerWatch
+from medsilo.federation.place import Place
+from medsilo.federation.site_stack import training_site
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import LEDGER_HEADS, site_folder
 from medsilo.site.book import Book
+from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import KEPT, OWN_KEY, CountedStudy, Ledger, ledgers
 from tests import inprocess
 from tests.unit.test_account import PRIVATE, ask, settings_of, weights

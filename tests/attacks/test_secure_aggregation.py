@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.sealed.sealed_server import SealedServer
-from medsilo.federation.sealed.what import SealedGroup
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
+from medsilo_secagg.sealed_rounds import SealedGroup
+from medsilo_secagg.sealed_server import SealedServer
 from tests.conftest import make_plan
 from tests.sealed import correlation
 from tests.sites import site_of

@@ -1,6 +1,7 @@
 """The gate on NVFlare's real cells: a server, its job, and a hospital that sends whatever it likes."""
 
 import contextlib
+import errno
 import gc
 import itertools
 import os
@@ -9,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -41,18 +41,19 @@ from nvflare.fuel.f3.streaming.stream_types import StreamError, StreamFuture
 from nvflare.fuel.f3.streaming.stream_utils import CheckedExecutor
 from nvflare.fuel.utils.fobs import lobs
 
-from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.errors import Refused
 from medsilo.core.lifeline import forget_most, most_held
 from medsilo.core.spill import Spill
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
-from medsilo.flare import patches
-from medsilo.flare.gate import DEEPEST, MOST_OPEN, Gate, check_body, check_outline, is_unread
-from medsilo.flare.janitor import MOST as SERVERS_MOST
-from medsilo.flare.janitor import BoundedStreams
-from medsilo.flare.patches import BUFFER, LEFTOVERS, MOST_KEPT, MOST_LEFT, MOST_STREAMS, Streams
-from medsilo.flare.pieces import _Pieces
-from medsilo.flare.wire import let_tensors_travel, to_parcel, to_shareable
+from medsilo.flare.wire import TASK, _ArrivalFile, let_tensors_travel, refuse, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
+from nvflare_reliability import patches
+from nvflare_reliability.chunking import ChunkedTensors, _Chunks
+from nvflare_reliability.cleanup import MOST as SERVERS_MOST
+from nvflare_reliability.cleanup import BoundedStreams
+from nvflare_reliability.errors import Rejected
+from nvflare_reliability.message_limits import DEEPEST, MOST_OPEN, Gate, check_body, check_outline, is_unread
+from nvflare_reliability.patches import BUFFER, GARBAGE, MOST_KEPT, MOST_LEFT, MOST_STREAMS, StreamLimits
 from tests.conftest import make_plan
 from tests.secure.consortium import free_port, wait_until
 from tests.secure.relay import Line, Relay
@@ -87,7 +88,7 @@ class Cells:
         self.got: list[Shareable] = []
         self.job.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic="*", cb=self._commanded)
         self.commands: list[str] = []
-        self.gate = Gate(self.job)
+        self.gate = Gate(self.job, Bounds(), TASK, refuse)
         self.gate.guard_server()
 
     def _commanded(self, request: Message) -> Message:
@@ -197,7 +198,7 @@ def test_a_large_answer_lies_in_a_file_and_is_refused_where_the_disk_is_full(
 ) -> None:
     """However many are on their way, memory does not hold them."""
     made: list[Spill] = []
-    monkeypatch.setattr("medsilo.flare.pieces.Spill", lambda: made.append(Spill()) or made[-1])
+    monkeypatch.setattr(ChunkedTensors, "store", lambda: made.append(_ArrivalFile()) or made[-1])
     large = Parcel({"model": {"w": torch.randn(700, 1024), "b": torch.ones(3)}}, {"task": "round"})
     before = len(cells.got)
     assert cells.send(answer_of(large)) == CellCode.OK
@@ -205,10 +206,11 @@ def test_a_large_answer_lies_in_a_file_and_is_refused_where_the_disk_is_full(
     assert made[0].end == large.groups["model"]["w"].nbytes
     assert all(torch.equal(came[name], tensor) for name, tensor in large.groups["model"].items())
 
-    def full(tensor: torch.Tensor) -> int:
-        raise MedsiloError("the disk does not take it (No space left on device)")
+    def full(*given: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("medsilo.flare.pieces.Spill", lambda: SimpleNamespace(append=full, align=lambda: None))
+    monkeypatch.setattr(ChunkedTensors, "store", _ArrivalFile)
+    monkeypatch.setattr("medsilo.core.spill.Spill._write", full)
     assert "the disk does not take it (No space left on device)" in cells.refused(answer_of(large))
     assert cells.takes()
 
@@ -223,7 +225,7 @@ def test_a_liar_about_pieces_is_refused_and_the_next_answer_is_taken(
 ) -> None:
     with monkeypatch.context() as lying:
         lying.setattr(
-            _Pieces,
+            _Chunks,
             "produce",
             lambda self, state, who: (
                 (ProduceRC.EOF, None, {}) if state else (ProduceRC.OK, items, {"next": 1, "pieces": 1})
@@ -425,7 +427,7 @@ def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
 ) -> None:
     """A buffer for each, in a circle; Python looks for circles when many objects are new, and they are few here."""
     if not frees:
-        monkeypatch.setattr(LEFTOVERS, "sent", lambda size=0: None)
+        monkeypatch.setattr(GARBAGE, "sent", lambda size=0: None)
     gc.collect()
     gc.disable()
     try:
@@ -466,8 +468,11 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
         tasks = [*RxTask.rx_task_map.values()]
         return sum(len(sent) for task in tasks for _, sent in [*task.out_seq_chunks.values()])
 
-    held, take = list[int](), Streams.take  # looked at with each piece: a busy machine may forget ended streams soon
-    monkeypatch.setattr(Streams, "take", lambda *given: (take(*given), held.append(waiting()))[0])
+    held, take = (
+        list[int](),
+        StreamLimits.take,
+    )  # looked at with each piece: a busy machine may forget ended streams soon
+    monkeypatch.setattr(StreamLimits, "take", lambda *given: (take(*given), held.append(waiting()))[0])
     wide, streams = {"CHUNK_SIZE": 1, "WINDOW_SIZE": 10**6}, [next(NUMBERS) for _ in range(4)]
     for sequence, stream in itertools.product(range(1, 26), streams):
         cells.throw(piece(stream, sequence, StreamDataType.CHUNK, 8, b"x" * 50_000, **wide))
@@ -559,7 +564,7 @@ def test_a_site_that_calls_a_message_too_large_ends_nothing(cells: Cells, no_exi
 
 def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
     """The same gate, the other way round."""
-    gate = Gate(cells.site)
+    gate = Gate(cells.site, Bounds())
     gate.guard_site()
     large = torch.zeros(10_000_000)
     tensors: list[torch.Tensor] = [torch.ones(5), large]
@@ -589,7 +594,7 @@ def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
 
 
 def test_a_site_keeps_few_finished_streams_and_no_threads_for_them(cells: Cells) -> None:
-    Gate(cells.site).guard_site()
+    Gate(cells.site, Bounds()).guard_site()
     seen, news = timers(), {"TOPIC": "news", "RELIABLE": True, "RETRY_TIMEOUT": 3600.0, "RETRY_WAIT": 5.0}
     got: list[Message] = []
     cells.site.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic="news", cb=got.append)
@@ -664,8 +669,8 @@ def test_values_are_counted_as_msgpack_reads_them() -> None:
     ]:
         body = msgpack.packb(value)
         check_body(body, count)
-        with pytest.raises(Refused, match=f"more than {count - 1} values"):
+        with pytest.raises(Rejected, match=f"more than {count - 1} values"):
             check_body(body, count - 1)
         for cut in range(1, len(body), max(1, len(body) // 7)):
-            with pytest.raises(Refused):
+            with pytest.raises(Rejected):
                 check_body(body[:cut], 10**6)

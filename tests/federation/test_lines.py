@@ -23,30 +23,31 @@ from nvflare.fuel.utils.fobs import lobs
 from nvflare.fuel.utils.fobs.datum import Datum
 
 from docs.tables import LIMITS
-from medsilo.core.errors import Refused
 from medsilo.federation.bounds import Bounds
-from medsilo.flare.janitor import LostConnections
 from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
-from medsilo.flare.patience import PIECE, Patience, limits
-from medsilo.flare.pieces import (
+from medsilo.flare.timeouts import timeouts_of
+from medsilo.flare.wire import _ArrivalFile, to_parcel
+from medsilo.runs.messages import Parcel
+from nvflare_reliability.chunking import (
     AHEAD,
     MOST_AHEAD,
     MOST_TOGETHER,
     SOONEST,
     UNKNOWN,
     ArrivingTensors,
+    ChunkedTensors,
     Pace,
-    PatientRequests,
-    PiecedTensors,
+    RetryingRequests,
+    _Chunks,
     _OnTheirWay,
-    _Pieces,
     in_one,
     in_pieces,
     packed,
     unpacked,
 )
-from medsilo.flare.wire import to_parcel
-from medsilo.runs.messages import Parcel
+from nvflare_reliability.cleanup import LostConnections
+from nvflare_reliability.errors import Rejected
+from nvflare_reliability.timeouts import PIECE, Timeouts, limits
 from tests.conftest import make_plan
 from tests.federation.test_gate import Cells, answer_of
 from tests.secure.consortium import wait_until
@@ -55,7 +56,7 @@ from tests.unit.test_adapters import tuned_plan
 
 LARGE = Parcel({"model": {"w": torch.arange(3_000_000.0).reshape(5, -1), "b": torch.ones(3)}}, {"task": "round"})
 LINE = Line(rate=4e6, delay=0.01, loss=0.005)
-GRANTED = Patience(silence=120.0, again=4.0)
+GRANTED = Timeouts(silence=120.0, again=4.0)
 DOWN = 4.0  # seconds: no request can be sent meanwhile, and NVFlare's own fetching gives up
 
 
@@ -120,7 +121,7 @@ def test_a_round_of_adapters_is_their_bytes_and_one_in_a_hundred_at_most() -> No
 @pytest.mark.slow
 def test_a_cut_costs_no_more_than_the_piece_that_it_cut(cells: Cells) -> None:
     for cell in (cells.job, cells.site):
-        PatientRequests(cell, GRANTED)
+        RetryingRequests(cell, GRANTED)
     assert send_over_a_cut(cells) == ReturnCode.OK
     sent, came = LARGE.groups["model"], to_parcel(cells.got[-1]).groups["model"]
     assert all(torch.equal(sent[name], came[name]) for name in sent)
@@ -147,9 +148,9 @@ def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:
 def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, closes: bool) -> None:
     """With the defaults, under which it took up to a minute. A line that closes loses what was on its way, and no more:
     a transfer that started again would send more than half of it twice."""
-    patience = Patience.of(make_plan("fedavg", "participation.timeout=600"))
+    patience = timeouts_of(make_plan("fedavg", "participation.timeout=600"))
     for cell in (cells.job, cells.site):
-        PatientRequests(cell, patience)
+        RetryingRequests(cell, patience)
     relay, large = cells.relay, Parcel({"model": {"w": torch.randn(6_000_000)}}, {"task": "round"})
     codes: list[str] = []
     sending = threading.Thread(target=lambda: codes.append(cells.send(answer_of(large), timeout=60)))
@@ -172,9 +173,9 @@ def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, cl
 def test_a_slow_line_is_not_asked_twice(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six seconds for a piece; NVFlare itself sends a reply again that takes more than five."""
     large = Parcel({"model": {"w": torch.randn(100_000)}}, {"task": "round"})
-    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, 200_000))
+    monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, 200_000))
     for cell in (cells.job, cells.site):
-        PatientRequests(cell, Patience.of(make_plan("fedavg", "participation.timeout=600")))
+        RetryingRequests(cell, timeouts_of(make_plan("fedavg", "participation.timeout=600")))
     for way in (cells.relay.up, cells.relay.down):
         way.line = Line(rate=33_000, delay=0.1)
     before = cells.relay.up.passed
@@ -189,11 +190,11 @@ def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: 
     line, sent = Line(rate=8e6, delay=0.2), {"w": torch.arange(1_800_000.0)}
     for way in (cells.relay.up, cells.relay.down):
         way.line = line
-    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, 200_000))
+    monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, 200_000))
     seconds = []
     for patient in (False, True):
         for cell in (cells.job, cells.site) if patient else ():
-            PatientRequests(cell, GRANTED)
+            RetryingRequests(cell, GRANTED)
         began = time.monotonic()
         assert cells.send(answer_of(Parcel({"model": sent}, {"task": "round"})), timeout=60) == ReturnCode.OK
         seconds.append(time.monotonic() - began)
@@ -209,19 +210,19 @@ def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch
 
     The word that there are no more is asked for when all have come, as a piece that a cut swallowed is nowhere after
     it, and nobody waits for it."""
-    produced, asked, dropped = _Pieces.produce, list[float](), list[str | None]()
+    produced, asked, dropped = _Chunks.produce, list[float](), list[str | None]()
 
-    def produce(self: _Pieces, state: dict, requester: str) -> Any:
+    def produce(self: _Chunks, state: dict, requester: str) -> Any:
         asked.append(time.monotonic())
         return produced(self, state, requester)
 
-    monkeypatch.setattr(_Pieces, "produce", produce)
-    monkeypatch.setattr(_Pieces, "transaction_done", lambda self, transaction, status: dropped.append(status))
+    monkeypatch.setattr(_Chunks, "produce", produce)
+    monkeypatch.setattr(_Chunks, "transaction_done", lambda self, transaction, status: dropped.append(status))
     for way in (cells.relay.up, cells.relay.down):
         way.line = Line(delay=1.0)
-    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, 40_000))
+    monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, 40_000))
     for cell in (cells.job, cells.site):
-        PatientRequests(cell, Patience.of(make_plan("fedavg", "participation.timeout=600")))
+        RetryingRequests(cell, timeouts_of(make_plan("fedavg", "participation.timeout=600")))
     few, began = Parcel({"model": {"w": torch.randn(10_000 * pieces)}}, {"task": "round"}), time.monotonic()
     assert cells.send(answer_of(few), timeout=60) == ReturnCode.OK
     assert ways < time.monotonic() - began < ways + 1
@@ -235,17 +236,17 @@ def test_a_site_that_never_says_that_there_are_no_more_costs_one_thread(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its next answer waits until it has said so of the last one."""
-    produced, says = _Pieces.produce, threading.Event()
+    produced, says = _Chunks.produce, threading.Event()
 
-    def produce(self: _Pieces, state: dict, requester: str) -> Any:
+    def produce(self: _Chunks, state: dict, requester: str) -> Any:
         found = produced(self, state, requester)
         assert found[0] == ProduceRC.OK or says.wait(60)
         return found
 
-    monkeypatch.setattr(_Pieces, "produce", produce)
-    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, 40_000))
+    monkeypatch.setattr(_Chunks, "produce", produce)
+    monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, 40_000))
     for cell in (cells.job, cells.site):
-        PatientRequests(cell, GRANTED)
+        RetryingRequests(cell, GRANTED)
     few = Parcel({"model": {"w": torch.randn(30_000)}}, {"task": "round"})
     assert cells.send(answer_of(few), timeout=60) == ReturnCode.OK
     codes: list[str] = []
@@ -261,20 +262,20 @@ def test_a_site_that_never_says_that_there_are_no_more_costs_one_thread(
 def test_a_quick_line_carries_several_pieces_in_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reply costs both ends the same work, which was half of a large round."""
     given: list[int] = []
-    produced = _Pieces.produce
+    produced = _Chunks.produce
 
-    def produce(self: _Pieces, state: dict, requester: str) -> Any:
+    def produce(self: _Chunks, state: dict, requester: str) -> Any:
         found = produced(self, state, requester)
         given.append(len(found[1] or ()))
         return found
 
-    monkeypatch.setattr(_Pieces, "produce", produce)
-    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, 20_000))
+    monkeypatch.setattr(_Chunks, "produce", produce)
+    monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, 20_000))
     cells = Cells(Line())
     try:
         cells.gate.allow(Bounds(size=100_000_000))
         for cell in (cells.job, cells.site):
-            PatientRequests(cell, GRANTED)
+            RetryingRequests(cell, GRANTED)
         assert cells.send(answer_of(LARGE), timeout=60) == ReturnCode.OK
         sent, came = LARGE.groups["model"], to_parcel(cells.got[-1]).groups["model"]
         assert all(torch.equal(sent[name], came[name]) for name in sent)
@@ -284,7 +285,7 @@ def test_a_quick_line_carries_several_pieces_in_a_reply(monkeypatch: pytest.Monk
 
 
 def test_nobody_makes_another_ask_or_send_without_end() -> None:
-    pieces = _Pieces({"w": torch.arange(1000.0)}, 40)
+    pieces = _Chunks({"w": torch.arange(1000.0)}, 40)
     for together, most in ((10**9, MOST_TOGETHER), (0, 1), (-3, 1)):
         code, items, state = pieces.produce({"next": 7, "together": together}, "")
         assert code == ProduceRC.OK and len(items) == most and state == {"next": 7 + most, "pieces": 100}
@@ -302,9 +303,9 @@ def test_a_consortiums_line_takes_little_more_than_the_bytes_need(
     line, large = Line(rate=0.9e6, delay=0.2), Parcel({"model": {"w": torch.arange(12_000_000.0)}}, {"task": "round"})
     for way in (cells.relay.up, cells.relay.down):
         way.line = line
-    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, PIECE))
+    monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, PIECE))
     for cell in (cells.job, cells.site):
-        PatientRequests(cell, Patience.of(make_plan("fedavg", "participation.timeout=600")))
+        RetryingRequests(cell, timeouts_of(make_plan("fedavg", "participation.timeout=600")))
     began = time.monotonic()
     assert cells.send(answer_of(large), timeout=60) == ReturnCode.OK
     ratio = (time.monotonic() - began) * line.rate / large.size()
@@ -316,7 +317,7 @@ def test_a_consortiums_line_takes_little_more_than_the_bytes_need(
 def test_a_cut_longer_than_the_plan_grants_costs_the_answer(cells: Cells) -> None:
     """So the test above needs what it tests."""
     for cell in (cells.job, cells.site):
-        PatientRequests(cell, Patience(silence=1.0, again=2.0))
+        RetryingRequests(cell, Timeouts(silence=1.0, again=2.0))
     assert send_over_a_cut(cells) != ReturnCode.OK
     assert cells.got == []
 
@@ -376,13 +377,13 @@ def test_a_large_piece_is_sent_from_where_it_lies() -> None:
 )
 def test_what_is_no_piece_is_refused(false: Any) -> None:
     assert unpacked(["w", "F32", [1], b"1234"])[1].shape == (1,)
-    with pytest.raises(Refused, match="a piece of a tensor is not what it says"):
+    with pytest.raises(Rejected, match="a piece of a tensor is not what it says"):
         unpacked(over_the_wire(false))
 
 
 def test_what_arrived_in_pieces_is_not_copied() -> None:
     tensors = {"one": torch.randn(40, 30), "odd": torch.randn(7).bfloat16(), "two": torch.arange(999)}
-    arriving = ArrivingTensors(to_files=True)
+    arriving = ArrivingTensors(_ArrivalFile)
     arriving.take(in_pieces(tensors, 100))
     whole = arriving.whole()
     places = {whole[name].untyped_storage().data_ptr() for name in ("one", "two")}
@@ -394,7 +395,7 @@ def test_what_arrived_in_pieces_is_not_copied() -> None:
 
 def arrived(pieces: dict, to_files: bool = True) -> dict:
     """Return the tensors after these pieces have come, one after the other."""
-    arriving = ArrivingTensors(to_files)
+    arriving = ArrivingTensors(_ArrivalFile if to_files else None)
     for key, piece in pieces.items():
         arriving.take({key: piece})
     return arriving.whole()
@@ -416,7 +417,7 @@ def arrived(pieces: dict, to_files: bool = True) -> dict:
 def test_pieces_that_make_no_tensor_are_refused(false: dict) -> None:
     ways = (in_one, arrived) if all(isinstance(piece, torch.Tensor) for piece in false.values()) else (in_one,)
     for put_together in ways:
-        with pytest.raises(Refused, match="its tensors came in pieces that do not fit together"):
+        with pytest.raises(Rejected, match="its tensors came in pieces that do not fit together"):
             put_together(false)
 
 
@@ -429,23 +430,23 @@ def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:
     for name, side in ((SERVER, "server"), (CLIENT, "site")):
         for job, of in (("job", plan), ("patient", patient)):
             written = json.loads((tmp_path / job / CONFIG / name).read_text())
-            assert limits(Patience.of(of), side).items() <= written.items()
-    assert limits(Patience.of(plan), "site") == {
+            assert limits(timeouts_of(of), side).items() <= written.items()
+    assert limits(timeouts_of(plan), "site") == {
         "tensor_download_chunk_size": 1 << 20,
         "streaming_idle_timeout": 2400.0,
         "max_runner_sync_timeout": 1200.0,
     }
-    assert limits(Patience.of(patient), "server") == {
+    assert limits(timeouts_of(patient), "server") == {
         "tensor_download_chunk_size": 80_000,
         "streaming_idle_timeout": 7200.0,
         "dead_client_grace_period": 3600.0,
     }
-    assert Patience.of(make_plan("fedavg", "participation.timeout=60")).silence == 60
+    assert timeouts_of(make_plan("fedavg", "participation.timeout=60")).silence == 60
 
 
 def test_the_defaults_bear_ten_minutes() -> None:
     """Whatever NVFlare gives up by, but how soon a request is made again."""
-    patience = Patience.of(make_plan("fedavg", "participation.timeout=600"))
+    patience = timeouts_of(make_plan("fedavg", "participation.timeout=600"))
     waits = {key: ours(patience) for key, (_, ours, _) in LIMITS.items() if "size" not in key}
     again = {"tensor_streaming_per_request_timeout", "get_task_timeout"}
     assert again < waits.keys()
@@ -453,7 +454,7 @@ def test_the_defaults_bear_ten_minutes() -> None:
 
 
 def test_limits_have_the_names_by_which_nvflare_asks_for_them() -> None:
-    of_tensors = PiecedTensors()._config_var_name
+    of_tensors = ChunkedTensors()._config_var_name
     known = {value for name, value in vars(ConfigVarName).items() if name.isupper()}
     known |= {
         of_tensors(name) for name in (ConfigVarName.DOWNLOAD_CHUNK_SIZE, ConfigVarName.STREAMING_PER_REQUEST_TIMEOUT)

@@ -1,18 +1,24 @@
-"""For each patch of medsilo/flare/patches.py: NVFlare behaves as the patch says, without it.
+"""For each patch of nvflare_reliability/patches.py: NVFlare behaves as the patch says, without it.
 
 A test that fails here says that NVFlare no longer needs the patch, so that it can go.
 """
 
-import ast
 import contextlib
 import inspect
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nvflare
 import pytest
 import torch
 from nvflare.apis.fl_constant import ReservedKey
@@ -37,42 +43,105 @@ from nvflare.fuel.utils.fobs.dots import TENSOR_DOWNLOAD
 from nvflare.private.fed.app.simulator import simulator_runner
 from nvflare.private.fed.server import job_runner
 
-from medsilo.flare import patches
-from medsilo.flare.patches import Replies, hold_less, look_at_messages
-from medsilo.flare.patience import Patience
-from medsilo.flare.pieces import PatientRequests, PiecedTensors
 from medsilo.flare.wire import let_tensors_travel
 from medsilo.runs.messages import Parcel
-from tests.conftest import SITES
+from nvflare_reliability import compatibility, patches
+from nvflare_reliability.chunking import ChunkedTensors, RetryingRequests
+from nvflare_reliability.compatibility import UPSTREAM
+from nvflare_reliability.patches import Replies, hold_less, look_at_messages
+from nvflare_reliability.timeouts import Timeouts
+from tests.conftest import SITES, over_all
 from tests.federation.test_gate import NUMBERS, Cells, answer_of, cells, piece  # noqa: F401 (cells is a fixture)
 from tests.federation.test_transport import Server, ask, echo, server  # noqa: F401 (server is a fixture)
 from tests.secure.consortium import wait_until
 
 # Patches whose need is shown where they are tested.
 ELSEWHERE = {
-    "Leftovers": "federation/test_gate.py test_what_nvflare_leaves_behind_of_messages_does_not_pile_up",
+    "GarbageBudget": "federation/test_gate.py test_what_nvflare_leaves_behind_of_messages_does_not_pile_up",
     "close_lost_connections": "federation/test_lines.py test_connections_that_were_lost_keep_no_handle_beyond_a_job",
     "AnswerReader": "federation/test_gate.py test_without_the_gate_such_an_answer_ends_the_process",
     "connect": "secure/test_lead.py test_a_connection_that_comes_too_late_is_given_up",
 }
 
 
-def listed() -> list[str]:
-    """Return the patches: what has an issue for NVFlare's maintainers."""
-    tree = ast.parse(Path(patches.__file__).read_text("utf-8"))
-    things = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    return [node.name for node in things if "\nIssue (" in (ast.get_docstring(node) or "")]
+PATCHED = sorted(path.stem for path in UPSTREAM.glob("*.patch"))
+against = pytest.mark.skipif(version("nvflare") != "2.9.0", reason="the patches are against NVFlare 2.9.0")
+SITE_PACKAGES = Path(str(nvflare.__file__)).parents[1]
 
 
 def test_every_patch_has_an_issue_and_a_test(root: Path) -> None:
     here = {name.removeprefix("test_need_of_") for name in globals() if name.startswith("test_need_of_")}
-    assert {*listed()} == here | ELSEWHERE.keys() and not here & ELSEWHERE.keys()
+    assert compatibility.PLACES.keys() == here | ELSEWHERE.keys() and not here & ELSEWHERE.keys()
     for place in ELSEWHERE.values():
         file, test = place.split()
         assert f"def {test}(" in (root / "tests" / file).read_text("utf-8")
-    for name in listed():
-        issue = inspect.getdoc(getattr(patches, name)).partition("\nIssue (")[2]
-        assert re.match(r"[^)]+\): \S+ .+\. .*[Pp]lease ", " ".join(issue.split())), name
+    texts = {path.stem: path.read_text("utf-8") for path in UPSTREAM.glob("*.md")}
+    assert texts.keys() == compatibility.PLACES.keys()
+    for name, text in texts.items():
+        assert text.startswith("# ") and "\nPlease " in text and ("No patch: " in text) == (name not in PATCHED), name
+
+
+def applied(patch: str, folder: Path, *how: str) -> subprocess.CompletedProcess[str]:
+    """Apply the patch of a part to the NVFlare in a folder."""
+    command = ["patch", "-p1", "-d", str(folder), "-i", str(UPSTREAM / f"{patch}.patch"), *how]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@against
+def test_each_patch_file_applies_to_nvflare_s_own_source() -> None:
+    def check(patch: str) -> None:
+        done = applied(patch, SITE_PACKAGES, "--dry-run", "--fuzz=0")
+        assert done.returncode == 0 and "offset" not in done.stdout, done.stdout
+
+    over_all(PATCHED, check)
+    assert len(PATCHED) >= 15
+
+
+@pytest.mark.slow
+@against
+def test_each_patch_file_does_what_it_says(root: Path, tmp_path: Path) -> None:
+    """In an NVFlare with all of them; in the one that is installed none of it happens."""
+
+    def those_that_hold(place: Path) -> list[str]:
+        folder = tmp_path / f"files of {place.name}"
+        folder.mkdir()
+        path = os.pathsep.join(map(str, (place, root / "custom", root)))
+        command = [sys.executable, "-m", "tests.federation.patched_nvflare", str(folder)]
+        environment = {**os.environ, "PYTHONPATH": path}
+        done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
+        return sorted(done.stdout.split())
+
+    shutil.copytree(
+        SITE_PACKAGES / "nvflare", tmp_path / "patched/nvflare", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for patch in PATCHED:
+        assert applied(patch, tmp_path / "patched").returncode == 0, patch
+    assert those_that_hold(tmp_path / "patched") == PATCHED
+    assert those_that_hold(SITE_PACKAGES) == []
+
+
+def test_a_part_says_once_that_nvflare_is_another(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nothing where all is as it was tested, whose versions the list has."""
+    known = json.loads(compatibility.KNOWN.read_text("utf-8"))
+    places = {place for own in compatibility.PLACES.values() for place in own}
+    assert known.keys() == places and all(own[version("nvflare")] for own in known.values())
+
+    def lines() -> list[str]:
+        caplog.clear()
+        compatibility.say_if_changed.cache_clear()
+        for _ in range(2):
+            hold_less(cell)
+        return [record.getMessage() for record in caplog.records if record.name == compatibility.LOG.name]
+
+    assert lines() == []
+    monkeypatch.setattr(TxTask, "__init__", lambda self, *given, **more: None)
+    (line,) = lines()
+    assert "hold_less" in line and "TxTask.__init__" in line and "upstream/hold_less.md" in line
+    monkeypatch.delattr(TxTask, "stop")
+    monkeypatch.setattr(compatibility, "PLACES", {"hold_less": (f"{TxTask.__module__}:TxTask.stop",)})
+    assert len(lines()) == 1
 
 
 def test_need_of_RollingFile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +198,7 @@ def test_need_of_limit_blobs(cell: Cell) -> None:
         BlobTask(StreamFuture(1), SimpleNamespace(get_size=lambda: 1 << 30), handler.max_blob_size, True)
 
 
-def test_need_of_Streams(cell: Cell) -> None:
+def test_need_of_StreamLimits(cell: Cell) -> None:
     """Its sender says how long a finished stream is kept, by a thread; what comes before its turn is held."""
     keys, place = StreamHeaderKey, {MessageHeaderKey.ORIGIN: "hospital-a.patches"}
     wishes = {keys.RELIABLE: True, keys.RETRY_TIMEOUT: 3500.0, keys.RETRY_WAIT: 5.0}
@@ -209,8 +278,8 @@ def test_need_of_send_requests_by(cell: Cell, monkeypatch: pytest.MonkeyPatch) -
     download_object("hospital-a", "ref", 1.0, cell, fetched)
     assert len(asked) == 1 and fetched.why
     asked.clear()
-    monkeypatch.setattr("medsilo.flare.pieces.PAUSE", 0.01)
-    PatientRequests(cell, Patience(silence=5.0))
+    monkeypatch.setattr("nvflare_reliability.chunking.PAUSE", 0.01)
+    RetryingRequests(cell, Timeouts(silence=5.0))
     download_object("hospital-a", "ref", 1.0, cell, Fetched())
     assert len(asked) == 3
 
@@ -271,10 +340,10 @@ def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = torch.arange(3.0)
     for _ in range(2):
         assert fobs.loads(fobs.dumps(sent)).shape == (0,)
-        fobs.register(PiecedTensors)
+        fobs.register(ChunkedTensors)
     let_tensors_travel()
     assert torch.equal(fobs.loads(fobs.dumps(sent)), sent)
-    assert isinstance(fobs.get_dot_handler(TENSOR_DOWNLOAD), PiecedTensors)
+    assert isinstance(fobs.get_dot_handler(TENSOR_DOWNLOAD), ChunkedTensors)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -341,10 +410,33 @@ def test_need_of_wait_no_more(tmp_path: Path) -> None:
 def test_need_of_patient_simulator() -> None:
     """tests/faults/test_simulator_faults.py has another program take the port."""
     task = inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
-    assert task.index("get_open_ports(1)[0]") < task.index("Popen(") < task.index("_create_connection(")
+    assert task.index("get_open_ports(1)[0]") < task.lower().index("popen") < task.index("_create_connection(")
     assert "timeout" not in str(inspect.signature(simulator_runner.SimulatorRunner))
 
 
-def test_need_of_sites_started_by() -> None:
-    assert "subprocess.Popen(" in inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
+def test_need_of_sites_started_by(tmp_path: Path) -> None:
+    """The simulator starts a site's process itself; with the patch, other programs of this process start as ever."""
+
+    class Asked(Exception):
+        """The process of a site is asked for."""
+
     assert "start" not in str(inspect.signature(simulator_runner.SimulatorRunner))
+    given = SimpleNamespace(workspace=str(tmp_path), log_config="log_config.json", set="")
+    cell = SimpleNamespace(get_root_url_for_child=lambda: "tcp://a", get_internal_listener_url=lambda: "tcp://b")
+    client = SimpleNamespace(client_name="hospital-a", token="token", cell=cell)
+    runner = simulator_runner.SimulatorClientRunner("", given, [client], None, None, {})
+    for folder in ("startup", "local"):
+        (tmp_path / "hospital-a" / folder).mkdir(parents=True)
+    asked: list[list[str]] = []
+
+    def start(command: list[str], **more: Any) -> None:
+        asked.append(command)
+        raise Asked
+
+    own = subprocess.Popen
+    with patches.sites_started_by(start):
+        with pytest.raises(Asked):
+            runner.do_one_task(client, 1, None, None)
+        assert subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, check=True).stdout == b"1\n"
+        assert isinstance(subprocess.Popen([sys.executable, "-c", ""]), own)
+    assert asked[0][asked[0].index("--client") + 1] == "hospital-a" and subprocess.Popen is own

@@ -7,9 +7,9 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
-from medsilo.federation.seams import Missing
-from medsilo.flare import presence
-from medsilo.flare.presence import GRACE, SILENCE, Presence
+from medsilo.federation.channel import Missing
+from nvflare_reliability import liveness
+from nvflare_reliability.liveness import GRACE, SILENCE, Liveness
 from tests.conftest import SITES
 from tests.federation.test_transport import Server, ask, echo, server  # noqa: F401 (server is a fixture)
 
@@ -21,10 +21,10 @@ class Told:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.synced = 1000.0, 0
-        monkeypatch.setattr(presence, "monotonic", lambda: self.now)
+        monkeypatch.setattr(liveness, "monotonic", lambda: self.now)
         self.hospital: dict[str, Any] = {"cell": f"relay.{B}", "closed": False, "starts": 0, "problem": ""}
         self.heard: dict[str, float] = {}
-        self.presence = Presence(self, self.heard, self.sync, silence=420.0)  # type: ignore[arg-type]
+        self.presence = Liveness(self, self.heard, self.sync, silence=420.0)  # type: ignore[arg-type]
 
     def send_request(self, **asked: Any) -> Message:
         return make_reply(ReturnCode.OK, body={B: self.hospital})

@@ -10,8 +10,8 @@ import pytest
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
+from medsilo.federation.place import Place
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.federation.seams import Place
 from medsilo.flare import simulator
 from medsilo.privacy.mechanisms import Demands
 from medsilo.runs.paths import site_folder

@@ -17,11 +17,11 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from medsilo.core.errors import Aborted, Refused
-from medsilo.federation.seams import Missing
-from medsilo.flare import forks
+from medsilo.federation.channel import Missing
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
+from nvflare_reliability import fork_server
 from tests.conftest import SITES
 
 
@@ -263,9 +263,9 @@ def test_who_has_died_is_told_while_others_are_still_starting(monkeypatch: pytes
     class Dead:
         @property
         def has_died(self) -> bool:
-            forks._sites["late"] = SimpleNamespace(has_died=True)
+            fork_server._sites["late"] = SimpleNamespace(has_died=True)
             return True
 
-    monkeypatch.setattr(forks, "_sites", {SITES[0]: Dead(), SITES[1]: SimpleNamespace(has_died=False)})
-    assert forks.died().keys() == {SITES[0]}
-    assert forks.died().keys() == {SITES[0], "late"}
+    monkeypatch.setattr(fork_server, "_sites", {SITES[0]: Dead(), SITES[1]: SimpleNamespace(has_died=False)})
+    assert fork_server.died().keys() == {SITES[0]}
+    assert fork_server.died().keys() == {SITES[0], "late"}

@@ -10,7 +10,7 @@ import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
-from medsilo.learning.loop import Compute
+from medsilo.learning.compute import Compute
 from medsilo.runs.paths import GLOBAL, LAST
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan

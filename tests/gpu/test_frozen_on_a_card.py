@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from medsilo.learning.loop import Compute
+from medsilo.learning.compute import Compute
 from medsilo.registry import TABLES
 
 pytestmark = pytest.mark.skipif(

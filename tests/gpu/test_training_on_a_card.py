@@ -16,8 +16,8 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.course.phase import views
 from medsilo.federation import trainer
+from medsilo.federation.place import Place
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.federation.seams import Place
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request
@@ -165,7 +165,7 @@ def test_a_process_of_its_own_with_a_memory_limit_finds_the_card(limit: int | No
 def test_only_the_own_card_is_touched() -> None:
     """A study on the processor leaves every card alone; what NVFlare gives a job is all that it sees."""
     code = (
-        "import torch\nfrom medsilo.learning.loop import Compute\n"
+        "import torch\nfrom medsilo.learning.compute import Compute\n"
         "with Compute.choose('cpu').reproducible(0): torch.rand(3)\n"
         "print(torch.cuda.is_initialized())\n"
         "with Compute.choose('cuda').reproducible(0): torch.rand(3, device='cuda')\n"

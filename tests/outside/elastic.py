@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench
+from medsilo.course.phase import Blueprint, Group, ServerSide
+from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import keeping_statistics
 from medsilo.methods.bases import ServerStep, trained_weights
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean

@@ -18,13 +18,13 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation import inprocess
-from medsilo.flare.janitor import MOST
 from medsilo.flare.jobs import write_job
 from medsilo.flare.leftovers import find_in_kit
 from medsilo.runs.clean import remove
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import EachSites, SiteSettings
 from medsilo_lab.consortium import lead
+from nvflare_reliability.cleanup import MOST
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until

@@ -17,9 +17,8 @@ from medsilo.check.spending import spending_lines, spent
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Groups
-from medsilo.federation.around import TrainingSite, training_site
-from medsilo.federation.sealed.identity import ledger_of
-from medsilo.federation.seams import Place
+from medsilo.federation.place import Place
+from medsilo.federation.site_stack import TrainingSite, training_site
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon_of
 from medsilo.runs.messages import Parcel, Request
@@ -27,7 +26,7 @@ from medsilo.runs.paths import SPENT, site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.book import Book, data_set
-from medsilo.site.ledger import CountedStudy, Ledger, LedgerStanding, ledgers
+from medsilo.site.ledger import CountedStudy, Ledger, LedgerStanding, ledger_of, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.report.page import write

@@ -16,9 +16,9 @@ from medsilo.check.leaks import told_besides
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.phase import ServerSide
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.seams import Missing, Outgoing, Receive
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.learning.layers import batch_norm_names
 from medsilo.methods.adafed import AdaFed
 from medsilo.mixing.mixers import SimilarityMix

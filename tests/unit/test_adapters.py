@@ -23,11 +23,13 @@ from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.phase import views
-from medsilo.federation.around import FileSupply, SuppliedSite
-from medsilo.federation.seams import Missing, Place
+from medsilo.federation.channel import Missing
+from medsilo.federation.place import Place
+from medsilo.federation.server_stack import FileSupply
+from medsilo.federation.site_stack import SuppliedSite
 from medsilo.federation.site_state import SiteState
+from medsilo.learning.compute import Compute
 from medsilo.learning.layers import head_layers
-from medsilo.learning.loop import Compute
 from medsilo.learning.private import ClippedSum, gradients_of_cases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TABLES

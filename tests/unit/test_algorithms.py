@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.seams import Missing, Outgoing, Receive
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel

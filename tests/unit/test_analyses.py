@@ -23,9 +23,9 @@ from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.phase import views
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation import inprocess
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.place import Place
 from medsilo.federation.pool import POOL
-from medsilo.federation.seams import Place
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request

@@ -25,7 +25,8 @@ from torch.utils.data import Dataset
 import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
-from medsilo.extend import Algorithm, Group, Phase, places_in
+from medsilo.core.lazy import places_in
+from medsilo.extend import Algorithm, Group, Phase
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo_lab import given
 from medsilo_lab.given import source_hash

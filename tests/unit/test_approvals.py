@@ -18,16 +18,16 @@ from medsilo.cli import main
 from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.package import package_facts
-from medsilo.federation.around import DisclosingSite, training_site
 from medsilo.federation.permission import Permission
-from medsilo.federation.sealed.identity import KitFiles, approvals_of
-from medsilo.federation.seams import Place
+from medsilo.federation.place import Place
+from medsilo.federation.site_stack import DisclosingSite, training_site
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.site import approvals
-from medsilo.site.approvals import MOST_ASKED, REMEMBERED, ApprovalLimits, Approvals, AskingPlan
+from medsilo.site.approvals import MOST_ASKED, REMEMBERED, ApprovalLimits, Approvals, AskingPlan, approvals_of
 from medsilo.site.book import Book
+from medsilo.site.kit import KitFiles
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from tests.conftest import SITES, make_plan

@@ -38,7 +38,7 @@ from benchmarks.attacks.cells import (
 )
 from benchmarks.attacks.federation import data_of, run
 from benchmarks.attacks.table import Done, best_defence, named_table
-from medsilo.federation.accepting import check_ranges
+from medsilo.federation.checks import check_ranges
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES, Parcel
 from medsilo.tasks.task import Cases

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.course.phase import Blueprint, ServerSide, Workbench
-from medsilo.federation.around import TrainingSite
+from medsilo.course.phase import Blueprint, ServerSide
+from medsilo.course.workbench import Workbench
+from medsilo.federation.site_stack import TrainingSite
+from medsilo.learning.compute import Compute
 from medsilo.learning.layers import head_layers, with_features
-from medsilo.learning.loop import Compute, train_epoch
+from medsilo.learning.loop import train_epoch
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training

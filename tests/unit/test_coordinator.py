@@ -21,10 +21,10 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.package import package_facts
-from medsilo.federation.around import TrainingSite
 from medsilo.federation.asking import RETRY_PAUSE
+from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.seams import Missing, Outgoing, Receive
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.progress import round_lines

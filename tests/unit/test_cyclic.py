@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from medsilo.core.errors import PlanError
-from medsilo.methods.cyclic import Cyclic
 from medsilo.runs.messages import Parcel
 from medsilo.runs.reading import read_rounds
+from medsilo_zoo.cyclic import Cyclic
 from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.unit.test_algorithms import SMALL, assert_close, initial, load_data, plan_sgd, train_by_hand, with_state

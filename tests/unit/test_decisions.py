@@ -12,12 +12,12 @@ from sklearn.metrics import brier_score_loss, recall_score, roc_curve
 from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
 from medsilo.federation.accepting import check_counts, check_threshold
-from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.disclosure import CLASS
 from medsilo.federation.exact import read_measures
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.protection import planned_answers
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Counted
 from medsilo.runs.record import Record

@@ -16,6 +16,7 @@ from docs.links import anchors, for_the_site, is_outward, links, target_of
 from docs.tables import PAGES, REFERENCE, TABLES, emptied, renewed
 from medsilo import __version__
 from medsilo.check.leaks import leaks, leaving
+from medsilo.check.method_facts import FACTS
 from medsilo.cli import main
 from medsilo.core.files import load_yaml
 from medsilo.registry import METHODS
@@ -132,13 +133,13 @@ def rows_of_methods(root: Path) -> dict[str, str]:
 def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
     """A line begins with the groups that the phases send; remarks follow after a semicolon."""
     rows = rows_of_methods(root)
-    assert list(rows) == list(METHODS.builtin)
+    assert list(rows) == list(FACTS)
     assert {name: told.partition(";")[0] for name, told in rows.items()} == {
-        name: leaving(METHODS[name]()) for name in METHODS.builtin
+        name: leaving(METHODS[name]()) for name in FACTS
     }
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS.builtin if not METHODS[name].pooled])
+@pytest.mark.parametrize("method", [name for name in FACTS if not METHODS[name].pooled])
 def test_every_group_that_leaves_is_named(method: str, root: Path) -> None:
     """The leak report names groups that have tensors in this plan's networks; the list has their titles."""
     plan = make_plan(method)
@@ -159,7 +160,7 @@ def test_the_command_says_what_leaves_too(root: Path, capsys: pytest.CaptureFixt
 # ---------------------------------------------------------------------------------------------------- versions, words
 def test_pages_count_the_methods_that_federate(root: Path) -> None:
     """Single-site and centralised training are no federated methods."""
-    number = len(set(METHODS.builtin) - set(REFERENCES))
+    number = len(set(FACTS) - set(REFERENCES))
     for page in ("README.md", "docs/study/help.md"):
         assert re.findall(r"(\d+) (?:federated )?methods", (root / page).read_text("utf-8")) == [f"{number}"], page
 

@@ -18,8 +18,8 @@ from medsilo.federation.limits import Clock
 from medsilo.federation.reasons import public_reason
 from medsilo.flare.controller import MedsiloController
 from medsilo.flare.executor import Busy, MedsiloExecutor
+from medsilo.flare.site_settings import settings_of_site
 from medsilo.flare.wire import to_parcel, to_shareable
-from medsilo.flare.workspace import settings_of_site
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record

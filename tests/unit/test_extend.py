@@ -27,14 +27,15 @@ from medsilo.cli import main
 from medsilo.core import package
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.package import package_facts
-from medsilo.federation.accepting import check_packages
+from medsilo.federation.channel import Outgoing, Receive
+from medsilo.federation.checks import check_packages
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.seams import Outgoing, Receive
 from medsilo.flare import simulator
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.wire import to_parcel, to_shareable
-from medsilo.learning.loop import Compute, batches
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import batches
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs.messages import Parcel

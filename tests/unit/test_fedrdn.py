@@ -9,8 +9,8 @@ from torch import Tensor
 
 from medsilo.core.errors import PlanError, Refused
 from medsilo.learning.seeds import generator_for
-from medsilo.methods.fedrdn import FLATTEST, ChannelNorm, of_one_hospital, table_ranges
 from medsilo.site.settings import SiteSettings
+from medsilo_zoo.fedrdn import FLATTEST, ChannelNorm, of_one_hospital, table_ranges
 from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.unit import test_baselines as baselines

@@ -17,7 +17,7 @@ from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
-from medsilo.federation.seams import Missing
+from medsilo.federation.channel import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
 from medsilo.learning.layers import head_names
 from medsilo.learning.seeds import generator_for

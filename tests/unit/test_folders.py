@@ -18,7 +18,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from medsilo.core.errors import DataError, MedsiloError, PlanError
-from medsilo.learning.loop import DrawnCases
+from medsilo.learning.drawn import DrawnCases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
@@ -30,6 +30,7 @@ from medsilo.tasks.segmentation import FURTHEST
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo.tasks.survey import PARTS
+from medsilo_lab.deploy.predict import scan_of
 from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume
 
 SECRET = "jane-doe"
@@ -599,7 +600,7 @@ def test_what_training_refuses_of_a_palette_is_refused_in_prediction_too(tmp_pat
     """Its numbers would become colours without a word."""
     palette(tmp_path / "new.png")
     with pytest.raises(DataError, match="have a palette"):
-        photos().use.scan_of((tmp_path / "new.png",))
+        scan_of(photos().use, (tmp_path / "new.png",))
 
 
 def test_opaque_alpha_is_no_reason_to_leave_an_image_out(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from medsilo.check.leaks import describe
 from medsilo.core.errors import DataError, MedsiloError, PlanError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.course.phase import views
-from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedper import FedPer
 from medsilo.plan import Plan

@@ -6,7 +6,7 @@ import pytest
 
 from medsilo.core.errors import Refused
 from medsilo.federation.accepting import Acceptance
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.report import holdings, page

@@ -18,8 +18,8 @@ from medsilo.core.errors import Died, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.text import LONGEST
 from medsilo.deploy.supermodel import THRESHOLDS
+from medsilo.federation.channel import Missing
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.seams import Missing
 from medsilo.flare.wire import DIED, REFUSAL, refusal, to_parcel
 from medsilo.runs.messages import DEEPEST, Parcel
 from medsilo.runs.reading import read_summary

@@ -18,9 +18,9 @@ from medsilo.course.phase import Phase
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
+from medsilo.federation.place import Place
 from medsilo.federation.process import isolated
 from medsilo.federation.process.isolated import IsolatedParticipant, receive, send
-from medsilo.federation.seams import Place
 from medsilo.federation.trainer import Trainer
 from medsilo.plan import Plan
 from medsilo.runs.record import Record

@@ -9,6 +9,7 @@ import pytest
 
 from jobs import write as make_jobs
 from medsilo import cli
+from medsilo.check.method_facts import FACTS
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_yaml
 from medsilo.flare.job_source import SHIPPED, PlanSource, shipped_plans
@@ -30,7 +31,7 @@ from medsilo.registry import METHODS
 from tests.conftest import over_all
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
-FEDERATED = sorted(name for name in METHODS.builtin if not METHODS[name].pooled)
+FEDERATED = sorted(name for name in FACTS if not METHODS[name].pooled)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -7,10 +7,10 @@ import pytest
 
 from medsilo.core.errors import ParticipationError
 from medsilo.core.package import machine_facts
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.seams import Missing, Outgoing, Receive
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings

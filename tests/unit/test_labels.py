@@ -31,7 +31,6 @@ from medsilo.learning.undrawn import (
     marks_in,
     marks_of_classes,
 )
-from medsilo.methods.condistfl import distilled
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
@@ -49,6 +48,7 @@ from medsilo_lab.deploy.model_card import card_facts, write_card
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.report.findings import notices
 from medsilo_lab.report.read import read
+from medsilo_zoo.condistfl import distilled
 from tests.inprocess import StudyResult, run
 from tests.mixed import result_of
 

@@ -9,11 +9,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from medsilo.core.errors import DataError
-from medsilo.learning.loop import Compute, batches
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import batches
 from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.ready import LazyCases, Memory
+from medsilo.tasks.lazy_cases import LazyCases, Memory
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_draw

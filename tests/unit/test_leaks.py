@@ -13,9 +13,9 @@ from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAu
 from medsilo import cli
 from medsilo.check.leaks import describe
 from medsilo.core.errors import MedsiloError
+from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from medsilo.core.errors import ParticipationError, PlanError, Refused
+from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop, OnRound
 from medsilo.federation.limits import check_limits, free_disk, learning_per_answer
+from medsilo.federation.place import Place
 from medsilo.federation.process import isolated
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.federation.seams import Missing, Outgoing, Place, Receive
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 import medsilo
 from medsilo.core.errors import DataError, PlanError
 from medsilo.learning import undrawn
-from medsilo.methods import condistfl
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import EachSites, SiteSettings
 from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
 from medsilo_nnunet.question import SegmentationQuestion
+from medsilo_zoo import condistfl
 from tests.brains import QUESTION, narrow, plans_of, write_hospitals
 from tests.inprocess import run
 

@@ -15,7 +15,8 @@ from torch.utils.data import Subset
 
 import medsilo
 from medsilo.core.errors import PlanError
-from medsilo.learning.loop import Compute, OutputLoss, lesson
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import OutputLoss, lesson
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource

@@ -17,13 +17,13 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, Died, PlanError
 from medsilo.core.tensors import Tensors
 from medsilo.course.phase import Phase
-from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.exact import read_measures
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.federation.trainer import Trainer
-from medsilo.learning.loop import Stop
+from medsilo.learning.compute import Stop
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import Limits, SiteSettings

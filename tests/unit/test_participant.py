@@ -18,7 +18,7 @@ from medsilo import cli
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.course.phase import views
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.federation.site_state import COLUMNS
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths

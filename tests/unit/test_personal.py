@@ -14,9 +14,11 @@ from torch.nn import functional
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.course.algorithm import Algorithm
-from medsilo.course.phase import Blueprint, ServerSide, Workbench, views
+from medsilo.course.phase import Blueprint, ServerSide, views
+from medsilo.course.workbench import Workbench
 from medsilo.learning.amplitude import AmplitudeNorm
-from medsilo.learning.loop import Compute, Lesson, OutputLoss, lesson, passed_through, train_epoch
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import Lesson, OutputLoss, lesson, passed_through, train_epoch
 from medsilo.learning.training import Training
 from medsilo.methods.per_fedavg import MetaGradient, adapt
 from medsilo.methods.pfedme import moreau

@@ -114,7 +114,7 @@ def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: 
 
 def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
     tables = [value for value in vars(registry).values() if isinstance(value, registry.PluginTable)]
-    assert len(tables) == 7
+    assert len(tables) == 8
     for table in (*tables, EXPORTERS, LOOKERS, PREDICTORS):
         for name in table:
             assert table[name] is not None and table.package_of(name) is None

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.loop import Compute
+from medsilo.learning.compute import Compute
 from medsilo.learning.private import (
     ClippedSum,
     PoissonSample,

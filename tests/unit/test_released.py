@@ -14,11 +14,11 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
-from medsilo.sealing.signed import fingerprint, write_signed
-from medsilo.sealing.signing import PrivateKey, public_text
-from medsilo.sealing.signing import own_key as key_in
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
+from medsilo.site.signed import fingerprint, write_signed
+from medsilo.site.signing import PrivateKey, public_text
+from medsilo.site.signing import own_key as key_in
 from medsilo_lab.release.release_folder import Release, write_release
 from tests.commands import lead_of
 from tests.conftest import SITES, make_plan

@@ -11,9 +11,9 @@ import yaml
 from medsilo import cli
 from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
-from medsilo.sealing.signed import read_signed
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
+from medsilo.site.signed import read_signed
 from medsilo_lab.release.receipts import Receipt
 from tests.commands import lead_of
 from tests.dicoms import write_segmentation, write_series

@@ -11,7 +11,7 @@ import torch
 from medsilo.federation.exact import ExactResult
 from medsilo.federation.participant import Participant
 from medsilo.federation.site_state import SiteState
-from medsilo.learning.loop import Compute
+from medsilo.learning.compute import Compute
 from medsilo.runs.messages import Request
 from tests import inprocess
 from tests.conftest import make_plan

@@ -18,9 +18,10 @@ from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.seams import Line
+from medsilo.federation.inprocess import Line
 from medsilo.learning import layers
-from medsilo.learning.loop import Compute, batches
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import batches
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
 from medsilo.registry import METHODS

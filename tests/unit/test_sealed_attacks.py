@@ -13,13 +13,13 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Tensors
-from medsilo.sealing import masks, relay
-from medsilo.sealing.fixed_point import SIGNED, as_words
-from medsilo.sealing.letters import Offer
-from medsilo.sealing.masks import agree
-from medsilo.sealing.shamir import SHARE, combine
-from medsilo.sealing.streams import Words, add_streams
-from medsilo.sealing.terms import SealedBlock
+from medsilo_secagg import masks, relay
+from medsilo_secagg.fixed_point import SIGNED, as_words
+from medsilo_secagg.letters import Offer
+from medsilo_secagg.masks import agree
+from medsilo_secagg.shamir import SHARE, combine
+from medsilo_secagg.streams import Words, add_streams
+from medsilo_secagg.terms import SealedBlock
 from tests.sealed import Hospitals, as_groups, block, close, correlation, mean_of, names, numbers, terms
 
 CHANCE = 0.01  # |correlation| that a stranger's numbers have with a model of so many

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refused
 from medsilo.core.files import load_tensors
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.channel import Missing
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.seams import Missing
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record

@@ -12,9 +12,10 @@ from cryptography.x509.oid import NameOID
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.sealing.letters import Assembly
-from medsilo.sealing.member import Member
-from medsilo.sealing.signing import Certified, PrivateKey, Signer, Unsigned
+from medsilo.site.signing import PrivateKey
+from medsilo_secagg.identity import Certified, Signer, Unsigned
+from medsilo_secagg.letters import Assembly
+from medsilo_secagg.member import Member
 from tests.sealed import Hospitals, as_groups, block, close, mean_of, names, numbers, terms
 
 NOW = datetime.now(UTC)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
-from medsilo.sealing import member
-from medsilo.sealing.fixed_point import CHECK, FixedPoint, Flat, as_tensor, as_words
-from medsilo.sealing.shamir import PRIME, combine, split
-from medsilo.sealing.streams import Stream, Words, add_streams, derive, statement
+from medsilo_secagg import member
+from medsilo_secagg.fixed_point import CHECK, FixedPoint, Flat, as_tensor, as_words
+from medsilo_secagg.shamir import PRIME, combine, split
+from medsilo_secagg.streams import Stream, Words, add_streams, derive, statement
 from tests.sealed import Hospitals, as_groups, block, numbers, terms
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
-from medsilo.sealing.fixed_point import FixedPoint, Flat
-from medsilo.sealing.letters import Deal, Reveal, UnmaskingRequest
-from medsilo.sealing.member import Member
-from medsilo.sealing.shamir import SHARE
-from medsilo.sealing.signing import Unsigned
-from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo_secagg.fixed_point import FixedPoint, Flat
+from medsilo_secagg.identity import Unsigned
+from medsilo_secagg.letters import Deal, Reveal, UnmaskingRequest
+from medsilo_secagg.member import Member
+from medsilo_secagg.shamir import SHARE
+from medsilo_secagg.terms import SealedBlock, Terms
 from tests.conftest import over_all
 from tests.sealed import Hospitals, as_groups, block, close, mean_of, names, numbers, terms
 

@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from medsilo import cli, registry
 from medsilo.check.leaks import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.course.secure_aggregation import OPEN, SEALING
-from medsilo.federation.sealed.what import Blocks, terms_of
+from medsilo.course.transport import CLEAR
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.report.page import render
 from medsilo_lab.report.read import read_all
+from medsilo_secagg.pairwise import OPEN, SUMS
+from medsilo_secagg.sealed_rounds import Blocks, terms_of
 from tests import inprocess
 from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, make_plan
 from tests.inprocess import StudyResult
@@ -131,6 +133,21 @@ def test_what_cannot_be_sealed_is_refused_with_the_reason(method: str, changes: 
         make_plan(method, "transport.sealing=pairwise", *changes)
 
 
+def test_a_plan_is_refused_where_nothing_that_is_installed_seals(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, before anything runs; a plan in clear needs no such package."""
+    every = registry._entries
+    without = {"medsilo.aggregations": {}}
+    monkeypatch.setattr(registry, "_entries", lambda group, path: without.get(group, every(group, path)))
+    told = ["leak-report", str(root / "jobs/fedavg"), "--set", "transport.sealing=pairwise"]
+    assert cli.main(told) == 1
+    line = capsys.readouterr().err
+    assert len(line.splitlines()) == 1
+    assert "transport.sealing" in line and "install medsilo_secagg" in line and "transport.sealing=none" in line
+    assert make_plan("fedavg").transport.aggregation is None
+
+
 def test_a_plan_that_says_nothing_of_sealing_is_not_sealed() -> None:
     plan = make_plan("fedavg")
     assert make_plan("fedavg", "transport.sealing=none").hash == plan.hash
@@ -180,9 +197,9 @@ def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> Non
 
 def test_docs_and_leak_reports_say_against_whom_it_protects(root: Path) -> None:
     page = " ".join((root / "docs/trust/secure-aggregation.md").read_text("utf-8").split())
-    for text in (*SEALING.values(), OPEN):
+    for text in (CLEAR, SUMS, OPEN):
         assert text in page
-    for mode, text in SEALING.items():
+    for mode, text in (("none", CLEAR), ("pairwise", SUMS)):
         assert text in describe(plan_of("fedavg", mode), SETTINGS)
     assert "No personal model goes to another hospital" in "\n".join(describe(plan_of("fedsm", "pairwise"), SETTINGS))
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.sealing import letters
-from medsilo.sealing.fixed_point import FixedPoint, Flat
-from medsilo.sealing.keeping import Secrets, Turn
-from medsilo.sealing.masks import context_of, own_mask
-from medsilo.sealing.member import Member
-from medsilo.sealing.relay import MaskedSums
-from medsilo.sealing.shamir import SHARE
-from medsilo.sealing.signing import Unsigned
-from medsilo.sealing.streams import add_streams
-from medsilo.sealing.terms import SealedBlock, Terms
+from medsilo_secagg import letters
+from medsilo_secagg.fixed_point import FixedPoint, Flat
+from medsilo_secagg.identity import Unsigned
+from medsilo_secagg.keeping import Secrets, Turn
+from medsilo_secagg.masks import context_of, own_mask
+from medsilo_secagg.member import Member
+from medsilo_secagg.relay import MaskedSums
+from medsilo_secagg.shamir import SHARE
+from medsilo_secagg.streams import add_streams
+from medsilo_secagg.terms import SealedBlock, Terms
 from tests.sealed_vectors import BOUND, DROPPED, FILE, NAME, NUMBERS, PLAN, ROUND, SITES, STUDY, THRESHOLD, Vectors
 
 TERMS = Terms(STUDY, PLAN, SITES, THRESHOLD)

@@ -11,11 +11,13 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key, lo
 from cryptography.x509 import Certificate, load_pem_x509_certificate
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.federation.sealed.identity import KitFiles, accepted_of, approvals_of, ledger_of
-from medsilo.sealing.signing import SEALING, PrivateKey, Use, UseKey, check_certified, public_text, sign_with
-from medsilo.site.approvals import ApprovalLimits
+from medsilo.site.approvals import ApprovalLimits, accepted_of, approvals_of
 from medsilo.site.book import Book
+from medsilo.site.kit import KitFiles
+from medsilo.site.ledger import ledger_of
 from medsilo.site.settings import SiteSettings
+from medsilo.site.signing import PrivateKey, Use, UseKey, check_certified, public_text, sign_with
+from medsilo_secagg.identity import SEALING
 from tests.unit.test_approvals import WANTED, make_kit
 from tests.unit.test_ledger import DATA, DEMANDS, ONE, ROUND, CountedStudy
 from tests.unit.test_sealed_identity import certified

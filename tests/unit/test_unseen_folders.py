@@ -7,7 +7,7 @@ import pytest
 
 from medsilo.check.visit import Visit, check
 from medsilo.core.errors import DataError, Refused
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.schema import Summary

@@ -18,15 +18,16 @@ from medsilo.federation.participant import Participant
 from medsilo.learning import loop
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.class_weights import balanced_softmax, weighted
-from medsilo.learning.loop import Compute, ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.private import _without_infinite
 from medsilo.learning.undrawn import is_marked, know_marks, mark_of, marked, marks_in, part_of
-from medsilo.methods.fedrdn import ChannelNorm
 from medsilo.runs.paths import PROVENANCE
 from medsilo.runs.reading import read_provenance
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.segmentation import dice_and_entropy
+from medsilo_zoo.fedrdn import ChannelNorm
 from tests.conftest import SITES, make_plan
 from tests.inprocess import run
 

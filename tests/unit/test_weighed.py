@@ -15,15 +15,15 @@ from torch.nn import functional
 from medsilo.core.errors import PlanError
 from medsilo.course.phase import ServerSide
 from medsilo.federation.coordinator import Coordinator
-from medsilo.learning.loop import Compute
+from medsilo.learning.compute import Compute
 from medsilo.learning.training import Training
-from medsilo.methods.fedawa import FedAWA, disagreement
-from medsilo.methods.fedce import FedCE, without
-from medsilo.methods.feddg_ga import FedDGGA, moved
-from medsilo.methods.fedlws import FedLWS
 from medsilo.mixing.late import LateMean, at_most
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
+from medsilo_zoo.fedawa import FedAWA, disagreement
+from medsilo_zoo.fedce import FedCE, without
+from medsilo_zoo.feddg_ga import FedDGGA, moved
+from medsilo_zoo.fedlws import FedLWS
 from tests import inprocess
 from tests.conftest import SITES, WEIGHED, make_plan, slow_but
 from tests.mixed import result_of

@@ -1,4 +1,4 @@
-"""The wheel of a commit has the same bytes whoever builds it, and when."""
+"""The wheels of a commit have the same bytes whoever builds them, and when; a hospital installs one."""
 
 import os
 import shutil
@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from medsilo import __version__
+
 SOURCES = ("custom", "pyproject.toml", "README.md", "LICENSE", "requirements.txt")
 
 
-def build(root: Path, place: Path, changed: float) -> Path:
-    """Build the wheel from a copy whose files were changed at this time, as `make wheel` does."""
+def build(root: Path, place: Path, changed: float) -> list[Path]:
+    """Build the wheels from a copy whose files were changed at this time, as `make wheel` does."""
     for name in SOURCES:
         source, target = root / name, place / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -25,22 +27,40 @@ def build(root: Path, place: Path, changed: float) -> Path:
         if path.is_file():
             path.chmod(0o644)
         os.utime(path, (changed, changed))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", "dist", "."]
+    command = [sys.executable, str(root / "provisioning/wheels.py"), ".", "dist"]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
     subprocess.run(command, cwd=place, env=environment, check=True, capture_output=True, umask=0o022)
-    (wheel,) = (place / "dist").glob("*.whl")
-    return wheel
+    return sorted((place / "dist").glob("*.whl"))
 
 
 @pytest.mark.slow
 def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
     one = build(root, tmp_path / "one", 1_600_000_000)
     other = build(root, tmp_path / "other" / "place", 1_650_000_000)
-    assert one.name == other.name and one.read_bytes() == other.read_bytes()
-    names = set(zipfile.ZipFile(one).namelist())
+    wheels = [f"{name}-{__version__}-py3-none-any.whl" for name in ("medsilo", "medsilo_lab")]
+    assert [wheel.name for wheel in one] == wheels == [wheel.name for wheel in other]
+    assert [wheel.read_bytes() for wheel in one] == [wheel.read_bytes() for wheel in other]
+    names, lab = (set(zipfile.ZipFile(wheel).namelist()) for wheel in one)
     assert {
         "medsilo/py.typed",
-        "medsilo/flare/gate.py",
+        "medsilo_zoo/py.typed",
+        "nvflare_reliability/message_limits.py",
+        "nvflare_reliability/upstream/deliver_once.patch",
+        "nvflare_reliability/upstream/known.json",
         "medsilo_dicom/header.py",
         "medsilo_nnunet/planning.py",
     } <= names
+    assert {"medsilo_lab/report/style.html", "medsilo_lab/consortium/medsilo.service", "medsilo_page/page.css"} <= lab
+    assert {name.partition("/")[0] for name in lab & names} == set()
+    for wheel, place in zip(one, ("hospital", "lead"), strict=True):
+        zipfile.ZipFile(wheel).extractall(tmp_path / place)
+    assert refused(tmp_path / "hospital") and not refused(tmp_path / "hospital", tmp_path / "lead")
+
+
+def refused(*installed: Path) -> bool:
+    """Return whether a command of the lab is not known where these were installed."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, installed))}
+    command = [sys.executable, "-m", "medsilo.cli", "compare", "--help"]
+    done = subprocess.run(command, cwd=installed[0], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 or "'compare' is no command" in done.stderr, done.stderr
+    return done.returncode != 0

@@ -9,7 +9,7 @@ import torch
 from medsilo.course.phase import Phase
 from medsilo.federation.participant import Participant
 from medsilo.federation.trainer import Trainer
-from medsilo.learning.loop import Stop
+from medsilo.learning.compute import Stop
 
 WHEN = 2  # the round in which it happens
 

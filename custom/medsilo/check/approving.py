@@ -8,9 +8,8 @@ from medsilo.check.at_home import KitAtHome, files_of
 from medsilo.check.kit import Kit
 from medsilo.check.result import Finding
 from medsilo.core.text import plain
-from medsilo.federation.sealed.identity import accepted_of
 from medsilo.plan import Plan
-from medsilo.site.approvals import ApprovalLimits, check_there
+from medsilo.site.approvals import ApprovalLimits, accepted_of, check_there
 from medsilo.site.settings import SiteSettings
 
 LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from medsilo.check.kit import Kit, read_kit
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.sealed.identity import KitFiles, approvals_of, ledger_of
 from medsilo.runs.paths import HOSPITAL
-from medsilo.site.approvals import Approvals, AskingPlan, Decision
+from medsilo.site.approvals import Approvals, AskingPlan, Decision, approvals_of
 from medsilo.site.book import Book
-from medsilo.site.ledger import Ledger
+from medsilo.site.kit import KitFiles
+from medsilo.site.ledger import Ledger, ledger_of
 from medsilo.site.policy import ways_around
 from medsilo.site.settings import SiteSettings
 

@@ -9,10 +9,11 @@ from medsilo.core.text import epsilon_text, size_text
 from medsilo.federation.limits import asked_of, learning_per_answer
 from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
-from medsilo.federation.sealed.identity import KitFiles, ledger_of
 from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Demands, Told
 from medsilo.site.book import Book, data_set
+from medsilo.site.kit import KitFiles
+from medsilo.site.ledger import ledger_of
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey

@@ -12,7 +12,6 @@ from medsilo.course.algorithm import Algorithm
 from medsilo.course.phase import views
 from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.protection import planned_answers
-from medsilo.federation.sealed.what import sealed_layout
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
 from medsilo.site.book import PARTS
@@ -54,10 +53,10 @@ class Leak:
 
 def leaks(plan: Plan) -> list[Leak]:
     """All groups that leave a site, in the order of the rounds."""
-    modules = plan.layout()
+    modules, secure = plan.layout(), plan.transport.aggregation
     found = []
     for stretch in plan.course.stretches():
-        sealed = sealed_layout(plan, stretch.phase, modules)
+        sealed = secure.layout(plan, stretch.phase, modules) if secure else {}
         for group, tensors in views(stretch.phase.sent, modules).items():
             size = sum(plan.transport.packed(tensor).nbytes for tensor in sealed.get(group, tensors).values())
             found.append(Leak(stretch.first, stretch.last, stretch.phase.name, group, tuple(tensors), size))

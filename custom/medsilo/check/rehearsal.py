@@ -20,9 +20,10 @@ from medsilo.core.lifeline import forget_most, most_held
 from medsilo.core.text import duration, size_text
 from medsilo.course.phase import Phase, views
 from medsilo.federation.participant import Participant
-from medsilo.federation.seams import Place
+from medsilo.federation.place import Place
 from medsilo.federation.trainer import SHUFFLE
-from medsilo.learning.loop import Compute, steps_in
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData

@@ -25,7 +25,7 @@ from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, reh
 from medsilo.check.result import Finding, Report
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
-from medsilo.learning.loop import Compute
+from medsilo.learning.compute import Compute
 from medsilo.plan import Plan
 from medsilo.site.policy import EXECUTOR, Policy, ways_around
 from medsilo.site.settings import FILE_NAME, SiteSettings

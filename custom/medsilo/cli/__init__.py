@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from importlib.util import find_spec
 from io import TextIOWrapper
 from itertools import pairwise
 from typing import Annotated, Any
@@ -50,6 +51,7 @@ OTHERWISE = {
     "stop": "'medsilo abort ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
     "train": "medsilo run JOB",
 }
+LAB = "medsilo-lab"  # brings most commands
 GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
 
 
@@ -98,7 +100,10 @@ class Commands(TyperGroup):
         if name not in self.commands and (other := OTHERWISE.get(whole.partition(" ")[2])):
             raise typer.BadParameter(f"{name!r} is no command; use {other}", ctx=ctx)
         if name not in self.commands and not name.startswith("-"):
-            raise typer.BadParameter(f"{name!r} is no command{_meant(name, list(self.commands))}", ctx=ctx)
+            told = f"{name!r} is no command{_meant(name, list(self.commands))}"
+            if find_spec(LAB.replace("-", "_")) is None:
+                told += f"; those for researchers and leads come with {LAB}, which is not installed"
+            raise typer.BadParameter(told, ctx=ctx)
         return super().resolve_command(ctx, args)
 
 

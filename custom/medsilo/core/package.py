@@ -23,9 +23,12 @@ PLUGINS = (
     "medsilo_nnunet",
     "medsilo_page",
     "medsilo_papers",
+    "medsilo_secagg",
     "medsilo_series",
+    "medsilo_zoo",
 )
-ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))
+RELIABILITY = "nvflare_reliability"  # what NVFlare lacks, for any application; the engine uses it
+ROOTS = (ROOT, PLACE / RELIABILITY, *(PLACE / name for name in PLUGINS))
 SUFFIXES = (".py", ".html", ".template", ".csv")
 NAME = "medsilo"  # of the distribution that they are all in
 DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions decide over the last digits

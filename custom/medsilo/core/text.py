@@ -20,6 +20,11 @@ def simplified(error: UnicodeError) -> tuple[str, int]:
     return error.object[error.start : error.end].translate(SIMPLE).encode("ascii", "replace").decode(), error.end
 
 
+def composed(text: str) -> str:
+    """Return a text in the one of the two ways in which letters with marks are written."""
+    return unicodedata.normalize("NFC", text)
+
+
 def printable(text: str) -> str:
     """Return one line with its spaces, but without what steers a terminal or turns the order of letters."""
     return "".join(letter if letter.isprintable() else " " for letter in ESCAPES.sub("", text))

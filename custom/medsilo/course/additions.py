@@ -7,22 +7,21 @@ method's phases, the second takes the place of its optimizer's step.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from pydantic import Field
-from torch import nn
-from torch.optim import Optimizer
 
 from medsilo.core.errors import Refused
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import Average, Group, Phase, Ranges, Workbench, site_mean
+from medsilo.course.phase import Average, Group, Phase, Ranges, site_mean
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
-from medsilo.learning.perturbation import PerturbedOptimizer
-from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
 from medsilo.tasks.task import Task
+
+if TYPE_CHECKING:
+    from medsilo.course.workbench import Workbench
 
 INPUT = "amplitude"  # the name of the input layer among a site's networks
 HARMONISE, AMPLITUDE = "harmonise", "amplitude"
@@ -96,7 +95,7 @@ class Amplitude(Section):
         )
         return own, Group(AMPLITUDE, used, own.mix, "down", arrived=fix)
 
-    def measure(self, bench: Workbench) -> float:
+    def measure(self, bench: "Workbench") -> float:
         """Set a site's own amplitude to the mean over its images, with noise where the plan promises privacy."""
         norm = cast(AmplitudeNorm, bench.modules[INPUT])
         found = (norm.amplitudes(inputs) for inputs, _ in bench.data())
@@ -138,8 +137,3 @@ class Perturbation(Section):
     """δ of Eqs. 6 and 7: gradients are taken where the loss is worst nearby, in two passes over each batch."""
 
     alpha: float = Field(0.05, gt=0, le=100, description="length of the perturbation")
-
-    def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
-        """Lines 9 to 12 of Alg. 1; the optimizer steps from the unperturbed weights."""
-        perturbed = PerturbedOptimizer(optimizer, self.alpha, module=model)
-        return lambda _, closure: perturbed.step(cast(Closure, closure))

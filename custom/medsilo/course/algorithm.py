@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -14,10 +14,13 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.additions import INPUT, Amplitude, Perturbation
 from medsilo.course.declared import Private
 from medsilo.course.outcome import OneModel, Outcome, OwnModels
-from medsilo.course.phase import Blueprint, Course, Group, Phase, Workbench, without
+from medsilo.course.phase import Blueprint, Course, Group, Phase, without
 from medsilo.learning.layers import head_names, names_of_last_layers
 from medsilo.learning.training import Training
 from medsilo.tasks.task import Task
+
+if TYPE_CHECKING:
+    from medsilo.course.workbench import Workbench
 
 MISSING = object()  # in place of a value in a section that a plan leaves out
 
@@ -77,7 +80,7 @@ class Algorithm(Section):
         """Return what travels in every round."""
         return ()
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: "Workbench") -> float:
         """Train in a round, with a site's networks and passes over its data; returns the training loss, or NaN."""
         return bench.train()
 
@@ -94,7 +97,7 @@ class Algorithm(Section):
         """Return the optimizer of a network that learns."""
         return training.make_optimizer(module.parameters())
 
-    def personalise(self, bench: Workbench) -> None:
+    def personalise(self, bench: "Workbench") -> None:
         """Make "model" of what a site has just received, where it is another network; on training data, if on any."""
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:

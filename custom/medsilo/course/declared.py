@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from medsilo.core.section import Feature, Section
 from medsilo.core.tensors import Modules
-from medsilo.learning.private import mixes_cases
+from medsilo.learning.layers import mixes_cases
 from medsilo.privacy.mechanisms import Delta, Epsilon, Promise, Unit
 
 

@@ -12,7 +12,7 @@ from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.course.phase import Facts, Phase, ServerSide
-from medsilo.learning.loop import Compute
+from medsilo.learning.compute import Compute
 from medsilo.tasks.task import Task
 
 Part = Literal["validation", "test"]

@@ -21,7 +21,7 @@ from medsilo.learning.loop import refuse_nan
 from medsilo.models.network import Network
 from medsilo.runs import paths
 from medsilo.runs.messages import Message
-from medsilo.tasks.own.own_data import check_absent
+from medsilo.tasks.task import check_absent
 
 ALWAYS_COMMON = 1.0  # gamma: no confidence is above it
 DETAILS = "super_model"  # the key in the summary's details

@@ -4,15 +4,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from medsilo.core.errors import Refused
 from medsilo.core.package import machine_facts
-from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.course.outcome import Part
-from medsilo.course.phase import Group, Ranges
-from medsilo.learning.loop import is_finite
+from medsilo.federation.checks import check_package, check_packages
 from medsilo.plan import Plan
 from medsilo.runs.messages import (
     ANSWERS,
@@ -25,11 +21,10 @@ from medsilo.runs.messages import (
     Tested,
     Trained,
     check_values,
-    same_names,
 )
 from medsilo.tasks.decisions import RELIABILITY, on_a_place, places_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION
-from medsilo.tasks.own.own_data import check_absent
+from medsilo.tasks.task import check_absent
 
 Asked = tuple[str, int]  # task and round
 
@@ -121,31 +116,6 @@ class Acceptance:
         return self.plan.algorithm.outcome.read(answer.outcome, part, withheld, self.sites, cases)
 
 
-def check_package(site: Any, server: Any) -> None:
-    """Raise Refused unless a site runs the server's own medsilo."""
-    _same_version("medsilo", _facts(site), _facts(server))
-
-
-def check_packages(site: Any, server: Any) -> None:
-    """Raise Refused unless a site runs the server's versions of the other packages that the plan uses."""
-    own, served = (_facts(_facts(code).get("packages", {})) for code in (site, server))
-    for name in sorted({*own, *served}):
-        _same_version(plain(name, 60), _facts(own.get(name)), _facts(served.get(name)))
-
-
-def _facts(told: Any) -> Mapping[str, Any]:
-    return told if isinstance(told, dict) else {}
-
-
-def _same_version(name: str, site: Mapping[str, Any], server: Mapping[str, Any]) -> None:
-    runs, serves = ({key: facts.get(key) for key in ("version", "hash")} for facts in (site, server))
-    if runs != serves:
-        own, served = (
-            f"{plain(str(facts['version']), 40)} ({plain(str(facts['hash'])[:12])})" for facts in (runs, serves)
-        )
-        raise Refused(f"runs {name} {own}, the server {served}; install the same package at both")
-
-
 def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) -> None:
     """Raise Refused unless these are counts of the task's layout that so many test cases can have."""
     layout, most = plan.task.goal.layout, cases.test
@@ -197,59 +167,3 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
         raise Refused("it tells a threshold that nobody asked for, or without the counts to apply it to")
     if not on_a_place(threshold):
         raise Refused(f"its threshold {threshold:g} is not a whole number of 1/{BINS}")
-
-
-def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> None:
-    """Raise Refused unless these groups hold tensors of just these names and shapes."""
-    same_names("groups", groups, expected)
-    for group, layout in expected.items():
-        same_names(f"group {group}", groups[group], layout)
-        for name, like in layout.items():
-            tensor = groups[group][name]
-            if not isinstance(tensor, Tensor):
-                raise Refused(f"{group}/{name} is a {type(tensor).__name__}, not a tensor")
-            if tensor.shape != like.shape:
-                raise Refused(f"{group}/{name} has shape {list(tensor.shape)}, expected {list(like.shape)}")
-
-
-def check_ranges(group: str, tensors: Mapping[str, Tensor], ranges: Ranges) -> None:
-    """Raise Refused where a number is outside its tensor's range: what no data and no training give."""
-    for name in tensors.keys() & ranges.keys():
-        if not tensors[name].numel():
-            continue
-        (low, high), (least, greatest) = ranges[name], map(float, tensors[name].aminmax())
-        if least < low or greatest > high:
-            value = least if least < low else greatest
-            raise Refused(f"{group}/{name} holds {value:g}; only {low:g} to {high:g} is possible there")
-
-
-def check_forms(groups: Groups, expected: Groups) -> None:
-    """Raise Refused unless these groups hold just the tensors that were asked for, in their shapes and types."""
-    same_layout(groups, expected)
-    for group, layout in expected.items():
-        for name, like in layout.items():
-            tensor = groups[group][name]
-            if tensor.dtype != like.dtype:
-                raise Refused(f"{group}/{name} has dtype {tensor.dtype}, expected {like.dtype}")
-            if tensor.layout != like.layout:
-                raise Refused(f"{group}/{name} is not a dense tensor")
-
-
-def check_numbers(
-    groups: Groups,
-    declared: Sequence[Group],
-    ranges: Mapping[str, Ranges],
-    finite: Mapping[str, Collection[str]],
-) -> None:
-    """Raise Refused unless all numbers are finite and possible.
-
-    ranges: by group, of those tensors whose values have a range. finite: by group, tensors that are known to be.
-    """
-    for group, tensors in groups.items():
-        for name in tensors.keys() - finite.get(group, ()):
-            if not is_finite(tensors[name]):
-                raise Refused(f"{group}/{name} holds NaN or infinity; training diverged at this site")
-    for own in declared:
-        if own.name in groups:
-            check_ranges(own.name, groups[own.name], ranges.get(own.name, {}))
-            own.check(groups[own.name])

@@ -9,7 +9,7 @@ and that answer is sent, as it was, when the server asks for it again.
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -20,17 +20,16 @@ from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.federation.disclosure import finite
 from medsilo.federation.participant import Participant
+from medsilo.federation.place import Place, Site
 from medsilo.federation.private_site import COUNTS_REFUSED, PrivateNumbers, agreed, how_told
 from medsilo.federation.protection import Protection
-from medsilo.federation.sealed.identity import ledger_of
-from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site
-from medsilo.learning.loop import Stop
+from medsilo.learning.compute import Stop
 from medsilo.privacy.accounting import counted, epsilon_of, noise_for
 from medsilo.privacy.mechanisms import Charge
-from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, Parcel, Request
+from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.paths import ANSWER_FILES, SPENT
 from medsilo.runs.site_files import Spent
-from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending
+from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending, ledger_of
 
 BETWEEN = "\x1f"  # a group's name and a tensor's
 
@@ -188,59 +187,3 @@ class Accounting:
         """Return what training costs; a hospital that does not train pays for its numbers alone."""
         private, phase_of = self.participant.trainer.private, self.participant.place.plan.course.phase_of
         return private.charges(number, phase_of(number)) if private and task == "round" else []
-
-
-class LedgerWatch:
-    """A channel that remembers the heads of the hospitals' ledgers, over all studies, and sends each its own.
-
-    A hospital refuses to go on from an old copy of its ledger; the server adds a warning to its answer.
-    """
-
-    def __init__(self, inner: Channel, file: Path) -> None:
-        """file: for all studies. If two studies write at the same time, one head may be lost until the next answer."""
-        self.inner, self.file = inner, file
-
-    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
-        def going(site: str) -> Parcel:
-            parcel, known = outgoing(site), self._known().get(site, [])
-            told = {"ledgers": [head.model_dump() for head in known]} if known else {}
-            return replace(parcel, facts={**parcel.facts, **told})
-
-        def coming(site: str, reply: Parcel) -> None:
-            told = reply.facts.get("ledger") if isinstance(reply.facts, dict) else None
-            if told is None:
-                return receive(site, reply)
-            head = LedgerHead.received(told)
-            if warning := self._gone_back(site, head):
-                others = reply.facts.get("warnings")
-                own = others[: MOST_WARNINGS - 1] if isinstance(others, list) else []
-                reply = replace(reply, facts={**reply.facts, "warnings": [*own, warning]})
-            receive(site, reply)
-            known = self._known()
-            others = [own for own in known.get(site, []) if own.began != head.began]
-            known[site] = [*others, head][-MOST_HEADS:]
-            write_json(self.file, {site: [own.model_dump() for own in heads] for site, heads in known.items()})
-
-        return self.inner.ask(sites, going, coming, timeout)
-
-    def _gone_back(self, site: str, head: LedgerHead) -> str:
-        known = self._known().get(site, [])
-        before = next((own for own in known if own.began == head.began), None)
-        if before and (head.lines < before.lines or (head.lines == before.lines and head.hash != before.hash)):
-            return (
-                f"its privacy ledger had {before.lines} lines and now has {head.lines} others, so an old copy was "
-                "restored; ask the hospital to run medsilo ledger"
-            )
-        if known and not before:
-            return (
-                f"it uses a privacy ledger that this server does not know; the one before had {known[-1].lines} lines. "
-                "Either the data set is another one, or the ledger was started again"
-            )
-        return ""
-
-    def _known(self) -> dict[str, list[LedgerHead]]:
-        if not self.file.exists():
-            return {}
-        with reading(f"the heads of ledgers in {self.file.name}"):
-            told = json.loads(self.file.read_text("utf-8"))
-            return {site: [LedgerHead.received(head) for head in heads] for site, heads in told.items()}

@@ -10,7 +10,7 @@ from medsilo.core.errors import Aborted, ParticipationError
 from medsilo.core.tensors import Groups
 from medsilo.course.participation import Participation
 from medsilo.federation.accepting import Acceptance
-from medsilo.federation.seams import Channel, Missing, Outgoing, Receive
+from medsilo.federation.channel import Channel, Missing, Outgoing, Receive
 from medsilo.runs.messages import Joined, Parcel, Request, SiteAnswer, Task
 from medsilo.runs.schema import SiteTurn, Turns
 

@@ -8,9 +8,9 @@ site at most, and ends, as without this, where too few are left.
 from collections import Counter
 
 from medsilo.federation.asking import Exchange
+from medsilo.federation.channel import Missing
 from medsilo.federation.directions import LONG
 from medsilo.federation.reasons import DIVERGED
-from medsilo.federation.seams import Missing
 from medsilo.federation.server_state import ServerState
 
 VOICES = 2  # that say so: one alone, whose own update was tiny, would have an honest one left out

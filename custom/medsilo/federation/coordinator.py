@@ -10,21 +10,23 @@ from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase, ServerSide
-from medsilo.federation.accepting import Acceptance, check_forms
-from medsilo.federation.around import aggregation_of, asking
+from medsilo.federation.accepting import Acceptance
 from medsilo.federation.asking import Exchange, Questioner
 from medsilo.federation.blame import Blame
+from medsilo.federation.channel import Missing, Transport
+from medsilo.federation.checks import check_forms
 from medsilo.federation.directions import changed_weights, rounded
-from medsilo.federation.sealed.identity import KitFiles
-from medsilo.federation.seams import Missing, Transport
+from medsilo.federation.server_stack import aggregation_of, asking
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Delivered, End, SiteAnswer, Tested, Trained
-from medsilo.runs.record import Record, now
+from medsilo.runs.provenance import now
+from medsilo.runs.record import Record
 from medsilo.runs.schema import SEE_LOG, STOPPED, Round, SentUpdate, SiteRound, Summary
+from medsilo.site.kit import KitFiles
 from medsilo.site.settings import SiteSettings
 
 

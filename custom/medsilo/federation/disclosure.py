@@ -23,9 +23,9 @@ from medsilo.federation.exact import (
     ExactScores,
     ExactTest,
 )
+from medsilo.federation.place import Place
 from medsilo.federation.private_site import How, PrivateNumbers
 from medsilo.federation.protection import Protection
-from medsilo.federation.seams import Place
 from medsilo.runs.messages import Counted
 from medsilo.site.book import PARTS
 from medsilo.site.settings import FILE_NAME, DataPart

@@ -9,9 +9,10 @@ from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import DataError
 from medsilo.federation.disclosure import LOSS
-from medsilo.federation.seams import Place
+from medsilo.federation.place import Place
+from medsilo.learning.compute import Compute, Stop, is_finite
 from medsilo.learning.layers import judges_by_batch
-from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite, refuse_nan
+from medsilo.learning.loop import batches, evaluate, refuse_nan
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.book import PARTS

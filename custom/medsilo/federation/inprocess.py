@@ -1,18 +1,19 @@
 """A study in one process, without NVFlare: the reference that every NVFlare run must equal."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.around import TrainingSite, training_site
+from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
+from medsilo.federation.place import Place, Site
 from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
 from medsilo.federation.protection import take_place
-from medsilo.federation.seams import Line, Place
+from medsilo.federation.site_stack import TrainingSite, training_site
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import site_folder
@@ -23,6 +24,32 @@ from medsilo.site.settings import SiteSettings
 COPIES = 3  # of a site's parameters: values, gradients, what an optimizer remembers
 AWAKE = 1 << 30  # bytes of networks up to which all sites keep theirs in memory between their answers
 OnRound = Callable[[Round], None]
+
+
+class Line:
+    """The channel to sites in this process, which answer one after the other, in sorted order."""
+
+    def __init__(self, participants: Mapping[str, Site]) -> None:
+        self.participants = participants
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        missing = {}
+        for site in sites:
+            if site not in self.participants:
+                missing[site] = Missing("lost", "its data are not here")
+                continue
+            try:
+                receive(site, self.answer(site, outgoing(site)))
+            except MedsiloError as error:
+                missing[site] = Missing.refused(error)
+        return missing
+
+    def answer(self, site: str, parcel: Parcel) -> Parcel:
+        """Let a site answer."""
+        return self.participants[site].answer(parcel, lambda: None)
+
+    def pause(self, seconds: float) -> None:
+        """Nothing comes back in one process by waiting."""
 
 
 class Loop(Line):

@@ -1,7 +1,7 @@
 """A site's side of a study: does what the coordinator asks, exactly, and keeps what never leaves.
 
 No word here of how parcels travel, nor of what of a number may leave: the same participant works in a plain loop and
-behind NVFlare, and layers stand around it (around.py).
+behind NVFlare, and layers stand around it (site_stack.py).
 """
 
 import math
@@ -16,7 +16,7 @@ from medsilo.core.files import sweep, write_json
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
-from medsilo.federation.accepting import check_ranges
+from medsilo.federation.checks import check_ranges
 from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.exact import (
@@ -29,17 +29,18 @@ from medsilo.federation.exact import (
     write_measures,
 )
 from medsilo.federation.limits import check_disk, check_limits, free_disk
+from medsilo.federation.place import Envelope, Place
 from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.federation.protection import Protection
 from medsilo.federation.reasons import DIVERGED
-from medsilo.federation.seams import Envelope, Place
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import Trainer
-from medsilo.learning.loop import Compute, Stop, evaluate
+from medsilo.learning.compute import Compute, Stop
+from medsilo.learning.loop import evaluate
 from medsilo.learning.seeds import seed_for
 from medsilo.runs import paths
 from medsilo.runs.messages import LETTERED, Request
-from medsilo.runs.record import write_provenance
+from medsilo.runs.provenance import write_provenance
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.task import SiteData
 

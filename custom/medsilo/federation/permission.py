@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.federation.account import digest_of
+from medsilo.federation.place import Place, Site
 from medsilo.federation.protection import book_of
-from medsilo.federation.sealed.identity import accepted_of, approvals_of
-from medsilo.federation.seams import Place, Site
-from medsilo.learning.loop import Stop
+from medsilo.learning.compute import Stop
 from medsilo.runs.messages import Parcel, Request
-from medsilo.site.approvals import Approvals, AskingPlan, Decision
+from medsilo.site.approvals import Approvals, AskingPlan, Decision, accepted_of, approvals_of
 from medsilo.site.settings import FILE_NAME
 
 LOOK = 1.0  # seconds between two looks at whether a decision has changed

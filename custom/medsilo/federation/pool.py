@@ -10,9 +10,9 @@ from medsilo.federation.disclosure import Told
 from medsilo.federation.evaluation import Evaluation, Measuring
 from medsilo.federation.exact import ExactScores, write_measures
 from medsilo.federation.participant import Participant
-from medsilo.federation.seams import Place
+from medsilo.federation.place import Place
 from medsilo.federation.summary import means, tested_as
-from medsilo.learning.loop import Compute, Stop
+from medsilo.learning.compute import Compute, Stop
 from medsilo.plan import Plan
 from medsilo.runs.schema import Selection, SiteResult, Summary
 from medsilo.site.book import PARTS

@@ -6,7 +6,7 @@ from typing import Any
 
 from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
-from medsilo.federation.seams import Place
+from medsilo.federation.place import Place
 from medsilo.plan import Plan
 from medsilo.runs.paths import hospital_folder
 from medsilo.site.book import PARTS, Asker, Book, data_set

@@ -8,19 +8,32 @@ from typing import Any
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, ParticipationError
-from medsilo.core.tensors import Groups
+from medsilo.core.tensors import Groups, Tensors
 from medsilo.course.phase import Group, Phase, ServerSide, views
 from medsilo.course.structures import mix_by_structure
-from medsilo.federation.accepting import check_numbers
+from medsilo.federation.channel import Missing
+from medsilo.federation.checks import check_numbers
 from medsilo.federation.directions import RoundDirections
-from medsilo.federation.sealed.what import SealedStore
-from medsilo.federation.seams import Missing
 from medsilo.learning.seeds import seed_for
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs.messages import Joined
 from medsilo.runs.record import Record
 from medsilo.tasks.segmentation import says_of
+
+
+class Store:
+    """What the aggregation keeps of groups beside their mixers: in clear nothing."""
+
+    def find(self, group: str) -> Tensors | None:
+        """Return what all sites are given of a group in place of what its mixer has; None: that."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what must outlive the process: tensors, and facts beside them."""
+        return {}, {}
+
+    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
 
 
 class ServerState:
@@ -38,7 +51,7 @@ class ServerState:
         self.once: set[str] = set()  # groups of that phase that sites don't send back
         self.settled: dict[str, list[str]] = {}  # of those, the ones that each site has
         self.details: dict[str, Any] = {}
-        self.store = SealedStore()  # empty in a study that does not seal
+        self.store = Store()
         self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
         self.done = 0
         self.directions = RoundDirections({}, (), 0)

@@ -19,9 +19,9 @@ from medsilo.core.files import load_facts, load_tensors, save_tensors, write_csv
 from medsilo.core.lifeline import most_held
 from medsilo.core.tensors import Groups, Modules, Tensors
 from medsilo.course.phase import Phase, places_of, views
-from medsilo.federation.accepting import same_layout
+from medsilo.federation.checks import same_layout
 from medsilo.federation.reasons import DIVERGED
-from medsilo.learning.loop import Compute, is_finite
+from medsilo.learning.compute import Compute, is_finite
 from medsilo.mixing.forms import Pulled
 from medsilo.plan import Plan
 from medsilo.runs import paths

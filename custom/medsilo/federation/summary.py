@@ -10,7 +10,7 @@ from medsilo.federation.accepting import Acceptance
 from medsilo.federation.asking import Exchange
 from medsilo.federation.server_state import ServerState
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
-from medsilo.runs.record import now
+from medsilo.runs.provenance import now
 from medsilo.runs.schema import Agreement, Decisions, Details, Round, RoundCount, Selection, SiteResult, Summary
 from medsilo.runs.site_files import Package
 from medsilo.runs.standing import standing_out

@@ -1,7 +1,7 @@
 """A site's training: its cases and networks, and passes of the one over the other."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 
 import torch
@@ -9,13 +9,16 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import Refused
-from medsilo.course.phase import Phase, Workbench
+from medsilo.course.phase import Phase
+from medsilo.course.workbench import Workbench
+from medsilo.federation.place import Place
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
-from medsilo.federation.seams import Place
 from medsilo.federation.site_state import NowFile, SiteState
 from medsilo.learning.class_weights import balanced, weighted
-from medsilo.learning.loop import Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.compute import LossFunction, Stop
+from medsilo.learning.loop import Lesson, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.perturbation import perturbed_step
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.tasks.task import SiteData, drawn_cases, label_counts, names_of, patients_of
 
@@ -142,7 +145,7 @@ class Trainer:
             self.private.size if self.private else len(self.data.train),  # type: ignore[arg-type]
             steps,
             generator_for(self.drawn_from, site, "method", number),
-            plan.algorithm.perturbation.step if plan.algorithm.perturbation else None,
+            partial(perturbed_step, perturbed.alpha) if (perturbed := plan.algorithm.perturbation) else None,
             private,
             self._labels,
             lambda model: self.tells[0](model, stop),

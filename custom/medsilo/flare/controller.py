@@ -16,22 +16,23 @@ from medsilo.core import shelf
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.lifeline import end_with, reuse_blocks
 from medsilo.core.text import is_safe_name, plain
-from medsilo.federation.bounds import answer_bounds
+from medsilo.federation.bounds import Bounds, answer_bounds
 from medsilo.federation.coordinator import Coordinator
 from medsilo.flare import workspace
-from medsilo.flare.forks import died
-from medsilo.flare.gate import Gate, is_unread
-from medsilo.flare.patches import LEFTOVERS, cell_of_job
-from medsilo.flare.patience import LONGEST, Patience
-from medsilo.flare.pieces import PatientRequests
-from medsilo.flare.presence import Presence
+from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.transport import Away, FlareTransport, Longest
-from medsilo.flare.wire import as_model, let_tensors_travel, to_shareable
+from medsilo.flare.wire import TASK, as_model, let_tensors_travel, refuse, to_shareable
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round
+from nvflare_reliability.chunking import RetryingRequests
+from nvflare_reliability.fork_server import died
+from nvflare_reliability.liveness import Liveness
+from nvflare_reliability.message_limits import Gate, is_unread
+from nvflare_reliability.patches import GARBAGE, cell_of_job
+from nvflare_reliability.timeouts import LONGEST
 
 JOINING = 120.0  # seconds: NVFlare waits 15 minutes for a site whose process comes when the job has ended
 TOLD = 64_000  # bytes of rounds in an answer: some eighty rounds of three sites; one round if it alone has more
@@ -51,7 +52,7 @@ class MedsiloController(Controller):
         self.study, self.resume, self.engine = study, resume, engine
         self.running: Coordinator | None = None
         self.transport: FlareTransport | None = None
-        self.presence: Presence | None = None
+        self.presence: Liveness | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         if workspace.kit_of(fl_ctx, "server") is None:
@@ -60,7 +61,7 @@ class MedsiloController(Controller):
         reuse_blocks()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
-        self.gate = Gate(cell_of_job(fl_ctx))
+        self.gate = Gate(cell_of_job(fl_ctx), Bounds(), TASK, refuse)
         self.gate.guard_server()
         fl_ctx.get_engine().register_app_command(PROGRESS, self._tell_lead)
 
@@ -93,17 +94,17 @@ class MedsiloController(Controller):
 
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str | None:
         """Lead a study to its end; returns its name."""
-        plan = workspace.plan_of_job(fl_ctx)
+        settings = workspace.settings_in(fl_ctx)
+        plan = workspace.plan_of_job(fl_ctx, settings)
         if plan.algorithm.pooled:
             raise MedsiloError(
                 f"{plan.algorithm.name} pools all data and never runs on NVFlare; give --engine inprocess"
             )
         if plan.task.scripted:
             let_tensors_travel(to_files=True, plainly=True)
-        study = self.study or new_study(plan)
+        study, resume = self.study or new_study(plan), self.resume
         if not is_safe_name(study):
             raise MedsiloError(f"study name {study!r} has odd characters; use letters, digits, '.', '_' and '-'")
-        settings, resume = workspace.settings_of_site(fl_ctx), self.resume
         shelf.look_in(*settings.models, workspace.file_of_job(fl_ctx, paths.PLAN).parent)
         output = workspace.output_folder(fl_ctx, settings)
         record = Record(output / study)
@@ -138,12 +139,12 @@ class MedsiloController(Controller):
             self, fl_ctx, abort_signal, away, longest, as_model if plan.task.scripted else to_shareable
         )
         self.gate.allow(answer_bounds(plan))
-        PatientRequests(self.gate.cell, Patience.of(plan))
+        RetryingRequests(self.gate.cell, timeouts_of(plan))
         try:
             with record.led_by(fl_ctx.get_job_id()):
                 tell, kit = partial(self._tell, fl_ctx), workspace.kit_of(fl_ctx, "server")
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, kit)
-                LEFTOVERS.begin()
+                GARBAGE.begin()
                 return self.running.run(resume).study
         finally:
             # What lies in the folder is another job's until this one has written its summary.
@@ -157,11 +158,11 @@ class MedsiloController(Controller):
             sites = load_plan(begun.folder / paths.PLAN).participation.sites
         return plan.among(sites) if len(sites) >= plan.participation.required else plan  # else it does not begin
 
-    def _look_for_sites(self, plan: Plan, fl_ctx: FLContext) -> Presence:
+    def _look_for_sites(self, plan: Plan, fl_ctx: FLContext) -> Liveness:
         """Learn from now on who is there."""
-        sync, silence = fl_ctx.get_engine().sync_clients_from_main_process, Patience.of(plan).silence
+        sync, silence = fl_ctx.get_engine().sync_clients_from_main_process, timeouts_of(plan).silence
         patience = silence if plan.participation.limit is None else math.inf
-        self.presence = Presence(self.gate.cell, self.gate.heard, sync, silence, patience)
+        self.presence = Liveness(self.gate.cell, self.gate.heard, sync, silence, patience)
         self.presence.begin()
         return self.presence
 

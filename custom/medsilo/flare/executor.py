@@ -25,27 +25,28 @@ from medsilo.core.files import FILE, make_folder
 from medsilo.core.lifeline import end_with, reuse_blocks
 from medsilo.core.package import package_facts
 from medsilo.core.text import is_safe_name, plain
-from medsilo.federation.accepting import check_package, check_packages
-from medsilo.federation.around import answering
-from medsilo.federation.bounds import request_bounds
+from medsilo.federation.bounds import Bounds, request_bounds
+from medsilo.federation.checks import check_package, check_packages
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
+from medsilo.federation.place import Place, Site
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
-from medsilo.federation.seams import Place, Site
-from medsilo.flare.forks import has_started
-from medsilo.flare.gate import Gate
-from medsilo.flare.patches import LEFTOVERS
-from medsilo.flare.patience import Patience
-from medsilo.flare.pieces import PatientRequests
+from medsilo.federation.site_stack import answering
+from medsilo.flare.site_settings import settings_of_site
+from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
-from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
+from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, submitter_of
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.site_files import DiaryLine
 from medsilo.site.approvals import MOST_ROUNDS
+from nvflare_reliability.chunking import RetryingRequests
+from nvflare_reliability.fork_server import has_started
+from nvflare_reliability.message_limits import Gate
+from nvflare_reliability.patches import GARBAGE
 
 
 def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> None:
@@ -89,7 +90,7 @@ class MedsiloExecutor(Executor):
             os.umask(0o077)  # logs, too, are for this account alone
             end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
             self._guard(fl_ctx)
-            LEFTOVERS.begin()
+            GARBAGE.begin()
             has_started()
         elif event_type == EventType.END_RUN and self.give_back:
             self.give_back()
@@ -97,13 +98,13 @@ class MedsiloExecutor(Executor):
     def _guard(self, fl_ctx: FLContext) -> None:
         """Take no more from the server than the plan needs. What is wrong with a plan is said on joining."""
         cell = fl_ctx.get_engine().get_cell()
-        gate = Gate(cell)
+        gate = Gate(cell, Bounds())
         gate.guard_site()
         with suppress(Exception):
-            plan = plan_of_job(fl_ctx)
+            plan = plan_of_job(fl_ctx, settings_of_site(fl_ctx))
             gate.allow(request_bounds(plan))
             self.gate = gate
-            PatientRequests(cell, Patience.of(plan))
+            RetryingRequests(cell, timeouts_of(plan))
             self.measured = plan.participation.limit is None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -149,7 +150,8 @@ class MedsiloExecutor(Executor):
         """Return this site in the parcel's study, and its clock; asked once per process, unless it is refused."""
         check_package(package_facts(), parcel.facts.get("package"))
         study, site = parcel.facts["study"], fl_ctx.get_identity_name()
-        submitted, settings = plan_of_job(fl_ctx), settings_of_site(fl_ctx)
+        settings = settings_of_site(fl_ctx)
+        submitted = plan_of_job(fl_ctx, settings)
         plan = self._among(submitted, Request.received(parcel.facts).sites, site)
         check_packages(plan.code, parcel.facts["package"])
         if not is_safe_name(study):

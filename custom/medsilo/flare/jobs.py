@@ -12,11 +12,12 @@ from typing import Any
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
 from medsilo.flare.job_source import SHIPPED, shipped, shipped_jobs, values_of
-from medsilo.flare.patience import Patience, limits
+from medsilo.flare.timeouts import timeouts_of
 from medsilo.plan import Plan, parse_plan, read_plan
 from medsilo.registry import ANY
 from medsilo.runs import paths
 from medsilo.site.policy import CONTROLLER, EXECUTOR
+from nvflare_reliability.timeouts import Timeouts, limits
 
 META = "meta.json"
 CONFIG = Path("app/config")
@@ -39,11 +40,11 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
     # Nothing of the study reaches a hospital that the plan does not name.
     named = plan.participation.everyone
     name, required = plan.algorithm.name, plan.participation.required
-    return job_files(name, required, named, CONTROLLER, EXECUTOR, Patience.of(plan))
+    return job_files(name, required, named, CONTROLLER, EXECUTOR, timeouts_of(plan))
 
 
 def job_files(
-    name: str, required: int, named: Sequence[str], controller: str, executor: str, patience: Patience
+    name: str, required: int, named: Sequence[str], controller: str, executor: str, patience: Timeouts
 ) -> dict[Path, Any]:
     """Return the JSON files of a job. named: the hospitals that it goes to; by default all that are connected."""
     common: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
@@ -153,7 +154,7 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
             own = {key: content[key] for key in ("name", "min_clients", "deploy_map")}  # these the plan says
             content = {**content, **_meta(job), **own}
         elif job:
-            own = limits(Patience.of(plan), "server" if path.name == SERVER else "site")
+            own = limits(timeouts_of(plan), "server" if path.name == SERVER else "site")
             content = json.loads((job / path).read_text()) | own
         for workflow in content.get("workflows", []):
             if workflow.get("path") == CONTROLLER:

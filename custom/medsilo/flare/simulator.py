@@ -40,6 +40,8 @@ STARTS = 3  # times that a site's process is started which never began
 # Memory of a simulation, as `benchmarks/many_sites.py` measured it: what is there once, and with each site at work.
 ONCE, EACH = 800 << 20, 128 << 20
 COPIES = 6  # of a site's parameters, while it works: as they came, as they go, gradient, two of an optimizer's
+FORKED = ("medsilo.flare.executor", "medsilo.flare.simulator", "medsilo.flare.forked_plan")  # the last reads the plan
+FORKED_PLAN = "MEDSILO_PLAN"  # the variable that says where it lies
 OnRound = Callable[[Round], None]
 Say = Callable[[str], None]
 
@@ -282,8 +284,8 @@ def last_error(log: Path) -> str:
 
 def main() -> int:
     """Run NVFlare's simulator; a process of its own, since it changes folders and starts processes."""
-    from medsilo.flare import forks
-    from medsilo.flare.patches import patient_simulator, sites_started_by
+    from nvflare_reliability import fork_server
+    from nvflare_reliability.patches import patient_simulator, sites_started_by
 
     def until_begun(site: str, once: Callable[[], Any]) -> Any:
         """Run a site's process; again where another program was at the port that NVFlare had found free for it."""
@@ -293,21 +295,27 @@ def main() -> int:
             try:
                 ended = once()
             except OSError:  # it hung up before it was told anything; then NVFlare forgets the process
-                forks.site(site).kill()
+                if own := fork_server.site(site):
+                    own.kill()
                 ended = True, None, site
-            if ended[1] or forks.site(site).begun.is_set():
+            if (own := fork_server.site(site)) is None:
+                logging.getLogger(__name__).warning("this NVFlare starts %s by itself, and no faster", site)
+                return ended
+            if ended[1] or own.begun.is_set():
                 return ended
             logging.getLogger(__name__).warning("another program answered in the place of %s", site)
-        forks.site(site).given_up = True
+        if own := fork_server.site(site):
+            own.given_up = True
         return ended
 
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
     count, plan = len(sites.split(",")), (Path(job) / PLAN).absolute()
     forked = sys.platform == "linux" and not has_code(Path(job))  # code that sites import in place of ours
-    begin = partial(forks.begin, plan, lasting=int(threads) == count) if forked else lambda: None
+    begin = partial(fork_server.begin, FORKED, lasting=int(threads) == count) if forked else lambda: None
+    os.environ[FORKED_PLAN] = str(plan)
     runner = patient_simulator(job, workspace, sites, int(threads), start_limit(count), begin, until_begun)
-    with sites_started_by(forks.ForkedSite) if forked else nullcontext():
+    with sites_started_by(fork_server.ForkedSite) if forked else nullcontext():
         return runner.run()
 
 

@@ -11,19 +11,31 @@ import numpy as np
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.shareable import Shareable
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from torch import Tensor
 
-from medsilo.core.errors import Died, Lacks, Refused
+from medsilo.core.errors import Died, Lacks, MedsiloError, Refused
+from medsilo.core.spill import Spill
 from medsilo.core.text import plain
-from medsilo.flare.patches import send_tensors_by
-from medsilo.flare.pieces import PiecedTensors
 from medsilo.runs.messages import Parcel
+from nvflare_reliability.chunking import ChunkedTensors
+from nvflare_reliability.errors import Rejected
+from nvflare_reliability.patches import send_tensors_by
 
 META = "medsilo"
 TASK = "medsilo"  # the name of every task
 REFUSAL, DIED, LACKS = "medsilo.refusal", "medsilo.died", "medsilo.lacks"
+
+
+class _ArrivalFile(Spill):
+    """The nameless file of tensors that arrive."""
+
+    def append(self, tensor: Tensor) -> int:
+        try:
+            return super().append(tensor)
+        except MedsiloError as error:
+            raise Rejected(str(error), error.private) from error
 
 
 def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
@@ -32,8 +44,8 @@ def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
     to_files: whether those that arrive here lie in nameless files, since many may be on their way at once. plainly: by
     NVFlare's own decomposer, which a training script's process knows.
     """
-    PiecedTensors.to_files = to_files
-    send_tensors_by(TensorDecomposer if plainly else PiecedTensors)
+    ChunkedTensors.store = _ArrivalFile if to_files else None
+    send_tensors_by(TensorDecomposer if plainly else ChunkedTensors)
 
 
 def to_shareable(parcel: Parcel) -> Shareable:
@@ -113,10 +125,16 @@ def _as_sent(value: Any, dtype: str) -> Any:
     return tensor.round().to(sent) if tensor.isfinite().all() else tensor
 
 
+def refuse(reply: Shareable, reason: str) -> None:
+    """Make of an answer one that was refused."""
+    reply.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
+    reply.set_header(REFUSAL, reason)
+
+
 def refusal(reason: str, died: bool = False, lacks: bool = False) -> Shareable:
     """A site's answer when it could not do the work."""
-    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-    reply.set_header(REFUSAL, reason)
+    reply = Shareable()
+    refuse(reply, reason)
     reply.set_header(DIED, died)
     reply.set_header(LACKS, lacks)
     return reply

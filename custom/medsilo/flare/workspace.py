@@ -10,10 +10,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.core.files import write_text
-from medsilo.federation.sealed.identity import KitFiles, accepted_of
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
-from medsilo.site.approvals import check_there
+from medsilo.site.kit import KitFiles
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
 
@@ -21,10 +20,9 @@ def _workspace(fl_ctx: FLContext) -> Workspace:
     return fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT) or fl_ctx.get_engine().get_workspace()
 
 
-def plan_of_job(fl_ctx: FLContext) -> Plan:
+def plan_of_job(fl_ctx: FLContext, settings: SiteSettings) -> Plan:
     """The plan.yaml beside the job's configuration; refused where it uses a package that this party doesn't allow."""
-    allowed = settings_of_site(fl_ctx).packages
-    return load_plan(file_of_job(fl_ctx, paths.PLAN), allowed=allowed)
+    return load_plan(file_of_job(fl_ctx, paths.PLAN), allowed=settings.packages)
 
 
 def file_of_job(fl_ctx: FLContext, name: str) -> Path:
@@ -32,35 +30,15 @@ def file_of_job(fl_ctx: FLContext, name: str) -> Path:
     return Path(_workspace(fl_ctx).get_app_config_dir(fl_ctx.get_job_id())) / name
 
 
-def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
-    """The medsilo.yaml in the kit's `local/` folder, which studies do not change; a simulated site may have its own.
-
-    Raises MedsiloError where a hospital's kit has none, or where it changed and nobody said so.
-    """
-    local = Path(_workspace(fl_ctx).get_site_config_dir())
-    kit = kit_of(fl_ctx)
-    if kit is None:
-        site = fl_ctx.get_identity_name()
-        return SiteSettings.read(local / site if (local / site / FILE_NAME).is_file() else local)
-    if not (local / FILE_NAME).exists() and _needs_no_settings(fl_ctx):
-        accepted_of(kit).check()  # it has not just gone
-        return SiteSettings()
-    check_there(local)
-    settings = SiteSettings.read(local)
-    accepted_of(kit).begin(settings)
-    return settings
+def settings_folder(fl_ctx: FLContext) -> Path:
+    """Return the `local/` folder of a kit, which studies do not change."""
+    return Path(_workspace(fl_ctx).get_site_config_dir())
 
 
-def _needs_no_settings(fl_ctx: FLContext) -> bool:
-    """Return whether settings say nothing of the job's data: they are synthetic, or a training script's own.
-
-    So it runs with a kit such as `nvflare poc` makes.
-    """
-    path = file_of_job(fl_ctx, paths.PLAN)
-    if not path.exists():
-        return False
-    task = load_plan(path, allowed=()).task
-    return task.synthetic or task.scripted
+def settings_in(fl_ctx: FLContext) -> SiteSettings:
+    """Read the medsilo.yaml in `local/`, the server's own; a simulated site may have one of its own there."""
+    local, site = settings_folder(fl_ctx), fl_ctx.get_identity_name()
+    return SiteSettings.read(local / site if (local / site / FILE_NAME).is_file() else local)
 
 
 def kit_of(fl_ctx: FLContext, of: str = "client") -> KitFiles | None:

@@ -155,3 +155,13 @@ def with_given(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
 def frozen_features(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return the features of a network that doesn't learn, in evaluation."""
     return with_features(model.eval(), inputs)[1]
+
+
+def mixes_cases(module: nn.Module) -> str | None:
+    """Return the kind of layer through which cases of a batch reach each other, or leave traces; None without one."""
+    for layer in module.modules():
+        if (isinstance(layer, _BatchNorm) and not is_frozen(layer)) or (
+            isinstance(layer, _InstanceNorm) and layer.track_running_stats
+        ):
+            return type(layer).__name__
+    return None

@@ -1,24 +1,18 @@
 """The one training loop and the one evaluation loop of all methods."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, TensorDataset
 
-from medsilo.core.errors import MedsiloError, Refused
-from medsilo.learning.seeds import seed_for, seed_torch
+from medsilo.core.errors import Refused
+from medsilo.learning.compute import Case, Compute, LossFunction, Stop
 from medsilo.learning.steps import Step, plain_step
-from medsilo.learning.undrawn import know_marks
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
-Case = tuple[Tensor, Tensor]  # inputs and targets, of one case or of a batch
-Draw = Callable[[Case, int], Case]  # what is made of a case, by a seed
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
 Lesson = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss, after the networks have learned from them
 
@@ -31,97 +25,6 @@ class Watch:
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.look(inputs, targets)
-
-
-CPU = torch.device("cpu")
-ONE_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # with which cuBLAS sums in one order
-Stop = Callable[[], None]  # raises when the run was told to stop; asked before every batch
-
-
-@dataclass(frozen=True)
-class Compute:
-    """A site's device and precision. They come from the site's own settings, never from a plan."""
-
-    device: torch.device = CPU
-    precision: Literal["float32", "bfloat16"] = "float32"
-    threads: int = 1
-    workers: int = 0
-
-    @staticmethod
-    def choose(device: str = "auto", **others: object) -> "Compute":
-        """Turns a device's name into a device that is there: "auto", "cpu", "cuda" or "cuda:<n>"."""
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        kind, _, number = device.partition(":")
-        if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-            raise MedsiloError(
-                f"device {device} was asked for, but this machine shows {torch.cuda.device_count()} CUDA devices; take "
-                "cpu or auto (--device, or in the site's medsilo.yaml), or install a CUDA build of torch"
-            )
-        if kind == "cuda":
-            os.environ.setdefault(*ONE_WORKSPACE)
-        return Compute(device=torch.device(device), **others)  # type: ignore[arg-type]
-
-    @property
-    def on_card(self) -> bool:
-        """Return whether it is a GPU."""
-        return self.device.type == "cuda"
-
-    @property
-    def told(self) -> str:
-        """Return the device by name, and how exactly it computes."""
-        if not self.on_card:
-            return f"{self.device}, {self.precision}"
-        convolutions = ", convolutions in TF32" if torch.backends.cudnn.allow_tf32 else ""
-        products = ", matrix products in TF32" if torch.backends.cuda.matmul.allow_tf32 else ""
-        name = torch.cuda.get_device_name(self.device)
-        return f"{self.device} ({name}), {self.precision}{convolutions}{products}"
-
-    @contextmanager
-    def reproducible(self, seed: int) -> Iterator[None]:
-        """Everything drawn or summed inside is the same at every call: seeded, with a fixed number of threads.
-
-        Of several cards only the own is touched. What a card can sum in one order only it does; what has no such order
-        there goes on, and torch warns of it.
-        """
-        threads = torch.get_num_threads()
-        cudnn, sums = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
-        memory: Any = torch.utils.deterministic
-        fills = memory.fill_uninitialized_memory
-        torch.set_num_threads(self.threads)
-        torch.backends.cudnn.deterministic = True
-        if self.on_card:
-            torch.set_deterministic_debug_mode("warn")
-            memory.fill_uninitialized_memory = False  # it only hides what reads before it writes
-        try:
-            with torch.random.fork_rng(devices=[self.device] if self.on_card else []):
-                seed_torch(seed, self.device)
-                yield
-        finally:
-            torch.set_num_threads(threads)
-            torch.backends.cudnn.deterministic = cudnn
-            torch.set_deterministic_debug_mode(sums)
-            memory.fill_uninitialized_memory = fills
-            if self.on_card:
-                torch.cuda.empty_cache()  # between two answers the card is another study's
-
-    def moved(self, inputs: Tensor, targets: Tensor) -> Case:
-        """Return a batch on the device, without waiting for it. What a loss asks of labels is read before."""
-        there = targets.to(self.device, non_blocking=True)
-        return inputs.to(self.device, non_blocking=True), know_marks(there, targets)
-
-    def cast(self) -> AbstractContextManager:
-        """Mixed precision, if the site asked for it."""
-        if self.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Return whether every value is a finite number: exactly when the least and the greatest are. One pass, no copy."""
-    if not tensor.is_floating_point() or not tensor.numel():
-        return True
-    return bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
 def batches(
@@ -213,22 +116,6 @@ def train_epoch(
         total += first * len(inputs)
         cases += len(inputs)
     return float(total / cases)
-
-
-class DrawnCases(Dataset):
-    """Training cases as one epoch sees them: each drawn from its seed, so that workers change nothing.
-
-    A case's seed follows from its place; or, where `names` are given, from its name: then no case changes another's.
-    """
-
-    def __init__(self, cases: Dataset, draw: Draw, seed: int, names: Sequence[str] | None = None) -> None:
-        self.cases, self.draw, self.seed, self.names = cases, draw, seed, names
-
-    def __len__(self) -> int:
-        return len(self.cases)  # type: ignore[arg-type]
-
-    def __getitem__(self, index: int) -> Case:
-        return self.draw(self.cases[index], seed_for(self.seed, self.names[index] if self.names else index))
 
 
 def refuse_nan(output: Tensor) -> None:

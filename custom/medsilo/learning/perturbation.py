@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import unwrap
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.learning.layers import keeping_statistics
+from medsilo.learning.steps import Closure, Step
 
 
 class PerturbedOptimizer(Optimizer):
@@ -96,3 +97,9 @@ def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator
     finally:
         for parameter, value in zip(parameters, own, strict=True):
             parameter.data = value
+
+
+def perturbed_step(alpha: float, model: nn.Module, optimizer: Optimizer) -> Step:
+    """Return the step of lines 9 to 12 of Alg. 1: the optimizer steps from the unperturbed weights."""
+    perturbed = PerturbedOptimizer(optimizer, alpha, module=model)
+    return lambda _, closure: perturbed.step(cast(Closure, closure))

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.layers import called_with, is_frozen
-from medsilo.learning.loop import Case, Compute, Lesson, LossFunction
+from medsilo.learning.compute import Case, Compute, LossFunction
+from medsilo.learning.layers import called_with
+from medsilo.learning.loop import Lesson
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.undrawn import part_of
 from medsilo.privacy.noise import NoiseSource
@@ -75,17 +74,6 @@ def _no_cases(dataset: Dataset) -> Case:
     """Return a batch without cases, of the right shapes."""
     inputs, targets = dataset[0]
     return inputs[None][:0], torch.as_tensor(targets)[None][:0]
-
-
-# ---------------------------------------------------------------------------------------------------- what is learned
-def mixes_cases(module: nn.Module) -> str | None:
-    """Return the kind of layer through which cases of a batch reach each other, or leave traces; None without one."""
-    for layer in module.modules():
-        if (isinstance(layer, _BatchNorm) and not is_frozen(layer)) or (
-            isinstance(layer, _InstanceNorm) and layer.track_running_stats
-        ):
-            return type(layer).__name__
-    return None
 
 
 @dataclass

@@ -14,18 +14,8 @@ from medsilo.core.errors import PlanError, Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, require_features
 from medsilo.course.declared import Private
-from medsilo.course.phase import (
-    FURTHEST,
-    Blueprint,
-    Facts,
-    Group,
-    Phase,
-    Ranges,
-    ServerSide,
-    Workbench,
-    network,
-    site_mean,
-)
+from medsilo.course.phase import FURTHEST, Blueprint, Facts, Group, Phase, Ranges, ServerSide, network, site_mean
+from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import head_names, local_norm_names
 from medsilo.learning.statistics import (
     Layers,

@@ -10,9 +10,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import Blueprint, Workbench
+from medsilo.course.phase import Blueprint
+from medsilo.course.workbench import Workbench
+from medsilo.learning.compute import LossFunction
 from medsilo.learning.layers import called_with, keeping_statistics
-from medsilo.learning.loop import Lesson, LossFunction, Objective
+from medsilo.learning.loop import Lesson, Objective
 from medsilo.methods.bases import SharedAndOwn, copy_into
 
 

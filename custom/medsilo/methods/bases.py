@@ -13,7 +13,8 @@ from torch import nn
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench, network, without
+from medsilo.course.phase import Blueprint, Group, ServerSide, network, without
+from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.late import LateMean, Shares, at_most

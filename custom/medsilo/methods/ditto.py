@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from medsilo.course.declared import Private
-from medsilo.course.phase import Workbench
+from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.steps import correcting, pull_back
 from medsilo.methods.bases import SharedAndOwn

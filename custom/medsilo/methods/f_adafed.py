@@ -6,7 +6,8 @@ from typing import Literal
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import require
-from medsilo.course.phase import Phase, Workbench
+from medsilo.course.phase import Phase
+from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import batch_norm_layers, batch_norm_names
 from medsilo.learning.statistics import running_statistics
 from medsilo.methods.adafed import StatisticsMixture

@@ -5,7 +5,8 @@ from typing import Literal
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench
+from medsilo.course.phase import Blueprint, Group, ServerSide
+from medsilo.course.workbench import Workbench
 from medsilo.learning.training import Training
 from medsilo.methods.bases import Numbers, ServerStep, trained_weights
 from medsilo.mixing.server import REACH, reach_of

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from medsilo.core.errors import PlanError
 from medsilo.course.declared import Private
-from medsilo.course.phase import Workbench
+from medsilo.course.workbench import Workbench
 from medsilo.learning.steps import correcting, pull_back
 from medsilo.learning.training import Training
 from medsilo.methods.fedavg import FedAvg

@@ -29,11 +29,11 @@ from medsilo.course.phase import (
     Phase,
     Ranges,
     ServerSide,
-    Workbench,
     network,
     sample_mean,
     site_mean,
 )
+from medsilo.course.workbench import Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.discriminant import FeatureSums, is_of_one_hospital, tell_hospitals_apart
 from medsilo.learning.layers import head_layers

@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from medsilo.core.errors import PlanError
 from medsilo.course.outcome import Outcome
-from medsilo.course.phase import Phase, Workbench
+from medsilo.course.phase import Phase
+from medsilo.course.workbench import Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
-from medsilo.learning.loop import LossFunction
+from medsilo.learning.compute import LossFunction
 from medsilo.methods.fedsm import ModelsAndSelector, experts
 from medsilo.tasks.task import Task
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medsilo.course.phase import Workbench
+from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.methods.bases import SharedAndOwn, copy_into
 

@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import require_features
-from medsilo.course.phase import Blueprint, Workbench
+from medsilo.course.phase import Blueprint
+from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import frozen_features, with_features
 from medsilo.methods.fedavg import FedAvg
 

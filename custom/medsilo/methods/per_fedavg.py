@@ -8,9 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.course.phase import Workbench
+from medsilo.course.workbench import Workbench
+from medsilo.learning.compute import Case, Compute, LossFunction
 from medsilo.learning.layers import called_with, keeping_statistics
-from medsilo.learning.loop import Case, Compute, Lesson, LossFunction, Objective, OutputLoss
+from medsilo.learning.loop import Lesson, Objective, OutputLoss
 from medsilo.methods.bases import SharedAndOwn, copy_into
 
 

@@ -8,7 +8,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from medsilo.course.phase import ServerSide, Workbench
+from medsilo.course.phase import ServerSide
+from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.loop import Lesson
 from medsilo.learning.steps import correcting, pull_towards

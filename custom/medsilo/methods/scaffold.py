@@ -8,7 +8,8 @@ from pydantic import Field
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import BY_ITSELF
-from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench, network
+from medsilo.course.phase import Blueprint, Group, ServerSide, network
+from medsilo.course.workbench import Workbench
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
 from medsilo.methods.bases import ServerStep, learning_weights, zeros_like

@@ -1,16 +1,13 @@
 """The run tree: what a study leaves on the server's disk, in files that other programs may rely on."""
 
-import importlib.metadata
 import json
 import os
-import platform
 import secrets
 import shutil
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,43 +27,19 @@ from medsilo.core.files import (
     write_passing,
     write_text,
 )
-from medsilo.core.package import package_facts
 from medsilo.plan import Plan
 from medsilo.runs import paths
+from medsilo.runs.provenance import write_provenance
 from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.schema import Round, Summary, Turns
-from medsilo.runs.site_files import Package, Provenance
 
 LET_GO = 60.0  # seconds that a job which is ending has to let go of its study
-PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
-version_of = cache(importlib.metadata.version)  # which reads a file of headers
-
-
-def now() -> str:
-    """The time of day, UTC, as it stands in files."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def new_study(plan: Plan) -> str:
     """A name for a new run: method, task and time, and a few letters that tell apart what starts in one second."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return f"{plan.algorithm.name}-{plan.task.name}-{stamp}-{secrets.token_hex(2)}"
-
-
-def write_provenance(folder: Path, plan: Plan, device: str | None = None) -> None:
-    """Write where the numbers in a folder come from. device: of a site, what it trains on."""
-    provenance = Provenance(
-        package=Package(**package_facts()),
-        plan_hash=plan.hash,
-        seed=plan.seed,
-        protocol=plan.protocol,
-        started=now(),
-        python=platform.python_version(),
-        platform=platform.platform(),
-        versions={name: version_of(name) for name in PACKAGES},
-        device=device,
-    )
-    write_json(folder / paths.PROVENANCE, provenance.model_dump(mode="json", exclude_none=True))
 
 
 @contextmanager

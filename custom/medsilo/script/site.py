@@ -34,10 +34,12 @@ from medsilo.core.tensors import Tensors
 from medsilo.core.text import is_safe_name
 from medsilo.course.additions import INPUT
 from medsilo.course.outcome import SiteEnd
-from medsilo.course.phase import Phase, Workbench
+from medsilo.course.phase import Phase
+from medsilo.course.workbench import Workbench
 from medsilo.federation.site_state import SiteState
-from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, Watch, train_epoch
-from medsilo.learning.perturbation import PerturbedOptimizer
+from medsilo.learning.compute import Compute, LossFunction
+from medsilo.learning.loop import Lesson, Objective, Watch, train_epoch
+from medsilo.learning.perturbation import PerturbedOptimizer, perturbed_step
 from medsilo.learning.seeds import generator_for, seed_for, seed_torch
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
@@ -600,7 +602,7 @@ class ScriptSite:
             self.samples,
             data.steps,
             generator_for(plan.seed, self.site, "method", number),
-            plan.algorithm.perturbation.step if plan.algorithm.perturbation else None,
+            partial(perturbed_step, perturbed.alpha) if (perturbed := plan.algorithm.perturbation) else None,
             hand_over=hand_over,
         )
 

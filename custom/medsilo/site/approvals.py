@@ -22,9 +22,11 @@ from medsilo.core.files import LockedFolder, read_bounded, write_text
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section
 from medsilo.core.text import counted, plain
-from medsilo.sealing.signed import read_own, write_signed
-from medsilo.sealing.signing import UseKey, public_text
+from medsilo.site.book import Book, data_set
+from medsilo.site.kit import KitFiles
 from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.site.signed import read_own, write_signed
+from medsilo.site.signing import UseKey, public_text
 
 FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # the folder is beside a hospital's book
 ASKED, ANSWERED = "asked", "answered"
@@ -300,3 +302,13 @@ def check_there(local: Path) -> None:
     """Raise MedsiloError where a hospital's kit has no settings: without them nothing is promised any more."""
     if not (local / FILE_NAME).exists():
         raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so nothing runs; put it back")
+
+
+def accepted_of(kit: KitFiles) -> AcceptedSettings:
+    """Return what a hospital remembers of its own settings, which it signs with a key of its kit."""
+    return AcceptedSettings(kit.kit, kit.key_for("settings"))
+
+
+def approvals_of(book: Book, kit: KitFiles, settings: SiteSettings) -> Approvals:
+    """Return a site's approvals, which it signs with a key of its kit."""
+    return Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")

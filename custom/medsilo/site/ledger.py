@@ -33,9 +33,11 @@ from medsilo.core.files import FILE, LockedFolder
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
 from medsilo.privacy.mechanisms import Charge, Demands, Mechanism
-from medsilo.sealing.signed import S, Signature, line_of, opened, read_signed, signed, write_signed
-from medsilo.sealing.signing import PrivateKey, UseKey, own_key, public_text
+from medsilo.site.book import Book
+from medsilo.site.kit import KitFiles
 from medsilo.site.settings import FILE_NAME
+from medsilo.site.signed import S, Signature, line_of, opened, read_signed, signed, write_signed
+from medsilo.site.signing import PrivateKey, UseKey, own_key, public_text
 
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"  # the folder is beside a hospital's book
 OF = "this hospital's privacy ledger"
@@ -443,3 +445,8 @@ def ledgers(book: Path, kit: Path | None = None) -> list[str]:
     known = kit.glob(KEPT.format("*")) if kit else ()
     found = {path.name.removeprefix(before).removesuffix(after) for path in known}
     return sorted({path.stem for path in (book / FOLDER_NAME).glob("*.jsonl")} | found)
+
+
+def ledger_of(book: Book, data: str, kit: KitFiles | None) -> Ledger:
+    """Return a hospital's ledger of one data set, signed by a key of its kit where there is one."""
+    return Ledger(book.folder, data, kit.key_for("ledger"), kit.kit) if kit else Ledger(book.folder, data)

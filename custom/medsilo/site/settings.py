@@ -16,7 +16,7 @@ from medsilo.privacy.mechanisms import Demands
 from medsilo.tasks.sources import DataSource
 
 if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
-    from medsilo.learning.loop import Compute
+    from medsilo.learning.compute import Compute
 
 FILE_NAME = "medsilo.yaml"
 SMALLEST_METRIC = 5  # by default, of real data
@@ -208,7 +208,7 @@ class SiteSettings(Section):
 
     def compute(self) -> "Compute":
         """The device and precision that train; an error when the device is not there."""
-        from medsilo.learning.loop import Compute
+        from medsilo.learning.compute import Compute
 
         return Compute.choose(self.device, precision=self.precision, threads=self.threads, workers=self.workers)
 

@@ -9,7 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar, Self
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.sheet import OLD_LETTERS, WINDOWS, Sheet, plain
+from medsilo.core.text import composed
+from medsilo.tasks.sheet import OLD_LETTERS, WINDOWS, Sheet
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS, Problem, in_two_parts, refuse_what_stops
 
@@ -102,7 +103,7 @@ class Listing:
             links += [name for name in folders if Path(place, name).is_symlink()]
             for path in (Path(place, name) for name in files if not name.startswith(".")):
                 if path.is_file() or not path.exists():  # a link into nothing is told of later
-                    found[plain(path.relative_to(folder).as_posix())] = path
+                    found[composed(path.relative_to(folder).as_posix())] = path
         return dict(sorted(found.items())), links
 
     @staticmethod
@@ -162,7 +163,7 @@ class Listing:
                 self.problems.append(Problem("note", what, len(self.entries)))
             return
         try:
-            expression = re.compile(plain(source.patient))
+            expression = re.compile(composed(source.patient))
         except re.error as error:
             raise DataError(f"data.patient is no regular expression ({error}); correct it") from error
         found = {entry.name: expression.search(entry.name) for entry in self.entries}
@@ -192,17 +193,6 @@ def table_of(source: DataSource, names: Collection[str], patterns: object) -> st
 def files_of(image: Path) -> list[Path]:
     """Return the files of an image: the file itself, or those of a folder that holds one DICOM series."""
     return sorted(image.iterdir()) if image.is_dir() else [image]
-
-
-def links_out(folder: Path) -> list[str]:
-    """The files and folders below a folder that are links out of it, by their path from there; no hidden ones."""
-    inside, found = folder.resolve(), []
-    for place, folders, files in walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(place, name) for name in (*folders, *files) if not name.startswith(".")):
-            if path.is_symlink() and not path.resolve().is_relative_to(inside):
-                found.append(path.relative_to(folder).as_posix())
-    return sorted(found)
 
 
 # ------------------------------------------------------------------------------------------------ patterns

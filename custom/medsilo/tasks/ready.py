@@ -23,8 +23,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import load_facts, load_tensors, save_tensors
 from medsilo.core.package import package_facts
-from medsilo.learning.loop import Case
 from medsilo.learning.undrawn import marked
+from medsilo.tasks.lazy_cases import Memory
 from medsilo.tasks.listing import Entry, files_of
 from medsilo.tasks.sources import DataSource
 
@@ -76,20 +76,6 @@ class StoredCase:
 
 
 Sliced = Tensor | StoredCase
-
-
-class Memory:
-    """The memory that a site may fill. Those that come first take their share first."""
-
-    def __init__(self, source: DataSource) -> None:
-        self.left = source.cache_memory << 20 if source.cache == "memory" else 0  # bytes
-
-    def takes(self, *tensors: Tensor) -> bool:
-        """Return whether these have a place, which is theirs then."""
-        size = sum(tensor.nbytes for tensor in tensors)
-        keeps = size <= self.left
-        self.left -= size if keeps else 0
-        return keeps
 
 
 @dataclass
@@ -247,30 +233,3 @@ def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
         return held_case(cases.datasets[part], index - [0, *cases.cumulative_sizes][part])
     assert isinstance(cases, Subset)
     return held_case(cases.dataset, cases.indices[index])
-
-
-class LazyCases(Dataset):
-    """Files with their classes, read when they are asked for: for sets that may be too large for the memory."""
-
-    def __init__(self, items: Sequence[tuple[Path, int]], patients: Sequence[str], read: Callable[..., Case]) -> None:
-        self.items, self.patients, self.read = tuple(items), tuple(patients), read
-        self.kept: list[Case] = []  # the first cases
-
-    def keep(self, memory: Memory) -> None:
-        """Reads as many of the cases as have a place in memory, once for all passes."""
-        while memory.left and len(self.kept) < len(self):
-            case = self.read(self.items[len(self.kept)])
-            if not memory.takes(*case):
-                break
-            self.kept.append(case)
-
-    @property
-    def labels(self) -> Tensor:
-        """The class of every case, [cases]."""
-        return torch.tensor([label for _, label in self.items])
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Case:
-        return self.kept[index] if index < len(self.kept) else self.read(self.items[index])

@@ -3,7 +3,6 @@
 import csv
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any, ClassVar, Self, TextIO
 from zipfile import ZipFile
 
 from medsilo.core.errors import DataError
+from medsilo.core.text import composed
 
 WINDOWS, PIECE = "cp1252", 2**20
 UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
@@ -28,11 +28,6 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 Lines = Iterator[tuple[str, list[str]]]  # with their places, for people
 Read = tuple[list[str], Lines]  # a table's columns, and its lines
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
-
-
-def plain(text: str) -> str:
-    """Return a text in the one of the two ways in which letters with marks are written."""
-    return unicodedata.normalize("NFC", text)
 
 
 def coding_of(path: Path) -> str:
@@ -76,7 +71,7 @@ class Sheet:
         if any(len(cell) > self.LONGEST for cell in cells):
             self.long.append(place)
             return
-        self.lines.append((place, [plain(cell.strip()) for cell in cells]))
+        self.lines.append((place, [composed(cell.strip()) for cell in cells]))
         if len(self.lines) > self.MOST_LINES or len(self.lines) * len(self.columns) > self.MOST_CELLS:
             raise DataError(self.TOO_MANY)
 
@@ -118,7 +113,7 @@ class Sheet:
             sheet = cls().read(path, {}, None)
             return [[*sheet.columns], *(cells for _, cells in sheet.lines[:most])]
         with _opened(path) as file:
-            return [[plain(cell.strip()) for cell in cells] for _, cells in islice(_rows(file), most)]
+            return [[composed(cell.strip()) for cell in cells] for _, cells in islice(_rows(file), most)]
 
     @staticmethod
     def number(cell: str, decimal: str = ".") -> float | None:
@@ -130,7 +125,7 @@ class Sheet:
     @staticmethod
     def level(cell: str) -> str:
         """Return a level as it is compared: a whole number is the same however it is written, as 1 and 1.0."""
-        text = plain(str(cell).strip())
+        text = composed(str(cell).strip())
         value = Sheet.number(text)
         return str(int(value)) if value is not None and value == int(value) else text
 
@@ -157,7 +152,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
 
 def _csv(file: TextIO) -> Read:
     rows = _rows(file)
-    head = [plain(name.strip()) for name in next(rows, (1, []))[1]]
+    head = [composed(name.strip()) for name in next(rows, (1, []))[1]]
     return head, ((f"line {number}", cells) for number, cells in rows if any(cells))
 
 
@@ -217,9 +212,9 @@ def _parquet(sheet: Sheet, path: Path, needed: Mapping[str, str], besides: Seque
         groups = (file.metadata.row_group(place) for place in range(file.metadata.num_row_groups))
         if file.metadata.num_rows > Sheet.MOST_LINES or sum(group.total_byte_size for group in groups) > 4 * MOST_BYTES:
             raise DataError(Sheet.TOO_MANY)
-        head = [plain(name.strip()) for name in file.schema_arrow.names]
+        head = [composed(name.strip()) for name in file.schema_arrow.names]
         sheet.columns = _of(head, needed, besides)
-        own = {plain(name.strip()): name for name in file.schema_arrow.names}
+        own = {composed(name.strip()): name for name in file.schema_arrow.names}
         number = 0
         for batch in file.iter_batches(4096, columns=[own[name] for name in sheet.columns]):
             columns = [batch.column(own[name]).to_pylist() for name in sheet.columns]
@@ -235,7 +230,7 @@ def _office(path: Path) -> Read:
     if len(frame) > Sheet.MOST_LINES:
         raise DataError(Sheet.TOO_MANY)
     lines = enumerate(frame.itertuples(index=False, name=None), 1)
-    head = [plain(str(name).strip()) for name in frame.columns]
+    head = [composed(str(name).strip()) for name in frame.columns]
     return head, ((f"row {number}", [_text(cell) for cell in cells]) for number, cells in lines)
 
 

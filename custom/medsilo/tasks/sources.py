@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from os import walk
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -10,7 +11,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from medsilo.core.errors import DataError
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
-from medsilo.tasks.sheet import plain
+from medsilo.core.text import composed
 from medsilo.tasks.splits import Shares
 
 
@@ -104,7 +105,7 @@ class DataSource(Section):
     def expression(pattern: str) -> re.Pattern[str]:
         """Return a pattern as a regular expression: * and ? stay within a folder, ** goes through several."""
         parts = {"**/": "((?:.*/)?)", "*": "([^/]*)", "?": "([^/])"}
-        pieces = re.split(r"(\*\*/|\*|\?)", plain(pattern))
+        pieces = re.split(r"(\*\*/|\*|\?)", composed(pattern))
         return re.compile("".join(parts.get(piece) or re.escape(piece) for piece in pieces))
 
     def own_names(
@@ -199,3 +200,14 @@ class DataSource(Section):
         if not self.folder.is_dir():
             message = "the data folder does not exist; correct 'data' in this site's medsilo.yaml, or --data"
             raise DataError(message, private=str(self.folder))
+
+
+def links_out(folder: Path) -> list[str]:
+    """The files and folders below a folder that are links out of it, by their path from there; no hidden ones."""
+    inside, found = folder.resolve(), []
+    for place, folders, files in walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in (*folders, *files) if not name.startswith(".")):
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                found.append(path.relative_to(folder).as_posix())
+    return sorted(found)

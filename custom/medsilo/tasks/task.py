@@ -13,17 +13,18 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from medsilo.core.errors import DataError
+from medsilo.core.errors import DataError, Refused
 from medsilo.core.section import Section
-from medsilo.learning.loop import Case, Draw, DrawnCases
+from medsilo.core.text import plain
+from medsilo.learning.compute import Case
+from medsilo.learning.drawn import Draw, DrawnCases
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.undrawn import labels_in
 from medsilo.models.network import Network
 from medsilo.tasks import splits
 from medsilo.tasks.goal import Goal
-from medsilo.tasks.listing import links_out
-from medsilo.tasks.ready import LazyCases, Memory
-from medsilo.tasks.sources import DataSource
+from medsilo.tasks.lazy_cases import LazyCases, Memory
+from medsilo.tasks.sources import DataSource, links_out
 from medsilo.tasks.survey import (
     PARTS,
     PartFacts,
@@ -459,3 +460,9 @@ def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:
         intensity=intensity,
         problems=tuple(problems),
     )
+
+
+def check_absent(told: Sequence[str], task: Task) -> None:
+    """Raise Refused where a hospital says that it lacks what none may lack in a task's data."""
+    if strangers := sorted(set(told) - set(getattr(task, "may_be_absent", ()))):
+        raise Refused(f"it lacks {plain(strangers[0], 40)}, which no hospital may lack in this plan")

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from medsilo.tasks.scans import Scan, resized
-from medsilo.tasks.segmentation import likeliest
 from medsilo.tasks.sources import DataSource
+
+if TYPE_CHECKING:  # only who predicts reads images here
+    from medsilo.tasks.scans import Scan
 
 IN_MONAI = "scripts.in_monai"  # where a bundle holds what MONAI has not got
 Words = dict[str, Any]  # a class under "_target_", and its arguments
@@ -57,7 +58,7 @@ class Use:
     def __init__(
         self,
         predictor: str = "",
-        inputs: Callable[[Scan], Tensor] = lambda scan: torch.from_numpy(scan.values)[None],
+        inputs: "Callable[[Scan], Tensor]" = lambda scan: torch.from_numpy(scan.values)[None],
         in_monai: InMonai | None = None,
         own_values: Callable[[DataSource], dict[int, int]] = lambda source: {},
         lacking_of: Callable[[DataSource], tuple[int, ...]] = lambda source: (),
@@ -74,13 +75,11 @@ class Use:
         """Return the images among files, each with its channels' files in order; by default each file is one."""
         return [(file,) for file in files]
 
-    def scan_of(self, image: tuple[Path, ...]) -> Scan:
-        """Return one of these images."""
-        return Scan.read(image[0])
+    def scan_of(self, image: tuple[Path, ...]) -> "Scan | None":
+        """Return one of these images; by default None, and its file is read as it is."""
+        return None
 
-    def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
+    def labels_on(self, scan: "Scan", output: Tensor) -> Tensor | None:
         """Return the label of each place of an image, from the network's output for its cases: an image's, or that of
-        its slices; by default the likeliest one."""
-        grid = scan.values.shape[1:]
-        labels = likeliest(resized(output, grid[len(grid) - output.ndim + 2 :]))
-        return labels if labels.ndim == len(grid) else labels[0]
+        its slices; by default None, and each place gets the likeliest one."""
+        return None

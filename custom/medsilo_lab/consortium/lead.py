@@ -22,10 +22,10 @@ from medsilo import __version__
 from medsilo.check.kit import read_kit
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.text import is_safe_name, plain
-from medsilo.flare.patches import connect
 from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS, read_progress, read_rounds, read_summary
 from medsilo.runs.schema import Progress, Round
+from nvflare_reliability.patches import connect
 
 COMPLETED, ABORTED = "FINISHED:COMPLETED", "FINISHED:ABORTED"
 MEANT = {  # by states of a job that ended without a word of its own

@@ -9,7 +9,8 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 try:
-    from medsilo.flare.janitor import LostConnections as Guard
+    import medsilo.flare  # noqa: F401
+    from nvflare_reliability.cleanup import LostConnections as Guard
 except Exception as error:
     REASON = f"medsilo can't be imported here ({type(error).__name__}); install it for this site's Python"
 

@@ -14,6 +14,7 @@ from medsilo.tasks import listing
 from medsilo.tasks.headers import is_dicom
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.use import Use
+from medsilo_lab.deploy.predict import scan_of
 from medsilo_lab.deploy.predictor import Predictor
 
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
@@ -52,7 +53,7 @@ class ImageFile:
     lacks: tuple[int, ...] = ()  # places of channels that are not in the files
 
     def read(self) -> Scan:
-        return replace(self.use.scan_of(self.files), lacks=self.lacks)
+        return replace(scan_of(self.use, self.files), lacks=self.lacks)
 
     def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
         if labels is None:

@@ -14,7 +14,9 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import make_folder, write_csv, write_json
 from medsilo.learning.layers import judges_by_batch
 from medsilo.tasks.overlays import tile, write_montage
-from medsilo.tasks.scans import Scan
+from medsilo.tasks.scans import Scan, resized
+from medsilo.tasks.segmentation import likeliest
+from medsilo.tasks.use import Use
 from medsilo_lab.deploy.source import Source
 
 BATCH = 16  # cases (slices of a volume) that go through the network together
@@ -76,8 +78,22 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     found["confidence"] = round(float(torch.cat(sure).mean()), 6) if sure else None
     if output.dim() == 2:
         return Prediction(None, found | _class(output, called))
-    labels = use.labels_on(scan, output).numpy().astype(np.uint8)
+    labels = labels_on(use, scan, output).numpy().astype(np.uint8)
     return Prediction(labels, found | _sizes(labels, scan.spacing, called))
+
+
+def scan_of(use: Use, image: tuple[Path, ...]) -> Scan:
+    """Return an image as a task reads it."""
+    return use.scan_of(image) or Scan.read(image[0])
+
+
+def labels_on(use: Use, scan: Scan, output: Tensor) -> Tensor:
+    """Return the label of each place of an image, from the network's output for its cases."""
+    own, grid = use.labels_on(scan, output), scan.values.shape[1:]
+    if own is not None:
+        return own
+    labels = likeliest(resized(output, grid[len(grid) - output.ndim + 2 :]))
+    return labels if labels.ndim == len(grid) else labels[0]
 
 
 def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:

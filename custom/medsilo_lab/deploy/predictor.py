@@ -13,7 +13,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import make_folder, write_csv, write_json
 from medsilo.core.text import is_safe_name
-from medsilo.learning.loop import Compute
+from medsilo.learning.compute import Compute
 from medsilo.registry import PluginTable
 from medsilo.runs import paths
 from medsilo.tasks.listing import Listing

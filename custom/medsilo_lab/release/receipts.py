@@ -7,7 +7,7 @@ from pydantic import Field
 
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section
-from medsilo.sealing import signed, signing
+from medsilo.site import signed, signing
 from medsilo_lab.release.release_folder import Hash, PackageFacts, Release, Share, Word, today
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"

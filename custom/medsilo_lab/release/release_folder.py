@@ -14,7 +14,7 @@ from medsilo.core.package import package_facts
 from medsilo.core.section import Section
 from medsilo.flare.jobs import plan_of
 from medsilo.runs import paths
-from medsilo.sealing import signed, signing
+from medsilo.site import signed, signing
 from medsilo_lab.deploy import model_card
 from medsilo_lab.deploy.source import Source
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medsilo.sealing import signed
+from medsilo.site import signed
 from medsilo_lab.deploy import model_card
 from medsilo_lab.release.release_folder import Release
 from medsilo_lab.report.formats import cell

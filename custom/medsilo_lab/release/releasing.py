@@ -44,7 +44,7 @@ def release(
     It holds the model, its plan and its card, with the scores that hospitals disclosed. Give the hospitals the
     fingerprint of your key by another way than the folder.
     """
-    from medsilo.sealing import signed, signing
+    from medsilo.site import signed, signing
     from medsilo_lab.release.release_folder import Conditions, Release, write_release
 
     with screen.busy("releasing"):
@@ -75,7 +75,7 @@ def validate(
     steps (medsilo.yaml, --settings). A key of this hospital signs it. Mail it to the lead.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
-    from medsilo.sealing import signed, signing
+    from medsilo.site import signed, signing
     from medsilo_lab.release.receipts import NAME, receipt_path, write_receipt
     from medsilo_lab.release.release_folder import Release
     from medsilo_lab.release.release_pages import write_validation

@@ -10,8 +10,8 @@ import numpy as np
 from medsilo.core.errors import MedsiloError
 from medsilo.federation.exact import ExactScores, ExactTest
 from medsilo.federation.participant import Participant
+from medsilo.federation.place import Place
 from medsilo.federation.protection import Protection
-from medsilo.federation.seams import Place
 from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary

@@ -22,8 +22,8 @@ from medsilo.core.files import make_folder
 from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups
 from medsilo.federation.participant import Participant
-from medsilo.federation.seams import Place
-from medsilo.learning.loop import Stop
+from medsilo.federation.place import Place
+from medsilo.learning.compute import Stop
 from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import WORKER_LOG
 

@@ -11,10 +11,10 @@ from threading import Event, Thread
 from typing import Any
 
 from medsilo.core.errors import Aborted, Died
-from medsilo.federation.around import TrainingSite, training_site
+from medsilo.federation.place import Place
 from medsilo.federation.process.isolated import receive, send
 from medsilo.federation.reasons import details, is_out_of_memory, public_reason
-from medsilo.federation.seams import Place
+from medsilo.federation.site_stack import TrainingSite, training_site
 from medsilo.runs.messages import Parcel
 from medsilo.site.settings import SiteSettings
 

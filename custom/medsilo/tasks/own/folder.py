@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.learning.loop import Draw
+from medsilo.learning.drawn import Draw
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.undrawn import labels_in
 from medsilo.models.architectures import DenseNet121, UNet

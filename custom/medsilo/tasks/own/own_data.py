@@ -14,8 +14,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.core.errors import DataError, MedsiloError, Refused
-from medsilo.core.text import plain
+from medsilo.core.errors import DataError, MedsiloError
 from medsilo.learning.undrawn import MOST, mark_of, marks_of_classes
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases, held_case
@@ -159,12 +158,6 @@ class OwnData(Task):
             absent=self.absent(source),
             **found,
         )
-
-
-def check_absent(told: Sequence[str], task: Task) -> None:
-    """Raise Refused where a hospital says that it lacks what none may lack in a task's data."""
-    if strangers := sorted(set(told) - set(task.may_be_absent if isinstance(task, OwnData) else ())):
-        raise Refused(f"it lacks {plain(strangers[0], 40)}, which no hospital may lack in this plan")
 
 
 def dealt(

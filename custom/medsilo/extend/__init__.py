@@ -1,0 +1,50 @@
+"""The names that a plug-in imports of medsilo, and nothing else of it. docs/research/extend.md shows them in use.
+
+Each is here once, and is loaded when it is first used, so that importing this module costs nothing.
+"""
+
+from typing import TYPE_CHECKING
+
+from medsilo import __version__
+from medsilo.core.lazy import named_in, places_in
+
+if TYPE_CHECKING:
+    from medsilo.cli.show import Command, Screen
+    from medsilo.core import files
+    from medsilo.core.errors import DataError, MedsiloError, Refused
+    from medsilo.core.section import Section
+    from medsilo.course.algorithm import Algorithm
+    from medsilo.course.layer import Layer
+    from medsilo.course.phase import Group, Phase
+    from medsilo.federation.channel import Channel
+    from medsilo.federation.place import Place, Site
+    from medsilo.models.network import Network
+    from medsilo.plan import Plan
+    from medsilo.runs.messages import Parcel
+    from medsilo.tasks.classification import Classification
+    from medsilo.tasks.goal import Goal
+    from medsilo.tasks.listing import Listing
+    from medsilo.tasks.own.own_data import OwnFolder
+    from medsilo.tasks.own.own_numbers import SignalFolder
+    from medsilo.tasks.own.volume_folder import VolumeFolder
+    from medsilo.tasks.scans import Scan
+    from medsilo.tasks.segmentation import Segmentation
+    from medsilo.tasks.sheet import Sheet
+    from medsilo.tasks.sources import DataSource
+    from medsilo.tasks.task import SiteData, Task
+    from medsilo.tasks.use import Use
+    from medsilo_lab.deploy.exporter import Exporter
+    from medsilo_lab.deploy.predictor import Predictor
+    from medsilo_lab.start.looker import Folder
+
+
+NAMES = places_in(__file__)
+__all__ = ["__version__", *NAMES]
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used."""
+    if name not in NAMES:
+        raise AttributeError(f"module 'medsilo.extend' has no attribute {name!r}")
+    found = globals()[name] = named_in(__file__, name)
+    return found

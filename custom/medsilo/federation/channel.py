@@ -1,0 +1,65 @@
+"""The server's interface to its sites: a channel asks them. All that is optional wraps one.
+
+A layer around a channel is a channel (server_stack.py has their order).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from medsilo.core.errors import Died, Lacks, MedsiloError
+from medsilo.core.text import plain
+from medsilo.runs.messages import Parcel
+
+Outgoing = Callable[[str], Parcel]
+
+Receive = Callable[[str, Parcel], None]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The reason why a site gave nothing in a round.
+
+    >>> Missing("lost", "no answer in time").text
+    'lost: no answer in time'
+    """
+
+    kind: Literal["refused", "lost"]
+    reason: str
+    passing: bool = False  # a refusal that asking again may heal
+    lacks: bool = False  # a refusal that sending it the network's files heals
+
+    @property
+    def text(self) -> str:
+        """Return how it is absent, and why."""
+        return f"{self.kind}: {self.reason}"
+
+    @classmethod
+    def refused(cls, error: MedsiloError) -> "Missing":
+        """Return the refusal that an error is; its text may come from a site."""
+        return cls("refused", plain(str(error)), isinstance(error, Died), isinstance(error, Lacks))
+
+
+class Channel(Protocol):
+    """The server's side of the line to the sites. Layers wrap one, and are one.
+
+    >>> class Counting:  # a layer
+    ...     def __init__(self, inner: Channel) -> None:
+    ...         self.inner, self.asked = inner, 0
+    ...     def ask(self, sites, outgoing, receive, timeout):
+    ...         self.asked += len(sites)
+    ...         return self.inner.ask(sites, outgoing, receive, timeout)
+    """
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+        """Ask all these sites at once; `receive` raises Refused for an answer that must not count.
+
+        Returns the sites without an accepted answer. `outgoing` may be called more than once and changes nothing.
+        """
+
+
+class Transport(Channel, Protocol):
+    """The innermost channel, which moves parcels."""
+
+    def pause(self, seconds: float) -> None:
+        """Wait; raises Aborted when the run was told to stop."""

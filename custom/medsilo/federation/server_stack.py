@@ -1,0 +1,81 @@
+"""The layers around the server's channel, and their order, which this file says once. site_stack.py has a site's.
+
+From outside to inside, a question passes
+
+    retry           asks again, as the plan's participation says
+    ledger          keeps the heads of the hospitals' ledgers, where a plan promises privacy
+    supply          sends a site the files that it lacks, once
+    layers of the plan, in its order
+    turns           notes who is asked and who answered, and counts the bytes of tensors
+    channel         NVFlare, or a loop over sites in this process
+
+The server's `RoundAggregation` (server_state.py) is inside of a round, since secure aggregation needs what the round
+has. That is a package of its own, of which this file takes the server's part by its entry point.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from medsilo.core import shelf
+from medsilo.federation.asking import Questioner, Retry, Tell, TurnKeeper
+from medsilo.federation.channel import Channel, Missing, Outgoing, Receive, Transport
+from medsilo.federation.ledger_watch import LedgerWatch
+from medsilo.federation.server_state import RoundAggregation, ServerState
+from medsilo.plan import Plan
+from medsilo.runs.messages import FILES, Parcel
+from medsilo.site.kit import KitFiles
+
+
+class FileSupply:
+    """A channel that sends a site what it lacks: each site once, as the server had it."""
+
+    def __init__(self, inner: Channel, files: Mapping[str, int]) -> None:
+        self.inner, self.files = inner, files
+        self.sent: set[str] = set()
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+        missing = self.inner.ask(sites, outgoing, receive, timeout)
+        lacking = sorted(site for site, gone in missing.items() if gone.lacks and site not in self.sent)
+        if not lacking:
+            return missing
+        self.sent |= set(lacking)
+        files = {file: _content(shelf.find(file, size), size) for file, size in self.files.items()}
+
+        def going(site: str) -> Parcel:
+            order = outgoing(site)
+            return replace(order, groups={**order.groups, FILES: files})
+
+        again = self.inner.ask(lacking, going, receive, timeout)
+        return {**{site: gone for site, gone in missing.items() if site not in lacking}, **again}
+
+
+def _content(path: Path, size: int) -> torch.Tensor:
+    """Return a file's bytes, which stay on the disk until they are sent."""
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+
+
+def asking(
+    channel: Transport, plan: Plan, sites: Sequence[str], tell: Tell, lost: Callable[[str], None], heads: Path
+) -> tuple[Retry, TurnKeeper]:
+    """Return the server's channel with its layers, and what of it knows whose turn it is.
+
+    sites: those that train; lost: hears of every site that did not answer; heads: the file of the ledgers' heads.
+    """
+    turns = TurnKeeper(channel, tell)
+    inner: Channel = turns
+    for layer in reversed(plan.layers):
+        inner = layer.server(inner, plan)
+    if plan.network.files:
+        inner = FileSupply(inner, plan.network.files)
+    if plan.privacy:
+        inner = LedgerWatch(inner, heads)
+    return Retry(inner, plan.participation, sites, channel.pause, lost), turns
+
+
+def aggregation_of(asker: Questioner, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
+    """Return how the plan has answers become the next round's tensors. kit: the server's own."""
+    secure = state.plan.transport.aggregation
+    return secure.server(asker, state, kit) if secure else RoundAggregation(state)

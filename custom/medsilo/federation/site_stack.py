@@ -1,0 +1,141 @@
+"""The layers around a site, and their order, which this file says once. server_stack.py has those of the server.
+
+From outside to inside, an order passes
+
+    permission      no data are read, and nothing is answered, for a plan that the hospital has not approved
+    supply          files that the network begins with: who lacks one says so, and keeps what the plan's hash names
+    isolation       a process of its own, whose death is an answer; what is exact or in clear never leaves it
+    ledger          an answer that is charged leaves once, after its charge is written
+    layers of the plan, in its order
+    disclosure      makes the answer of what was found exactly: what of it may leave, and how finely
+    participant     does the study, exactly; tensors come and go in the plan's envelope (secure aggregation)
+
+and an answer passes them the other way round. The site's `Envelope` (place.py) is inside of a round, since secure
+aggregation needs what the round has. That is a package of its own, of which this file takes a site's part by its entry
+point.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from medsilo.core import shelf
+from medsilo.core.errors import Lacks, MedsiloError, Refused
+from medsilo.core.lifeline import forget_most, most_held
+from medsilo.core.spill import bytes_of
+from medsilo.core.tensors import Tensors
+from medsilo.federation.account import Accounting, PrivacyAccount
+from medsilo.federation.participant import Participant
+from medsilo.federation.permission import Permission
+from medsilo.federation.place import Envelope, Place, Site
+from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.learning.compute import Stop
+from medsilo.privacy.mechanisms import Charge
+from medsilo.runs.messages import ANSWERS, FILES, Parcel, Request
+
+
+class SuppliedSite:
+    """A site that has its network's files before anything else of it is made.
+
+    A file travels as one tensor of bytes, in pieces like all tensors. Its hash stands in the plan: nobody is
+    believed.
+    """
+
+    def __init__(self, place: Place, make: Callable[[], Site]) -> None:
+        """make: makes the site behind this one, which reads the files."""
+        self.place, self.make = place, make
+        self.inner: Site | None = None
+        shelf.look_in(*place.models)
+
+    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+        groups = dict(parcel.groups)
+        self._take(groups.pop(FILES, {}))
+        for file, size in self.place.plan.network.files.items():
+            try:
+                shelf.find(file, size)
+            except MedsiloError as error:
+                raise Lacks(str(error)) from error
+        self.inner = self.inner or self.make()
+        return self.inner.answer(replace(parcel, groups=groups), stop)
+
+    def _take(self, came: Tensors) -> None:
+        wanted, most = self.place.plan.network.files, self.place.settings.models_disk
+        for name, content in came.items():
+            if name not in wanted or content.dtype is not torch.uint8:
+                raise Refused("the server sends a file that the plan does not name")
+            shelf.keep(name, bytes_of(content.contiguous()), self.place.models[-1], int(most * (1 << 30)))
+
+
+class DisclosingSite:
+    """A site that answers with what its participant found, as it may leave."""
+
+    def __init__(self, inner: Participant) -> None:
+        self.inner = inner
+
+    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+        asked, started = Request.received(parcel.facts), time.monotonic()
+        forget_most()
+        found = self.inner.find(asked, parcel.groups, stop)
+        disclosure = self.inner.disclosure
+        answer = ANSWERS[asked.task](
+            task=asked.task,
+            round=asked.round,
+            study=asked.study,
+            package=disclosure.plan.code,
+            seconds=time.monotonic() - started,
+            memory=most_held(),
+            cases=disclosure.counted,
+            withheld=disclosure.withheld,
+            noisy=disclosure.noisy,
+            warnings=[*self.inner.warnings, *(disclosure.warnings() if asked.task == "join" else [])],
+            **disclosure.told(found),
+        )
+        return answer.parcel(found.groups)
+
+
+class TrainingSite:
+    """A site as it is in the process that trains: the participant, behind its disclosure and layers."""
+
+    def __init__(self, participant: Participant) -> None:
+        self.participant = participant
+        self.folder, self.settings = participant.place.folder, participant.place.settings
+        self.site: Site = DisclosingSite(participant)
+
+    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+        return self.site.answer(parcel, stop)
+
+    def rest(self) -> None:
+        """Let go of all networks: the next answer takes over from the folder."""
+        self.participant.state.rest()
+
+
+def training_site(place: Place, kind: Callable[..., Participant] = Participant) -> TrainingSite:
+    """Return a site with the layers that see what is exact."""
+    shelf.look_in(*place.models)
+    account = PrivacyAccount.of(place)  # before data are read
+    whole = TrainingSite(kind(place, envelope=envelope_of(place)))
+    for layer in reversed(place.plan.layers):
+        whole.site = layer.site(whole.site, place)
+    if account:
+
+        def beside(task: str, number: int) -> list[Charge]:
+            return [Charge.normal(*told) for layer in place.plan.layers for told in layer.charges(task, number).items()]
+
+        whole.site = Accounting(whole.site, account, whole.participant, beside)
+    return whole
+
+
+def envelope_of(place: Place) -> Envelope:
+    """Return what the plan has tensors travel in."""
+    secure = place.plan.transport.aggregation
+    return secure.site(place) if secure else Envelope()
+
+
+def answering(place: Place, permission: Permission, kind: type[Participant] = Participant) -> Site:
+    """Return what answers on NVFlare, behind a hospital's permission, which was given."""
+    make = partial(IsolatedParticipant if place.settings.isolation else training_site, place, kind)
+    permission.inner = SuppliedSite(place, make) if place.plan.network.files else make()
+    return permission

@@ -1,0 +1,202 @@
+"""A hospital's side of secure aggregation.
+
+A study: `Member.begin`, `introduction`, `meet`. A round: `offer`, `seal`, `unmask`.
+
+Whatever a call returns may leave the site only after `saved()` was written to its disk: a key that is used a second
+time after a crash would tell what it hides. All that comes is checked, and refused in one line that names who sent it.
+"""
+
+from collections.abc import Mapping, Sequence
+from secrets import token_bytes
+from typing import Self
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.tensors import Groups, Tensors
+from medsilo_secagg import letters, masks
+from medsilo_secagg.fixed_point import as_tensor
+from medsilo_secagg.identity import Signer
+from medsilo_secagg.keeping import Secrets, Turn
+from medsilo_secagg.shamir import SHARE, split
+from medsilo_secagg.streams import KEY, add_streams
+from medsilo_secagg.terms import SealedBlock, Terms
+
+SERVER_SAYS = "the server"
+
+
+class Member:
+    """One hospital of a sealed study."""
+
+    def __init__(self, terms: Terms, signer: Signer, secrets: Secrets) -> None:
+        if secrets.terms != terms.digest:
+            raise MedsiloError("sealing: what this site kept is of another study, plan or set of sites; start again")
+        self.terms, self.site = terms, secrets.site
+        self._signer, self._kept = signer, secrets
+
+    def __repr__(self) -> str:
+        return f"<Member {self.site} of {self.terms.study}>"
+
+    @classmethod
+    def begin(
+        cls, terms: Terms, site: str, signer: Signer, opened: Mapping[int, tuple[str, ...]] | None = None
+    ) -> Self:
+        """Return a site with fresh keys. opened: the sums of the study that it has helped to open with earlier ones."""
+        terms.place(site)
+        return cls(
+            terms, signer, Secrets(terms=terms.digest, site=site, channel=token_bytes(KEY), opened=dict(opened or {}))
+        )
+
+    @classmethod
+    def load(cls, terms: Terms, signer: Signer, saved: bytes) -> Self:
+        """Return the site that `saved` tells."""
+        return cls(terms, signer, Secrets.from_bytes(saved))
+
+    def saved(self) -> bytes:
+        """Return what the site must keep, all of it secret."""
+        return self._kept.model_dump_json().encode()
+
+    def _keep(self, **changed: object) -> None:
+        self._kept = self._kept.model_copy(update=changed)
+
+    # ------------------------------------------------------------------ a study begins
+    @property
+    def opened(self) -> dict[int, tuple[str, ...]]:
+        """The sums that this site has helped to open: by round, whose numbers were in it."""
+        return dict(self._kept.opened)
+
+    def introduction(self) -> letters.Introduction:
+        """Return this site's fresh key, signed."""
+        channel = masks.public_of(self._kept.channel)
+        return letters.Introduction(
+            site=self.site,
+            channel=channel,
+            certificates=self._signer.certificates,
+            signature=self._signer.sign(masks.introduced(self.terms, self.site, channel)),
+        )
+
+    def meet(self, assembly: letters.Assembly) -> None:
+        """Check the keys of all sites, as the server relays them, and take them."""
+        if tuple(own.site for own in assembly.introductions) != self.terms.sites:
+            raise Refused("the server: the sites whose keys it relays are not those of the study, in their order")
+        for own in assembly.introductions:
+            if own.site != self.site:
+                self._signer.check(
+                    own.site, own.certificates, own.signature, masks.introduced(self.terms, own.site, own.channel)
+                )
+            elif own.channel != masks.public_of(self._kept.channel):
+                raise Refused("the server: it relays another key of this site than it sent")
+        self._keep(assembly=assembly)
+
+    def _secret(self, other: str) -> bytes:
+        """Return the secret that this site and another have in the study."""
+        if self._kept.assembly is None:
+            raise MedsiloError("sealing: this site has not got the keys of the others yet")
+        return masks.agree(
+            self._kept.channel, other, self._kept.assembly.introductions[self.terms.place(other)].channel
+        )
+
+    # ------------------------------------------------------------------ a round
+    def offer(self, number: int) -> letters.Offer:
+        """Return a fresh key for a round, and shares of this site's two secrets for each other site.
+
+        It takes the place of an earlier offer, which can then be sealed with no more. Asked again before it has sealed,
+        because the answer was lost, it is the same.
+        """
+        turn = self._kept.turn
+        if turn and turn.own.round == number and not turn.offers:
+            return letters.Offer(offered=turn.own, boxes=turn.boxes)
+        terms, mask, seed = self.terms, token_bytes(KEY), token_bytes(KEY)
+        own = letters.Offered(round=number, site=self.site, mask=masks.public_of(mask))
+        pieces = (split(secret, terms.threshold, len(terms.sites)) for secret in (seed, mask))
+        shares = dict(zip(terms.sites, zip(*pieces, strict=True), strict=True))
+        boxes = {
+            site: masks.lock(self._secret(site), own, site, b"".join(both))
+            for site, both in shares.items()
+            if site != self.site
+        }
+        self._keep(turn=Turn(own=own, mask=mask, seed=seed, shares={self.site: shares[self.site]}, boxes=boxes))
+        return letters.Offer(offered=own, boxes=boxes)
+
+    def seal(
+        self,
+        deal: letters.Deal,
+        blocks: Sequence[SealedBlock],
+        groups: Groups,
+        weights: Mapping[str, int] | None = None,
+    ) -> Tensors:
+        """Return what this site sends in a round: one row of words for each block.
+
+        weights: by block, what this site multiplies its numbers by; 1 if not given.
+        """
+        turn = self._begun(deal)
+        context = masks.context_of(self.terms, deal.round, deal.offers)
+        mine = self.terms.place(self.site)
+        pairs = {
+            self.terms.place(own.site): masks.agree(turn.mask, own.site, own.mask)
+            for own in deal.offers
+            if own.site != self.site
+        }
+        sealed = {}
+        for block in blocks:
+            words = block.flat.encode(groups[block.name], block.fixed, (weights or {}).get(block.name, 1))
+            streams = [
+                masks.pair_mask(secret, context, block.name, (mine, other), 1) for other, secret in pairs.items()
+            ]
+            add_streams(words, [masks.own_mask(turn.seed, context, block.name, 1), *streams])
+            sealed[block.name] = as_tensor(words)
+        self._keep(turn=turn)
+        return sealed
+
+    def has_sealed(self, deal: letters.Deal) -> bool:
+        """Return whether this site has sealed what it sends in this very round, with these offers."""
+        turn = self._kept.turn
+        return turn is not None and bool(turn.offers) and turn.offers == deal.offers
+
+    def _begun(self, deal: letters.Deal) -> Turn:
+        """Return this site's turn in the round that the server deals, with the shares of the others."""
+        turn, names = self._kept.turn, tuple(own.site for own in deal.offers)
+        if turn is None or turn.offers or turn.own not in deal.offers or turn.own.round != deal.round:
+            raise Refused(
+                f"the server: it begins round {deal.round} without the keys that this site offered for it last, or "
+                "asks for a second upload under the same masks"
+            )
+        if list(names) != sorted(set(names)) or len(names) < self.terms.least:
+            raise Refused(
+                f"the server: it begins round {deal.round} with {len(names)} sites; it needs {self.terms.least}, each "
+                "once and in order"
+            )
+        shares = dict(turn.shares)
+        for own in deal.offers:
+            if own.site != self.site:
+                if own.round != deal.round or own.site not in deal.boxes:
+                    raise Refused(f"{own.site}: its keys or shares for round {deal.round} are missing")
+                both = masks.unlock(self._secret(own.site), own, self.site, deal.boxes[own.site])
+                shares[own.site] = (both[:SHARE], both[SHARE:])
+        return turn.model_copy(update={"shares": shares, "offers": deal.offers})
+
+    def unmask(self, request: letters.UnmaskingRequest) -> letters.Reveal:
+        """Return one share of one secret of each site of the round: never of both.
+
+        Of each round it helps to open one sum, whatever the server forgets: two that differ in one site would tell its
+        model. Asked again for the same, it answers the same.
+        """
+        turn, number, sites = self._kept.turn, request.round, request.sites
+        if turn is None or not turn.offers or turn.own.round != number:
+            raise Refused(f"the server: it asks to unmask round {number}, in which this site sealed nothing")
+        if not {self.site} <= set(sites) <= set(turn.shares) or list(sites) != sorted(set(sites)):
+            raise Refused(f"the server: the sites that it adds in round {number} are not of it, this one among them")
+        if len(sites) < self.terms.least:
+            raise Refused(
+                f"the server: it asks to unmask a sum of {len(sites)} sites in round {number}; fewer than "
+                f"{self.terms.least} are not opened"
+            )
+        if differs := sorted(set(self._kept.opened.get(number, sites)) ^ set(sites)):
+            raise Refused(
+                f"the server: it asks for a second, different sum of round {number}: it differs in "
+                f"{', '.join(differs)}, whose model the two sums would tell"
+            )
+        self._keep(opened={**self._kept.opened, number: sites})
+        return letters.Reveal(
+            round=number,
+            added={site: seed for site, (seed, _) in turn.shares.items() if site in sites},
+            dropped={site: key for site, (_, key) in turn.shares.items() if site not in sites},
+        )

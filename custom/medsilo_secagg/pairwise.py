@@ -1,0 +1,123 @@
+"""Secure aggregation by pairwise masks, as the engine finds it: which plans it suits, and its parts at both stacks."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.tensors import Groups, Modules
+from medsilo.course.aggregation import SecureAggregation
+from medsilo.course.participation import Participation
+from medsilo.course.phase import Group, Phase, ServerSide, views
+from medsilo.course.transport import TransportSettings
+from medsilo.learning.compute import Compute
+from medsilo.mixing.forms import Form, Unsealable, form_of
+from medsilo_secagg.sealed_rounds import Blocks, terms_of, threshold_of
+
+if TYPE_CHECKING:
+    from medsilo.federation.place import Place
+    from medsilo_secagg.sealed_server import SealedServer
+    from medsilo_secagg.sealed_site import SealedSite
+
+LEAST_SEALED = 3  # hospitals in a sealed round
+SUMS = (
+    "Secure aggregation (pairwise): a server that follows the protocol learns sums over hospitals, as long as fewer "
+    "hospitals than the threshold help it. Against a server that lies only differential privacy protects."
+)
+OPEN = (
+    "With or without it, the server knows the means, case counts, scores, losses, and when each hospital answered. It "
+    "also knows whole numbers among the tensors, such as batch norm's counters. All hospitals but one can together "
+    "calculate that one from a sum."
+)
+
+
+class Pairwise(SecureAggregation):
+    """Hospitals add masks that cancel in the sum: against a server that follows the protocol and reads everything."""
+
+    name: Literal["pairwise"] = "pairwise"
+    promises: ClassVar = (SUMS, OPEN)
+    times_as_large: ClassVar = 4
+
+    def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
+        """Nothing that sites send needs a server that can read it."""
+        name = plan.algorithm.name
+        yield from _hospitals_that_cannot(plan.participation, plan.transport)
+        if plan.mixing.robust or plan.mixing.share_cap:
+            yield (
+                "mixing: robust rules and shares compare what single hospitals sent, which sealing hides from the "
+                "server; set mixing.robust and mixing.share_cap to null, or transport.sealing=none"
+            )
+        if plan.algorithm.pooled or not any(phase.sent for phase in plan.course.phases):
+            yield f"transport.sealing: {name} sends no tensors, so there is nothing to seal; set none"
+        for phase in plan.course.phases:
+            forms = self.forms(plan, phase)
+            for group in views(phase.sent, networks):
+                if isinstance(form := forms[group], Unsealable):
+                    yield (
+                        f"transport.sealing: {name}'s {group} can't be sealed: {form.why}; choose another method "
+                        "(fedbn, fedsm), or set transport.sealing=none"
+                    )
+
+    def leaves(self, plan: Any) -> Iterable[str]:
+        yield from self.promises
+        if any(group.at_home for group in plan.course.delivery.given):
+            yield "No personal model goes to another hospital, whatever share_personal_model says."
+
+    def forms(self, plan: Any, phase: Phase) -> dict[str, Form]:
+        """Return the form of every group that sites send in a phase.
+
+        Mixers are made for it as at the beginning of a study; what a form says may not depend on what came before.
+        """
+        sites = plan.participation.sites
+        server = ServerSide(
+            sites, {}, {}, frozenset, plan.task, plan.training, plan.seed, Compute(), None, lambda: None
+        )
+        return {group.name: _form(group, server) for group in phase.sent}
+
+    def layout(self, plan: Any, phase: Phase, networks: Modules) -> Groups:
+        blocks = Blocks(plan, terms_of(plan, "", sorted(plan.participation.sites)), 1)
+        return {name: own.expected() for name, own in blocks.of(phase, networks).items()}
+
+    def site(self, place: "Place") -> "SealedSite":
+        from medsilo_secagg.identity import signer_of
+        from medsilo_secagg.sealed_site import SealedSite
+
+        return SealedSite(place.plan, place.site, place.folder, signer_of(place.kit))
+
+    def server(self, asker: Any, state: Any, kit: Any) -> "SealedServer":
+        from medsilo_secagg.identity import signer_of
+        from medsilo_secagg.sealed_server import SealedServer
+
+        return SealedServer(asker, state, signer_of(kit) if kit else None)
+
+
+def _hospitals_that_cannot(participation: Participation, transport: TransportSettings) -> Iterable[str]:
+    """Yield why these hospitals can't seal so."""
+    named = len(participation.sites)
+    if not named:
+        yield ("transport.sealing: name the hospitals in participation.sites: else every connected site counts as one")
+    if min(named, participation.required) < LEAST_SEALED:
+        yield (
+            f"transport.sealing: {participation.required} hospitals are enough for this plan, and sealing needs "
+            f"{LEAST_SEALED} in every round: of two, each can tell the other's model from the sum; name more "
+            "hospitals, raise participation.minimum, or set transport.sealing=none"
+        )
+    if transport.precision == "bfloat16":
+        yield "transport.precision: sealed numbers are integers, so bfloat16 only costs digits; set float32"
+    threshold = threshold_of(transport, named)
+    if not named < 2 * threshold <= 2 * named:
+        yield (
+            f"transport.sealing_threshold: {threshold}; for {named} hospitals it must be from {named // 2 + 1} to "
+            f"{named}: then some hospital has helped with any two sums of a round, and refuses the second"
+        )
+    if participation.required < threshold:
+        yield (
+            f"participation.minimum: {participation.required} hospitals can't open a sum whose threshold is "
+            f"{threshold}; raise it"
+        )
+
+
+def _form(group: Group, server: ServerSide) -> Form:
+    try:
+        return form_of(group.mix(server))
+    except (LookupError, AttributeError, MedsiloError):
+        return Unsealable("its mixer is made of what came before, so how it is sealed is not known beforehand")

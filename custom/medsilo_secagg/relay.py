@@ -1,0 +1,154 @@
+"""The server's side of secure aggregation: it passes on what it cannot read, and adds up what it cannot read.
+
+A study: `Gathering` collects the sites' keys. A round: `MaskedSums`, which lives as long as it.
+"""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from medsilo.core.errors import ParticipationError, Refused
+from medsilo.core.tensors import Tensors
+from medsilo_secagg import letters, masks
+from medsilo_secagg.fixed_point import as_words
+from medsilo_secagg.identity import Signer
+from medsilo_secagg.shamir import combine
+from medsilo_secagg.streams import Words, add_streams
+from medsilo_secagg.terms import SealedBlock, Terms
+
+
+class Gathering:
+    """Collects the keys with which a study begins."""
+
+    def __init__(self, terms: Terms, signer: Signer | None = None) -> None:
+        """signer: checks who signed, as each hospital does; without one, a false signature is found by the others."""
+        self.terms, self._signer = terms, signer
+        self._introductions: dict[str, letters.Introduction] = {}
+
+    def add(self, site: str, introduction: letters.Introduction) -> None:
+        """Take a site's keys; raises Refused."""
+        self.terms.place(site)
+        if introduction.site != site:
+            raise Refused(f"{site}: its keys are those of another site")
+        masks.check_public(site, introduction.channel)
+        if self._signer:
+            content = masks.introduced(self.terms, site, introduction.channel)
+            self._signer.check(site, introduction.certificates, introduction.signature, content)
+        self._introductions[site] = introduction
+
+    def assembly(self) -> letters.Assembly:
+        """Return the keys of all sites, for all of them."""
+        missing = [site for site in self.terms.sites if site not in self._introductions]
+        if missing:
+            raise ParticipationError(
+                f"sealing: the keys of {', '.join(missing)} are missing; begin again with the sites that are there"
+            )
+        return letters.Assembly(introductions=tuple(self._introductions[site] for site in self.terms.sites))
+
+
+class MaskedSums:
+    """A round: adds up uploads as they come, and takes off what masks are left with shares that the sites reveal."""
+
+    def __init__(self, terms: Terms, number: int, blocks: Sequence[SealedBlock]) -> None:
+        self.terms, self.number, self.blocks = terms, number, tuple(blocks)
+        self._offers: dict[str, letters.Offer] = {}
+        self._dealt: tuple[letters.Offered, ...] = ()
+        self._came: set[str] = set()
+        self._sums = {block.name: np.zeros(block.flat.words, "<u8") for block in blocks}
+        self._survivors: tuple[str, ...] = ()
+        self._reveals: dict[str, letters.Reveal] = {}
+
+    # ------------------------------------------------------------------ offers
+    def offer(self, site: str, offer: letters.Offer) -> None:
+        """Take a site's keys and shares for the round; raises Refused."""
+        own = offer.offered
+        if self._dealt:
+            raise Refused(f"{site}: its keys come too late for round {self.number}")
+        if (own.site, own.round) != (site, self.number):
+            raise Refused(f"{site}: its keys are of another site or round than {self.number}")
+        masks.check_public(site, own.mask)
+        if set(offer.boxes) != set(self.terms.sites) - {site}:
+            raise Refused(f"{site}: its shares are not one box for each other site")
+        self._offers[site] = offer
+
+    def deals(self, among: Collection[str] = ()) -> dict[str, letters.Deal]:
+        """Begin the round with the sites whose offers have come, those among others; return what each is sent."""
+        self._offers = {site: own for site, own in self._offers.items() if site in (among or self.terms.sites)}
+        self._enough(len(self._offers), self.terms.least, "offered keys")
+        self._dealt = tuple(self._offers[site].offered for site in sorted(self._offers))
+        return {
+            site: letters.Deal(
+                round=self.number,
+                offers=self._dealt,
+                boxes={other: own.boxes[site] for other, own in self._offers.items() if other != site},
+            )
+            for site in self._offers
+        }
+
+    # ------------------------------------------------------------------ uploads
+    def add(self, site: str, sealed: Tensors) -> None:
+        """Add what a site sealed; raises Refused. What comes after `survivors` was asked is not added."""
+        if not self._dealt or site not in self._offers:
+            raise Refused(f"{site}: it is not in round {self.number}")
+        if self._survivors or site in self._came:
+            raise Refused(f"{site}: it has sent what it sealed in round {self.number} twice, or too late")
+        if set(sealed) != set(self._sums):
+            raise Refused(f"{site}: what it sealed lacks a block of round {self.number}, or has one too many")
+        came = {block.name: as_words(site, sealed[block.name], block.flat.words) for block in self.blocks}
+        for name, words in came.items():
+            np.add(self._sums[name], words, out=self._sums[name])
+        self._came.add(site)
+
+    # ------------------------------------------------------------------ unmasking
+    def survivors(self) -> letters.UnmaskingRequest:
+        """Close the round: return the sites whose uploads are added. Raises ParticipationError if they are too few."""
+        if not self._survivors:
+            self._enough(len(self._came), self.terms.least, "sealed")
+            self._survivors = tuple(sorted(self._came))
+        return letters.UnmaskingRequest(round=self.number, sites=self._survivors)
+
+    def reveal(self, site: str, letter: letters.Reveal) -> None:
+        """Take the shares that a site reveals; raises Refused."""
+        if site not in self._survivors or letter.round != self.number:
+            raise Refused(f"{site}: it is not asked for shares of round {letter.round}")
+        if set(letter.added) != set(self._survivors) or set(letter.dropped) != set(self._offers) - set(self._survivors):
+            raise Refused(f"{site}: its shares are not one for each site of round {self.number}")
+        self._reveals[site] = letter
+
+    def open(self) -> dict[str, Words]:
+        """Take the masks off; return the sums, by block."""
+        self._enough(len(self._reveals), self.terms.threshold, "helped to unmask")
+        context, place = masks.context_of(self.terms, self.number, self._dealt), self.terms.place
+        seeds = {site: self._secret(site, added=True) for site in self._survivors}
+        agreed = {}
+        for gone in self._offers.keys() - seeds.keys():
+            key = self._secret(gone, added=False)
+            for site in self._survivors:
+                agreed[place(site), place(gone)] = masks.agree(key, site, self._offers[site].offered.mask)
+        sums = {}
+        for name, words in self._sums.items():
+            sums[name] = words.copy()
+            streams = [masks.own_mask(seed, context, name, -1) for seed in seeds.values()]
+            streams += [masks.pair_mask(secret, context, name, pair, -1) for pair, secret in agreed.items()]
+            add_streams(sums[name], streams)
+        return sums
+
+    def _secret(self, site: str, added: bool) -> bytes:
+        """Return what the shares of a site's secret make: its own mask's seed if it is added, else its key."""
+        told = {
+            self.terms.place(helper) + 1: (letter.added if added else letter.dropped)[site]
+            for helper, letter in self._reveals.items()
+        }
+        secret = combine(told, self.terms.threshold)
+        if secret is None or not (added or masks.public_of(secret) == self._offers[site].offered.mask):
+            raise ParticipationError(
+                f"sealing: the shares of {site} do not make its masks, so the sum of round {self.number} cannot be "
+                "opened; start the study again without it, or without who changed its shares"
+            )
+        return secret
+
+    def _enough(self, count: int, least: int, did: str) -> None:
+        if count < least:
+            raise ParticipationError(
+                f"sealing: only {count} sites have {did} in round {self.number}; it takes {least} to open a sum"
+            )

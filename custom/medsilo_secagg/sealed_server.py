@@ -1,0 +1,249 @@
+"""The server's side of a sealed study: it passes letters on, and adds up what it cannot read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from secrets import token_hex
+from typing import Any
+
+from torch import Tensor
+
+from medsilo.core.errors import ParticipationError
+from medsilo.core.tensors import Groups, Tensors
+from medsilo.course.phase import Phase
+from medsilo.federation.asking import Exchange, Questioner
+from medsilo.federation.channel import Missing
+from medsilo.federation.checks import check_forms, check_numbers
+from medsilo.federation.server_state import RoundAggregation, ServerState, Store
+from medsilo.mixing.forms import Summed
+from medsilo.mixing.mixers import WeightedMean
+from medsilo.runs.messages import Joined, Lettered, SiteAnswer, Task
+from medsilo_secagg.identity import Certified, Signer, Unsigned
+from medsilo_secagg.letters import Assembly, Deal, needed
+from medsilo_secagg.relay import Gathering, MaskedSums
+from medsilo_secagg.sealed_rounds import (
+    WORDS,
+    Blocks,
+    Held,
+    KeyAgreement,
+    SealedGroup,
+    ServerLetter,
+    SiteLetter,
+    terms_of,
+)
+from medsilo_secagg.streams import Words
+from medsilo_secagg.terms import Terms
+
+Take = Callable[[str, SiteLetter], None]
+PREFIX = "@sealed"  # of keys in a checkpoint; no group has such a name
+
+
+class SealedServer(RoundAggregation):
+    """Leads the sealed part of a study: it takes sums that no party alone can open in place of answers in clear."""
+
+    def __init__(self, asker: Questioner, state: ServerState, signer: Signer | None = None) -> None:
+        """signer: the server's own, which tells whose keys are signed falsely before anybody else is sent them."""
+        super().__init__(state)
+        self.signer = signer
+        self.asker, self.plan = asker, state.plan
+        state.store = self.store = SealedStore()
+        self.layout, self.mixers = state.layout, state.mixers
+        self.terms: Terms  # its sites have agreed on keys
+        self.blocks: Blocks
+        self._told = ServerLetter()  # what all are told
+        self._deals: dict[str, Deal] = {}
+        self._round: MaskedSums | None = None
+        self._begin({})
+
+    # ------------------------------------------------------------------ the study begins
+    def agree(self, joined: Mapping[str, Joined]) -> None:
+        """Let the sites agree on fresh keys; without those that drop out meanwhile, as far as the plan allows it."""
+        super().agree(joined)
+        here = [site for site in self.state.sites if site in joined]
+        heaviest = max(joined[site].cases.train or 1 for site in here)
+        assembly = None
+        while assembly is None:
+            self.terms = terms_of(self.plan, self.asker.study, here)
+            agreement = KeyAgreement(mark=token_hex(16), sites=self.terms.sites, heaviest=heaviest)
+            here, assembly = self._agree(agreement)
+        self.blocks, self._told = Blocks(self.plan, self.terms, heaviest), ServerLetter(current=agreement.mark)
+        signed = all(own.certificates for own in assembly.introductions)
+        transport = self.plan.transport
+        self.state.details["sealing"] = {
+            "mode": transport.sealing,
+            "keys": Certified.said if signed else Unsigned.said,
+            "protects": transport.promises,
+        }
+
+    def _agree(self, agreement: KeyAgreement) -> tuple[list[str], Assembly | None]:
+        """Do the two steps; returns who is left after the first one that somebody did not do, and all keys if nobody
+        was."""
+        gathering = Gathering(self.terms, self.signer)
+
+        def introduced(site: str, said: SiteLetter) -> None:
+            gathering.add(site, needed(site, said.introduction))
+
+        here = self._agreed(ServerLetter(agreement=agreement), introduced)
+        if here != list(self.terms.sites):
+            return here, None
+        assembly = gathering.assembly()
+        here = self._agreed(ServerLetter(agreement=agreement, assembly=assembly), lambda site, said: None)
+        return here, assembly if here == list(self.terms.sites) else None
+
+    def _agreed(self, told: ServerLetter, take: Take) -> list[str]:
+        """Tell all sites the same; returns who has answered."""
+        exchange = self._ask("agree", 0, self.terms.sites, told, take)
+        self.asker.check(exchange, "keys of the study")
+        return sorted(exchange.replies)
+
+    def _ask(self, task: Task, number: int, sites: Sequence[str], letter: ServerLetter, take: Take) -> Exchange:
+        """Send these sites a letter; `take` is given a site's answer and raises Refused."""
+
+        def words(site: str) -> tuple[Groups, dict[str, Any]]:
+            return {}, {"sealing": letter.facts()}
+
+        def taken(site: str, answer: SiteAnswer, sent: Groups) -> None:
+            assert isinstance(answer, Lettered)
+            check_forms(sent, {})
+            take(site, SiteLetter.read(site, answer.sealing))
+
+        return self.asker.ask(task, number, sites, words, taken)
+
+    # ------------------------------------------------------------------ a round
+    def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
+        self.groups = dict(groups)
+        self._beside: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in groups}  # whole numbers, by site
+        self._samples: dict[str, int] = {}
+        self._deals, self._round = {}, None
+
+    def begin(self, number: int, phase: Phase) -> dict[str, Missing]:
+        late = Missing("refused", "was not there when the sites agreed on keys; it may be when the study is resumed")
+        absent = {site: late for site in self.state.sites if site not in self.terms.sites}
+        self._begin(self.blocks.of(phase, self.layout))
+        if not self.groups:
+            return absent
+        sums = self._round = MaskedSums(self.terms, number, [own.block for own in self.groups.values()])
+        opened: list[tuple[str, ...]] = []
+
+        def offered(site: str, said: SiteLetter) -> None:
+            sums.offer(site, needed(site, said.offer))
+            opened.append(said.opened)
+
+        exchange = self._ask("offer", number, self.terms.sites, self._told, offered)
+        self.asker.check(exchange, f"keys of round {number}")
+        again = self._repeated(number, opened)
+        self._deals = sums.deals(again)
+        repeated = Missing("refused", f"round {number} is repeated with the hospitals whose sum was opened before")
+        others = dict.fromkeys(exchange.replies.keys() - self._deals.keys(), repeated)
+        return {**absent, **others, **exchange.missing}
+
+    def _repeated(self, number: int, opened: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+        """Return whose sum was opened before the server stopped, where enough sites say so: a second one over others
+        would tell the models of those that are in one of them only. Raises ParticipationError where they are not there.
+
+        opened: what sites have helped to open of this round.
+        """
+        before = max(opened, key=lambda sites: (bool(sites), opened.count(sites), sites), default=())
+        if not before or opened.count(before) < self.terms.threshold:
+            return self.terms.sites
+        if gone := sorted(set(before) - set(self.terms.sites)):
+            raise ParticipationError(
+                f"sealing: the sum of round {number} over {', '.join(before)} was opened before the server stopped, so "
+                f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or start again"
+            )
+        return before
+
+    def letters(self, site: str, groups: Groups) -> dict[str, Any]:
+        if site not in self.terms.sites:
+            return {}
+        more = {"held": self.store.told(groups), "deal": self._deals.get(site)}
+        return self._told.model_copy(update=more).facts()
+
+    def expected(self, phase: Phase) -> Groups:
+        clear = super().expected(phase)
+        return {name: self.groups[name].expected() if name in self.groups else own for name, own in clear.items()}
+
+    def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
+        clear = {name: tensors for name, tensors in groups.items() if name not in self.groups}
+        super().take(site, clear, samples, phase)
+        if self._round is not None:
+            self._round.add(site, {name: groups[name][WORDS] for name in self.groups})
+        for name, own in self.groups.items():
+            self._beside[name][site] = {key: groups[name][key] for key in own.beside}
+        self._samples[site] = samples
+
+    # ------------------------------------------------------------------ a round ends
+    def finish(self, number: int) -> None:
+        """Let the sites open the sums, and give them to the mixers, or keep them for sites that move towards a mean."""
+        if self._round is None:
+            return
+        sites, sums = self._open_sums(self._round, number)
+        for name, own in self.groups.items():
+            if isinstance(own.form, Summed):
+                self._hand_over(own, own.block.read(sums[name], sum(self._weights(own, sites).values())), sites)
+            else:  # all are given the same, those that were missing too
+                mean = own.block.read(sums[name], len(sites), len(sites))
+                self.store.keep(name, mean, Held(round=number, sites=len(sites)))
+
+    def _open_sums(self, sums: MaskedSums, number: int) -> tuple[tuple[str, ...], dict[str, Words]]:
+        """Have the masks taken off; returns whose numbers are in the sums. Raises ParticipationError, with the sites'
+        reasons, where too few help."""
+        request, missing = sums.survivors(), dict[str, Missing]()
+
+        def revealed(site: str, said: SiteLetter) -> None:
+            sums.reveal(site, needed(site, said.reveal))
+
+        try:
+            letter = self._told.model_copy(update={"request": request})
+            missing.update(self._ask("unmask", number, request.sites, letter, revealed).missing)
+            return request.sites, sums.open()
+        except ParticipationError as error:
+            reasons = sorted({gone.text for gone in missing.values()})
+            raise ParticipationError("; ".join([str(error), *reasons])) from error
+
+    def _weights(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, int]:
+        return {site: own.weight(self._samples[site]) for site in sites}
+
+    def _hand_over(self, own: SealedGroup, mean: Mapping[str, Tensor], sites: Sequence[str]) -> None:
+        """Give the mean that the server may read to the group's mixer, with the first site's whole numbers."""
+        tensors = {**mean, **self._beside[own.name][min(sites)]}
+        tensors = {name: tensors[name] for name in own.like}
+        assert isinstance(own.form, Summed)
+        if own.form.enter is None:
+            ranges = {own.name: own.group.ranges(self.layout, self.plan.task)}
+            check_numbers({own.name: tensors}, [own.group], ranges, {})
+        mixer = self.mixers[own.name]
+        assert isinstance(mixer, WeightedMean)
+        mixer.take_mean(tensors, {site: float(w) for site, w in self._weights(own, sites).items()})
+
+
+class SealedStore(Store):
+    """The last mean of each group that the server hands on to all sites, and moves nothing towards."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Tensors, Held]] = {}
+
+    def keep(self, group: str, mean: Tensors, held: Held) -> None:
+        """Take the place of a group's earlier mean."""
+        self._kept[group] = mean, held
+
+    def find(self, group: str) -> Tensors | None:
+        """Return a group's mean; None before the first round of it has ended."""
+        return self._kept[group][0] if group in self._kept else None
+
+    def told(self, groups: Mapping[str, Tensors]) -> dict[str, Held]:
+        """Return what a site is told of the means among what it is sent."""
+        return {group: self._kept[group][1] for group in groups if group in self._kept}
+
+    # ------------------------------------------------------------------ checkpoints
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what must outlive the process; nothing in a study without such means."""
+        tensors = {f"{PREFIX}/{g}/{name}": own for g, (mean, _) in self._kept.items() for name, own in mean.items()}
+        facts = {group: held.facts() for group, (_, held) in self._kept.items()}
+        return tensors, {"sealed": facts} if facts else {}
+
+    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._kept = {}
+        for group, told in facts.get("sealed", {}).items():
+            prefix = f"{PREFIX}/{group}/"
+            mean = {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}
+            self.keep(group, mean, Held.read("the checkpoint", told))

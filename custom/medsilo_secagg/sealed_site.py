@@ -1,0 +1,192 @@
+"""A site's side of a sealed study: it agrees on keys, seals what it sends, and moves towards means that it is given."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medsilo.core.errors import Refused, reading
+from medsilo.core.files import load_tensors, save_tensors, write_bytes
+from medsilo.core.tensors import Groups, Modules, Tensors
+from medsilo.course.phase import Phase, views
+from medsilo.federation.checks import check_forms, check_numbers
+from medsilo.federation.place import Envelope
+from medsilo.mixing.forms import Pulled, Summed
+from medsilo.plan import Plan
+from medsilo.runs import paths
+from medsilo.runs.messages import Request
+from medsilo_secagg.identity import Signer
+from medsilo_secagg.letters import Deal, needed
+from medsilo_secagg.member import SERVER_SAYS, Member
+from medsilo_secagg.sealed_rounds import (
+    WORDS,
+    Blocks,
+    Held,
+    KeyAgreement,
+    SealedGroup,
+    ServerLetter,
+    SiteLetter,
+    terms_of,
+)
+from medsilo_secagg.terms import SealedBlock
+
+
+@dataclass
+class _Seat:
+    """This site in an agreement: its keys."""
+
+    agreement: KeyAgreement
+    member: Member
+    blocks: Blocks
+
+
+class SealedSite(Envelope):
+    """One site of a sealed study. What it keeps is on its disk before anything that rests on it leaves."""
+
+    keeps_at_home = True
+
+    def __init__(self, plan: Plan, site: str, folder: Path, signer: Signer) -> None:
+        self.plan, self.site, self.folder, self.signer = plan, site, folder, signer
+        self._sitting: _Seat | None = None
+        self._arrived: Groups = {}  # of groups that are sent as the way from them
+        self._layout = plan.layout()
+        self._ranges = {
+            group.name: group.ranges(self._layout, plan.task) for phase in plan.course.phases for group in phase.sent
+        }
+
+    # ------------------------------------------------------------------ letters
+    def letter(self, asked: Request) -> dict[str, Any]:
+        """Do what a letter asks; returns the answer's."""
+        told = ServerLetter.read(SERVER_SAYS, asked.sealing)
+        if asked.task == "agree":
+            seat = self._agreeing(needed(SERVER_SAYS, told.agreement), asked.study)
+            if told.assembly:
+                seat.member.meet(told.assembly)
+                answer = SiteLetter()
+            else:
+                answer = SiteLetter(introduction=seat.member.introduction())
+        else:
+            seat = self._current(told)
+            if asked.task == "offer":
+                opened = seat.member.opened.get(asked.round, ())
+                answer = SiteLetter(offer=seat.member.offer(asked.round), opened=opened)
+            else:
+                answer = SiteLetter(reveal=seat.member.unmask(needed(SERVER_SAYS, told.request)))
+        self._keep(seat)
+        return answer.facts()
+
+    def _agreeing(self, agreement: KeyAgreement, study: str) -> _Seat:
+        """Return this site's seat in an agreement: with fresh keys, unless it is in it already."""
+        seat = self._seat()
+        if seat and seat.agreement == agreement:
+            return seat
+        terms = terms_of(self.plan, study, agreement.sites)
+        member = Member.begin(terms, self.site, self.signer, seat.member.opened if seat else None)
+        return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
+
+    # ------------------------------------------------------------------ a round
+    def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
+        """Raise Refused, before anything is kept or sealed, where numbers that would be sent can't be."""
+        groups = views(phase.sent, modules)
+        check_numbers(groups, phase.sent, self._ranges, {})
+        seat = self._current(ServerLetter.read(SERVER_SAYS, asked.sealing))
+        for name, own in seat.blocks.of(phase, self._layout).items():
+            for tensor in groups[name].keys() & set(own.block.flat.names):
+                own.block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
+
+    def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
+        """Return what is sent; `groups` in clear where they are not sealed."""
+        told = ServerLetter.read(SERVER_SAYS, asked.sealing)
+        seat = self._current(told)
+        sealed = seat.blocks.of(phase, self._layout)
+        if not sealed:
+            return groups
+        blocks = [own.block for own in sealed.values()]
+        entered = {name: self._entered(own, groups[name]) for name, own in sealed.items()}
+        weights = {name: own.weight(samples) for name, own in sealed.items()}
+        words = self._sealed_once(seat, needed(SERVER_SAYS, told.deal), blocks, entered, weights)
+        sent = {
+            name: {**{key: groups[name][key] for key in own.beside}, WORDS: words[name]} for name, own in sealed.items()
+        }
+        return {**groups, **sent}
+
+    def _sealed_once(
+        self, seat: _Seat, deal: Deal, blocks: list[SealedBlock], groups: Groups, weights: dict[str, int]
+    ) -> Tensors:
+        """Return what this site seals in a round; what it has sealed when its answer was lost, to the last bit.
+
+        Numbers that differ under the same masks would tell their difference.
+        """
+        path = self.folder / paths.SEALED
+        if seat.member.has_sealed(deal) and path.exists():
+            with reading("what this site sealed"):
+                return load_tensors(path)[0]
+        words = seat.member.seal(deal, blocks, groups, weights)
+        save_tensors(path, words, {})
+        self._keep(seat)
+        return words
+
+    def _entered(self, own: SealedGroup, tensors: Tensors) -> dict[str, torch.Tensor]:
+        floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        if isinstance(own.form, Summed) and own.form.enter:
+            floats = dict(own.form.enter(floats, self._arrived[own.name]))
+        return floats
+
+    # ------------------------------------------------------------------ what is given
+    def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
+        """Return what came, with this site's own tensors in place of the means that it moves them towards."""
+        held = ServerLetter.read(SERVER_SAYS, asked.sealing).held
+        if not held.keys() <= groups.keys() or any(own.round > asked.round for own in held.values()):
+            raise Refused("the server: it tells of means that it does not send, or of a round to come")
+        self._arrived = {
+            name: self._pulled(name, held[name], own, modules) if name in held else own for name, own in groups.items()
+        }
+        return self._arrived
+
+    @torch.no_grad()
+    def _pulled(self, name: str, held: Held, mean: Tensors, modules: Modules) -> Tensors:
+        """Return θ + (1 - λ) K/(K - 1) (m - θ) of this site's own θ, m being the mean of all K."""
+        phase = self.plan.course.phase_of(held.round)
+        form = self.plan.sealed_forms(phase).get(name)
+        if not isinstance(form, Pulled):
+            raise Refused("the server: it tells of a mean that this site moves nothing towards")
+        mine = views(phase.sent, modules)[name]
+        floats = {other: tensor for other, tensor in mine.items() if tensor.is_floating_point()}
+        check_forms({name: mean}, {name: floats})
+        step = (1 - form.pull) * held.sites / (held.sites - 1)
+        pulled = {
+            other: torch.lerp(tensor.double().cpu(), mean[other].double(), step).to(tensor.dtype)
+            for other, tensor in floats.items()
+        }
+        return {**mine, **pulled}
+
+    # ------------------------------------------------------------------ what is kept
+    def _current(self, told: ServerLetter) -> _Seat:
+        seat = self._seat()
+        if seat is None or seat.agreement.mark != told.current:
+            raise Refused("this site has not the keys that the server goes on with; stop the study and resume it")
+        return seat
+
+    def _seat(self) -> _Seat | None:
+        path = self.folder / paths.SEALING
+        if self._sitting is None and path.exists():
+            with reading("this site's secrets of the study"):
+                kept: Mapping[str, Any] = json.loads(path.read_bytes())
+                agreement = KeyAgreement.read("this site", kept["agreement"])
+                terms = terms_of(self.plan, kept["study"], agreement.sites)
+                member = Member.load(terms, self.signer, json.dumps(kept["member"]).encode())
+            self._sitting = _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
+        return self._sitting
+
+    def _keep(self, seat: _Seat) -> None:
+        """Write what the site must keep, all of it secret; before anything that rests on it leaves."""
+        self._sitting, member = seat, seat.member
+        kept = {
+            "agreement": seat.agreement.facts(),
+            "study": member.terms.study,
+            "member": json.loads(member.saved()),
+        }
+        write_bytes(self.folder / paths.SEALING, json.dumps(kept).encode())

@@ -1,0 +1,123 @@
+"""FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023."""
+
+import math
+from collections.abc import Sequence
+from statistics import pstdev
+from typing import Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from medsilo.extend.methods import (
+    Blueprint,
+    Lesson,
+    MeanOfOwn,
+    Modules,
+    Workbench,
+    called_with,
+    copy_into,
+    keeping_statistics,
+    names_of_last_layers,
+)
+
+JUDGED = 10  # losses by which it is judged whether W still moves
+SAMPLE = -1  # the epoch whose order decides on which cases W is learned; training counts from 0
+
+
+class Aggregation(nn.Module):
+    """W of a site, element by element; whether it was learned before; whether a mean waits to be taken over."""
+
+    learnt: Tensor
+    waits: Tensor
+
+    def __init__(self, weighed: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.ones_like(one), requires_grad=False) for one in weighed)
+        self.register_buffer("learnt", torch.tensor(False))
+        self.register_buffer("waits", torch.tensor(False))
+
+
+class FedALA(MeanOfOwn):
+    """A site sets out from θ + (w̄ − θ) ⊙ W, θ being its own model and w̄ the mean of all; W in [0, 1] stays there.
+
+    W ← W − η ∇_W f(θ + (w̄ − θ) ⊙ W) is learned on a sample of its training cases, for the last p layers alone: all
+    other layers, and running statistics, are those of w̄.
+    """
+
+    title = "FedALA"
+    paper = "Zhang et al. 2023"
+
+    name: Literal["fedala"] = "fedala"
+    layers: int = Field(1, ge=1, le=1000, description="p: how many of the network's last layers have weights W")
+    share: float = Field(0.8, gt=0, le=1, description="s: share of the training batches on which W is learned")
+    step: float = Field(1.0, gt=0, le=1000, description="η: learning rate of W")
+    settled: float = Field(
+        0.1,
+        ge=0,
+        le=1000,
+        description="for the first time W is learned until the last ten passes' losses have a smaller standard "
+        "deviation; later in one pass",
+    )
+    passes: int = Field(30, ge=1, le=1000, description="the most passes of that first time")
+
+    def networks(self, build: Blueprint) -> Modules:
+        modules = super().networks(build)
+        weighed = [modules["model"].get_parameter(name) for name in self._weighed(modules["model"])]
+        return modules | {"aggregation": Aggregation(weighed)}
+
+    def arrived(self, modules: Modules, came: bool) -> None:
+        cast(Aggregation, modules["aggregation"]).waits.fill_(came)
+
+    def personalise(self, bench: Workbench) -> None:
+        """Take over the mean that arrived, once: what is validated is where training sets out from."""
+        own, mean = bench.modules["model"], bench.modules["global"]
+        aggregation = cast(Aggregation, bench.modules["aggregation"])
+        if not aggregation.waits:
+            return
+        aggregation.waits.fill_(False)
+        if all(map(torch.equal, own.parameters(), mean.parameters())):
+            return  # as at first
+        mixture = Mixture(own, mean, self._weighed(own), list(aggregation.weights))
+        lesson, losses = mixture.lesson(bench, self.step), list[float]()
+        for _ in range(1 if aggregation.learnt else self.passes):
+            losses.append(bench.epoch([lesson], SAMPLE, math.ceil(self.share * bench.steps)))
+            if len(losses) > JUDGED and pstdev(losses[-JUDGED:]) < self.settled:
+                break
+        aggregation.learnt.fill_(True)
+        copy_into(own, mean)
+        own.load_state_dict(mixture(), strict=False)
+
+    def learn(self, bench: Workbench) -> float:
+        self.personalise(bench)  # where nothing was validated before
+        return bench.train()
+
+    def _weighed(self, model: nn.Module) -> list[str]:
+        return names_of_last_layers(model, self.layers)
+
+
+class Mixture:
+    """θ + (w̄ − θ) ⊙ W of the weighed tensors, as W is now."""
+
+    def __init__(self, own: nn.Module, mean: nn.Module, names: Sequence[str], weights: Sequence[Tensor]) -> None:
+        self.mean, self.weights = mean, dict(zip(names, weights, strict=True))
+        self.start = {name: own.get_parameter(name).detach().clone() for name in names}
+        self.way = {name: mean.get_parameter(name) - self.start[name] for name in names}
+
+    def __call__(self) -> dict[str, Tensor]:
+        return {name: self.start[name] + self.way[name] * weight for name, weight in self.weights.items()}
+
+    def lesson(self, bench: Workbench, step: float) -> Lesson:
+        """Return how W learns from a batch: by a plain step, and cut to [0, 1]."""
+
+        def learn(inputs: Tensor, targets: Tensor) -> Tensor:
+            layers = {name: tensor.requires_grad_() for name, tensor in self().items()}
+            with keeping_statistics(self.mean), bench.compute.cast():
+                loss = bench.loss(called_with(self.mean, layers, inputs), targets)
+            slopes = torch.autograd.grad(loss, list(layers.values()))
+            for (name, weight), slope in zip(self.weights.items(), slopes, strict=True):
+                weight.sub_(step * slope * self.way[name]).clamp_(0, 1)
+            return loss.detach()
+
+        self.mean.train()
+        return learn

@@ -1,0 +1,52 @@
+"""FedAWA: Shi et al., FedAWA: Adaptive Optimization of Aggregation Weights in Federated Learning Using Client Vectors,
+CVPR 2025."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.extend.methods import LateMean, ServerSide, Shares, WeighingMethod, uncompiled
+
+BETAS = (0.5, 0.999)  # of Adam
+
+
+class FedAWA(WeighingMethod):
+    """θ ← Σ_k λ_k θ_k, λ = softmax(T), with T optimised by the server for what the vectors g_k = θ_k − θ agree on.
+
+    T ← T − Adam(∇ Σ_k λ_k (1 − cos(θ, θ_k)) + λ_k ‖g_k − Σ_j λ_j g_j‖). T begins as the sites' shares of all cases, and
+    goes on from round to round; Adam's moments don't. All of it follows from the inner products of θ and the g_k.
+    """
+
+    title = "FedAWA"
+    paper = "Shi et al. 2025 (FedAWA)"
+
+    name: Literal["fedawa"] = "fedawa"
+    server_lr: float = Field(0.001, gt=0, le=1, description="learning rate of the server's Adam on the sites' weights")
+    server_steps: int = Field(1, ge=1, le=1000, description="steps of the server's Adam in a round")
+
+    def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
+        """Optimise T of the sites that answered; that of the others waits."""
+        total = sum(mean.samples.values())
+        before = [mean.memory.get(site, {"T": n / total})["T"] for site, n in mean.samples.items()]
+        t = torch.tensor(before, dtype=torch.float64, requires_grad=True)
+        adam = uncompiled(torch.optim.Adam)([t], self.server_lr, BETAS)
+        (products,) = mean.products().values()
+        for _ in range(self.server_steps):
+            with torch.enable_grad():
+                t.grad = torch.autograd.grad(disagreement(t.softmax(0), products), t)[0]
+            adam.step()
+        mean.memory |= {site: {"T": value} for site, value in zip(mean.samples, t.tolist(), strict=True)}
+        return dict(zip(mean.samples, t.detach().softmax(0).tolist(), strict=True))
+
+
+def disagreement(weights: Tensor, products: Tensor) -> Tensor:
+    """Return Σ λ_k (1 − cos(θ, θ_k)) + λ_k ‖g_k − Σ_j λ_j g_j‖, from the inner products of θ and all g_k."""
+    square, along, g = products[0, 0], products[0, 1:], products[1:, 1:]
+    lengths = (square * (square + 2 * along + g.diagonal())).clamp(min=0).sqrt()
+    turned = 1 - (square + along) / lengths.clamp(min=1e-8)
+    mixed = g @ weights
+    squares = g.diagonal() - 2 * mixed + weights @ mixed
+    apart = torch.where(squares > 0, squares, 1.0).sqrt() * (squares > 0)
+    return (weights * (turned + apart)).sum()

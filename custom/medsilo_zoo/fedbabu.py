@@ -1,0 +1,35 @@
+"""FedBABU: Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from medsilo.extend import Group
+from medsilo.extend.methods import Blueprint, FineTuning, Modules, has_body_and_head, head_names, network
+
+
+class FedBABU(FineTuning):
+    """φ ← Σ p_k φ_k, learned with the head h_0 that was drawn at first and never learns; then each site fine-tunes.
+
+    h_0 is the same at all sites. A site's own model is (φ, h_0) after some epochs on its training data.
+    """
+
+    title = "FedBABU"
+    paper = "Oh et al. 2022"
+
+    name: Literal["fedbabu"] = "fedbabu"  # type: ignore[assignment]
+    epochs: int = Field(5, ge=0, le=1000, description="passes of fine-tuning before each evaluation; 0 keeps h_0")
+
+    def networks(self, build: Blueprint) -> Modules:
+        modules = super().networks(build)
+        head = set(head_names(modules["global"]))
+        for name, weight in modules["global"].named_parameters():
+            weight.requires_grad_(name not in head)
+        return modules
+
+    def groups(self) -> tuple[Group, ...]:
+        body = network("global", but=head_names)
+        return (Group("global", body, self.mean, title="shared model without the last layer"),)
+
+    def check(self, modules: Modules) -> None:
+        has_body_and_head(modules["global"], self.name)

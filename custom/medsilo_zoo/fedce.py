@@ -1,0 +1,127 @@
+"""FedCE: Jiang et al., Fair Federated Medical Image Segmentation via Client Contribution Estimation, CVPR 2023."""
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from medsilo.extend import Group, Refused
+from medsilo.extend.methods import (
+    Blueprint,
+    LateMean,
+    Modules,
+    Numbers,
+    ServerSide,
+    SharedNumbers,
+    Shares,
+    WeighingMethod,
+    Workbench,
+    copy_into,
+)
+
+LEAST = 1e-6  # of a contribution, before they are divided by their sum
+
+
+class FedCE(WeighingMethod):
+    """θ ← Σ a_k θ_k, with a_k by what site k contributes in the space of gradients and in that of data.
+
+    Gradients: 1 − cos(g_k, Σ_{j≠k} a_j g_j), g_k = θ_k − θ, with the cosine's mean over the rounds. Data: 1 − the mean
+    score of the mixtures without k, (θ − a_k θ_k) / (1 − a_k), on k's validation cases. Each is divided by its sum over
+    the sites, and a is their sum, divided by its own.
+    """
+
+    title = "FedCE"
+    paper = "Jiang et al. 2023"
+
+    name: Literal["fedce"] = "fedce"
+
+    def networks(self, build: Blueprint) -> Modules:
+        """A site says what was `missed`, 1 − the mean score of the models without it, and is told its `share` a_k.
+
+        It keeps the sum of scores, and their number; the first round counts as a score of 0.
+        """
+        model = build()
+        contribution = Numbers(missed=1.0, share=0.0, scores=0.0, rounds=1.0)
+        return {"model": model, "sent": deepcopy(model).requires_grad_(False), "contribution": contribution}
+
+    def groups(self) -> tuple[Group, ...]:
+        contribution = Group(
+            "contribution",
+            lambda modules: {name: modules["contribution"].get_buffer(name) for name in ("missed", "share")},
+            lambda server: SharedNumbers(lambda site: {"share": server.mixers["model"].shares.get(site, 0.0)}),
+            personal=True,
+            ranges=lambda modules, task: dict.fromkeys(("missed", "share"), (0.0, 1.0)),
+            says=lambda tensors: [
+                "contribution: in every round 1 minus the mean score over the validation cases, as it is told, of the "
+                "shared models without this site's part in them; each round adds one score to that mean"
+            ],
+        )
+        return *super().groups(), contribution
+
+    # What a site does
+    def work(self, bench: Workbench) -> float:
+        """Score the model without this site's own part, and train."""
+        numbers = dict(bench.modules["contribution"].named_buffers())
+        share = float(numbers["share"])
+        if 0 < share < 1:
+            score = bench.told_score(without(bench.modules["model"], bench.modules["sent"], share))
+            if score is None:
+                raise Refused(
+                    "fedce weighs hospitals by scores over their validation cases, which this one does not tell; "
+                    "choose fedavg"
+                )
+            numbers["scores"].add_(score)
+            numbers["rounds"].add_(1)
+            numbers["missed"].copy_(1 - numbers["scores"] / numbers["rounds"])
+        loss = bench.train()
+        copy_into(bench.modules["sent"], bench.modules["model"])
+        return loss
+
+    # What the server does
+    def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
+        told = cast(SharedNumbers, server.mixers["contribution"])
+        sites = list(mean.samples)
+        before = [mean.memory.get(site, {"share": 1 / len(sites)})["share"] for site in sites]
+        (products,) = mean.products().values()
+        cosines = cosines_with_others(torch.tensor(before, dtype=torch.float64), products[1:, 1:])
+        for site, cosine in zip(sites, cosines, strict=True):
+            own = mean.memory.setdefault(site, {"cosine": 0.0, "rounds": 0.0})
+            own["rounds"] += 1
+            own["cosine"] += (cosine - own["cosine"]) / own["rounds"]
+        gradient = normalised([1 - mean.memory[site]["cosine"] for site in sites])
+        data = normalised([float(told.sent(site)["missed"]) for site in sites])
+        shares = normalised([one + other for one, other in zip(gradient, data, strict=True)])
+        for site, share in zip(sites, shares, strict=True):
+            mean.memory[site]["share"] = share
+        return dict(zip(sites, shares, strict=True))
+
+
+def without(model: nn.Module, own: nn.Module, share: float) -> nn.Module:
+    """Return (θ − a_k θ_k) / (1 − a_k): the mixture of the others; whole numbers stay θ's."""
+    rest = deepcopy(model)
+    theirs = own.state_dict()
+    with torch.no_grad():
+        for name, tensor in rest.state_dict().items():
+            if tensor.is_floating_point():
+                tensor.copy_((tensor.double() - share * theirs[name].double()) / (1 - share))
+    return rest
+
+
+def cosines_with_others(shares: Tensor, g: Tensor) -> list[float]:
+    """Return cos(g_k, Σ_{j≠k} a_j g_j) of every site, from the inner products of all g; 0 where one has no length."""
+    found = []
+    for place in range(len(g)):
+        others = shares.clone()
+        others[place] = 0
+        length = math.sqrt(max(0.0, float(g[place, place] * (others @ g @ others))))
+        found.append(max(-1.0, min(1.0, float(g[place] @ others) / length)) if length else 0.0)
+    return found
+
+
+def normalised(values: Sequence[float]) -> list[float]:
+    """Return values, none below LEAST, divided by their sum."""
+    cut = [max(value, LEAST) for value in values]
+    return [value / math.fsum(cut) for value in cut]

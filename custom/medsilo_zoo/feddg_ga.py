@@ -1,0 +1,93 @@
+"""FedDG-GA: Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from medsilo.extend import Group
+from medsilo.extend.methods import (
+    Average,
+    Blueprint,
+    Identity,
+    LateMean,
+    Modules,
+    Numbers,
+    ServerSide,
+    Shares,
+    WeighingMethod,
+    Workbench,
+)
+
+WIDEST = 100.0  # a gap between two mean losses; beyond it all is one
+
+
+class FedDGGA(WeighingMethod):
+    """a_i ← a_i + d_r / K · G_i / max_j |G_j|, cut to [0, 1] and divided by their sum; θ ← Σ a_i θ_i.
+
+    G_i = L_i(θ) − L_i(θ_i) is the generalisation gap: how much worse the shared model is on the site's training cases
+    than what the site had sent for it. d_r falls linearly from `step` to nothing over the rounds.
+    """
+
+    title = "FedDG-GA"
+    paper = "Zhang et al. 2023"
+    paced = True
+
+    name: Literal["feddg-ga"] = "feddg-ga"
+    step: float = Field(0.2, gt=0, le=1, description="d: how far the weights move in the first round, all together")
+
+    def networks(self, build: Blueprint) -> Modules:
+        """A site sends G_i as `value`; it keeps the loss L_i(θ_i) of the round before, if that was `measured`."""
+        return {"model": build(), "gap": Numbers(value=0.0, own_loss=0.0, measured=False)}
+
+    def groups(self) -> tuple[Group, ...]:
+        gap = Group(
+            "gap",
+            lambda modules: {"gap": modules["gap"].get_buffer("value")},
+            lambda server: Identity(),
+            "up",
+            personal=True,
+            title="generalisation gap",
+            ranges=lambda modules, task: {"gap": (-WIDEST, WIDEST)},
+            says=lambda tensors: [
+                "gap: in every round, how much larger the mean loss over all training cases is under the shared model "
+                "than under this site's own, from losses as they are told; 0 where none is"
+            ],
+            average=Average("the difference of two mean losses over a site's training cases", lambda cases, _: cases),
+        )
+        return gap, *super().groups()
+
+    def work(self, bench: Workbench) -> float:
+        """Measure the gap of the model that has arrived, train, and measure the loss for the next gap."""
+        model, gap = bench.modules["model"], bench.modules["gap"]
+        value, own_loss, measured = map(gap.get_buffer, ("value", "own_loss", "measured"))
+        shared = bench.told_loss(model)
+        value.zero_()
+        if shared is not None and measured:
+            value.copy_((shared - own_loss).clamp(-WIDEST, WIDEST))
+        loss = bench.train()
+        own = bench.told_loss(model)
+        own_loss.fill_(own or 0.0)
+        measured.fill_(own is not None)
+        return loss
+
+    def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
+        """Move the weights of all sites towards those whose gap is large; `memory` has the weights and the rounds."""
+        sites, before = server.sites, {"a": 1 / len(server.sites), "rounds": 0.0}
+        a = {site: mean.memory.get(site, before)["a"] for site in sites}
+        number = mean.memory.get(sites[0], before)["rounds"]
+        gaps = {site: float(server.mixers["gap"].current(site)["gap"]) for site in mean.samples}
+        # In the first round nobody has a gap yet.
+        a = moved(a, gaps, self.step * (1 - (number - 1) / server.training.rounds))
+        mean.memory = {site: {"a": a[site], "rounds": number + 1} for site in sites}
+        return {site: a[site] for site in mean.samples}
+
+
+def moved(a: dict[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
+    """Return the weights, moved towards the sites whose gap is large, by `step` all together."""
+    largest = max(map(abs, gaps.values()))
+    if not largest:
+        return a
+    found = {site: min(1.0, max(0.0, own + step / len(a) * gaps.get(site, 0.0) / largest)) for site, own in a.items()}
+    total = sum(found.values())
+    return {site: value / total for site, value in found.items()}

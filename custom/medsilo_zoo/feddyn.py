@@ -1,0 +1,59 @@
+"""FedDyn: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.extend.methods import (
+    Blueprint,
+    DynamicStep,
+    Mixer,
+    Modules,
+    Private,
+    ServerSide,
+    ServerStep,
+    Workbench,
+    correcting,
+    learning_weights,
+    pull_towards,
+    zeros_like,
+)
+
+
+class FedDyn(ServerStep):
+    """Sites minimise f_k(w_k) − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖²; then g_k ← g_k − α (w_k − w), which stays there.
+
+    The server: h ← h − α/N Σ (w_k − w) over those of the N sites that answered, w ← mean(w_k) − h/α. Sites count alike.
+    """
+
+    title = "FedDyn"
+    paper = "Acar et al. 2021"
+
+    name: Literal["feddyn"] = "feddyn"
+    weighting: Literal["uniform"] = "uniform"
+    alpha: float = Field(0.01, gt=0, le=1000, description="α: strength of the dynamic regulariser")
+
+    def networks(self, build: Blueprint) -> Modules:
+        modules = super().networks(build)
+        return modules | {"gradient": zeros_like(modules["model"])}
+
+    def private(self) -> Private:
+        return Private(("model",), says="g_k and h follow from noisy weights; the pull is added to the noisy gradient")
+
+    def step(self, server: ServerSide) -> Mixer:
+        return DynamicStep(self.alpha)
+
+    def work(self, bench: Workbench) -> float:
+        """− g_k + α (w_k − w) in the gradient is a pull towards w + g_k/α."""
+        weights = learning_weights(bench.modules["model"])
+        gradients: list[Tensor] = list(bench.modules["gradient"].parameters())
+        arrived = [weight.detach().clone() for weight in weights]
+        pull = pull_towards(weights, torch._foreach_add(arrived, gradients, alpha=1 / self.alpha), self.alpha)
+        with correcting(bench.optimizers["model"], pull):
+            loss = bench.train()
+        with torch.no_grad():
+            for gradient, weight, before in zip(gradients, weights, arrived, strict=True):
+                gradient.sub_(weight - before, alpha=self.alpha)
+        return loss

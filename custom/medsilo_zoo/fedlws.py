@@ -1,0 +1,60 @@
+"""FedLWS: Shi et al., FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking, ICLR 2025."""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.extend.methods import LateMean, PlanError, ServerSide, ServerStep, Shares, Training
+
+
+class FedLWS(ServerStep):
+    """w^l ← γ^l Σ p_k w_k^l: the mean of every layer l is shrunk, the more so the more the sites disagree in it.
+
+    γ^l = ‖w^l‖ / (‖w^l‖ + τ^l ‖g^l‖), with w^l as the sites were given it, g_k^l = w_k^l − w^l, g^l = Σ p_k g_k^l, and
+    τ^l = β · 1/K Σ_k ‖g_k^l − 1/K Σ_j g_j^l‖ between `least` and `most`.
+    """
+
+    title = "FedLWS"
+    paper = "Shi et al. 2025 (FedLWS)"
+    undefended = (
+        "mixing: fedlws shrinks layers by how far single hospitals are from each other, and no robust rule does; use "
+        "fedavg"
+    )
+
+    name: Literal["fedlws"] = "fedlws"
+    beta: float = Field(0.03, ge=0, le=1000, description="β: how strongly the sites' disagreement shrinks a layer")
+    least: float = Field(0.01, ge=0, le=10, description="the least τ of a layer")
+    most: float = Field(0.2, ge=0, le=10, description="the greatest τ of a layer")
+
+    def suits(self, training: Training) -> None:
+        if self.least > self.most:
+            raise PlanError(f"algorithm.least: {self.least:g} is more than algorithm.most={self.most:g}; lower it")
+
+    def step(self, server: ServerSide) -> LateMean:
+        return LateMean(self.shares, self.shrunk)
+
+    def shares(self, mean: LateMean) -> Shares:
+        """Return p_k."""
+        return mean.samples if self.weighting == "samples" else dict.fromkeys(mean.samples, 1.0)
+
+    def shrunk(self, mean: LateMean) -> Shares:
+        """Return γ of every tensor: that of its layer."""
+        weights = torch.tensor(list(self.shares(mean).values()), dtype=torch.float64)
+        gammas = {layer: self.gamma(own, weights) for layer, own in mean.products(layer_of).items()}
+        return {name: gammas[layer_of(name)] for name in mean.averaged}
+
+    def gamma(self, products: Tensor, weights: Tensor) -> float:
+        """Return γ^l from the inner products of w^l and all g_k^l."""
+        p, g = weights / weights.sum(), products[1:, 1:]
+        norm, way = math.sqrt(products[0, 0]), math.sqrt(max(0.0, float(p @ g @ p)))
+        apart = (g.diagonal() - 2 * g.mean(1) + g.mean()).clamp(min=0).sqrt().mean()
+        tau = min(self.most, max(self.least, self.beta * float(apart)))
+        return norm / (norm + tau * way) if norm or way else 1.0
+
+
+def layer_of(name: str) -> str:
+    """Return the layer that a tensor belongs to: weight and bias go together."""
+    return name.rpartition(".")[0]

@@ -1,0 +1,244 @@
+"""FedRDN: Yan et al., A Simple Data Augmentation for Feature Distribution Skewed Federated Learning, CVPR 2025."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Self, cast
+
+import torch
+from pydantic import model_validator
+from torch import Generator, Tensor, nn
+
+from medsilo.extend import Group, Phase, Refused, Task
+from medsilo.extend.methods import (
+    Average,
+    Averaging,
+    Blueprint,
+    Modules,
+    PlanError,
+    Private,
+    Ranges,
+    Tensors,
+    Workbench,
+    network,
+    seed_for,
+    site_mean,
+)
+
+FLATTEST = 0.01  # no image is divided by less: a channel in which everything is alike has no contrast to bring out
+ROUNDED = 1e-4  # shares below it are none: sums that were sealed are rounded
+
+
+def digest_of(image: Tensor) -> str:
+    """Return a hash of an image."""
+    return hashlib.sha256(image.contiguous().cpu().numpy().tobytes()).hexdigest()
+
+
+class ChannelNorm(nn.Module):
+    """x ↦ (x − μ) / σ for images [B, C, ...], by the statistics of the hospital; unchanged before they are measured.
+
+    The tables `present` [sites], `means` and `deviations` [sites, C] are those of all hospitals. While a hospital sends
+    its own, they are zero but in its own row, so that they add up at the server.
+    """
+
+    mean: Tensor  # [C], the hospital's own
+    deviation: Tensor
+    measured: Tensor
+    present: Tensor
+    means: Tensor
+    deviations: Tensor
+
+    def __init__(self, sites: int, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("deviation", torch.ones(channels))
+        self.register_buffer("measured", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("present", torch.zeros(sites))
+        self.register_buffer("means", torch.zeros(sites, channels))
+        self.register_buffer("deviations", torch.zeros(sites, channels))
+        self._draws: Generator | None = None
+        self._known = torch.zeros(0, dtype=torch.int64)  # hospitals that are drawn from, in memory
+        self._number: int | None = None  # with which each image draws by itself
+
+    def _apply(self, *given: Any, **named: Any) -> "ChannelNorm":
+        """Move to a device: what is asked in every batch stays where asking waits for nothing."""
+        super()._apply(*given, **named)
+        if self.mean.device.type == "cuda":
+            self.measured = self.measured.cpu()
+        return self
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, C, ...] to the same shape and type."""
+        if not self.measured:
+            return images
+        mean, deviation = self.mean, self.deviation
+        if self._draws is not None and len(self._known):
+            drawn = self._known[self._drawn(images, len(self._known))].to(mean.device, non_blocking=True)
+            mean, deviation = self.means[drawn], self.deviations[drawn]
+        each = (-1, len(self.mean), *(1,) * (images.ndim - 2))
+        return ((images - mean.view(each)) / deviation.view(each)).to(images.dtype)
+
+    def _drawn(self, images: Tensor, hospitals: int) -> Tensor:
+        """Return the hospital that is drawn for each image."""
+        if self._number is None:
+            return torch.randint(hospitals, (len(images),), generator=self._draws)
+        return torch.tensor([seed_for(self._number, digest_of(image)) % hospitals for image in images])
+
+    @contextmanager
+    def drawing(self, random: Generator, by_image: bool = False) -> Iterator[None]:
+        """Inside, every image takes the statistics of a hospital that is drawn for it.
+
+        by_image: what is drawn follows from the image and a number, so that no image changes another's.
+        """
+        self._draws, self._known = random, self.present.cpu().nonzero().flatten()
+        self._number = int(torch.randint(2**62, (), generator=random)) if by_image else None
+        try:
+            yield
+        finally:
+            self._draws = None
+
+    @torch.no_grad()
+    def statistics(self, images: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield [B, 2 C]: every image's means and deviations over a channel's positions. Until they are taken, images
+        pass as they are."""
+        self.measured.fill_(False)
+        for batch in images:
+            values = batch.double().flatten(2)
+            yield torch.cat([values.mean(2), values.std(2).nan_to_num(0.0)], 1)
+
+    @torch.no_grad()
+    def take(self, statistics: Tensor) -> None:
+        """Set the hospital's own [2 C]."""
+        mean, deviation = statistics.chunk(2)
+        self.mean.copy_(mean)
+        self.deviation.copy_(deviation.clamp(min=FLATTEST))
+        self.measured.fill_(True)
+
+    @torch.no_grad()
+    def show(self, place: int) -> None:
+        """Put the hospital's own into its row of the tables, and nothing into the others."""
+        for table, own in ((self.present, 1.0), (self.means, self.mean), (self.deviations, self.deviation)):
+            table.zero_()
+            table[place] = own
+
+    @torch.no_grad()
+    def share_out(self) -> None:
+        """Make the statistics of all hospitals of the mean of their tables."""
+        shares = self.present.clone()
+        known = shares > ROUNDED
+        self.means[known] /= shares[known, None]
+        self.deviations[known] = (self.deviations[known] / shares[known, None]).clamp(min=FLATTEST)
+        self.present.copy_(known)
+
+
+INPUT, CHANNELS = "input", "channels"
+BRIGHTER = 10  # times the task's brightest image
+
+
+class FedRDN(Averaging):
+    """FedAvg whose sites train on (x − μ_j) / σ_j, with the statistics of a hospital j drawn for every image.
+
+    Phase "measure" is one round without training: every site sends the mean and the deviation of each channel, averaged
+    over its training images. All sites are given all of them once. In evaluation a site takes its own.
+    """
+
+    title = "FedRDN"
+    paper = "Yan et al. 2025"
+
+    name: Literal["fedrdn"] = "fedrdn"
+
+    @model_validator(mode="after")
+    def _has_an_input_layer(self) -> Self:
+        if self.amplitude:
+            raise PlanError("algorithm.amplitude: fedrdn normalises images itself; set it to null")
+        return self
+
+    def networks(self, build: Blueprint) -> Modules:
+        if build.shape is not None and len(build.shape) < 2:
+            raise PlanError("algorithm.name: fedrdn normalises images, and a table's columns are none; choose fedavg")
+        return {"model": build(), INPUT: ChannelNorm(len(build.sites), build.channels)}
+
+    def input_layer(self, modules: Modules) -> nn.Module:
+        return modules[INPUT]
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        own = Group(
+            CHANNELS,
+            tables,
+            site_mean,
+            "up",
+            average=Average(
+                "mean and deviation of each channel, averaged over a site's training images", lambda images, _: images
+            ),
+            wide=True,
+            title="channel statistics",
+            ranges=table_ranges,
+            check=of_one_hospital,
+            says=lambda tensors: ["channels: all other hospitals of the study are given them, too, in the clear"],
+            undefended="mixing: each hospital alone tells of its images, so no robust rule can hold for fedrdn's "
+            "statistics; use fedavg or fedbn",
+        )
+        everyones = Group(CHANNELS, tables, site_mean, "down", arrived=share_out)
+        model = Group("model", network("model"), self.mean)
+        return [
+            Phase("measure", 1, (own,), self.measure, trains=False, releases=1),
+            Phase("train", rounds, (model, everyones), self.train),
+        ]
+
+    def private(self) -> Private:
+        return Private(("model",), says="the channels' statistics leave once, cut and with noise of their own account")
+
+    def measure(self, bench: Workbench) -> float:
+        """μ_k = 1/n Σ_i μ(x_i), σ_k = 1/n Σ_i σ(x_i), over the positions of each channel of image i."""
+        norm = cast(ChannelNorm, bench.modules[INPUT])
+        found = norm.statistics(inputs for inputs, _ in bench.data())
+        norm.take(bench.private.noisy_mean(found) if bench.private else torch.cat(list(found)).mean(0))
+        norm.show(bench.sites.index(bench.site))
+        return math.nan
+
+    def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
+        norm = cast(ChannelNorm, modules[INPUT])
+        norm.take(torch.cat(list(norm.statistics(inputs()))).mean(0))
+
+    def train(self, bench: Workbench) -> float:
+        """Every image takes the statistics of a drawn hospital; a site that missed the first round has no own yet."""
+        norm = cast(ChannelNorm, bench.modules[INPUT])
+        if not norm.measured:
+            self.measure_unseen(bench.modules, lambda: (inputs for inputs, _ in bench.data()))
+        with norm.drawing(bench.random, by_image=bench.private is not None):
+            return bench.train()
+
+
+def tables(modules: Modules) -> Tensors:
+    """Return the tables of all hospitals' statistics, without what a hospital keeps as its own."""
+    norm = cast(ChannelNorm, modules[INPUT])
+    return {"present": norm.present, "means": norm.means, "deviations": norm.deviations}
+
+
+def table_ranges(modules: Modules, task: Task) -> Ranges:
+    """Return what a row can hold: the mean and deviation of the task's images, or nothing."""
+    largest = BRIGHTER * task.largest_input
+    return {"present": (0.0, 1.0), "means": (-largest, largest), "deviations": (0.0, largest)}
+
+
+def of_one_hospital(tensors: Tensors) -> None:
+    """Raise Refused when neither one hospital has such tables nor, where they were sealed, several of them."""
+    present = tensors["present"]
+    known = present > ROUNDED
+    if abs(float(present.sum()) - 1) > ROUNDED or float(present.min()) < -ROUNDED:
+        raise Refused("channels/present does not name one hospital")
+    if any(bool((tensors[name][~known].abs() > ROUNDED).any()) for name in ("means", "deviations")):
+        raise Refused("channels holds rows of other hospitals")
+    if bool((tensors["deviations"][known] < FLATTEST * present[known, None] - ROUNDED).any()):
+        raise Refused(f"channels/deviations is below {FLATTEST}")
+
+
+def share_out(modules: Modules, came: bool) -> None:
+    """Hold on to the statistics of all hospitals."""
+    norm = cast(ChannelNorm, modules[INPUT])
+    if came:
+        norm.share_out()
+    elif not norm.present.any():
+        raise Refused("this site has lost the statistics of all hospitals; they are sent with the next request")

@@ -1,0 +1,90 @@
+"""FedRoD: Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR
+2022."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from medsilo.extend import Task
+from medsilo.extend.methods import (
+    Blueprint,
+    Lesson,
+    Modules,
+    OutputLoss,
+    PlanError,
+    SharedAndOwn,
+    Training,
+    Workbench,
+    balanced_softmax,
+    called_with,
+    copy_into,
+    has_body_and_head,
+    head_layers,
+    head_names,
+    keeping_statistics,
+)
+
+
+class FedRoD(SharedAndOwn):
+    """FedAvg of body φ and generic head g by balanced softmax; a head h_k of the site's own adds to g's scores.
+
+    Generic: ℓ_b(g(φ(x)), y), with log n_c added to the score of each class c, of which the site has n_c cases. Own:
+    ℓ(g(φ(x)) + h_k(φ(x)), y), in which h_k alone learns. Both heads are linear, so that their sum is one head.
+    """
+
+    title = "FedRoD"
+    paper = "Chen and Chao 2022"
+    made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
+
+    name: Literal["fedrod"] = "fedrod"
+
+    def networks(self, build: Blueprint) -> Modules:
+        modules = super().networks(build)
+        heads = nn.ModuleList(deepcopy(head) for head in head_layers(modules["global"]))
+        for weight in heads.parameters():
+            nn.init.zeros_(weight)
+        return modules | {"own-head": heads}
+
+    def personalise(self, bench: Workbench) -> None:
+        """The site's model is φ with the head g + h_k."""
+        model = bench.modules["model"]
+        copy_into(model, bench.modules["global"])
+        with torch.no_grad():
+            for name, more in zip(head_names(model), bench.modules["own-head"].parameters(), strict=True):
+                model.get_parameter(name).add_(more)
+
+    @contextmanager
+    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+        """From each batch h_k learns first, so that both lessons know φ and g as they met the batch."""
+        shared = bench.modules["global"]
+
+        def own(heads: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+            """Return ℓ(g(φ(x)) + h_k(φ(x)), y) as an objective of h_k."""
+            weights = {name: weight.detach() for name, weight in shared.named_parameters()}
+            for name, more in zip(head_names(shared), heads.parameters(), strict=True):
+                weights[name] = weights[name] + more
+            with keeping_statistics(shared):
+                return bench.loss(called_with(shared, weights, inputs), targets)
+
+        generic = OutputLoss(balanced_softmax(bench.loss, bench.labels()))
+        yield bench.lesson("own-head", own), bench.lesson("global", generic)
+
+    def check(self, modules: Modules) -> None:
+        has_body_and_head(modules["global"], self.name)
+
+    def suits(self, training: Training) -> None:
+        if training.class_weights != "none":
+            raise PlanError(
+                f"training.class_weights: {self.name} balances classes itself, by balanced softmax; set none"
+            )
+
+    def fits(self, task: Task) -> None:
+        if not task.goal.classifies:
+            raise PlanError(
+                f"algorithm.name: {self.name} balances the classes of cases, which task {task.name} doesn't have; "
+                "choose fedrep or fedper, whose hospitals have heads of their own, too"
+            )
