@@ -30,7 +30,6 @@ from medsilo.core.files import (
     write_passing,
     write_text,
 )
-from medsilo.core.package import package_facts
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds, read_summary
@@ -56,7 +55,7 @@ def new_study(plan: Plan) -> str:
 def write_provenance(folder: Path, plan: Plan, device: str | None = None) -> None:
     """Write where the numbers in a folder come from. device: of a site, what it trains on."""
     provenance = Provenance(
-        package=Package(**package_facts()),
+        packages={name: Package(**facts) for name, facts in plan.code.items()},
         plan_hash=plan.hash,
         seed=plan.seed,
         protocol=plan.protocol,
