@@ -13,7 +13,7 @@ MEMORY := $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print $$2}' /proc/m
 	xargs -r df --output=avail,target 2>/dev/null | awk '$$1 + 0 > 4000000 {print $$2}')
 quick test test-of: export TMPDIR := $(or $(firstword $(MEMORY)),$(TMPDIR),/tmp)
 
-.PHONY: demo jobs lint quick test test-of test-slow claims test-long soak bench bench-history upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit docs screenshots docs-tables clean
+.PHONY: demo jobs lint quick test test-of test-slow claims test-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -147,6 +147,10 @@ bench: $(VENV)/.test-ready
 # The ratios of the last 'make bench' beside those of the last release; without one, those of the cheap benchmarks.
 bench-history: $(VENV)/.test-ready
 	$(BIN)/python -m benchmarks.history
+
+# What somebody must read and trust, beside what it may be at most: one traced run in the simulator.
+sizes: $(VENV)/.test-ready
+	$(BIN)/python -m tests.sizes
 
 # The documentation as a site, in site/: open site/index.html.
 docs: export NO_MKDOCS_2_WARNING = 1
