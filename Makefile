@@ -168,12 +168,14 @@ docs-tables: $(VENV)/.demo-ready
 # What was installed, on all cores, but for the packages' own tests; some hold files for other Pythons.
 compiled = $(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib || true
 
-$(VENV)/.demo-ready: requirements.txt pyproject.toml
+# The set that is tested, down to what others need. By version and not by hash, so that torch may be built for the CPU.
+$(VENV)/.demo-ready: requirements.txt custom/medsilo/tested.txt requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "medsilo needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing PyTorch, NVFlare and MONAI: 1.8 GB, which takes minutes"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
+	sed -e '/--hash/d' -e '/^#/d' -e 's/ \\$$//' requirements.lock >$(VENV)/versions.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt -c $(VENV)/versions.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	$(compiled)
 	touch $@

@@ -19,7 +19,7 @@ from typing import Any
 
 LAB = ("medsilo_lab", "medsilo_page")  # the packages of medsilo-lab
 ABOUT = "What researchers and leads use of medsilo: comparison, pages, init, Python, prediction, kits"
-FILES = ("README.md", "LICENSE", "requirements.txt")
+FILES = ("README.md", "LICENSE")
 
 
 def build(source: Path, dist: Path) -> None:
