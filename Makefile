@@ -13,7 +13,7 @@ MEMORY := $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print $$2}' /proc/m
 	xargs -r df --output=avail,target 2>/dev/null | awk '$$1 + 0 > 4000000 {print $$2}')
 quick test test-of: export TMPDIR := $(or $(firstword $(MEMORY)),$(TMPDIR),/tmp)
 
-.PHONY: demo jobs lint quick test test-of test-slow claims test-long soak bench bench-history upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit docs screenshots docs-tables words clean
+.PHONY: demo jobs lint quick test test-of test-slow claims test-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit docs screenshots docs-tables words clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -149,6 +149,10 @@ bench: $(VENV)/.test-ready
 bench-history: $(VENV)/.test-ready
 	$(BIN)/python -m benchmarks.history
 
+# What somebody must read and trust, beside what it may be at most: one traced run in the simulator.
+sizes: $(VENV)/.test-ready
+	$(BIN)/python -m tests.sizes
+
 # The documentation as a site, in site/: open site/index.html.
 docs: $(VENV)/.docs-ready
 	$(BIN)/python -m docs.site
@@ -168,12 +172,14 @@ words: $(VENV)/.demo-ready
 # What was installed, on all cores, but for the packages' own tests; some hold files for other Pythons.
 compiled = $(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib || true
 
-$(VENV)/.demo-ready: requirements.txt pyproject.toml
+# The set that is tested, down to what others need. By version and not by hash, so that torch may be built for the CPU.
+$(VENV)/.demo-ready: requirements.txt custom/medsilo/tested.txt requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "medsilo needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing PyTorch, NVFlare and MONAI: 1.8 GB, which takes minutes"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
+	sed -e '/--hash/d' -e '/^#/d' -e 's/ \\$$//' requirements.lock >$(VENV)/versions.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt -c $(VENV)/versions.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	$(compiled)
 	touch $@

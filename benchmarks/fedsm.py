@@ -204,7 +204,7 @@ class MadeUp:
             task=asked.task,
             round=asked.round,
             study=asked.study,
-            package=self.plan.code,
+            packages=self.plan.code,
             cases=Counted(train=1, validation=1, test=1),
             seconds=0.0,
             memory=0,

@@ -19,7 +19,7 @@ from typing import Any
 
 LAB = ("medsilo_lab", "medsilo_page")  # the packages of medsilo-lab
 ABOUT = "What researchers and leads use of medsilo: comparison, pages, init, Python, prediction, kits"
-FILES = ("README.md", "LICENSE", "requirements.txt")
+FILES = ("README.md", "LICENSE")
 
 
 def build(source: Path, dist: Path) -> None:
@@ -34,8 +34,8 @@ def build(source: Path, dist: Path) -> None:
             for name in FILES:
                 if (source / name).exists():
                     shutil.copy2(source / name, place / name)
-            for package in (source / "custom").glob("medsilo*" if not lab else "medsilo_*"):
-                if (package.name in LAB) == lab:
+            for package in (source / "custom").iterdir():
+                if (package / "__init__.py").is_file() and (package.name in LAB) == lab:
                     shutil.copytree(
                         package, place / "custom" / package.name, ignore=shutil.ignore_patterns("__pycache__")
                     )

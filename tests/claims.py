@@ -16,8 +16,7 @@ from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_yaml
-from medsilo.core.package import package_facts
-from tests.junit import SuiteResults, read_junit
+from tests.junit import SuiteResults, build_hash, read_junit
 
 ROOT = Path(__file__).parents[1]
 LISTED = Path(__file__).with_name("promises.yaml")
@@ -60,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="fail for no test that `make test-long` alone runs, or that this machine skips",
     )
-    build, given = package_facts()["hash"], parser.parse_args(arguments)
+    build, given = build_hash(), parser.parse_args(arguments)
     try:
         results = read_junit(*given.reports)
     except MedsiloError as error:

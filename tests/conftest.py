@@ -16,7 +16,6 @@ import pytest
 import torch
 from _pytest.junitxml import xml_key
 
-from medsilo.core.package import package_facts
 from medsilo.core.spill import _File
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings
@@ -25,7 +24,7 @@ from medsilo_lab.study.cells import Row, cells_of, run_cell
 from medsilo_lab.study.compare import Asked, Study
 from medsilo_lab.study.verdict_file import About
 from tests.commands import parsed
-from tests.junit import BUILD
+from tests.junit import BUILD, build_hash
 
 torch.set_num_threads(1)  # a test that forks would wait for threads that its child does not have
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
@@ -84,7 +83,7 @@ def same_locale() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     """Say in JUnit files which build was tested: `python -m tests.claims` takes no results of another."""
     if xml := config.stash.get(xml_key, None):
-        xml.add_global_property(BUILD, package_facts()["hash"])
+        xml.add_global_property(BUILD, build_hash())
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

@@ -1,5 +1,6 @@
 """Results of tests, read from the JUnit XML that pytest writes."""
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -9,12 +10,13 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.package import PLACE, facts_of
 from medsilo.core.text import plain
 
 LARGEST = 100_000_000  # bytes of such a file
 LONGEST_REASON = 300  # bytes of why a test failed
 BEHIND = r"[\[(@]"  # what a test's parameters begin with, or the group that pytest-xdist runs it in
-BUILD = "medsilo"  # the property with the hash of the package that was tested
+BUILD = "medsilo"  # the property with the hash of what was tested
 Outcome = Literal["passed", "failed", "skipped", "missing"]
 
 
@@ -51,6 +53,12 @@ class SuiteResults:
     def count(self, outcome: Outcome) -> int:
         """Return how many cases ended so."""
         return sum(case.outcome == outcome for case in self.cases)
+
+
+def build_hash() -> str:
+    """Return a hash over all packages of this tree: that of the build that is tested."""
+    names = sorted(path.parent.name for path in PLACE.glob("*/__init__.py"))
+    return hashlib.sha256("".join(facts_of(name)["hash"] for name in names).encode()).hexdigest()
 
 
 def read_junit(*paths: Path) -> SuiteResults:

@@ -71,7 +71,8 @@ class FinishedRun:
 
     def facts(self) -> dict[str, Any]:
         """Return what tells this run from others, for the data beside a figure."""
-        keys = {"method", "title", "task", "synthetic", "network", "seed", "protocol", "plan_hash", "package", "rounds"}
+        keys = {"method", "title", "task", "synthetic", "network", "seed", "protocol", "plan_hash"}
+        keys |= {"packages", "rounds"}
         return {"label": self.label, "run": self.folder.name} | self.summary.model_dump(mode="json", include=keys)
 
 

@@ -12,7 +12,7 @@ from benchmarks.attacks.attackers import ATTACKS, attacks_on
 from benchmarks.attacks.federation import run
 from medsilo.core.errors import PlanError
 from medsilo.core.files import write_json
-from medsilo.core.package import package_facts
+from medsilo.core.package import ENGINE, facts_of
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.schema import Round
 from medsilo.runs.standing import standing_out
@@ -245,7 +245,7 @@ def kept(cell: Cell, folder: Path) -> Result | None:
 
 def measured(cell: Cell) -> Result:
     """Run the study."""
-    package = str(package_facts()["hash"])
+    package = facts_of(ENGINE)["hash"]
     try:
         plan = cell.plan()
     except PlanError as error:

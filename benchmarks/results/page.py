@@ -75,7 +75,10 @@ def _done(comparison: Comparison) -> str:
     finished = [summary for cell in cells if (summary := cell.summary())]
     whole, asked = comparison.whole_seeds(), len({cell.seed for cell in cells})
     hours = sum(summary.seconds or 0 for summary in finished) / 3600
-    packages = Counter(f"medsilo {one.package.version} ({(one.package.hash or '')[:12]})" for one in finished)
+    packages = Counter(
+        ", ".join(f"{name} {own.version} ({(own.hash or '')[:12]})" for name, own in one.packages.items())
+        for one in finished
+    )
     made = "".join(f", {count} with {package}" for package, count in packages.items())
     compared = {cell.row for cell in comparison.compared()}
     missing = [row.title for row in dict.fromkeys(cell.row for cell in cells) if row not in compared]

@@ -16,7 +16,7 @@ from torch import nn
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, PlanError, YamlError
 from medsilo.core.files import dump_yaml, load_tensors, load_yaml, read_yaml, why_unread
-from medsilo.core.package import package_facts
+from medsilo.core.package import ALWAYS, facts_of, is_here, is_ours, ours_behind
 from medsilo.core.section import SHOWN, Feature, Section, checked, in_words, near_key
 from medsilo.core.tensors import hash_of
 from medsilo.core.text import is_safe_name, plain
@@ -31,7 +31,7 @@ from medsilo.learning.training import OWN_NUMBERS, USUAL, Training
 from medsilo.mixing.defence import Mixing
 from medsilo.mixing.forms import Form
 from medsilo.models.network import Network, parameters_of
-from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages
+from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages, table_of
 from medsilo.tasks.task import Task
 
 FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
@@ -100,7 +100,7 @@ class Plan(Section):
     )
     packages: dict[str, OutsidePackage] = Field(
         {},
-        description="installed packages that bring the method, task or network, where these are not medsilo's own; "
+        description="packages of others that bring the method, task, network or layers; "
         "filled in by itself: version and hash of each",
     )
 
@@ -220,10 +220,21 @@ class Plan(Section):
         return hashlib.sha256(json.dumps(self.resolved(), sort_keys=True).encode()).hexdigest()
 
     @property
-    def code(self) -> dict[str, Any]:
-        """The medsilo and the other packages that run this plan, as sites report them."""
+    def code(self) -> dict[str, dict[str, str]]:
+        """Version and hash of every package whose code runs this plan, as sites report them."""
         others = {name: package.model_dump() for name, package in self.packages.items()}
-        return {**package_facts(), **({"packages": others} if others else {})}
+        return {**{name: facts_of(name) for name in sorted(self.own_packages)}, **others}
+
+    @cached_property
+    def own_packages(self) -> set[str]:
+        """Our packages among them: those that always run, those that bring its names, and those of its parts."""
+        parts: list[Any] = [self.algorithm, self.task, *self.features]
+        network: Any = self.network
+        while network is not None:
+            parts.append(network)
+            network = getattr(network, "of", None)  # of a network around another
+        named = [table_of(key).code_of(name) for key, name in _names_in(self.resolved()).items()]
+        return {*filter(is_here, ALWAYS), *filter(is_ours, named)}.union(*map(ours_behind, parts))
 
     def among(self, sites: Iterable[str]) -> "Plan":
         """This plan for these hospitals, where it names none itself: those that are there when it begins."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import PlanError
-from medsilo.core.package import NAME as OWN
-from medsilo.core.package import canonical, facts_of, files_of, is_installed, place_in_package
+from medsilo.core.package import ENGINE as OWN
+from medsilo.core.package import OURS, canonical, facts_of, files_of, in_words, is_installed, place_in_package
 from medsilo.core.text import is_safe_name
 
 ANY = ("*",)  # every installed package is allowed: where one person owns everything
@@ -76,6 +76,13 @@ class PluginTable(Mapping[str, Any]):
                 f"{name!r} is in two packages, {' and '.join(packages)}; rename it in {packages[-1]}, or uninstall that"
             )
         return packages[0] if packages and packages != [OWN] else None
+
+    def code_of(self, name: str) -> str:
+        """Return the package whose code a name stands for: one of ours as it is imported, or an outside one."""
+        outside = self.package_of(name)
+        if outside or name in self.builtin:
+            return outside or OWN
+        return self._entries()[name][OWN].module.partition(".")[0]
 
     def _packages(self, name: str) -> list[str]:
         """Return the packages that bring a name, our own first."""
@@ -185,11 +192,13 @@ class Registry(PluginTable):
 
 @cache
 def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, Mapping[str, EntryPoint]]:
-    """The entry points of a group: name → package. `path` is Python's own; where it changes, they are sought again."""
+    """The entry points of a group: name → package, all of ours as one. `path` is Python's own; where it changes, they
+    are sought again."""
     found: dict[str, dict[str, EntryPoint]] = {}
     for entry in entry_points(group=group):
         if entry.dist:
-            found.setdefault(entry.name, {})[canonical(entry.dist.name)] = entry
+            package = canonical(entry.dist.name)
+            found.setdefault(entry.name, {})[OWN if package in OURS else package] = entry
     return found
 
 
@@ -298,7 +307,7 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
             found[package] = table.facts_of(name, package)
             _check_same(package, found[package], said.get(package, found[package]))
         elif name and name not in table and (absent := next(filterfalse(is_installed, said), None)):
-            told = f"package {absent} of this plan is not installed here; install {_version(said[absent])}"
+            told = f"package {absent} of this plan is not installed here; install {in_words(said[absent])}"
             if absent.startswith(SOURCE):
                 told = (
                     "it was a class of a Python program; define it there again, or 'medsilo new' makes a package of it"
@@ -319,10 +328,6 @@ def check_allowed(package: str, allowed: Collection[str]) -> None:
 def _check_same(package: str, own: Mapping[str, str], said: Any) -> None:
     if isinstance(said, dict) and said != own:
         raise PlanError(
-            f"packages.{package}: {_version(own)} is installed here, the plan was made with {_version(said)}; install "
+            f"packages.{package}: {in_words(own)} is installed here, the plan was made with {in_words(said)}; install "
             "that here, or remove 'packages' from the plan to use what is installed"
         )
-
-
-def _version(facts: Any) -> str:
-    return f"{facts.get('version')} ({str(facts.get('hash'))[:12]})" if isinstance(facts, dict) else "it"

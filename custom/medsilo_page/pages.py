@@ -23,7 +23,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import duration, size_text
 from medsilo.plan import Plan
 from medsilo.runs.watching import Row, StudyMoment, studies
-from medsilo.site.approvals import ApprovalLimits, AskingPlan, moment
+from medsilo.site.approvals import NOTHING, ApprovalLimits, AskingPlan, moment
 from medsilo.site.ledger import ledgers
 from medsilo.site.policy import Policy
 from medsilo_lab.report import template
@@ -180,10 +180,11 @@ class SitePages:
             return Reply(goes_to=f"/plan/{hash}#{verb}")
         if verb not in VERBS or (asked is None and verb != "withdraw"):
             return self._missing(query)
-        if asked and verb == "approve":
-            home.plan_of(asked)  # what was shown is what is signed
+        # what was shown is what is signed
+        code = home.code_of(asked) if verb == "approve" else NOTHING
         limits = _limits(query.fields) if verb == "approve" else None
-        home.approvals.decide(hash, VERBS[verb], query.fields.get("by") or getpass.getuser(), limits)  # type: ignore[arg-type]
+        by = query.fields.get("by") or getpass.getuser()
+        home.approvals.decide(hash, VERBS[verb], by, limits, code)  # type: ignore[arg-type]
         return Reply(goes_to=f"/plan/{hash}" if asked else "/")
 
     def _begin(self, home: KitAtHome, plan: Plan) -> None:

@@ -267,7 +267,7 @@ def spoken(place: Path) -> Spoken:
     site = site_of(PLAN, SITES[0], SITES, SiteSettings(device="cpu"), place / "study/sites" / SITES[0])
     given = views(PLAN.course.phases[0].given, PLAN.build_networks())
     asked = [
-        Request(task=task, round=number, study="study", plan=PLAN.hash, sites=tuple(SITES), package=PLAN.code)
+        Request(task=task, round=number, study="study", plan=PLAN.hash, sites=tuple(SITES), packages=PLAN.code)
         for task, number in (("join", 0), ("round", 1), ("deliver", 1), ("test", 1))
     ]
     sent = [one.parcel(given if one.task in ("round", "deliver") else {}) for one in asked]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.package import ROOT, package_facts
+from medsilo.core.package import ENGINE, ROOT, facts_of
 from medsilo.flare.jobs import write_job
 from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
@@ -44,7 +44,7 @@ def test_another_version_or_none_is_refused_before_anything_starts(
         ThreadPoolExecutor() as pool,
     ):
         other, without = pool.map(why_not, (OTHER, WITHOUT))
-    ours = package_facts()
+    ours = facts_of(ENGINE)
     assert f"{OTHER} refused: runs medsilo 0.0.9 (" in other
     assert f"the server {ours['version']} ({ours['hash'][:12]})" in other
     assert not (consortium.kit(OTHER) / "medsilo" / f"job-{OTHER}").exists()  # it did not even look at its data

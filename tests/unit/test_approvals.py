@@ -17,14 +17,13 @@ from medsilo.check.at_home import KitAtHome
 from medsilo.cli import main
 from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.package import package_facts
+from medsilo.core.package import ENGINE, facts_of
 from medsilo.federation.permission import Permission
 from medsilo.federation.place import Place
 from medsilo.federation.site_stack import DisclosingSite, training_site
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
-from medsilo.site import approvals
 from medsilo.site.approvals import MOST_ASKED, REMEMBERED, ApprovalLimits, Approvals, AskingPlan, approvals_of
 from medsilo.site.book import Book
 from medsilo.site.kit import KitFiles
@@ -64,7 +63,8 @@ class Home:
         self.approvals = approvals_of(Book(folder / "medsilo/_hospital" / site), self.kit, WANTED)
 
     def approve(self, **limits: Any) -> None:
-        self.approvals.decide(self.plan.hash, "approved", "engineer", ApprovalLimits.from_values(limits, "the limits"))
+        told = ApprovalLimits.from_values(limits, "the limits")
+        self.approvals.decide(self.plan.hash, "approved", "engineer", told, self.plan.code)
 
     def permission(self, plan: Plan | None = None, **given: Any) -> Permission:
         settings = WANTED.model_copy(update=given)
@@ -173,7 +173,8 @@ def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> Non
     values = home.plan.resolved()
     values["participation"] |= {"sites": [], "minimum": 2}
     nobody = parse_plan(values)
-    home.approvals.decide(nobody.hash, "approved", "engineer", ApprovalLimits(sites=tuple(SITES[:2])))
+    limits = ApprovalLimits(sites=tuple(SITES[:2]))
+    home.approvals.decide(nobody.hash, "approved", "engineer", limits, nobody.code)
     with pytest.raises(Refused, match="for named sites only, and the plan names none"):
         home.permission(nobody).check(SITES[:2], 1)
 
@@ -187,7 +188,7 @@ def test_a_plan_without_names_is_approved_as_it_was_submitted(home: Home) -> Non
         place = Place(nameless.among(sites), A, sites, WANTED, home.place, "lead", home.kit, nameless)
         with pytest.raises(Refused, match=f"has not approved plan {nameless.hash};"):
             Permission(place).check()
-        home.approvals.decide(nameless.hash, "approved", "engineer")
+        home.approvals.decide(nameless.hash, "approved", "engineer", code=nameless.code)
         Permission(place).check()
         home.approvals.decide(nameless.hash, "withdrawn", "engineer")
         with pytest.raises(Refused, match="has withdrawn"):
@@ -232,8 +233,8 @@ def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypa
     home.approve()
     home.permission().check()
     refused(home, "approved plan .* for other data than it has now", data=DataSource(folder=tmp_path))
-    own = package_facts()
-    monkeypatch.setattr(approvals, "package_facts", lambda: {**own, "hash": "f" * 64})
+    own = facts_of(ENGINE)
+    monkeypatch.setattr("medsilo.plan.facts_of", lambda name: {**own, "hash": "f" * 64})
     told = rf"approved plan .* with medsilo .* \({own['hash'][:12]}\), and runs .* \({'f' * 12}\) now"
     refused(home, f"{told}.*; its engineer decides there")
     home.approve()
@@ -294,7 +295,7 @@ def other_signer(home: Home, folder: Path) -> Iterator[bytes]:
         other.approve()
         yield other.approvals.file.read_bytes()
         forged = Approvals(folder / f"forged-{number}", other.approvals._key)
-        forged.decide(home.plan.hash, "approved", "engineer")
+        forged.decide(home.plan.hash, "approved", "engineer", code=home.plan.code)
         yield forged.file.read_bytes()
 
 

@@ -24,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from packaging.requirements import Requirement
 
 from medsilo import cli
 from medsilo.check.data import NOT_TOLD, data_findings, shown_counts
@@ -182,11 +183,16 @@ def test_packages_that_are_missing_or_others() -> None:
     assert [f.severity for f in check_environment({"torch": torch.__version__.partition("+")[0]})] == ["ok"]
 
 
-def test_the_required_versions_are_those_of_the_requirements(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = (root / "requirements.txt").read_text().splitlines()
-    assert required_versions() == dict(line.split("==") for line in lines if "==" in line)
-    monkeypatch.setattr("medsilo.check.machine.ROOT", Path("/nowhere/custom/medsilo"))
-    assert "torch" in required_versions() and "pyarrow" not in required_versions(), "an extra is not required"
+def test_what_is_tested_is_among_what_may_be_there(root: Path) -> None:
+    """One list of exact versions, which comes with the package, and one of bounds: of the same packages."""
+    tested = required_versions()
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    bounds = [Requirement(line) for line in project["dependencies"]]
+    assert {own.name for own in bounds} == tested.keys() and "pyarrow" not in tested, "an extra is not required"
+    for own in bounds:
+        assert own.specifier.contains(tested[own.name]) and ">=" in str(own.specifier), own
+        assert "==" not in str(own.specifier), f"{own}: an exact version stands beside no other package"
+    assert "-r custom/medsilo/tested.txt" in (root / "requirements.txt").read_text().splitlines()
 
 
 def test_a_full_disk_stops(tmp_path: Path) -> None:

@@ -240,7 +240,8 @@ def test_a_finished_comparison_is_never_replaced(
         said = capsys.readouterr().err
         assert all(word in said for word in [*words, "study", "-o", "--again"]), said
         assert everything_in(finished / "study") == before
-    monkeypatch.setattr("medsilo_lab.study.reuse.package_facts", lambda: {"version": "9", "hash": "f" * 64})
+    changed = {"version": "9", "hash": "f" * 64}
+    monkeypatch.setattr("medsilo.plan.facts_of", lambda name: changed)
     assert main(["compare", *compared(finished)]) == 1
     assert "another medsilo" in (said := capsys.readouterr().err) and "f" * 12 in said
     assert everything_in(finished / "study") == before

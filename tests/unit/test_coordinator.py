@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refused
 from medsilo.core.files import load_tensors
-from medsilo.core.package import package_facts
+from medsilo.core.package import ENGINE, facts_of
 from medsilo.federation.asking import RETRY_PAUSE
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
@@ -172,6 +172,12 @@ def change_facts(**facts: Any) -> Callable[[Parcel], None]:
     return lambda reply: reply.facts.update(facts)
 
 
+def medsilo_with(**facts: str) -> dict[str, Any]:
+    """The packages of a plan that no plug-in brings, with another medsilo."""
+    own = make_plan("fedavg").code
+    return {**own, ENGINE: {**own[ENGINE], **facts}}
+
+
 def samples(value: Any) -> Callable[[Parcel], None]:
     return change_facts(samples=value)
 
@@ -208,9 +214,9 @@ FALSE = {
     "no round": (change_facts(round=None), "answers round None of a study"),
     "another task": (change_facts(task="test"), "answers test"),
     "another study": (change_facts(study="the-other-one"), "of a study, not round"),
-    "another package": (change_facts(package={**package_facts(), "hash": "0" * 64}), "(000000000000), the server"),
-    "another version": (change_facts(package={**package_facts(), "version": "0.0.9"}), "runs medsilo 0.0.9"),
-    "no package": (change_facts(package=None), "install the same package at both"),
+    "another package": (change_facts(packages=medsilo_with(hash="0" * 64)), "(000000000000), the server"),
+    "another version": (change_facts(packages=medsilo_with(version="0.0.9")), "runs medsilo 0.0.9"),
+    "no packages": (change_facts(packages=None), "install the same package at both"),
     "no samples": (samples(0), "its samples: input should be greater than or equal to 1"),
     "negative samples": (samples(-5), "its samples: input should be greater than or equal to 1"),
     "too many samples": (samples(10**12), "its samples: input should be less than or equal to 10000000"),
@@ -221,8 +227,8 @@ FALSE = {
     "samples None": (samples(None), "its samples: input should be a valid integer"),
 }
 FALSE_FACTS = {
-    "package in words": (change_facts(package="medsilo"), "install the same package at both"),
-    "a list of packages": (change_facts(package=["medsilo"]), "install the same package at both"),
+    "package in words": (change_facts(packages="medsilo"), "install the same package at both"),
+    "a list of packages": (change_facts(packages=["medsilo"]), "install the same package at both"),
     "validation NaN": (
         lambda reply: reply.facts.update(validation=float("nan")),
         "its validation: input should be a finite number",
@@ -811,7 +817,8 @@ def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) 
 def test_the_summary_adds_up(tmp_path: Path) -> None:
     study = Study(make_plan("fedavg", *SMALL), tmp_path / "run")
     summary = study.run()
-    assert summary.package.model_dump() == package_facts()
+    assert summary.packages[ENGINE].model_dump() == facts_of(ENGINE)
+    assert list(summary.packages) == list(study.plan.code)
     assert summary.study == "run"
     assert summary.agreed == Agreement(sites=SITES, minimum=3, when_missing="stop")
     size = sum(tensor.nbytes for tensor in undisturbed().values())

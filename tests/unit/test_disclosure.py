@@ -19,7 +19,7 @@ from tests.unit.test_leaks import Listening
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 
 LOSS, SCORE, EACH = 0.7310585786, 0.6180339887, 0.5772156649  # found by nobody else
-MACHINE = {"seconds", "memory", "package", "task", "round", "study"}  # of no patient
+MACHINE = {"seconds", "memory", "packages", "task", "round", "study"}  # of no patient
 
 
 def numbers(told: Any, name: str = "") -> Iterator[tuple[str, float]]:

@@ -122,7 +122,7 @@ def test_a_site_completes_a_plan_without_names_by_who_takes_part(tmp_path: Path)
     (tmp_path / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\nsmallest_average: 1\n")
 
     def join(agreed: Plan, sites: list[str]) -> Parcel:
-        told = {"task": "join", "round": 0, "study": "s", "plan": agreed.hash, "sites": sites, "package": plan.code}
+        told = {"task": "join", "round": 0, "study": "s", "plan": agreed.hash, "sites": sites, "packages": plan.code}
         return to_parcel(MedsiloExecutor().execute("medsilo", to_shareable(Parcel(facts=told)), context, Signal()))
 
     assert join(plan.among(four), four).facts["task"] == "join"

@@ -26,7 +26,6 @@ from medsilo import registry
 from medsilo.cli import main
 from medsilo.core import package
 from medsilo.core.errors import MedsiloError, PlanError, Refused
-from medsilo.core.package import package_facts
 from medsilo.federation.channel import Outgoing, Receive
 from medsilo.federation.checks import check_packages
 from medsilo.federation.coordinator import Coordinator
@@ -233,7 +232,7 @@ def asked_to_join(plan: Plan, folder: Path, settings: str, site: str = SITES[0],
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, kit)
     context.set_prop(ReservedKey.RUN_NUM, "job")
     context.set_prop(ReservedKey.IDENTITY_NAME, site)
-    told = {"task": "join", "round": 0, "study": "study", "plan": plan.hash, "sites": SITES, "package": plan.code}
+    told = {"task": "join", "round": 0, "study": "study", "plan": plan.hash, "sites": SITES, "packages": plan.code}
     answer = MedsiloExecutor().execute("medsilo", to_shareable(Parcel(facts=told | facts)), context, Signal())
     return to_parcel(answer)
 
@@ -249,16 +248,16 @@ def test_a_site_refuses_a_package_that_its_settings_do_not_name(
         asked_to_join(plan, tmp_path / "kit", f"data: {data}\n")
     assert "acme_gait" not in sys.modules
     reply = asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n")
-    assert reply.facts["package"] == plan.code == {**package_facts(), "packages": {NAME: package.facts_of(NAME)}}
-    with pytest.raises(Refused, match=r"runs acme-gait 1\.0 .*, the server None"):
-        asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n", package=package_facts())
+    assert reply.facts["packages"] == plan.code and plan.code[NAME] == package.facts_of(NAME)
+    without = {name: facts for name, facts in plan.code.items() if name != NAME}
+    with pytest.raises(Refused, match=r"runs acme-gait 1\.0 .*, the server no such package"):
+        asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n", packages=without)
 
 
 def test_server_and_site_compare_the_packages() -> None:
-    one = {"packages": {NAME: {"version": "1.0", "hash": "a" * 64}}}
+    one = {NAME: {"version": "1.0", "hash": "a" * 64}}
     check_packages(one, one)
-    check_packages({"version": "1"}, {"version": "2"})  # medsilo itself is compared elsewhere
-    for other in ({"packages": {NAME: {"version": "1.0", "hash": "b" * 64}}}, {"packages": {}}, {}, None):
+    for other in ({NAME: {"version": "1.0", "hash": "b" * 64}}, {NAME: None}, {}, None):
         with pytest.raises(Refused, match="runs acme-gait"):
             check_packages(one, other)
 

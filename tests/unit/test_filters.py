@@ -22,7 +22,7 @@ from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
 
-FACTS = {"round": 3, "task": "round", "package": {"version": "1"}}
+FACTS = {"round": 3, "task": "round", "packages": {"medsilo": {"version": "1"}}}
 
 
 def parcel(dtype: torch.dtype = torch.float32, samples: int = 20) -> Parcel:

@@ -159,8 +159,8 @@ JOIN = {
     "a share in words": (facts(shares="yes"), "shares"),
     "surplus": (facts(more=1), "its more: extra inputs are not permitted"),
     "a key that is no text": (lambda reply: reply.facts.update({7: 1}), "has a key that is no text"),
-    "a package of tensors": (facts(package={"version": TENSOR}), "its version holds a Tensor"),
-    "a package without words": (facts(package={"packages": {STEERS: 1, "a": [LONG]}}), "install the same package"),
+    "a package of tensors": (facts(packages={"version": TENSOR}), "its version holds a Tensor"),
+    "a package without words": (facts(packages={STEERS: 1, "a": [LONG]}), "install the same package"),
     "a long warning": (facts(warnings=[LONG]), "warnings.0: string should have at most 400 characters"),
     "a long text": (facts(more=LONG), "its more: extra inputs are not permitted"),
     "a long key": (lambda reply: reply.facts.update({STEERS + LONG: 1}), "…: extra inputs are not permitted"),
@@ -170,7 +170,7 @@ JOIN = {
     "a text as a count": (cases(train=STEERS + LONG), "input should be a valid integer"),
     "many warnings": (facts(warnings=["x"] * 1_000_000), "more than"),
     "many keys": (facts(cases={str(number): 1 for number in range(100_000)}), "more than"),
-    "deep": (facts(package=DEEP), f"nested more than {DEEPEST} deep"),
+    "deep": (facts(packages=DEEP), f"nested more than {DEEPEST} deep"),
     "groups": (lambda reply: reply.groups.update({STEERS + LONG: {"w": TENSOR}}), "groups: has the surplus xxx"),
 }
 ROUND = {
@@ -343,7 +343,7 @@ def mutate(reply: Parcel, drawn: random.Random) -> None:
         elif kind == "remove":
             del inside[last]
         elif isinstance(inside, dict):
-            inside[drawn.choice(["x", 1, None, STEERS, "package", "outcome", "cases"])] = odd(drawn)
+            inside[drawn.choice(["x", 1, None, STEERS, "packages", "outcome", "cases"])] = odd(drawn)
         else:
             inside.append(odd(drawn))
 

@@ -20,7 +20,7 @@ import medsilo
 from medsilo import extend
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_yaml
-from medsilo.core.package import PLACE, PLUGINS, RELIABILITY
+from medsilo.core.package import PLACE
 from medsilo.core.text import is_safe_name
 from medsilo.extend import methods as extend_methods
 from medsilo.extend import networks as extend_networks
@@ -28,8 +28,7 @@ from medsilo.registry import METHODS
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.task import Task
 from medsilo.tasks.use import Use
-from tests.rooms import DOCUMENT, ROOMS, document, layers
-from tests.rooms import PLUGINS as DESCRIBED
+from tests.rooms import BENEATH, DOCUMENT, PLUGINS, ROOMS, document, layers
 
 PACKAGE = Path(medsilo.__file__).parent
 
@@ -54,7 +53,7 @@ def plugin_sources() -> list[Path]:
 
 
 def reliability_sources() -> list[Path]:
-    return sorted((PLACE / RELIABILITY).rglob("*.py"))
+    return sorted(path for name in BENEATH for path in (PLACE / name).rglob("*.py"))
 
 
 def everything() -> list[Path]:
@@ -143,10 +142,10 @@ FURTHER = {"methods": extend_methods, "networks": extend_networks}
 
 def test_the_plugins_are_those_of_this_folder() -> None:
     there = {path.name for path in PLACE.glob("medsilo_*") if list(path.glob("*.py"))}
-    assert there == set(PLUGINS) == DESCRIBED.keys()
+    assert there == PLUGINS.keys()
     settings = tomllib.loads((PLACE.parent / "pyproject.toml").read_text("utf-8"))
-    assert set(settings["tool"]["mypy"]["packages"]) == {"benchmarks", "medsilo", RELIABILITY, *PLUGINS}
-    assert set(settings["tool"]["importlinter"]["root_packages"]) == {"medsilo", RELIABILITY, *PLUGINS}
+    assert set(settings["tool"]["mypy"]["packages"]) == {"benchmarks", "medsilo", *BENEATH, *PLUGINS}
+    assert set(settings["tool"]["importlinter"]["root_packages"]) == {"medsilo", *BENEATH, *PLUGINS}
 
 
 def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:

@@ -54,7 +54,7 @@ def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -
         "cases": "numbers of training, validation and test cases",
         "seconds": "seconds",
         "memory": "the memory that training took",
-        "package": "version and hash",
+        "packages": "version and hash of medsilo",
         "withheld": "fewer than" if settings.least(True) > 1 else "score",
         "shares": "whether this site shares its personal model",
         "classes": "cases of each class",

@@ -1,7 +1,9 @@
 """A release as `make release` writes it, with a key that is thrown away, and as `make verify-release` checks it."""
 
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,12 +85,15 @@ def test_a_wheelhouse_is_installed_without_a_network_and_only_as_it_was_made(roo
 def test_medsilo_runs_without_a_network_from_its_wheelhouse(root: Path, tmp_path: Path) -> None:
     """With what those commands need that load no torch: all of it has gigabytes."""
     light = ("typer", "rich", "pydantic", "PyYAML", "Jinja2", "psutil", "filelock", "cryptography", "numpy")
-    pins = [line for line in (root / "requirements.txt").read_text().splitlines() if line.startswith(light)]
+    pins = [line for line in (root / "custom/medsilo/tested.txt").read_text().splitlines() if line.startswith(light)]
     (tmp_path / "light.txt").write_text("\n".join(pins))
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
     for part in ("custom", "pyproject.toml", "README.md", "LICENSE"):
         (shutil.copytree if (root / part).is_dir() else shutil.copy)(root / part, tmp_path / "source" / part)
-    (tmp_path / "source/requirements.txt").write_text("\n".join(pins))
+    project = tmp_path / "source/pyproject.toml"
+    needs = re.subn(r"(?ms)^dependencies = \[.*?^\]", f"dependencies = {json.dumps(pins)}", project.read_text())
+    assert needs[1] == 1
+    project.write_text(needs[0])
     subprocess.run([*build, tmp_path / "dist", tmp_path / "source"], check=True, capture_output=True)
     command = [sys.executable, "provisioning/release.py", "wheelhouse", tmp_path / "dist", tmp_path / "light.txt"]
     made = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)

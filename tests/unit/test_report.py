@@ -60,7 +60,7 @@ def summary_of(
         seed=0,
         protocol="clinical",
         plan_hash="abcdef0123456789",
-        package=Package(version="0.1.0", hash="0123456789abcdef"),
+        packages={"medsilo": Package(version="0.1.0", hash="0123456789abcdef")},
         study="demo",
         network="small-cnn",
         parameters=12345,

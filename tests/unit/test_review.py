@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.package import package_facts
 from tests import claims
 from tests.claims import CLAIMS, Claim, is_long, why_not
-from tests.junit import BUILD, read_junit
+from tests.junit import BUILD, build_hash, read_junit
 
 NAMED = sorted({test for claim in CLAIMS for test in claim.tests})
 OWN = """import pytest
@@ -84,7 +83,7 @@ def all_passed(path: Path, build: str) -> Path:
 
 
 def test_results_of_this_build_show_claims(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    report = all_passed(tmp_path / "test.xml", package_facts()["hash"])
+    report = all_passed(tmp_path / "test.xml", build_hash())
     assert claims.main([str(report)]) == 0
     assert f"{len(CLAIMS)} of {len(CLAIMS)} claims" in capsys.readouterr().out
     report.write_text(report.read_text().replace("time=", "gone=", 1).replace("<testcase", "<other", 1))
@@ -98,7 +97,7 @@ def test_the_gate_waits_for_all_but_long_tests(tmp_path: Path, capsys: pytest.Ca
     """A named test that did not run fails it, unless it is long; one that this machine skips is told."""
     late = [test for test in NAMED if is_long(test)]
     assert 0 < len(late) < 10
-    report = all_passed(tmp_path / "test.xml", package_facts()["hash"])
+    report = all_passed(tmp_path / "test.xml", build_hash())
     whole = report.read_text()
 
     def left_out(test: str, how: str = "") -> int:

@@ -1,17 +1,22 @@
 """The wheels of a commit have the same bytes whoever builds them, and when; a hospital installs one."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from medsilo import __version__
+from medsilo.check.machine import required_versions
 
-SOURCES = ("custom", "pyproject.toml", "README.md", "LICENSE", "requirements.txt")
+SOURCES = ("custom", "pyproject.toml", "README.md", "LICENSE")
 
 
 def build(root: Path, place: Path, changed: float) -> list[Path]:
@@ -47,6 +52,7 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
         "nvflare_reliability/message_limits.py",
         "nvflare_reliability/upstream/deliver_once.patch",
         "nvflare_reliability/upstream/known.json",
+        "medsilo/tested.txt",
         "medsilo_dicom/header.py",
         "medsilo_nnunet/planning.py",
     } <= names
@@ -64,3 +70,30 @@ def refused(*installed: Path) -> bool:
     done = subprocess.run(command, cwd=installed[0], env=environment, capture_output=True, text=True)
     assert done.returncode == 0 or "'compare' is no command" in done.stderr, done.stderr
     return done.returncode != 0
+
+
+@pytest.mark.long
+def test_it_runs_beside_another_torch_and_the_oldest_of_all_else(root: Path, tmp_path: Path) -> None:
+    """As in a user's own environment, from the wheel alone. The newest torch that there is but the tested one."""
+    wheels, tested = build(root, tmp_path / "build", 1_600_000_000), required_versions()
+    bounds = map(Requirement, tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"])
+    oldest = {own.name: next(one.version for one in own.specifier if one.operator == ">=") for own in bounds}
+    wanted = [f"torch!={tested['torch']}", *(f"{name}=={old}" for name, old in oldest.items() if name != "torch")]
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    programs = tmp_path / "venv/bin"
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    install = [programs / "python", "-m", "pip", "install", "--quiet", "--no-compile", wheels[0], *wanted]
+    if (made := subprocess.run(install, env=bare, capture_output=True, text=True)).returncode:
+        pytest.skip(f"the packages can't be had here: {made.stderr[-300:]}")
+    ask = "import json; from importlib.metadata import version; print(json.dumps([version('torch'), version('numpy')]))"
+    told = subprocess.run([programs / "python", "-c", ask], env=bare, capture_output=True, text=True, check=True)
+    torch, numpy = json.loads(told.stdout)
+    assert torch.partition("+")[0] != tested["torch"]
+    assert Version(numpy) == Version(oldest["numpy"]) != Version(tested["numpy"])
+    job = ["run", "fedavg", "--set", "training.rounds=2", "--device", "cpu", "--json", "-o", "runs"]
+    done = subprocess.run([programs / "medsilo", *job], cwd=tmp_path, env=bare, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [summary] = (tmp_path / "runs").glob("*/summary.json")
+    found = json.loads(summary.read_text())
+    assert found["status"] == "finished" and found["rounds"]["done"] == 2
+    assert {site["machine"]["torch"] for site in found["sites"].values()} == {torch}

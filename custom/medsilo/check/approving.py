@@ -7,6 +7,7 @@ from typing import Any
 from medsilo.check.at_home import KitAtHome, files_of
 from medsilo.check.kit import Kit
 from medsilo.check.result import Finding
+from medsilo.core.package import in_words
 from medsilo.core.text import plain
 from medsilo.plan import Plan
 from medsilo.site.approvals import ApprovalLimits, accepted_of, check_there
@@ -42,7 +43,7 @@ def standing(home: KitAtHome, plan: Plan, sites: Collection[str] = ()) -> tuple[
     decision, own = home.approvals.last(plan.hash), plan.participation.everyone
     if decision is None:
         return "nobody has decided about this plan yet", False
-    if objection := decision.objection("this plan", own, sites, 0, home.approvals.data, time.time()):
+    if objection := decision.objection("this plan", own, sites, 0, plan.code, home.approvals.data, time.time()):
         return f"this hospital {objection}", False
     return ", ".join(["this plan is approved", *decision.limits.words()]), True
 
@@ -69,8 +70,13 @@ def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
         *([("only tested", ", ".join(who.unseen))] if who.unseen else []),
         ("differential privacy", promise),
         ("sealing", " ".join(plan.transport.promises) or "none"),
-        ("packages beside medsilo", ", ".join(plan.packages) or "none"),
+        ("packages", packages_in_words(plan)),
     ]
+
+
+def packages_in_words(plan: Plan) -> str:
+    """Return the packages whose code a plan runs, each with its version and the beginning of its hash."""
+    return ", ".join(f"{name} {in_words(facts)}" for name, facts in plan.code.items())
 
 
 def difference(plan: Plan, before: Plan) -> list[tuple[str, str, str]]:

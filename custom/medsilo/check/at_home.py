@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from medsilo.check.kit import Kit, read_kit
 from medsilo.core.errors import MedsiloError
+from medsilo.core.package import attached, canonical, facts_of, is_installed
 from medsilo.runs.paths import HOSPITAL
-from medsilo.site.approvals import Approvals, AskingPlan, Decision, approvals_of
+from medsilo.site.approvals import Approvals, AskingPlan, Decision, PlanCode, approvals_of
 from medsilo.site.book import Book
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import Ledger, ledger_of
@@ -66,6 +67,13 @@ class KitAtHome:
         if plan.hash != asked.hash:
             raise MedsiloError("the plan that was kept is not the one that asked: its hash is another")
         return plan
+
+    def code_of(self, asked: AskingPlan | None) -> PlanCode:
+        """Return the packages that run a plan; of a plan that is not here yet, all that may."""
+        if asked:
+            return self.plan_of(asked).code
+        allowed = filter(is_installed, map(canonical, self.settings.packages))
+        return {name: facts_of(name) for name in sorted({*attached(), *allowed})}
 
     def approved_before(self, plan: str) -> "tuple[Decision, Plan] | None":
         """Return the last approval of another plan, and that plan, where it was kept and can still be read."""

@@ -144,7 +144,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     scored = f"after every {every} rounds and the last " if every > 1 else ""
     lines = [
         "With every answer: the numbers of training, validation and test cases, seconds, the memory that training "
-        "took, medsilo's version and hash.",
+        f"took, version and hash of {', '.join(plan.code)}.",
         f"On joining: whether this site shares its personal model{classes if plan.task.goal.classifies else ''}; the "
         "versions of Python, NVFlare, torch, numpy and MONAI here, and which instructions the processor has; "
         "which structures, classes, channels or columns are not here (data.absent).",

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,14 +20,9 @@ ROOM = 1 << 30  # bytes beside the results for logs and NVFlare's own files
 
 
 def required_versions() -> dict[str, str]:
-    """The versions medsilo is tested with: of the checkout that it runs from, else of the installed package."""
-    path = ROOT.parents[1] / "requirements.txt"
-    if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines()
-    else:
-        lines = [line for line in importlib.metadata.requires("medsilo") or [] if "extra ==" not in line]
-    pins = (re.match(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!]+)", line) for line in lines)
-    return {pin[1]: pin[2] for pin in pins if pin}
+    """The versions medsilo is tested with."""
+    pins = (line.partition("==") for line in (ROOT / "tested.txt").read_text("utf-8").splitlines())
+    return {name: version for name, _, version in pins if version}
 
 
 def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from medsilo.check.plan_words import words_table
 from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearse, round_seconds
 from medsilo.check.result import Finding, Report
 from medsilo.core.errors import MedsiloError
-from medsilo.core.package import package_facts
+from medsilo.core.package import ENGINE, facts_of, in_words
 from medsilo.learning.compute import Compute
 from medsilo.plan import Plan
 from medsilo.site.policy import EXECUTOR, Policy, ways_around
@@ -55,8 +55,8 @@ class Visit:
 def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Report:
     """Look at everything; what goes wrong in one place is a finding and hinders no other."""
     now = datetime.now(UTC)
-    own = package_facts()
-    facts = {"site": visit.site, "medsilo": f"{own['version']} ({own['hash'][:12]})"}
+    code = visit.plan.code if visit.plan else {ENGINE: facts_of(ENGINE)}
+    facts = {"site": visit.site, **{name: in_words(own) for name, own in code.items()}}
     facts["time"] = f"{now:%Y-%m-%d %H:%M} UTC"
     if visit.plan:
         facts["job"] = f"{visit.plan.algorithm.title}, task {visit.plan.task.name}, plan {visit.plan.hash[:12]}"

@@ -149,7 +149,8 @@ def _decide(
     before = home.approvals.last(meant)
     if verdict == "declined" and before and before.verdict == "approved":
         verdict = "withdrawn"
-    decision = home.approvals.decide(meant, verdict, by or getpass.getuser(), limits)
+    code = home.code_of(asked) if verdict == "approved" else {}
+    decision = home.approvals.decide(meant, verdict, by or getpass.getuser(), limits, code)
     screen.say(_line(decision))
     if verdict == "approved" and home.settings.approval == "none":
         screen.warn("medsilo.yaml has no 'approval: required', so plans without an approval run here, too")

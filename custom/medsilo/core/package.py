@@ -1,59 +1,46 @@
-"""Tell which medsilo, and which other packages, are here: versions and hashes, so that all sites run the same code."""
+"""Tell which packages are here: version and hash of each, so that all sites run the same code.
+
+A package is one that is imported, of ours (`medsilo`, `medsilo_dicom`), or an installed distribution of others
+(`acme-gait`). Each has a hash of its own, so that a change in one says nothing about another.
+"""
 
 import hashlib
 import json
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from importlib.util import find_spec
 from pathlib import Path, PurePath
+from typing import Any
 
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
-# The plug-ins that come with medsilo.
-PLUGINS = (
-    "medsilo_adapters",
-    "medsilo_dicom",
-    "medsilo_lab",
-    "medsilo_nnunet",
-    "medsilo_page",
-    "medsilo_papers",
-    "medsilo_secagg",
-    "medsilo_series",
-    "medsilo_zoo",
-)
-RELIABILITY = "nvflare_reliability"  # what NVFlare lacks, for any application; the engine uses it
-ROOTS = (ROOT, PLACE / RELIABILITY, *(PLACE / name for name in PLUGINS))
-SUFFIXES = (".py", ".html", ".template", ".csv")
-NAME = "medsilo"  # of the distribution that they are all in
+ENGINE = "medsilo"
+ALWAYS = (ENGINE, "nvflare_reliability")  # run in every study, where they are installed
+OURS = (ENGINE, "medsilo-lab")  # the distributions that our packages are in
+ATTACHING = "medsilo."  # begins the groups of entry points that attach something to the engine
+SUFFIXES = (".py", ".html", ".template", ".csv")  # of our files that run or are shown
 DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions decide over the last digits
 
 
-def package_files() -> list[Path]:
-    """Every file that belongs to the package and its plug-ins, in a fixed order, relative to where these lie."""
-    files = (path.relative_to(PLACE) for root in ROOTS for path in root.rglob("*") if path.is_file())
-    return sorted(path for path in files if path.suffix in SUFFIXES and "__pycache__" not in path.parts)
+def is_ours(name: str) -> bool:
+    """Return whether a package that is imported under this name is one of ours."""
+    return name in ALWAYS or name.startswith(f"{ENGINE}_")
 
 
-@cache
-def package_hash() -> str:
-    """SHA-256 over the names and contents of the package's files."""
-    digest = hashlib.sha256()
-    for path in package_files():
-        content = (PLACE / path).read_bytes()
-        digest.update(f"{path.as_posix()}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()
+def ours_behind(thing: object) -> set[str]:
+    """Return which packages of ours the class of an object is made of, those that it is derived from included."""
+    return set(filter(is_ours, (kind.__module__.partition(".")[0] for kind in type(thing).__mro__)))
 
 
-def package_facts() -> dict[str, str]:
-    """Version and hash, as they stand in outputs and as sites report them."""
-    return {"version": __version__, "hash": package_hash()}
+def is_here(name: str) -> bool:
+    """Return whether a package of ours can be imported."""
+    return find_spec(name) is not None
 
 
 @cache
@@ -68,7 +55,8 @@ def machine_facts() -> dict[str, str]:
 def place_in_package(file: str) -> str | None:
     """Return where one of our files lies, for people; None for a file of another package."""
     path = Path(file)
-    return path.relative_to(PLACE).as_posix() if any(path.is_relative_to(root) for root in ROOTS) else None
+    place = path.relative_to(PLACE) if path.is_relative_to(PLACE) else None
+    return place.as_posix() if place and is_ours(place.parts[0]) else None
 
 
 METADATA = (".dist-info", ".egg-info")
@@ -89,12 +77,12 @@ def is_installed(name: str) -> bool:
 
 @cache
 def facts_of(name: str) -> dict[str, str]:
-    """Return version and hash of an installed package.
+    """Return version and hash of a package of ours, or of an installed distribution of others.
 
-    The hash is a SHA-256 over the names and contents of its files and over its entry points. It does not depend on
-    where or how the package was installed. It is computed once in a process.
+    The hash is a SHA-256 over the names and contents of its files, and of others' packages over their entry points. It
+    does not depend on where or how the package was installed. It is computed once in a process.
     """
-    found = distribution(name)
+    other = None if is_ours(name) else distribution(name)
     digest = hashlib.sha256()
     for path, place in sorted(files_of(name).items()):
         try:
@@ -103,20 +91,40 @@ def facts_of(name: str) -> dict[str, str]:
             raise MedsiloError(f"a file of package {name} can't be read; install it again", str(place)) from error
         digest.update(f"{path}\0{len(content)}\0".encode())
         digest.update(content)
-    digest.update((found.read_text("entry_points.txt") or "").encode())
-    return {"version": found.version, "hash": digest.hexdigest()}
+    digest.update(((other and other.read_text("entry_points.txt")) or "").encode())
+    return {"version": other.version if other else __version__, "hash": digest.hexdigest()}
 
 
 def files_of(name: str) -> dict[str, Path]:
-    """Return where each file of an installed package lies: those that it was installed with.
+    """Return where each file of a package lies: of ours those that run, of others those that it was installed with.
 
     A package that is installed in place ("editable") has no such list: its folders are read instead.
     """
+    if is_ours(name):
+        return {path: place for path, place in _in_module(name) if place.suffix in SUFFIXES}
     found = distribution(name)
     recorded = found.files
     if recorded is None or _is_editable(found):
         return dict(_in_folders(found))
     return {path.as_posix(): Path(str(found.locate_file(path))) for path in recorded if _is_content(path)}
+
+
+def attached() -> set[str]:
+    """Return the packages of ours that an entry point attaches to the engine here, and those that always run."""
+    entries = (entry for one in filter(is_installed, OURS) for entry in distribution(one).entry_points)
+    found = {entry.module.partition(".")[0] for entry in entries if entry.group.startswith(ATTACHING)}
+    return {*filter(is_ours, found), *filter(is_here, ALWAYS)}
+
+
+def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """Return the first package that is not the same in both, medsilo itself before all others; None where all are."""
+    differ = [name for name in {*one, *other} if one.get(name) != other.get(name)]
+    return min(differ, key=lambda name: (name != ENGINE, str(name)), default=None)
+
+
+def in_words(facts: Any) -> str:
+    """Return version and hash of a package for people."""
+    return f"{facts.get('version')} ({str(facts.get('hash'))[:12]})" if isinstance(facts, dict) else "no such package"
 
 
 def _is_editable(found: Distribution) -> bool:
@@ -132,12 +140,16 @@ def _is_content(path: PurePath) -> bool:
 def _in_folders(found: Distribution) -> Iterator[tuple[str, Path]]:
     listed = (found.read_text("top_level.txt") or "").split()
     for module in listed or sorted({entry.module.partition(".")[0] for entry in found.entry_points}):
-        spec = find_spec(module)  # a module without a parent: looking for it imports nothing
-        if spec is None:
-            raise MedsiloError(f"package {found.name} has no module {module}; install it again")
-        for folder in map(Path, spec.submodule_search_locations or ()):
-            for path in folder.rglob("*"):
-                if path.is_file() and _is_content(path.relative_to(folder)):
-                    yield (module / path.relative_to(folder)).as_posix(), path
-        if spec.submodule_search_locations is None and spec.origin:
-            yield Path(spec.origin).name, Path(spec.origin)
+        yield from _in_module(module)
+
+
+def _in_module(module: str) -> Iterator[tuple[str, Path]]:
+    spec = find_spec(module)  # a module without a parent: looking for it imports nothing
+    if spec is None:
+        raise MedsiloError(f"there is no module {module}, which an installed package says it has; install it again")
+    for folder in map(Path, spec.submodule_search_locations or ()):
+        for path in folder.rglob("*"):
+            if path.is_file() and _is_content(path.relative_to(folder)):
+                yield (module / path.relative_to(folder)).as_posix(), path
+    if spec.submodule_search_locations is None and spec.origin:
+        yield Path(spec.origin).name, Path(spec.origin)

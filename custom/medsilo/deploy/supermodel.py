@@ -16,7 +16,6 @@ from torch.nn import functional
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, write_json, write_text
-from medsilo.core.package import package_facts
 from medsilo.core.section import Section
 from medsilo.core.text import is_safe_name
 from medsilo.models.network import Network
@@ -80,7 +79,7 @@ class Manifest(Section):
     selector: dict[str, Any]
     absent: dict[str, tuple[str, ...]] = Field({}, exclude_if=not_)
     plan_hash: str
-    package: dict[str, str]
+    packages: dict[str, dict[str, str]]
     files: dict[str, str]  # the SHA-256 of each
 
 
@@ -213,7 +212,7 @@ class SuperModel(nn.Module):
             selector=origin.selector.model_dump(mode="json"),
             absent=dict(origin.absent),
             plan_hash=origin.plan.hash,
-            package=package_facts(),
+            packages=origin.plan.code,
             files={name: shelf.hash_of_file(folder / name) for name in _files(self.agreed)},
         )
         write_json(folder / MANIFEST, manifest.model_dump(mode="json"))

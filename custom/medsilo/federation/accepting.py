@@ -8,7 +8,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.package import machine_facts
 from medsilo.core.text import plain
 from medsilo.course.outcome import Part
-from medsilo.federation.checks import check_package, check_packages
+from medsilo.federation.checks import check_packages
 from medsilo.plan import Plan
 from medsilo.runs.messages import (
     ANSWERS,
@@ -51,8 +51,7 @@ class Acceptance:
         if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
             other = (plain(str(facts.get(key)), 40) for key in ("task", "round"))
             raise Refused(f"answers {' '.join(other)} of a study, not {task} {number} of this one")
-        check_package(facts.get("package"), self.plan.code)
-        check_packages(facts.get("package"), self.plan.code)
+        check_packages(facts.get("packages"), self.plan.code)
         answer = ANSWERS[task].received(facts)
         counted = ("train", "validation", "test") if not self.plan.task.scripted else ("train",)
         for part in counted if site in self.sites else counted[2:]:

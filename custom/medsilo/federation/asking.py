@@ -217,7 +217,7 @@ class Questioner:
                 plan=self.plan.hash,
                 sites=tuple(self.acceptance.everyone),
                 timeout=timeout,
-                package=self.plan.code,
+                packages=self.plan.code,
                 **own,
             )
             return request.parcel(groups)

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from medsilo.core.errors import Refused
+from medsilo.core.package import ENGINE, facts_of, in_words, name_that_differs
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.course.phase import Group, Ranges
@@ -15,29 +16,18 @@ from medsilo.runs.messages import (
 )
 
 
-def check_package(site: Any, server: Any) -> None:
-    """Raise Refused unless a site runs the server's own medsilo."""
-    _same_version("medsilo", _facts(site), _facts(server))
+def check_engine(server: Any) -> None:
+    """Raise Refused unless this site runs the server's medsilo: another one may not even read its plan."""
+    served = server.get(ENGINE) if isinstance(server, dict) else None
+    check_packages({ENGINE: facts_of(ENGINE)}, {ENGINE: served})
 
 
 def check_packages(site: Any, server: Any) -> None:
-    """Raise Refused unless a site runs the server's versions of the other packages that the plan uses."""
-    own, served = (_facts(_facts(code).get("packages", {})) for code in (site, server))
-    for name in sorted({*own, *served}):
-        _same_version(plain(name, 60), _facts(own.get(name)), _facts(served.get(name)))
-
-
-def _facts(told: Any) -> Mapping[str, Any]:
-    return told if isinstance(told, dict) else {}
-
-
-def _same_version(name: str, site: Mapping[str, Any], server: Mapping[str, Any]) -> None:
-    runs, serves = ({key: facts.get(key) for key in ("version", "hash")} for facts in (site, server))
-    if runs != serves:
-        own, served = (
-            f"{plain(str(facts['version']), 40)} ({plain(str(facts['hash'])[:12])})" for facts in (runs, serves)
-        )
-        raise Refused(f"runs {name} {own}, the server {served}; install the same package at both")
+    """Raise Refused unless a site runs the server's versions of all packages that the plan uses, ours among them."""
+    own, served = (told if isinstance(told, dict) else {} for told in (site, server))
+    if (name := name_that_differs(own, served)) is not None:
+        runs, serves = (plain(in_words(code.get(name)), 60) for code in (own, served))
+        raise Refused(f"runs {plain(str(name), 60)} {runs}, the server {serves}; install the same package at both")
 
 
 def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> None:

@@ -70,7 +70,8 @@ class Permission:
             raise Refused(self._refusal(f"has not approved {plan}"))
         told = self.place.sites if sites is None else sites
         own = self.place.asked.participation.everyone
-        if objection := decision.objection(plan, own, told, number, self.approvals.data, time.time()):
+        code = self.place.asked.code
+        if objection := decision.objection(plan, own, told, number, code, self.approvals.data, time.time()):
             raise Refused(self._refusal(objection))
         return decision
 

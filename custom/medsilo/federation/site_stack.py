@@ -84,7 +84,7 @@ class DisclosingSite:
             task=asked.task,
             round=asked.round,
             study=asked.study,
-            package=disclosure.plan.code,
+            packages=disclosure.plan.code,
             seconds=time.monotonic() - started,
             memory=most_held(),
             cases=disclosure.counted,

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from medsilo.core.lifeline import most_held
-from medsilo.core.package import package_facts
 from medsilo.federation.accepting import Acceptance
 from medsilo.federation.asking import Exchange
 from medsilo.federation.server_state import ServerState
@@ -61,7 +60,7 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
         seed=plan.seed,
         protocol=plan.protocol,
         plan_hash=plan.hash,
-        package=Package(**package_facts()),
+        packages={name: Package(**facts) for name, facts in plan.code.items()},
         study=asked.study,
         network=plan.network.name,
         parameters=sum(parameter.numel() for parameter in state.layout["model"].parameters()),

@@ -23,10 +23,9 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 from medsilo.core.errors import Aborted, Died, Lacks, Refused
 from medsilo.core.files import FILE, make_folder
 from medsilo.core.lifeline import end_with, reuse_blocks
-from medsilo.core.package import package_facts
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import Bounds, request_bounds
-from medsilo.federation.checks import check_package, check_packages
+from medsilo.federation.checks import check_engine, check_packages
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
@@ -148,12 +147,13 @@ class MedsiloExecutor(Executor):
 
     def _begin(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
         """Return this site in the parcel's study, and its clock; asked once per process, unless it is refused."""
-        check_package(package_facts(), parcel.facts.get("package"))
+        served = parcel.facts.get("packages")
+        check_engine(served)
         study, site = parcel.facts["study"], fl_ctx.get_identity_name()
         settings = settings_of_site(fl_ctx)
         submitted = plan_of_job(fl_ctx, settings)
         plan = self._among(submitted, Request.received(parcel.facts).sites, site)
-        check_packages(plan.code, parcel.facts["package"])
+        check_packages(plan.code, served)
         if not is_safe_name(study):
             raise Refused("the study's name has odd characters")
         self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)

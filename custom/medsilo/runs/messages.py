@@ -77,7 +77,7 @@ class Request(Message):
     sites: Annotated[tuple[Name, ...], Field(strict=False)]  # of the study, those that only see the outcome included
     timeout: Annotated[float, Field(gt=0)] = 604_800
     selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] | None = None  # the round whose model is tested
-    package: dict[str, Any] = {}
+    packages: dict[str, Any] = {}  # version and hash of each whose code runs the plan
     train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
     last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
@@ -106,7 +106,7 @@ class SiteAnswer(Message):
     task: Task
     round: int
     study: Name
-    package: dict[str, Any]
+    packages: dict[str, Any]
     cases: Counted
     seconds: Annotated[float, Field(ge=0, le=1e9)]
     memory: Annotated[float, Field(ge=0, le=2**53)]

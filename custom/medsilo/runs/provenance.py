@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 from medsilo.core.files import write_json
-from medsilo.core.package import package_facts
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.site_files import Package, Provenance
@@ -25,7 +24,7 @@ def now() -> str:
 def write_provenance(folder: Path, plan: Plan, device: str | None = None) -> None:
     """Write where the numbers in a folder come from. device: of a site, what it trains on."""
     provenance = Provenance(
-        package=Package(**package_facts()),
+        packages={name: Package(**facts) for name, facts in plan.code.items()},
         plan_hash=plan.hash,
         seed=plan.seed,
         protocol=plan.protocol,

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.package import ENGINE
 from medsilo.core.text import plain
 from medsilo.runs import paths
 from medsilo.runs.fields import SCHEMA, RecordPart
@@ -102,8 +103,9 @@ def read_versioned(model: type[AnyPart], folder: Path, file: str, kind: str) -> 
     content = _parsed(read_text(folder, file, kind), where)
     version = content.get("schema") if isinstance(content, dict) else None
     if version != SCHEMA or isinstance(version, bool):
-        package = content.get("package") if isinstance(content, dict) else None
-        maker = package.get("version") if isinstance(package, dict) else None
+        packages = content.get("packages") if isinstance(content, dict) else None
+        engine = packages.get(ENGINE) if isinstance(packages, dict) else None
+        maker = engine.get("version") if isinstance(engine, dict) else None
         by = f" (written by medsilo {plain(maker)[:40]})" if isinstance(maker, str) else ""
         raise MedsiloError(
             f"{where} has schema {str(version)[:40]}{by}, but this medsilo reads schema {SCHEMA}: "

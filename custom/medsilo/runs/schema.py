@@ -331,7 +331,7 @@ class Summary(RecordPart):
     seed: Seed | None = Field(None, description="the plan's seed")
     protocol: Text | None = Field(None, description="what the plan's numbers follow")
     plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
-    package: Package = Field(Package(), description="`version` and `hash` of medsilo")
+    packages: dict[Text, Package] = Field({}, description="package whose code ran → its `version` and `hash`")
     study: Text | None = Field(None, description="the run's name")
     network: Text | None = Field(None, description="the network's name")
     parameters: Count | None = Field(None, description="how many numbers the network learns")

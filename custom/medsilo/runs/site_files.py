@@ -72,7 +72,7 @@ class DiaryLine(RecordPart):
 
 
 class Package(RecordPart):
-    """The version and hash of the medsilo that ran."""
+    """The version and hash of a package whose code ran."""
 
     version: str | None = None
     hash: str | None = None
@@ -81,7 +81,7 @@ class Package(RecordPart):
 class Provenance(RecordPart):
     """provenance.json: where a run's numbers come from."""
 
-    package: Package = Field(Package(), description="`version` and `hash` of medsilo")
+    packages: dict[Text, Package] = Field({}, description="package whose code ran → its `version` and `hash`")
     plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
     seed: Seed | None = Field(None, description="the plan's seed")
     protocol: Text | None = Field(None, description="what the plan's numbers follow")
@@ -90,6 +90,11 @@ class Provenance(RecordPart):
     platform: Text | None = Field(None, description="operating system and processor")
     versions: dict[str, Text] = Field({}, description="library → version")
     device: Text | None = Field(None, description="of a site: what it trains on, and how exactly that computes")
+
+    @property
+    def code(self) -> dict[str, dict[str, Any]]:
+        """Version and hash of each package, as a plan says them of what is installed."""
+        return {name: package.model_dump() for name, package in self.packages.items()}
 
     def as_read(self) -> dict[str, Any]:
         """Return the keys that the file has."""

@@ -614,7 +614,7 @@ class ScriptSite:
             task=asked.task,
             round=asked.round,
             study=asked.study,
-            package=self.plan.code,
+            packages=self.plan.code,
             cases=Counted(train=self.samples, validation=held_out, test=0),
             seconds=time.monotonic() - self.started,
             memory=most_held(),

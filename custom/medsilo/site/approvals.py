@@ -19,7 +19,7 @@ from pydantic import Field
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import LockedFolder, read_bounded, write_text
-from medsilo.core.package import package_facts
+from medsilo.core.package import in_words, name_that_differs
 from medsilo.core.section import Section
 from medsilo.core.text import counted, plain
 from medsilo.site.book import Book, data_set
@@ -31,7 +31,7 @@ from medsilo.site.signing import UseKey, public_text
 FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # the folder is beside a hospital's book
 ASKED, ANSWERED = "asked", "answered"
 WAIT = 60.0  # seconds that another process may hold the lock
-MOST_DECISIONS, MOST_SITES, MOST_ROUNDS = 10_000, 1000, 1_000_000
+MOST_DECISIONS, MOST_SITES, MOST_ROUNDS, MOST_PACKAGES = 10_000, 1000, 1_000_000, 100
 LARGEST = 8 << 20  # bytes of a plan that asked
 MOST_ASKED = 50  # plans without a decision that are kept, the last ones
 LATEST = 253_402_300_799  # the end of the year 9999
@@ -40,6 +40,8 @@ MADE_ANEW = "decide again once somebody has found out why, and moved that file a
 PlanHash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=200)]
 When = Annotated[int, Field(ge=0, le=LATEST)]  # seconds since 1970
+PlanCode = Mapping[str, Mapping[str, str]]  # version and hash of each package whose code a plan runs
+NOTHING: PlanCode = {}
 DecisionKind = Literal["approved", "declined", "withdrawn"]
 
 
@@ -66,6 +68,13 @@ class ApprovalLimits(Section):
         ]
 
 
+class ApprovedPackage(Section):
+    """A package whose code a plan runs, as it was installed at the decision."""
+
+    version: Text
+    hash: Text  # of its files
+
+
 class Decision(Section):
     """A hospital's decision about a plan."""
 
@@ -74,16 +83,23 @@ class Decision(Section):
     at: When
     by: Text
     limits: ApprovalLimits = ApprovalLimits()
-    package: Text  # the medsilo that was installed: version and hash of its files
+    packages: dict[Text, ApprovedPackage] = Field({}, max_length=MOST_PACKAGES)  # of an approval: those that run it
     data: Text = ""  # what stands for the hospital's data set
 
     def objection(
-        self, plan: str, named: Collection[str], sites: Collection[str], number: int, data: str, now: float
+        self,
+        plan: str,
+        named: Collection[str],
+        sites: Collection[str],
+        number: int,
+        code: PlanCode,
+        data: str,
+        now: float,
     ) -> str:
         """Return why the plan may not go on here, as the rest of "this hospital ..."; nothing where it may.
 
         plan: what the sentence calls it; named: the plan's own sites; sites: those that the server tells, which may be
-        fewer; number: the round's; data: the data set.
+        fewer; number: the round's; code: the plan's packages as they are installed; data: the data set.
         """
         own = self.limits
         if self.verdict != "approved":
@@ -96,12 +112,10 @@ class Decision(Section):
             return f"approved {plan} for named sites only, and the plan names none"
         if own.sites and (others := sorted({*named, *sites} - set(own.sites))):
             return f"approved {plan} only for studies without {plain(', '.join(others), 200)}, and this one has them"
-        if self.package != (installed := installed_package()):
-            before, now_is = (
-                f"{version} ({code[:12]})"
-                for version, _, code in (text.partition(" ") for text in (self.package, installed))
-            )
-            return f"approved {plan} with medsilo {before}, and runs {now_is} now"
+        approved = {name: package.model_dump() for name, package in self.packages.items()}
+        if (name := name_that_differs({name: approved.get(name) for name in code}, code)) is not None:
+            before, now_is = (in_words(packages.get(name)) for packages in (approved, code))
+            return f"approved {plan} with {name} {before}, and runs {now_is} now"
         return f"approved {plan} for other data than it has now" if self.data != data else ""
 
 
@@ -156,15 +170,23 @@ class Approvals:
         """Return what was last decided about a plan."""
         return next((one for one in reversed(self.decisions()) if one.plan == plan), None)
 
-    def decide(self, plan: str, verdict: DecisionKind, by: str, limits: ApprovalLimits | None = None) -> Decision:
-        """Sign a decision, and return when it is on the disk; raises MedsiloError."""
+    def decide(
+        self,
+        plan: str,
+        verdict: DecisionKind,
+        by: str,
+        limits: ApprovalLimits | None = None,
+        code: PlanCode = NOTHING,
+    ) -> Decision:
+        """Sign a decision, and return when it is on the disk; raises MedsiloError. code: of an approval, the packages
+        that may run the plan."""
         decision = Decision(
             plan=plan,
             verdict=verdict,
             at=int(time.time()),
             by=plain(by, 200),
             limits=limits or ApprovalLimits(),
-            package=installed_package(),
+            packages={name: ApprovedPackage(**facts) for name, facts in code.items()},
             data=self.data,
         )
         with self._folder.alone():
@@ -220,11 +242,6 @@ class Approvals:
             with suppress(MedsiloError):
                 found.append(read_own(path, AskingPlan, self._key))
         return sorted((one for one in found if one.hash.startswith(beginning)), key=lambda one: (-one.at, one.hash))
-
-
-def installed_package() -> str:
-    """Return the medsilo that runs here: its version, and the hash of its files."""
-    return " ".join(package_facts()[key] for key in ("version", "hash"))
 
 
 def moment(seconds: float) -> str:

@@ -22,7 +22,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import load_facts, load_tensors, save_tensors
-from medsilo.core.package import package_facts
 from medsilo.learning.undrawn import marked
 from medsilo.tasks.lazy_cases import Memory
 from medsilo.tasks.listing import Entry, files_of
@@ -84,7 +83,7 @@ class Cache:
 
     source: DataSource
     make: Callable[[Entry], PreparedEntry]
-    settings: str  # what else `make` depends on
+    settings: str  # what else `make` depends on, its code included
     mark: int = 0  # on labels, of structures that nobody drew here
 
     def __post_init__(self) -> None:
@@ -144,10 +143,7 @@ class Cache:
             known = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
         except OSError as error:
             raise DataError("a file can't be read; is it a link to nowhere?", str(error)) from error
-        code = package_facts()["hash"]
-        return hashlib.sha256(
-            json.dumps([known, entry.name, str(entry.label), self.settings, code]).encode()
-        ).hexdigest()
+        return hashlib.sha256(json.dumps([known, entry.name, str(entry.label), self.settings]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

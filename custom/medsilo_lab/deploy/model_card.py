@@ -8,7 +8,7 @@ from jinja2 import ChainableUndefined, Environment, FileSystemLoader, Template, 
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
-from medsilo.core.package import package_facts
+from medsilo.core.package import ENGINE, facts_of
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
@@ -82,8 +82,8 @@ def card_facts(source: Source) -> dict[str, Any]:
         "rounds": {"planned": plan.rounds, "done": summary.rounds.done if summary else None},
         "seed": plan.seed,
         "plan_hash": plan.hash,
-        "trained_with": summary.package.as_json() if summary else None,
-        "exported_with": package_facts(),
+        "trained_with": summary.as_json()["packages"] if summary else None,
+        "exported_with": facts_of(ENGINE),
         "data": {site: result.cases for site, result in results.items()},
         "personal": list(super_model.agreed if super_model else ()),  # models of hospitals' own that are in it
         "absent": {site: result.absent for site, result in results.items() if result.absent}

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from medsilo.core.package import package_facts
+from medsilo.core.package import ENGINE, facts_of
 from medsilo.core.section import Section
 from medsilo.site import signed, signing
 from medsilo_lab.release.release_folder import Hash, PackageFacts, Release, Share, Word, today
@@ -34,7 +34,7 @@ def receipt_path(release: Release, hospital: str, folder: Path) -> Path:
 
 def write_receipt(release: Release, hospital: str, path: Path, key: signing.PrivateKey, **told: Any) -> Path:
     """Write what a hospital tells of a release, and return where."""
-    metric, package = release.manifest.metric, PackageFacts(**package_facts())
+    metric, package = release.manifest.metric, PackageFacts(**facts_of(ENGINE))
     receipt = Receipt(release=release.hash, hospital=hospital, made=today(), package=package, metric=metric, **told)
     signed.write_signed(path, receipt, key)
     return path

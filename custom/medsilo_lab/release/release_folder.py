@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.package import package_facts
+from medsilo.core.package import ENGINE, facts_of
 from medsilo.core.section import Section
 from medsilo.flare.jobs import plan_of
 from medsilo.runs import paths
@@ -147,7 +147,7 @@ def write_release(
             title=task.title,
             metric=facts[0]["metric"],
             plan_hash=sources[0].plan.hash,
-            package=PackageFacts(**package_facts()),
+            package=PackageFacts(**facts_of(ENGINE)),
             expects=(f"{task.title}: task {task.name}, {task.channels} channels or columns", *labels),
             models=tuple(names),
             files=dict(signed.hashes_in(out, MANIFEST)),

@@ -132,8 +132,13 @@ def _cautions(runs: Sequence[RunResult]) -> Iterator[str]:
         if not run.failed and last:
             names = f"{', '.join(first)} and {last}" if first else last
             yield f"{run.label} has no test score for {names}; its mean leaves them out."
-    if len({run.summary.package.hash for run in runs}) > 1:
-        yield "The runs were made with different versions of the package (see Provenance)."
+    if len({_packages(run) for run in runs}) > 1:
+        yield "The runs were made with different packages, or versions of them (see Provenance)."
+
+
+def _packages(run: RunResult) -> str:
+    named = run.summary.packages.items()
+    return ", ".join(f"{name} {shown(package.version)} ({short(package.hash)})" for name, package in named)
 
 
 def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
@@ -150,7 +155,7 @@ def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
             run.summary.selected.by or "", shown(run.summary.selected.by)
         ),
         "Engine": lambda run: shown(run.summary.engine),
-        "Package": lambda run: f"{shown(run.summary.package.version)} ({short(run.summary.package.hash)})",
+        "Packages": _packages,
         "Study": lambda run: shown(run.summary.study),
         "Started (UTC)": lambda run: moment_of(run.summary.started),
         "Ended (UTC)": lambda run: moment_of(run.summary.ended),

@@ -13,7 +13,6 @@ from typing import Any
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.lifeline import end_family, end_with
-from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
@@ -227,7 +226,7 @@ def _was_stopped(cell: Cell) -> bool:
     except MedsiloError:
         return False
     stopped = summary is None or summary.reason == STOPPED
-    return stopped and provenance.package.hash == package_facts()["hash"]
+    return stopped and provenance.code == cell.plan.code
 
 
 def _discard(cell: Cell) -> None:

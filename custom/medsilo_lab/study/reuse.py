@@ -7,7 +7,7 @@ from typing import Any
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
-from medsilo.core.package import package_facts
+from medsilo.core.package import in_words, name_that_differs
 from medsilo.core.section import Section
 from medsilo.core.text import counted
 from medsilo.plan import keys_of
@@ -68,11 +68,13 @@ def _other_runs(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
     if plans:
         cell, found = plans[0]
         yield f"{counted(len(plans), 'run')} of another plan ({cell.folder.name}: {found})"
-    own = package_facts()["hash"]
-    hashes = {cell.folder.name: read_provenance(cell.folder).package.hash or "?" for cell in cells if cell.summary()}
-    if others := [name for name, there in hashes.items() if there != own]:
-        there = hashes[others[0]]
-        yield f"{counted(len(others), 'run')} of another medsilo ({others[0]}: package {there[:12]}, now {own[:12]})"
+    others = []
+    for cell in filter(Cell.summary, cells):
+        there, own = read_provenance(cell.folder).code, cell.plan.code
+        if (name := name_that_differs(there, own)) is not None:
+            others.append(f"{cell.folder.name}: {name} {in_words(there.get(name))}, now {in_words(own.get(name))}")
+    if others:
+        yield f"{counted(len(others), 'run')} of another medsilo ({others[0]})"
 
 
 def _other_rows(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:

@@ -27,7 +27,7 @@ LIES: dict[str, Callable[[Any], Any]] = {  # what becomes of an honest answer
     "surplus": surplus,
     "no cases": lambda reply: reply.facts.update(cases={"x": 1}, classes={"x": None}),
     "cases NaN": nan_cases,
-    "many values": lambda reply: reply.facts.update(package={str(number): {} for number in range(200_000)}),
+    "many values": lambda reply: reply.facts.update(packages={str(number): {} for number in range(200_000)}),
     "negative": lambda reply: reply.facts["cases"].update(train=-5),
     "huge test": lambda reply: reply.facts.update(test=1e308),
     "no test cases": lambda reply: reply.facts["cases"].update(test=None),

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.package import facts_of, ours_behind
 from medsilo.learning.undrawn import MOST, mark_of, marks_of_classes
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases, held_case
@@ -336,7 +337,8 @@ class OwnFolder(OwnData):
             listing.entries = dealt(self.partition, site, sites, listing.entries, classes)
         parts = divided(listing, source, self.shares, self.split)
         unfolded = self.model_copy(update={"fold": None})  # files are made ready once for all folds
-        settings = f"{unfolded.model_dump_json()} {source.model_dump_json(include={*HOW_READ})}"
+        code = [facts_of(name)["hash"] for name in sorted(ours_behind(self))]
+        settings = f"{unfolded.model_dump_json()} {source.model_dump_json(include={*HOW_READ})} {code}"
         holder = Cache(source, make, settings, mark_of(self._undrawn(source)))
         wrong: defaultdict[str, list[str]] = defaultdict(list)
         held = {part: _held(parts[part], holder, wrong, self.files) for part in PARTS}
