@@ -5,11 +5,14 @@ import json
 import pickle
 import tempfile
 from collections.abc import Iterator
+from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
+from nvflare.recipe.utils import set_per_site_config
 from torch import Tensor, nn
 
 from medsilo import recipes
@@ -288,6 +291,49 @@ def test_a_checkpoint_is_where_the_study_begins(tmp_path: Path, monkeypatch: pyt
     (plan,) = {path.read_text() for path in (tmp_path / "jobs").rglob(paths.PLAN)}
     (initial,) = {path.read_bytes() for path in (tmp_path / "jobs").rglob("initial.safetensors")}
     assert torch.equal(safetensors.torch.load(initial)["weight"], model.weight) and "script" in plan
+
+
+def configs(place: Path) -> dict[str, dict[str, object]]:
+    """Each app's client settings in an exported job."""
+    found = sorted(place.rglob("config_fed_client.json"))
+    return {file.parents[1].name: json.loads(file.read_text()) for file in found}
+
+
+def test_a_recipe_takes_the_arguments_of_nvflares_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare's examples name arguments of FedAvgRecipe that most leave at their defaults."""
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text("")
+    usual = {
+        name: own.default
+        for name, own in signature(StockRecipe).parameters.items()
+        if own.default is not Parameter.empty
+    }
+    needed = {"model": nn.Linear(2, 3), "min_clients": 2, "train_script": "client.py"}
+    recipes.FedAvgRecipe(**usual | needed | {"client_memory_gc_rounds": 2}).export("jobs")
+    (own,) = configs(tmp_path / "jobs").values()
+    assert own["executors"][0]["executor"]["args"]["memory_gc_rounds"] == 2
+    for name, value in {"patience": 3, "stop_cond": "accuracy >= 80", "exclude_vars": "bn"}.items():
+        with pytest.raises(MedsiloError, match=name):
+            recipes.FedAvgRecipe(**needed, **{name: value})
+    numbers = {field for method in METHODS.values() for field in method.model_fields}
+    assert numbers & usual.keys() == {"name"}
+
+
+def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were left out without a word, so that every site read the first one's data."""
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text("")
+    recipe = recipes.FedAvgRecipe(model=nn.Linear(2, 3), min_clients=2, train_script="client.py", train_args="--all")
+    with pytest.raises(MedsiloError, match="num_rounds"):
+        set_per_site_config(recipe, {"site-1": {"num_rounds": 3}})
+    set_per_site_config(recipe, {"site-1": {"train_args": "--data one"}, "site-2": {}})
+    recipe.export("jobs")
+    given = {
+        app: own["executors"][0]["executor"]["args"]["task_script_args"]
+        for app, own in configs(tmp_path / "jobs").items()
+    }
+    assert given == {"app_site-1": "--data one", "app_site-2": "--all"}
+    assert len(list((tmp_path / "jobs").rglob(f"app_site-*/config/{paths.PLAN}"))) == 2
 
 
 def test_a_checkpoint_that_runs_code_is_refused(tmp_path: Path) -> None:
