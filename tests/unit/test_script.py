@@ -27,6 +27,8 @@ from medsilo.learning.loop import Compute, batches
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
+from medsilo.report import page
+from medsilo.report.read import read_all
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
@@ -222,6 +224,36 @@ def test_a_script_with_a_schedule_and_mixed_precision_goes_on_after_each_start(m
     steady, restarted = (ends_of(method, anew, tmp_path / str(anew)) for anew in (False, True))
     assert steady.keys() == restarted.keys()
     assert all(torch.equal(steady[name], restarted[name]) for name in steady)
+
+
+class OtherUnits(Script):
+    """A script whose metric is no share: a percentage, as in NVFlare's hello-pt, or a loss."""
+
+    factor = 100.0
+
+    def evaluate(self, net: nn.Module) -> float:
+        return self.factor * super().evaluate(net)
+
+    def test(self, net: nn.Module) -> float:
+        return self.factor * super().test(net)
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_a_metric_may_be_of_any_size(lower_is_better: bool, tmp_path: Path) -> None:
+    own = make_plan("fedavg")
+    expected = run(own).summary
+    model = own.build_networks()["model"]
+    further = {"task": {"lower_is_better": lower_is_better}}
+    plan = plan_of_script(
+        model, tmp_path / "job", {"name": "fedavg"}, rounds=2, minimum=2, sites=SITES, further=further
+    )
+    shelf.look_in(tmp_path / "job")
+    record = Record(tmp_path / "runs" / "study")
+    sites = {site: OtherUnits(own, plan, site, tmp_path / site, False, False) for site in SITES}
+    Coordinator(plan, SITES, Line(sites), record, "in-process").run()
+    found = record.summary().mean_test
+    assert found and (-100 <= found < 0 if lower_is_better else found == pytest.approx(100 * expected.mean_test))
+    assert f"{found:.3f}" in page.render(read_all([record.folder]), "A script of its own")
 
 
 # ---------------------------------------------------------------------------------------------------- the description
