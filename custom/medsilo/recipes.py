@@ -166,9 +166,18 @@ def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.
     return model
 
 
-def _recipe(method: str, title: str, **numbers: Any) -> type[MethodRecipe]:
-    """Return the recipe of a method. numbers: its own that differ from those of a plan."""
-    told = f"{title} with a training script of your own."
+EXAMPLE = """{title} with a training script of your own.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+    >>> recipe = {title}Recipe(model=net, min_clients=2, train_script="client.py", {more})
+    >>> recipe.plan.algorithm.name, recipe.plan.training.rounds
+    ('{method}', 5)
+    """
+
+
+def _recipe(method: str, title: str, more: str = "num_rounds=5", **numbers: Any) -> type[MethodRecipe]:
+    """Return the recipe of a method. numbers: its own that differ from those of a plan. more: for the example."""
+    told = EXAMPLE.format(title=title, method=method, more=more)
     facts = {"algorithm": method, "numbers": numbers, "__doc__": told}
     return type(f"{title}Recipe", (MethodRecipe,), {**facts, "__module__": __name__})
 
@@ -189,7 +198,7 @@ MoonRecipe = _recipe("moon", "Moon")
 DittoRecipe = _recipe("ditto", "Ditto")
 APFLRecipe = _recipe("apfl", "APFL")
 PFedMeRecipe = _recipe("pfedme", "PFedMe")
-HarmoFLRecipe = _recipe("harmofl", "HarmoFL")
+HarmoFLRecipe = _recipe("harmofl", "HarmoFL", "num_rounds=5, input_shape=(1, 8, 8)")
 AdaFedRecipe = _recipe("adafed", "AdaFed", pretraining={"source": "initial"})
 DAdaFedRecipe = _recipe("d-adafed", "DAdaFed", pretraining={"source": "initial"})
 FAdaFedRecipe = _recipe("f-adafed", "FAdaFed")

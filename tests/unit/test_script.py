@@ -6,22 +6,26 @@ import pickle
 import tempfile
 from collections.abc import Iterator
 from inspect import Parameter, signature
+from operator import attrgetter
 from pathlib import Path
 
+import nvflare.client as flare
 import pytest
 import safetensors.torch
 import torch
+from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
 from nvflare.recipe.utils import set_per_site_config
 from torch import Tensor, nn
 
-from medsilo import recipes
+from medsilo import client, recipes
 from medsilo.client import super_model
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.seams import Line
+from medsilo.flare.wire import flat
 from medsilo.learning import layers
 from medsilo.learning.loop import Compute, batches
 from medsilo.learning.seeds import generator_for
@@ -34,7 +38,7 @@ from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
 from medsilo.script.network import ScriptNetwork, skeleton
 from medsilo.script.site import Data, ScriptSite
-from medsilo.script.study import plan_of_script
+from medsilo.script.study import INITIAL, plan_of_script
 from tests.conftest import SITES, make_plan
 from tests.inprocess import run
 
@@ -303,11 +307,88 @@ def test_another_model_than_the_recipes_is_refused_by_the_names_of_its_tensors(t
         plan.network.make_by(nn.Linear(2, 4))
 
 
+class Flare:
+    """NVFlare's Client API for a site of a study of two rounds, whose server sends every site its first weights."""
+
+    def __init__(self, plan: Plan, groups: dict[str, dict[str, Tensor]]) -> None:
+        tasks = [("join", 0), ("round", 1), ("round", 2), ("deliver", 2)]
+        self.asked = [
+            Request(task=task, round=number, study="study", plan=plan.hash, sites=("a",), last=2).parcel(groups)
+            for task, number in tasks
+        ]
+        self.sent: list[FLModel] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(flare, name)
+
+    def get_site_name(self) -> str:
+        return "a"
+
+    def is_running(self) -> bool:
+        return len(self.sent) < len(self.asked)
+
+    def receive(self) -> FLModel:
+        tensors, meta = flat(self.asked[len(self.sent)])
+        return FLModel(params=tensors, meta=meta)
+
+    def send(self, model: FLModel) -> None:
+        self.sent.append(model)
+
+
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What the examples of `medsilo.client` speak of, in a job's folder."""
+    (tmp_path / "app/custom").mkdir(parents=True)
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    plan = plan_of_script(model, tmp_path, {"name": "fedavg"}, rounds=2, minimum=1)
+    (tmp_path / "app/config").mkdir()
+    (tmp_path / "app/config" / paths.PLAN).write_text(plan.to_yaml())
+    (tmp_path / INITIAL).rename(tmp_path / "app/config" / INITIAL)
+    monkeypatch.syspath_prepend(tmp_path / "app/custom")
+    monkeypatch.setattr(client, "flare", Flare(plan.among(("a",)), {"model": dict(model.state_dict())}))
+    loader = [(torch.randn(6, 2), torch.tensor([0, 1] * 3))]
+
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(inputs), targets).backward()
+            optimizer.step()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {
+        **vars(client),
+        **{"model": model, "optimizer": optimizer, "loader": loader, "train": train, "evaluate": lambda net: 0.5},
+    }
+
+
+STATED = ["join", "Site", *(f"Site.{name}" for name in vars(client.Site) if not name.startswith("_"))]
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_the_example_of_a_name_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = words(tmp_path, monkeypatch)
+    if "." in name:
+        known["site"] = client.join(known["model"], known["optimizer"], known["loader"])
+    found = attrgetter(name)(client)
+    (test,) = doctest.DocTestFinder(recurse=False).find(found, name, globs=known)
+    assert test.examples and doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_the_example_of_a_super_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = make_plan("fedsm")
+    run(own, folder=tmp_path / "study")
+    monkeypatch.chdir(tmp_path)
+    inputs = torch.stack([own.task.site_data(SITES[0], SITES, own.seed, None).test[0][0]])
+    known = {"super_model": super_model, "model": None, "inputs": inputs, "classes": own.task.goal.outputs}
+    (test,) = doctest.DocTestFinder().find(super_model, "super_model", globs=known)
+    assert test.examples and doctest.DocTestRunner().run(test).failed == 0
+
+
 def test_the_recipes_are_methods_of_the_registry_and_their_example_runs() -> None:
-    assert doctest.testmod(recipes).failed == 0
+    ran = doctest.testmod(recipes)
     kinds = [kind for kind in vars(recipes).values() if isinstance(kind, type) and kind.__name__ != "MethodRecipe"]
     own = [kind.algorithm for kind in kinds if issubclass(kind, recipes.MethodRecipe)]
     assert len(own) == len(set(own)) > 20 and set(own) < set(METHODS)
+    assert ran.failed == 0 and ran.attempted > 3 * len(own)
 
 
 def test_a_checkpoint_is_where_the_study_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
