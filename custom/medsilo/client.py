@@ -93,6 +93,7 @@ class Site:
             answer = self._inner.ask(unflat(model.params or {}, model.meta or {}))
             if answer is None:
                 model.current_round, model.total_rounds = self.round - 1, self._inner.plan.rounds  # NVFlare's, from 0
+                model.params = self._inner.weights()
                 self._waiting = model
                 return True
             self._send(answer)
@@ -101,11 +102,15 @@ class Site:
     def receive(self) -> flare.FLModel:
         """Return what came, with its number of the round; its weights are in the model already.
 
+        Its `params` are a copy of the model's weights as they arrived, together with what stays at this site.
+
         >>> site.is_running()
         True
         >>> arrived = site.receive()
         >>> arrived.current_round, arrived.total_rounds  # from 0, as in NVFlare
         (0, 2)
+        >>> model.load_state_dict(arrived.params)  # as other scripts do; needless here
+        <All keys matched successfully>
         """
         if self._waiting is None:
             raise MedsiloError("receive: no round has come; write while site.is_running()")

@@ -373,6 +373,18 @@ def test_the_example_of_a_name_runs(name: str, tmp_path: Path, monkeypatch: pyte
     assert test.examples and doctest.DocTestRunner().run(test).failed == 0
 
 
+def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare's scripts load it into another network, and some after training; here names began with their group's."""
+    known = words(tmp_path, monkeypatch)
+    site, model = client.join(known["model"], known["optimizer"], known["loader"]), known["model"]
+    assert site.is_running()
+    before = {name: own.clone() for name, own in model.state_dict().items()}
+    known["train"](model, known["optimizer"])
+    arrived = site.receive().params
+    assert list(arrived) == list(before) and all(torch.equal(arrived[name], before[name]) for name in before)
+    assert not torch.equal(arrived["0.weight"], model.state_dict()["0.weight"])
+
+
 def test_the_example_of_a_super_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = make_plan("fedsm")
     run(own, folder=tmp_path / "study")
