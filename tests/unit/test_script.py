@@ -153,7 +153,7 @@ def test_a_script_ends_with_the_tensors_of_medsilos_own_job(method: str, anew: b
     check_equal(make_plan(method, "training.rounds=3"), tmp_path, anew=anew)
 
 
-@pytest.mark.parametrize("method", ["apfl", "pfedme"])
+@pytest.mark.parametrize("method", ["apfl", "pfedme", "fedsm-extra"])
 def test_methods_that_train_networks_together_pass_over_the_scripts_loader(method: str, tmp_path: Path) -> None:
     check_equal(make_plan(method, "training.rounds=3"), tmp_path)
 
