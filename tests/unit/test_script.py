@@ -13,8 +13,6 @@ import nvflare.client as flare
 import pytest
 import safetensors.torch
 import torch
-from medsilo.report import page
-from medsilo.report.read import read_all
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
 from nvflare.recipe.utils import set_per_site_config
@@ -40,6 +38,8 @@ from medsilo.runs.record import Record
 from medsilo.script.network import ScriptNetwork, skeleton
 from medsilo.script.site import Data, ScriptSite
 from medsilo.script.study import INITIAL, plan_of_script
+from medsilo_lab.report import page
+from medsilo_lab.report.read import read_all
 from tests.conftest import SITES, make_plan
 from tests.inprocess import run
 
