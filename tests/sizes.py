@@ -38,6 +38,7 @@ CLASSES = (
     *("Plan", "Algorithm", "Phase", "Group", "Layer", "Task", "Network", "Mixer", "SiteSettings", "Place"),
     *("Participant", "Trainer", "Workbench", "Coordinator", "Questioner", "ServerState", "Record"),
 )
+ROOM, LARGEST = 100, 1 << 40
 FIRST, ROUNDS = 2, 5  # of the rounds that are looked at: the first one prepares
 TELLS = "add_round"  # the method that is called at the end of each round
 TRACER = """
@@ -188,7 +189,13 @@ class Ratchet:
     def taken_up(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the table that these sizes make: no measure is more than it may be, what is gone is left out."""
         goes = {measure for measure in self.most if measure not in sizes and measure not in (ROUND_FILES, ROUND_LINES)}
-        return {**{name: most for name, most in self.most.items() if name not in goes}, **sizes}
+        kept = {name: most for name, most in self.most.items() if name not in goes}
+        return kept | {name: min(with_room(name, size), kept.get(name, LARGEST)) for name, size in sizes.items()}
+
+
+def with_room(measure: str, size: int) -> int:
+    """Return a size as the table has it: lines have room up to the next hundred, so that a fix needs no reason."""
+    return -(-size // ROOM) * ROOM if measure.startswith("lines") else size
 
 
 def table() -> Ratchet:

@@ -38,7 +38,14 @@ __all__ = ["Site", "join", "super_model"]
 
 
 class Site:
-    """This site in a study, as its training script sees it. `join` makes one."""
+    """This site in a study, as its training script sees it. `join` makes one.
+
+    >>> site = join(model, optimizer, loader)
+    >>> while site.is_running():
+    ...     arrived = site.receive()
+    ...     train(model, optimizer)
+    ...     site.send({"accuracy": 0.5})
+    """
 
     def __init__(self, inner: ScriptSite) -> None:
         self._inner = inner
@@ -46,16 +53,38 @@ class Site:
 
     @property
     def round(self) -> int:
-        """The round that is trained now, from 1."""
+        """The round that is trained now, from 1.
+
+        >>> site.is_running(), site.round
+        (True, 1)
+        """
         return self._inner.asked.round if self._inner.asked else 0
 
     @property
     def optimizer(self) -> Optimizer:
-        """Your optimizer, with the method's step around it. Step it with a closure, which HarmoFL needs, or without."""
+        """Your optimizer, with the method's step around it. Step it with a closure, which HarmoFL needs, or without.
+
+        >>> site.is_running()
+        True
+        >>> inputs, targets = loader[0]
+        >>> def closure():
+        ...     site.optimizer.zero_grad()
+        ...     loss = nn.functional.cross_entropy(model(inputs), targets)
+        ...     loss.backward()
+        ...     return loss
+        >>> loss = site.optimizer.step(closure)
+        """
         return self._inner.optimizer
 
     def is_running(self) -> bool:
-        """Wait for a round to train; False when the study is over."""
+        """Wait for a round to train; False when the study is over.
+
+        >>> while site.is_running():
+        ...     train(model, optimizer)
+        ...     site.send()
+        >>> site.is_running()
+        False
+        """
         self._waiting = None
         while flare.is_running():
             model = flare.receive()
@@ -64,25 +93,50 @@ class Site:
             answer = self._inner.ask(unflat(model.params or {}, model.meta or {}))
             if answer is None:
                 model.current_round, model.total_rounds = self.round - 1, self._inner.plan.rounds  # NVFlare's, from 0
+                model.params = self._inner.weights()
                 self._waiting = model
                 return True
             self._send(answer)
         return False
 
     def receive(self) -> flare.FLModel:
-        """Return what came, with its number of the round; its weights are in the model already."""
+        """Return what came, with its number of the round; its weights are in the model already.
+
+        Its `params` are a copy of the model's weights as they arrived, together with what stays at this site.
+
+        >>> site.is_running()
+        True
+        >>> arrived = site.receive()
+        >>> arrived.current_round, arrived.total_rounds  # from 0, as in NVFlare
+        (0, 2)
+        >>> model.load_state_dict(arrived.params)  # as other scripts do; needless here
+        <All keys matched successfully>
+        """
         if self._waiting is None:
             raise MedsiloError("receive: no round has come; write while site.is_running()")
         return self._waiting
 
     def networks(self) -> Iterator[tuple[nn.Module, Optimizer]]:
-        """Yield each network to train in this round, and the optimizer to step it with."""
+        """Yield each network to train in this round, and the optimizer to step it with.
+
+        >>> site.is_running()
+        True
+        >>> for net, optimizer in site.networks():  # two for Ditto and FedSM
+        ...     train(net, optimizer)
+        >>> site.send()
+        """
         return self._inner.networks()
 
     def send(self, metrics: Metrics | float | None = None) -> None:
         """Send what the method sends, now that the round is trained.
 
         metrics: of the model as it arrived, before it was trained, as in NVFlare; the recipe's `key_metric` among them.
+
+        >>> site.is_running()
+        True
+        >>> accuracy = evaluate(model)
+        >>> train(model, optimizer)
+        >>> site.send({"accuracy": accuracy})
         """
         self._send(self._inner.finish(metrics))
 
@@ -116,6 +170,10 @@ def join(
     - scheduler: kept with the optimizer's state, should the script start anew.
     - samples: training cases, if the loader does not say.
     - batch: takes a batch apart; by default (inputs, targets), or MONAI's "image" and "label".
+
+    >>> site = join(model, optimizer, loader, evaluate=evaluate)
+    >>> site.is_running()
+    True
     """
     try:
         name = flare.get_site_name()
@@ -132,9 +190,13 @@ def join(
 
 
 def super_model(folder: Path | str, model: nn.Module) -> SuperModel:
-    """Return FedSM's super model of a run, which answers as one network does: `super_model("supermodel", Net())(x)`.
+    """Return FedSM's super model of a run, which answers as one network does.
 
     folder: `supermodel` of the run, or of a site. model: a network of the script's kind, with any weights.
+
+    >>> model = super_model("study/supermodel", model)
+    >>> model(inputs).shape == (len(inputs), classes)
+    True
     """
     plan = load_plan(Path(folder) / paths.PLAN)
     if not isinstance(plan.network, ScriptNetwork):

@@ -12,11 +12,14 @@ with `medsilo.client.join`.
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
 import torch
+from nvflare.apis.job_def import ALL_SITES
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
 from nvflare.client.config import ExchangeFormat
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.script_runner import ScriptRunner
@@ -29,6 +32,8 @@ from medsilo.flare.timeouts import timeouts_of
 from medsilo.runs import paths
 from medsilo.script.study import INITIAL, plan_of_script
 from nvflare_reliability.timeouts import limits
+
+RENAMED = {"train_script": "script", "train_args": "script_args"}  # by NVFlare, in its runner of scripts
 
 
 class MethodRecipe(Recipe):
@@ -58,8 +63,10 @@ class MethodRecipe(Recipe):
         launch_once: bool = True,
         launch_timeout: float | None = 300.0,
         shutdown_timeout: float = 0.0,
+        client_memory_gc_rounds: int = 0,
+        cuda_empty_cache: bool = False,
         key_metric: str = "accuracy",
-        key_metric_mode: Literal["min", "max"] = "max",
+        key_metric_mode: Literal["min", "max"] | None = None,
         sites: Sequence[str] = (),
         input_shape: Sequence[int] | None = None,
         seed: int = 0,
@@ -70,27 +77,25 @@ class MethodRecipe(Recipe):
         [channels, ...]; HarmoFL needs it. plan: further keys of the plan, such as {"participation": {"when_missing":
         "wait"}}. method: the method's own numbers.
         """
-        self.train_script, self.train_args, self.command = (
-            train_script,
-            train_args,
-            command,
-        )
+        self.train_script, self.train_args, self.command = train_script, train_args, command
         self._runner = {
             "script": train_script,
             "script_args": train_args,
             "launch_external_process": launch_external_process,
             "command": command,
-            "server_expected_format": ExchangeFormat.PYTORCH,
             "launch_once": launch_once,
             "launch_timeout": launch_timeout,
             "shutdown_timeout": shutdown_timeout,
+            "memory_gc_rounds": client_memory_gc_rounds,
+            "cuda_empty_cache": cuda_empty_cache,
         }
+        self._sites: dict[str, dict[str, Any]] = {}
         module = _module(model, initial_ckpt)
         self._files = TemporaryDirectory(prefix="medsilo-recipe-")
         self.plan = plan_of_script(
             module,
             Path(self._files.name),
-            {"name": self.algorithm, **self.numbers, **method},
+            {"name": self.algorithm, **self.numbers, **_numbers(method)},
             rounds=num_rounds,
             minimum=min_clients,
             sites=sites,
@@ -111,11 +116,34 @@ class MethodRecipe(Recipe):
             job.add_file_to_server(str(file), app_folder_type="config")
         super().__init__(job)
 
+    def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
+        """Take what NVFlare's `set_per_site_config` gives each site, such as its own `train_args`."""
+        for site, given in config.items():
+            own = {RENAMED.get(name, name): value for name, value in given.items()}
+            if odd := sorted(own.keys() - self._runner.keys()):
+                raise MedsiloError(f"per-site config of {site}: {odd[0]} is no argument that sites may differ in")
+            self._sites[site] = own
+
     def _prepare_client_apps(self) -> None:
-        self._job.to_clients(ScriptRunner(**self._runner))
-        self._job.to_clients(limits(timeouts_of(self.plan), "site"))
-        for name in (paths.PLAN, INITIAL):
-            self._job.add_file_to_clients(str(Path(self._files.name) / name), app_folder_type="config")
+        for site in self._sites or (ALL_SITES,):
+            runner = self._runner | self._sites.get(site, {})
+            self._job.to(ScriptRunner(**runner, server_expected_format=ExchangeFormat.PYTORCH), site)
+            self._job.to(limits(timeouts_of(self.plan), "site"), site)
+            for name in (paths.PLAN, INITIAL):
+                self._job.add_file_to(str(Path(self._files.name) / name), site, app_folder_type="config")
+
+
+def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the method's own numbers. Other arguments of NVFlare's recipe may have that recipe's defaults.
+
+    >>> _numbers({"mu": 0.1, "patience": None})
+    {'mu': 0.1}
+    """
+    stock = signature(StockRecipe).parameters
+    for name, value in given.items():
+        if name in stock and value != stock[name].default:
+            raise MedsiloError(f"{name}: the method decides this, not NVFlare's FedAvg at the server; leave it out")
+    return {name: value for name, value in given.items() if name not in stock}
 
 
 def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.Module:
@@ -139,9 +167,18 @@ def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.
     return model
 
 
-def _recipe(method: str, title: str, **numbers: Any) -> type[MethodRecipe]:
-    """Return the recipe of a method. numbers: its own that differ from those of a plan."""
-    told = f"{title} with a training script of your own."
+EXAMPLE = """{title} with a training script of your own.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+    >>> recipe = {title}Recipe(model=net, min_clients=2, train_script="client.py", {more})
+    >>> recipe.plan.algorithm.name, recipe.plan.training.rounds
+    ('{method}', 5)
+    """
+
+
+def _recipe(method: str, title: str, more: str = "num_rounds=5", **numbers: Any) -> type[MethodRecipe]:
+    """Return the recipe of a method. numbers: its own that differ from those of a plan. more: for the example."""
+    told = EXAMPLE.format(title=title, method=method, more=more)
     facts = {"algorithm": method, "numbers": numbers, "__doc__": told}
     return type(f"{title}Recipe", (MethodRecipe,), {**facts, "__module__": __name__})
 
@@ -162,7 +199,7 @@ MoonRecipe = _recipe("moon", "Moon")
 DittoRecipe = _recipe("ditto", "Ditto")
 APFLRecipe = _recipe("apfl", "APFL")
 PFedMeRecipe = _recipe("pfedme", "PFedMe")
-HarmoFLRecipe = _recipe("harmofl", "HarmoFL")
+HarmoFLRecipe = _recipe("harmofl", "HarmoFL", "num_rounds=5, input_shape=(1, 8, 8)")
 AdaFedRecipe = _recipe("adafed", "AdaFed", pretraining={"source": "initial"})
 DAdaFedRecipe = _recipe("d-adafed", "DAdaFed", pretraining={"source": "initial"})
 FAdaFedRecipe = _recipe("f-adafed", "FAdaFed")

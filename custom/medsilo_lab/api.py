@@ -480,8 +480,8 @@ class Lead:
 
     @_as_python
     def abort(self, job: str) -> str:
-        """End a job and return what the server says; what is finished is kept."""
-        return lead.abort(job, self.kit)
+        """End a job, wait until it has ended, and return how; what is finished is kept."""
+        return lead.abort(job, self.kit, self.say)
 
 
 def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:

@@ -38,7 +38,7 @@ class SiloBN(Averaging):
 
     def check(self, modules: Modules) -> None:
         found = batch_norm_buffer_names(modules["model"])
-        require(found, self.name, "batch norm's statistics", "set network.norm=batch or choose fedavg")
+        require(found, self.name, "batch norm's statistics", "give it batch norm (network.norm=batch) or choose fedavg")
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
         adapt_batch_norm(modules["model"], inputs)

@@ -220,8 +220,7 @@ class Soak:
     def go_on(self) -> None:
         """Resume the study of a job that has ended or is about to."""
         if not self.status().startswith("FINISHED"):
-            self.patiently(lambda: lead.abort(self.job, self.kit))
-        wait_until(lambda: self.status().startswith("FINISHED"), STALLED, "the job's end")
+            self.patiently(lambda: lead.abort(self.job, self.kit, lambda line: None))
         self.job = self.patiently(lambda: lead.resume(self.job, self.kit, lambda line: None))
         self.done["resumed"] = self.done.get("resumed", 0) + 1
 

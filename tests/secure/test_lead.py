@@ -199,6 +199,20 @@ def test_watching_survives_a_lost_connection_and_abort_ends_it(
     assert told == list(range(1, len(told) + 1)) and len(told) < 500
 
 
+def test_a_study_is_resumed_at_once_after_its_job_was_aborted(consortium: Consortium, tmp_path: Path) -> None:
+    kit = consortium.kit(LEAD)
+    write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=500", sites=[SITES[0]]), study="at-once")
+    job = lead.submit(tmp_path / "job", kit, print)
+    code, _, err = medsilo("abort", job, "--kit", kit)
+    assert code == 0 and [line for line in err if job in line and "waits" in line]
+    code, resumed, err = medsilo("resume", job, "--kit", kit)
+    try:
+        assert code == 0, err
+    finally:
+        (new,) = resumed or [job]
+        assert lead.abort(new, kit, print) == lead.abort(new, kit, print) == "FINISHED:ABORTED"  # also one that is over
+
+
 def test_the_server_is_named_when_it_does_not_answer(
     consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

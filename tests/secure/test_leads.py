@@ -15,7 +15,7 @@ from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, MEMBER, RIVAL, SERVER, Consortium, wait_until
-from tests.secure.test_resume import ended, status_of
+from tests.secure.test_resume import status_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 SITE = SITES[0]
@@ -38,7 +38,7 @@ def unfinished(consortium: Consortium, tmp_path: Path) -> Iterator[tuple[str, Re
         yield job, record
     finally:
         if not status_of(consortium.kit(LEAD), job).startswith("FINISHED"):
-            lead.abort(job, consortium.kit(LEAD))
+            lead.abort(job, consortium.kit(LEAD), print)
 
 
 def statistics(consortium: Consortium, who: str, job: str) -> str:
@@ -80,8 +80,7 @@ def test_a_study_is_its_submitters(
         assert cli.main(["abort", job, "--kit", str(kit)]) == 1
 
     # When it has ended early, as after a crash, the same plan under its name is refused.
-    lead.abort(job, mine)
-    assert ended(mine, job) == "FINISHED:ABORTED"
+    assert lead.abort(job, mine, print) == "FINISHED:ABORTED"
     capsys.readouterr()
     for kit in (theirs, members):
         for command in (("resume", job), ("fetch", job, "--out", tmp_path / "rivals")):
@@ -112,6 +111,5 @@ def test_a_study_is_its_submitters(
     new = lead.resume(job, mine, print)
     rounds = len(record.rounds())
     wait_until(lambda: len(record.rounds()) > rounds, 60, "the rounds after it")
-    lead.abort(new, mine)
-    assert ended(mine, new) == "FINISHED:ABORTED"
+    assert lead.abort(new, mine, print) == "FINISHED:ABORTED"
     assert lead.fetch(new, mine, tmp_path / "runs").name == "mine"

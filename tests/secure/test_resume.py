@@ -145,8 +145,7 @@ def test_resuming_says_that_no_hospital_joined(pair: Consortium, tmp_path: Path,
     write_job(tmp_path / "job", make_plan("fedbn", "training.rounds=500", sites=TWO), study="nobody-joins")
     kit = pair.kit(LEAD)
     job = lead.submit(tmp_path / "job", kit, print)
-    lead.abort(job, kit)
-    assert ended(kit, job) == "FINISHED:ABORTED"
+    assert lead.abort(job, kit, print) == "FINISHED:ABORTED"
     settings = [pair.kit(site) / "local/medsilo.yaml" for site in TWO]
     before = [path.read_text() for path in settings]
     try:

@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.consortium import lead
 from tests.commands import parsed
 from tests.conftest import make_plan
 from tests.unit.test_cli import one_line
@@ -298,11 +302,11 @@ def test_a_server_that_is_silent_is_named_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is waited for; a log or a pipe hears it, too."""
-    (lead := tmp_path / "lead@x.org").mkdir()
-    (lead / "startup").mkdir()
+    (kit := tmp_path / "lead@x.org").mkdir()
+    (kit / "startup").mkdir()
     files = {"client_cert": "client.crt", "client_key": "client.key", "ca_cert": "rootCA.pem"}
     admin = {**files, "username": "lead@x.org", "host": "localhost", "port": 8002}
-    (lead / "startup/fed_admin.json").write_text(json.dumps({"admin": admin}))
+    (kit / "startup/fed_admin.json").write_text(json.dumps({"admin": admin}))
     heard = []
 
     def waits(*_: object) -> None:
@@ -311,8 +315,26 @@ def test_a_server_that_is_silent_is_named_at_once(
 
     monkeypatch.setattr("medsilo_lab.consortium.lead.connect", waits)
     for line in ("status", "abort 1", "fetch 1"):
-        assert cli.main([*line.split(), "--kit", str(lead)]) == 1
+        assert cli.main([*line.split(), "--kit", str(kit)]) == 1
     assert len(heard) == 3 and all("trying localhost:8002" in one and "15 s" in one for one in heard)
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_an_abort_waits_for_the_jobs_end_but_not_for_ever(over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare answers at once and goes on saying RUNNING: `resume` right after it was refused."""
+    states = iter(["RUNNING", "RUNNING", "FINISHED:ABORTED"] if over else repeat("RUNNING"))
+    session = SimpleNamespace(abort_job=lambda job: None, get_job_meta=lambda job: {"status": next(states)})
+    monkeypatch.setattr(lead, "connected", lambda kit: nullcontext(session))
+    monkeypatch.setattr(lead, "POLL", 0.01)
+    monkeypatch.setattr(lead, "ENDING", 0.05)
+    said: list[str] = []
+    if over:
+        assert lead.abort("the-job", Path(), said.append) == "FINISHED:ABORTED"
+    else:
+        with pytest.raises(MedsiloError, match=r"the-job is still RUNNING.*medsilo status the-job --watch"):
+            lead.abort("the-job", Path(), said.append)
+    (line,) = said
+    assert "the-job" in line
 
 
 @pytest.mark.parametrize("line", ["help", "-h", "help run", "run -h", "nnunet -h", "version", "-V", "--version"])

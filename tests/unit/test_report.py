@@ -458,7 +458,7 @@ def test_a_damaged_file_is_named(folders: list[Path], file: str, content: str, m
         (("sites", "hospital-a", "cases", "train"), -5, "sites.hospital-a.cases.train: "),
         (("sites", "hospital-a", "cases", "train"), True, "sites.hospital-a.cases.train: "),
         (("sites", "hospital-a", "bytes_up"), 10**400, "sites.hospital-a.bytes_up: "),
-        (("mean_test",), 1.5, "mean_test: "),
+        (("mean_test",), 1.5, "mean_test is 1.5"),
         (("seconds",), -1.0, "seconds: "),
     ],
 )

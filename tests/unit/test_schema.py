@@ -40,7 +40,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         {"samples": 10**30},
         {"samples": True},
         {"samples": 7.5},
-        {"validation": 7.5},
+        {"validation": 7.5e12},
         {"validation": math.nan},
         {"train_loss": math.inf},
         {"train_loss": 1e308},

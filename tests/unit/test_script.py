@@ -5,20 +5,27 @@ import json
 import pickle
 import tempfile
 from collections.abc import Iterator
+from inspect import Parameter, signature
+from operator import attrgetter
 from pathlib import Path
 
+import nvflare.client as flare
 import pytest
 import safetensors.torch
 import torch
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
+from nvflare.recipe.utils import set_per_site_config
 from torch import Tensor, nn
 
-from medsilo import recipes
+from medsilo import client, recipes
 from medsilo.client import super_model
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Line
+from medsilo.flare.wire import flat
 from medsilo.learning import layers
 from medsilo.learning.compute import Compute
 from medsilo.learning.loop import batches
@@ -30,7 +37,9 @@ from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
 from medsilo.script.network import ScriptNetwork, skeleton
 from medsilo.script.site import Data, ScriptSite
-from medsilo.script.study import plan_of_script
+from medsilo.script.study import INITIAL, plan_of_script
+from medsilo_lab.report import page
+from medsilo_lab.report.read import read_all
 from tests.conftest import SITES, make_plan
 from tests.inprocess import run
 
@@ -145,7 +154,7 @@ def test_a_script_ends_with_the_tensors_of_medsilos_own_job(method: str, anew: b
     check_equal(make_plan(method, "training.rounds=3"), tmp_path, anew=anew)
 
 
-@pytest.mark.parametrize("method", ["apfl", "pfedme"])
+@pytest.mark.parametrize("method", ["apfl", "pfedme", "fedsm-extra"])
 def test_methods_that_train_networks_together_pass_over_the_scripts_loader(method: str, tmp_path: Path) -> None:
     check_equal(make_plan(method, "training.rounds=3"), tmp_path)
 
@@ -222,6 +231,36 @@ def test_a_script_with_a_schedule_and_mixed_precision_goes_on_after_each_start(m
     assert all(torch.equal(steady[name], restarted[name]) for name in steady)
 
 
+class OtherUnits(Script):
+    """A script whose metric is no share: a percentage, as in NVFlare's hello-pt, or a loss."""
+
+    factor = 100.0
+
+    def evaluate(self, net: nn.Module) -> float:
+        return self.factor * super().evaluate(net)
+
+    def test(self, net: nn.Module) -> float:
+        return self.factor * super().test(net)
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_a_metric_may_be_of_any_size(lower_is_better: bool, tmp_path: Path) -> None:
+    own = make_plan("fedavg")
+    expected = run(own).summary
+    model = own.build_networks()["model"]
+    further = {"task": {"lower_is_better": lower_is_better}}
+    plan = plan_of_script(
+        model, tmp_path / "job", {"name": "fedavg"}, rounds=2, minimum=2, sites=SITES, further=further
+    )
+    shelf.look_in(tmp_path / "job")
+    record = Record(tmp_path / "runs" / "study")
+    sites = {site: OtherUnits(own, plan, site, tmp_path / site, False, False) for site in SITES}
+    Coordinator(plan, SITES, Line(sites), record, "in-process").run()
+    found = record.summary().mean_test
+    assert found and (-100 <= found < 0 if lower_is_better else found == pytest.approx(100 * expected.mean_test))
+    assert f"{found:.3f}" in page.render(read_all([record.folder]), "A script of its own")
+
+
 # ---------------------------------------------------------------------------------------------------- the description
 def networks() -> list[nn.Module]:
     """Networks of others, and some odd ones."""
@@ -269,11 +308,100 @@ def test_another_model_than_the_recipes_is_refused_by_the_names_of_its_tensors(t
         plan.network.make_by(nn.Linear(2, 4))
 
 
+class Flare:
+    """NVFlare's Client API for a site of a study of two rounds, whose server sends every site its first weights."""
+
+    def __init__(self, plan: Plan, groups: dict[str, dict[str, Tensor]]) -> None:
+        tasks = [("join", 0), ("round", 1), ("round", 2), ("deliver", 2)]
+        self.asked = [
+            Request(task=task, round=number, study="study", plan=plan.hash, sites=("a",), last=2).parcel(groups)
+            for task, number in tasks
+        ]
+        self.sent: list[FLModel] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(flare, name)
+
+    def get_site_name(self) -> str:
+        return "a"
+
+    def is_running(self) -> bool:
+        return len(self.sent) < len(self.asked)
+
+    def receive(self) -> FLModel:
+        tensors, meta = flat(self.asked[len(self.sent)])
+        return FLModel(params=tensors, meta=meta)
+
+    def send(self, model: FLModel) -> None:
+        self.sent.append(model)
+
+
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What the examples of `medsilo.client` speak of, in a job's folder."""
+    (tmp_path / "app/custom").mkdir(parents=True)
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    plan = plan_of_script(model, tmp_path, {"name": "fedavg"}, rounds=2, minimum=1)
+    (tmp_path / "app/config").mkdir()
+    (tmp_path / "app/config" / paths.PLAN).write_text(plan.to_yaml())
+    (tmp_path / INITIAL).rename(tmp_path / "app/config" / INITIAL)
+    monkeypatch.syspath_prepend(tmp_path / "app/custom")
+    monkeypatch.setattr(client, "flare", Flare(plan.among(("a",)), {"model": dict(model.state_dict())}))
+    loader = [(torch.randn(6, 2), torch.tensor([0, 1] * 3))]
+
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(inputs), targets).backward()
+            optimizer.step()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {
+        **vars(client),
+        **{"model": model, "optimizer": optimizer, "loader": loader, "train": train, "evaluate": lambda net: 0.5},
+    }
+
+
+STATED = ["join", "Site", *(f"Site.{name}" for name in vars(client.Site) if not name.startswith("_"))]
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_the_example_of_a_name_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = words(tmp_path, monkeypatch)
+    if "." in name:
+        known["site"] = client.join(known["model"], known["optimizer"], known["loader"])
+    found = attrgetter(name)(client)
+    (test,) = doctest.DocTestFinder(recurse=False).find(found, name, globs=known)
+    assert test.examples and doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare's scripts load it into another network, and some after training; here names began with their group's."""
+    known = words(tmp_path, monkeypatch)
+    site, model = client.join(known["model"], known["optimizer"], known["loader"]), known["model"]
+    assert site.is_running()
+    before = {name: own.clone() for name, own in model.state_dict().items()}
+    known["train"](model, known["optimizer"])
+    arrived = site.receive().params
+    assert list(arrived) == list(before) and all(torch.equal(arrived[name], before[name]) for name in before)
+    assert not torch.equal(arrived["0.weight"], model.state_dict()["0.weight"])
+
+
+def test_the_example_of_a_super_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = make_plan("fedsm")
+    run(own, folder=tmp_path / "study")
+    monkeypatch.chdir(tmp_path)
+    inputs = torch.stack([own.task.site_data(SITES[0], SITES, own.seed, None).test[0][0]])
+    known = {"super_model": super_model, "model": None, "inputs": inputs, "classes": own.task.goal.outputs}
+    (test,) = doctest.DocTestFinder().find(super_model, "super_model", globs=known)
+    assert test.examples and doctest.DocTestRunner().run(test).failed == 0
+
+
 def test_the_recipes_are_methods_of_the_registry_and_their_example_runs() -> None:
-    assert doctest.testmod(recipes).failed == 0
+    ran = doctest.testmod(recipes)
     kinds = [kind for kind in vars(recipes).values() if isinstance(kind, type) and kind.__name__ != "MethodRecipe"]
     own = [kind.algorithm for kind in kinds if issubclass(kind, recipes.MethodRecipe)]
     assert len(own) == len(set(own)) > 20 and set(own) < set(METHODS)
+    assert ran.failed == 0 and ran.attempted > 3 * len(own)
 
 
 def test_a_checkpoint_is_where_the_study_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +417,49 @@ def test_a_checkpoint_is_where_the_study_begins(tmp_path: Path, monkeypatch: pyt
     (plan,) = {path.read_text() for path in (tmp_path / "jobs").rglob(paths.PLAN)}
     (initial,) = {path.read_bytes() for path in (tmp_path / "jobs").rglob("initial.safetensors")}
     assert torch.equal(safetensors.torch.load(initial)["weight"], model.weight) and "script" in plan
+
+
+def configs(place: Path) -> dict[str, dict[str, object]]:
+    """Each app's client settings in an exported job."""
+    found = sorted(place.rglob("config_fed_client.json"))
+    return {file.parents[1].name: json.loads(file.read_text()) for file in found}
+
+
+def test_a_recipe_takes_the_arguments_of_nvflares_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare's examples name arguments of FedAvgRecipe that most leave at their defaults."""
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text("")
+    usual = {
+        name: own.default
+        for name, own in signature(StockRecipe).parameters.items()
+        if own.default is not Parameter.empty
+    }
+    needed = {"model": nn.Linear(2, 3), "min_clients": 2, "train_script": "client.py"}
+    recipes.FedAvgRecipe(**usual | needed | {"client_memory_gc_rounds": 2}).export("jobs")
+    (own,) = configs(tmp_path / "jobs").values()
+    assert own["executors"][0]["executor"]["args"]["memory_gc_rounds"] == 2
+    for name, value in {"patience": 3, "stop_cond": "accuracy >= 80", "exclude_vars": "bn"}.items():
+        with pytest.raises(MedsiloError, match=name):
+            recipes.FedAvgRecipe(**needed, **{name: value})
+    numbers = {field for method in METHODS.values() for field in method.model_fields}
+    assert numbers & usual.keys() == {"name"}
+
+
+def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were left out without a word, so that every site read the first one's data."""
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text("")
+    recipe = recipes.FedAvgRecipe(model=nn.Linear(2, 3), min_clients=2, train_script="client.py", train_args="--all")
+    with pytest.raises(MedsiloError, match="num_rounds"):
+        set_per_site_config(recipe, {"site-1": {"num_rounds": 3}})
+    set_per_site_config(recipe, {"site-1": {"train_args": "--data one"}, "site-2": {}})
+    recipe.export("jobs")
+    given = {
+        app: own["executors"][0]["executor"]["args"]["task_script_args"]
+        for app, own in configs(tmp_path / "jobs").items()
+    }
+    assert given == {"app_site-1": "--data one", "app_site-2": "--all"}
+    assert len(list((tmp_path / "jobs").rglob(f"app_site-*/config/{paths.PLAN}"))) == 2
 
 
 def test_a_checkpoint_that_runs_code_is_refused(tmp_path: Path) -> None:

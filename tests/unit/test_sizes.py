@@ -30,7 +30,7 @@ def test_a_rise_is_told_in_one_line_and_needs_a_reason() -> None:
     reason = Grown(measure="lines of a", to=103, why="a hospital's settings have one more key")
     grown = Ratchet(before.most, (reason,))
     assert [*grown.risen({"lines of a": 103})] == [] and [*grown.risen({"lines of a": 104})]
-    assert before.taken_up({"lines of a": 90}) == {"lines of a": 90}
+    assert before.taken_up({"lines of a": 90, "attributes of A": 7}) == {"lines of a": 100, "attributes of A": 7}
     assert Ratchet({ROUND_FILES: 3}).taken_up({}) == {ROUND_FILES: 3}
 
 

@@ -229,7 +229,12 @@ class AdaFed(StatisticsMixture):
         return {**modules, "pretrained": copy.deepcopy(modules["model"]).requires_grad_(False)}
 
     def check(self, modules: Modules) -> None:
-        require(local_norm_names(modules["model"]), self.name, "norms", "set network.norm=batch or choose d-adafed")
+        require(
+            local_norm_names(modules["model"]),
+            self.name,
+            "norms",
+            "give it batch norm (network.norm=batch) or choose d-adafed",
+        )
 
     def private(self) -> Private:
         """Return how f is made and its statistics leave without telling more than their account says."""

@@ -36,7 +36,9 @@ class FAdaFed(StatisticsMixture):
 
     def check(self, modules: Modules) -> None:
         model = modules["model"]
-        require(batch_norm_names(model), self.name, "batch norm", "set network.norm=batch or choose fedavg")
+        require(
+            batch_norm_names(model), self.name, "batch norm", "give it batch norm (network.norm=batch) or choose fedavg"
+        )
         if any(layer.running_mean is None for layer in batch_norm_layers(model)):
             raise PlanError(f"algorithm.name: {self.name} needs batch norm's running statistics; choose adafed")
 

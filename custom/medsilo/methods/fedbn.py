@@ -26,7 +26,12 @@ class FedBN(Averaging):
         return (Group("model", network("model", but=local_norm_names), self.mean, title="model without norms"),)
 
     def check(self, modules: Modules) -> None:
-        require(local_norm_names(modules["model"]), self.name, "norms", "set network.norm=batch or choose fedavg")
+        require(
+            local_norm_names(modules["model"]),
+            self.name,
+            "norms",
+            "give it batch norm (network.norm=batch) or choose fedavg",
+        )
 
     def private(self) -> Private:
         says = "the norms learn by noisy steps, too, although they stay: all other gradients depend on them"

@@ -11,6 +11,8 @@ from medsilo.core.text import plain
 
 SCHEMA: Literal[1] = 1
 LARGEST = 1e39  # no number of a network in float32 is larger
+SCRIPT = "script"  # the task of a user's own training script
+FURTHEST = 1e12  # that its metric may be from 0; scores of all other tasks are between 0 and 1
 SLACK = 1e-6  # by which a mean of scores may leave their range through rounding
 
 Text = Annotated[str, BeforeValidator(lambda value: plain(value) if isinstance(value, str) else value)]
@@ -21,6 +23,7 @@ Amount = Annotated[float, Field(strict=True, ge=0, le=LARGEST)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Figure = Annotated[int | float, PlainValidator(lambda value: _figure(value))]  # a number of either kind, kept as it is
 Score = Annotated[float, Field(strict=True, ge=-SLACK, le=1 + SLACK)]
+Metric = Annotated[float, Field(strict=True, ge=-FURTHEST, le=FURTHEST)]
 Difference = Annotated[float, Field(strict=True, ge=-1 - SLACK, le=1 + SLACK)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Scores = dict[str, Score | None]

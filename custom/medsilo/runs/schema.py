@@ -3,19 +3,22 @@
 `docs/reference/run-folder.md` is made from the descriptions below: `python -m docs.tables`.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from medsilo.runs.fields import (
+    FURTHEST,
     SCHEMA,
+    SCRIPT,
     SLACK,
     Amount,
     Count,
     Figure,
+    Metric,
     Number,
     RecordPart,
-    Score,
     Seconds,
     Seed,
     Share,
@@ -50,7 +53,7 @@ class SiteRound(RecordPart):
     """Numbers of one site in one round."""
 
     train_loss: Number | None = Field(None, description="mean loss over the round's training batches")
-    validation: Score | None = Field(
+    validation: Metric | None = Field(
         None, description="score of the model as it arrived, so after round − 1; `null` where the site withholds it"
     )
     validation_loss: Number | None = Field(None, description="loss of that model")
@@ -213,7 +216,7 @@ class SiteResult(RecordPart):
         description="round, `join`, `deliver` or `test` → lines that the site had to say beside its answer, for "
         "instance that its own state is no longer on its disk",
     )
-    validation: list[Score | None] = Field(
+    validation: list[Metric | None] = Field(
         [],
         description="score by the number of rounds that the model has gone through, from 0; `null` where there is none",
     )
@@ -342,12 +345,12 @@ class Summary(RecordPart):
     unseen: dict[str, SiteResult] = Field(
         {}, description="the same for sites that were tested and did not train; the means below leave them out"
     )
-    mean_test: Score | None = Field(
+    mean_test: Metric | None = Field(
         None,
         description="mean over the sites that tell their test score; `null` if none does. Where sites drew different "
         "structures: of each structure over the sites that drew it, and then over structures",
     )
-    pooled_test: Score | None = Field(None, description="the mean weighted by test cases")
+    pooled_test: Metric | None = Field(None, description="the mean weighted by test cases")
     pooled: dict[str, Number | None] = Field(
         {},
         description="`figures` over the test cases of all sites together; their counts are added first. A site that "
@@ -417,7 +420,16 @@ class Summary(RecordPart):
                 continue
             if self.metric not in site.test:
                 raise ValueError(f"sites.{name}.test has no '{self.metric}', which 'metric' names")
-            score = site.test[self.metric]
-            if score is not None and not -SLACK <= score <= 1 + SLACK:
-                raise ValueError(f"sites.{name}.test.{self.metric} is {score:g}, not between 0 and 1")
+        low, high = (-FURTHEST, FURTHEST) if self.task == SCRIPT else (-SLACK, 1 + SLACK)
+        for where, score in self._scores():
+            if score is not None and not low <= score <= high:
+                raise ValueError(f"{where} is {score:g}, not between {low:.0f} and {high:.0f}")
         return self
+
+    def _scores(self) -> Iterator[tuple[str, float | None]]:
+        """Yield every score with where it stands."""
+        yield from (("mean_test", self.mean_test), ("pooled_test", self.pooled_test))
+        for name, site in {**self.sites, **self.unseen}.items():
+            yield from ((f"sites.{name}.validation", score) for score in site.validation)
+            if site.test is not None:
+                yield f"sites.{name}.test.{self.metric}", site.test[self.metric]

@@ -422,6 +422,10 @@ class ScriptSite:
         self.work = Work(lambda hand_over: phase.work(self._bench(asked.round, hand_over)))
         return self._trained(phase, self.work.loss) if self.work.now is None else None
 
+    def weights(self) -> Tensors:
+        """Return a copy of the model's weights in memory, as they are now."""
+        return {name: own.detach().to("cpu", copy=True) for name, own in self.state.own.state_dict().items()}
+
     def networks(self) -> Iterator[tuple[nn.Module, Optimizer]]:
         """Yield each network that is to be trained in this round, and the optimizer to step with."""
         assert self.work

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.models.network import Network
+from medsilo.runs.schema import FURTHEST
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.task import SiteData, Task
-
-FURTHEST = 1e12  # of a metric
 
 
 class ScriptGoal(Goal):

@@ -150,16 +150,16 @@ def _watch(screen: Screen, job: str, kit: Path) -> int:
 
 
 def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> None:
-    """End a job.
+    """End a job, and wait until it has ended.
 
     What is finished is kept: 'medsilo resume' goes on from there.
     """
     _connecting(screen, kit)
     from medsilo_lab.consortium import lead
 
-    said = lead.abort(job, kit)
-    screen.say(said)
-    screen.answer(job=job, server=said)
+    ended = lead.abort(job, kit, screen.warn)
+    screen.say(ended)
+    screen.answer(job=job, status=ended)
 
 
 def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.OutFolder = Path("runs")) -> None:

@@ -38,6 +38,7 @@ NO_REASON = "it left no reason; 'nvflare job logs' shows the server's log to a p
 CONNECT = 10.0  # seconds NVFlare has to reach the server
 POLL = 1.0  # seconds between looks at a running job
 STARTING = 120.0  # seconds that submitting waits for a job to start
+ENDING = 120.0  # seconds that aborting waits for a job's end
 PATIENCE = 600.0  # seconds that watching goes on without a connection
 NOT_CLONED = ("scope", "launcher_spec")  # what NVFlare 2.9 leaves out of a clone of a job
 SILENT = logging.NullHandler()  # what NVFlare says of a connection, our own line says
@@ -155,10 +156,22 @@ def _why_over(job: dict[str, Any], left: Progress | None, sites: Collection[str]
     return f"{head}: {'; '.join(why)}"
 
 
-def abort(job_id: str, kit: Path) -> str:
-    """End a job; returns what the server said."""
+def abort(job_id: str, kit: Path, say: Say) -> str:
+    """End a job and wait until it has ended, so that `resume` may follow at once; returns its final status."""
     with connected(kit) as session:
-        return session.abort_job(job_id) or "aborted"
+        session.abort_job(job_id)
+        deadline, told = time.monotonic() + ENDING, False
+        while not _is_over(status := str(session.get_job_meta(job_id)["status"])):
+            if time.monotonic() > deadline:
+                raise MedsiloError(
+                    f"job {job_id} is still {status}, {ENDING:g} s after the server was asked to end it; "
+                    f"'medsilo status {job_id} --watch' waits for its end"
+                )
+            if not told:
+                say(f"waits until {job_id} has ended at the server")
+            told = True
+            time.sleep(POLL)
+        return status
 
 
 def resume(run: str, kit: Path, say: Say) -> str:

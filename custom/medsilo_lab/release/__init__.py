@@ -1,1 +1,1 @@
-"""After a study: a signed folder with its model, tests of it at hospitals that did not join, and their receipts."""
+"""After a study: a signed folder with its model, and tests of it at hospitals that did not join."""

@@ -99,7 +99,7 @@ class Release:
 
     @property
     def hash(self) -> str:
-        """Return what receipts name it by."""
+        """Return what names it."""
         return signed.digest_of(self.manifest)
 
     def source(self, packages: Collection[str] = ("*",)) -> Source:

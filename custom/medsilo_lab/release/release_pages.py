@@ -1,4 +1,4 @@
-"""The pages: a hospital's own, and the lead's of all receipts."""
+"""The page of a validation, for the hospital that made it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,6 @@ from medsilo_lab.study import judging
 LIMITS = (
     "A score is over this hospital's cases alone, and says nothing of others.",
     "Whoever gives cases with wrong labels gets wrong scores: look at the pictures, and at how cases were chosen.",
-    "A receipt says who signed it. Whether that hospital tested as it says, nobody can see from it.",
 )
 
 

@@ -1,6 +1,5 @@
 """The commands after a study: release, validate."""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +8,11 @@ import typer
 from medsilo.cli import options
 from medsilo.cli.show import Command, Screen
 from medsilo.core.errors import MedsiloError
+from medsilo.core.text import is_safe_name
 
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
-OWN = "releases and receipts"  # what the key signs
+OWN = "releases"  # what the key signs
 Key = Annotated[Path, typer.Option(metavar="FILE", help="the key that signs; one is made where there is none")]
 Leads = Annotated[
     list[str],
@@ -67,21 +67,18 @@ def validate(
     out: options.OutFolder = Path("validation"),
     leads: Leads,
     device: options.Device = None,
-    key: Key = KEY,
 ) -> int:
     """Test a released model on this hospital's own patients: no kit, no network and no account are needed.
 
-    All cases are tested. The page, with its pictures, stays here. The receipt has the score in this hospital's own
-    steps (medsilo.yaml, --settings). A key of this hospital signs it. Mail it to the lead.
+    All cases are tested. The page, with its pictures, stays here. The last line has the score and the cases in this
+    hospital's own steps (medsilo.yaml, --settings). That line may be mailed to the lead.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
-    from medsilo.site import signed, signing
-    from medsilo_lab.release.receipts import NAME, receipt_path, write_receipt
     from medsilo_lab.release.release_folder import Release
     from medsilo_lab.release.release_pages import write_validation
     from medsilo_lab.study import judging
 
-    if not re.fullmatch(NAME, hospital):
+    if not is_safe_name(hospital):
         raise MedsiloError("--as: give letters, digits, '.', '_' and '-', at most 63")
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
@@ -91,15 +88,16 @@ def validate(
         sources = [release.source(settings.packages) for release in opened]
         found = judging.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}")
     page = write_validation(opened, found, hospital, out)
-    own = signing.own_key(key.expanduser(), OWN)
-    receipts = []
-    for release, here in zip(opened, found, strict=True):
-        told = {"score": here.told["test"], "cases": here.told["cases"]}
-        receipts.append(write_receipt(release, hospital, receipt_path(release, hospital, out), own, **told))
     screen.say(f"page, which stays here: {page}")
-    for receipt in receipts:
-        screen.say(f"receipt, for the lead: {receipt}")
-    screen.answer(page=page, receipts=receipts, key=signed.fingerprint(signing.public_text(own)))
+    told = [
+        {"release": release.hash, "score": here.told["test"], "cases": here.told["cases"]}
+        for release, here in zip(opened, found, strict=True)
+    ]
+    for release, own in zip(opened, told, strict=True):
+        score = "no score (too few patients)" if own["score"] is None else f"{release.manifest.metric} {own['score']:g}"
+        cases = "few" if own["cases"] is None else own["cases"]
+        screen.say(f"may be mailed to the lead: release {release.hash[:12]}: {score}, {cases} cases")
+    screen.answer(page=page, told=told)
     return 0
 
 
