@@ -13,7 +13,7 @@ MEMORY := $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print $$2}' /proc/m
 	xargs -r df --output=avail,target 2>/dev/null | awk '$$1 + 0 > 4000000 {print $$2}')
 quick test test-of: export TMPDIR := $(or $(firstword $(MEMORY)),$(TMPDIR),/tmp)
 
-.PHONY: demo jobs lint quick test test-of test-slow claims test-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit docs screenshots docs-tables clean
+.PHONY: demo jobs lint quick test test-of test-slow claims test-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit docs screenshots docs-tables words clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -68,7 +68,7 @@ SEED ?= 0
 soak: $(VENV)/.test-ready
 	$(BIN)/python -m tests.secure.soak --hours $(HOURS) --seed $(SEED) --folder runs/soak
 
-# Everything with another NVFlare, and its row in docs/compatibility.md: make upgrade NVFLARE=2.9.0 [QUICK=1]
+# Everything with another NVFlare, and its row in docs/trust/reliability.md: make upgrade NVFLARE=2.9.0 [QUICK=1]
 upgrade: $(VENV)/.test-ready
 	$(BIN)/python -m tests.upgrade $(NVFLARE) $(if $(QUICK),--quick)
 
@@ -154,17 +154,20 @@ sizes: $(VENV)/.test-ready
 	$(BIN)/python -m tests.sizes
 
 # The documentation as a site, in site/: open site/index.html.
-docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/.docs-ready
-	$(BIN)/python -m mkdocs build
+	$(BIN)/python -m docs.site
 
 # Pictures of the README and the pages, from synthetic hospitals, by a Chromium of this machine.
 screenshots: $(VENV)/.demo-ready
 	$(BIN)/python docs/screenshots.py
 
-# Tables of docs/plan.md, docs/run-tree.md, docs/check.md and docs/commands.md, from the package.
+# The tables that pages keep in the repository, from the package.
 docs-tables: $(VENV)/.demo-ready
 	$(BIN)/python -m docs.tables
+
+# 100 sentences of pages, help, messages and templates to read aloud, and those that are too long or say too little.
+words: $(VENV)/.demo-ready
+	$(BIN)/python -m docs.words --seed $(SEED)
 
 # What was installed, on all cores, but for the packages' own tests; some hold files for other Pythons.
 compiled = $(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib || true

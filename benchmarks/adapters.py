@@ -3,7 +3,7 @@
     python -m benchmarks.adapters [--data DIR] [--runs DIR] [--minutes N] [--write] [--quick]
 
 A run whose numbers lie under RUNS is not made again, and none begins after N minutes: stopped at any time, it goes on.
-Prints docs/results/adapters.md, which --write writes. About an hour on a free core; --part takes one of the sets.
+Prints results/adapters.csv, which --write writes. About an hour on a free core; --part takes one of the sets.
 """
 
 import argparse
@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from textwrap import fill
 from typing import Any
 
 import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from benchmarks import masked_images
+from benchmarks import masked_images, result_files
 from benchmarks.masked_images import MaskedImages
+from benchmarks.result_files import Study, Table
 from medsilo.core import shelf
 from medsilo.plan import Plan, parse_plan
 from medsilo.registry import METHODS
@@ -38,7 +38,7 @@ from tests import inprocess
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS.give(MaskedImages, shelf.hash_of_file(Path(masked_images.__file__)))
-DOCUMENT = ROOT / "docs" / "results" / "adapters.md"
+FILE = result_files.FOLDER / "adapters.csv"
 PRETRAINING, SCRATCH, START = "pretraining", "all, from initial weights", "from"
 ADAPTED = {"train": ["adapters", "head"], START: True}
 ROWS: dict[str, dict[str, Any]] = {  # what `network` has beside the network itself, and the method
@@ -50,23 +50,19 @@ ROWS: dict[str, dict[str, Any]] = {  # what `network` has beside the network its
 }
 PRIVATE = {SCRATCH: ROWS[SCRATCH], "adapters and head": ADAPTED}
 EPSILONS, DELTA = (3.0, 8.0), 0.01
-TOLD = """## What went before these numbers
-
-Read the tables with this in mind; no row is the best that its way of training can do.
-
-- **An earlier page had 0.003 where all trains and 0.01 where a part does**, raised after a look at test scores. There
-  adapters were better than full training on nuclei (+0.021), and full training had 0.44 on hippocampus. Both were the
-  rate's. Now each way has both rates, and validation chooses.
-- **Two rates are few.** Full training could be better at a third; so could adapters.
-- **Rounds were chosen by the time of the machine**: studies under privacy were planned with 10 rounds with labels and
-  have 4. No study without privacy of that length stands beside them.
-- **Hippocampus was run twice.** With 6 rounds without labels and 8 with, no row learned (Dice 0.04 to 0.10, also of
-  full training). These numbers are of 10 and 60 rounds; nothing else was changed.
-- Under privacy, a mask that calls every place a nucleus has a Dice of 0.334 on the same test tiles. At ε = 3 neither
-  way of training is told from that.
-- **No GPU was seen.** How fast a frozen network is on one and what it saves of its memory, such as of SwinUNETR at 96
-  voxels a side, was not measured; `tests/gpu/test_frozen_on_a_card.py` measures it where there is one.
-"""
+REMARKS = (
+    "No row is the best that its way of training can do.",
+    "An earlier table had rate 0.003 where all trains and 0.01 where a part does, raised after a look at test scores. "
+    "There adapters were better than full training on nuclei (+0.021), and full training had 0.44 on hippocampus. Both "
+    "were the rate's. Now each way has both rates, and validation chooses.",
+    "Two rates are few: full training could be better at a third, and so could adapters.",
+    "The machine's time decided the rounds: studies under privacy were planned with 10 rounds with labels and have 4. "
+    "No study without privacy of that length stands beside them.",
+    "Hippocampus was run twice. With 6 rounds without labels and 8 with, no row learned (Dice 0.04 to 0.10, also of "
+    "full training). These numbers are of 10 and 60 rounds; nothing else was changed.",
+    "Under privacy, a mask that calls every place a nucleus has a Dice of 0.334 on the same test tiles. At ε = 3 "
+    "neither way of training is told from that.",
+)
 
 
 @dataclass(frozen=True)
@@ -279,13 +275,13 @@ def made(part: Part, row: str, epsilon: float, rate: float, seed: int, backbone:
     }
 
 
-# ------------------------------------------------------------------------------------------------ the page
+# ------------------------------------------------------------------------------------------------ the file
 def cell(values: list[float]) -> str:
     """Return a mean with its 95 % interval by Student's t."""
     if len(values) < 2:
         return f"{fmean(values):.3f}" if values else "–"
-    half = stats.t.ppf(0.975, len(values) - 1) * stats.tstd(values) / math.sqrt(len(values))
-    return f"{fmean(values):.3f} ± {half:.3f}"
+    half, mean = stats.t.ppf(0.975, len(values) - 1) * stats.tstd(values) / math.sqrt(len(values)), fmean(values)
+    return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
 
 
 Seeds = Mapping[int, Any]  # seed → what a run of it gave
@@ -329,26 +325,24 @@ def lines_of(rows: Found) -> list[Line]:
     return lines
 
 
-def section(part: Part, rows: Found) -> str:
+def section(part: Part, rows: Found) -> Table:
     """Return a part's table."""
     lines = []
     for line in lines_of(rows):
         own = list(line.own.values())
         mean = {key: fmean(one[key] for one in own) for key in ("bytes", "seconds", "step")}
-        score = "–" if line.title == PRETRAINING else cell([one["score"] for one in own])
+        score = "" if line.title == PRETRAINING else cell([one["score"] for one in own])
+        costs = (f"{mean['bytes'] / 1e3:.1f}", f"{mean['step'] / 1e6:.2f}", f"{mean['seconds']:.0f}")
+        gains = cell(line.gains)
         lines.append(
-            f"| {line.title} | {line.rate:g} | {score} | {cell(line.gains)} | {len(own)} | {own[0]['parameters']:,} | "
-            f"{mean['bytes'] / 1e3:.1f} | {mean['step'] / 1e6:.2f} | {mean['seconds']:.0f} |"
+            [line.title, f"rate {line.rate:g}", score, gains, str(len(own)), str(own[0]["parameters"]), *costs]
         )
-    first, rounds = part.rounds
-    words = fill(f"{part.words} {first} rounds without labels, {rounds} with.", 120)
-    head = f"| what trains | rate | {part.score} | less {SCRATCH} | seeds | weights | kB a round | MB | s |"
-    return "\n".join([f"## {part.title}", "", words, "", head, "|---" * 9 + "|", *lines, ""])
+    heads = ("what trains", "rate", part.score, f"less {SCRATCH}", "seeds", "weights", "kB a round", "MB", "s")
+    return Table(heads, lines, part.title, keys=2)
 
 
-def verdicts(found: Mapping[str, Found]) -> str:
-    """Return one line for each row: by how much it loses or gains."""
-    lines = []
+def verdicts(found: Mapping[str, Found]) -> Iterator[str]:
+    """Yield one line for each row: by how much it loses or gains."""
     for name, rows in found.items():
         for line in lines_of(rows):
             if len(line.gains) < 2:
@@ -357,35 +351,37 @@ def verdicts(found: Mapping[str, Found]) -> str:
             mean = fmean(line.gains)
             told = "not told apart from" if abs(mean) <= half else "worse than" if mean < 0 else "better than"
             at = f" at {line.rate:g}" if PARTS[name].epsilons else ""
-            lines.append(f"- {name}, {line.title}{at}: {told} full training from initial weights ({mean:+.3f}).")
-    return "\n".join(lines)
+            yield f"{name}, {line.title}{at}: {told} full training from initial weights ({mean:+.3f})"
 
 
-def page(found: Mapping[str, Found]) -> str:
-    """Return the document. found: by part, row and seed."""
-    sections = "\n".join(section(PARTS[name], rows) for name, rows in found.items())
-    return f"""# Adapters against full training
-
-Real data, small networks, short trainings on one core; Adam, rank 8, α 16. Each way of training has the learning rates
-{RATES[0]} and {RATES[1]}, and that with the better validation, in the mean over seeds, counts. Under privacy nobody
-validates: both rates are told, and compared with the rate at which full training was best in the test. Each seed has a
-backbone of its own, trained without labels (`masked-images`), whose bytes and seconds are a row of their own.
-Written by
-
-    python -m benchmarks.adapters --write
-
-{verdicts(found)}
-
-These are few seeds and few rates ([what went before](#what-went-before-these-numbers)).
-
-Scores are the mean over hospitals of their test parts, of the round that was best in validation, of the last one under
-privacy; ± is the 95 % interval over seeds, by Student's t, and the fourth column compares the same seeds. kB a round
-are the tensors that one hospital sends. MB are those of one training step: weights, gradients, Adam's two means, and
-what the backward pass needs of the forward pass; counted from a step, not measured at the process. Seconds are the
-processor's, of all hospitals and the server, reading of data and tests included.
-
-{sections}
-{TOLD}"""
+def study(found: Mapping[str, Found]) -> Study:
+    """Return the file. found: by part, row and seed."""
+    parts = [PARTS[name] for name in found]
+    header = {
+        "title": "Adapters against full training",
+        "data": "nuclei, PTB-XL (three sites), hippocampus",
+        "command": "python -m benchmarks.adapters --write",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "about": [
+            "Small networks, short trainings on one core; Adam, rank 8, α 16. Each way of training has the learning "
+            f"rates {RATES[0]} and {RATES[1]}, and that with the better validation, in the mean over seeds, counts. "
+            "Under privacy nobody validates: both rates are reported, and compared with the rate at which full "
+            "training was best in the test. Each seed has a backbone of its own, trained without labels "
+            "(`masked-images`), whose bytes and seconds are a row of their own.",
+            "Scores are the mean over hospitals of their test parts, of the round that was best in validation, of the "
+            "last one under privacy. Intervals are over seeds, by Student's t. kB a round are the tensors that one "
+            "hospital sends. MB are those of one training step: weights, gradients, Adam's two means, and what the "
+            "backward pass needs of the forward pass; counted from a step. Seconds are the processor's, of all "
+            "hospitals and the server, reading of data and tests included.",
+            *(
+                f"{one.title}: {one.words} {one.rounds[0]} rounds without labels, {one.rounds[1]} with."
+                for one in parts
+            ),
+        ],
+        "finding": list(verdicts(found)),
+        "remark": list(REMARKS),
+    }
+    return Study(header, [section(PARTS[name], rows) for name, rows in found.items()])
 
 
 def work(asked: argparse.Namespace, place: Path) -> Iterator[tuple[str, tuple[str, float, float], int, Any]]:
@@ -431,10 +427,11 @@ def main() -> None:
         found: dict[str, dict[tuple[str, float, float], dict[int, Any]]] = {}
         for name, row, seed, own in work(asked, Path(place)):
             found.setdefault(name, {}).setdefault(row, {})[seed] = own
-    text = page(found)
+    text = study(found).text()
     print(text)
     if asked.write:
-        DOCUMENT.write_text(text, "utf-8")
+        FILE.write_text(text, "utf-8")
+        result_files.write_index()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from medsilo_nnunet.planning import make_plans
 from medsilo_nnunet.question import SegmentationQuestion
 
 QUESTION = SegmentationQuestion(name="Dataset011_Brains", channels=("FLAIR",), labels={"background": 0, "lesion": 1})
-HEADS, WIDTH = 15, 64.0  # of each hospital, and their millimetres, in docs/results/nnunet.md
+HEADS, WIDTH = 15, 64.0  # of each hospital, and their millimetres, in results/nnunet.csv
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def write_hospitals(folder: Path, sites: Iterable[str], cases: int, width: float
 
 
 def write_heads(folder: Path) -> Path:
-    """Write the volumes of docs/results/nnunet.md, unless they are there, and return their folder."""
+    """Write the volumes of results/nnunet.csv, unless they are there, and return their folder."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as unfinished:

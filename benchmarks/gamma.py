@@ -57,7 +57,7 @@ def regrets(gain: float, darker: float, times: int = TIMES) -> tuple[int, Sequen
 
 
 def main() -> None:
-    """Print the table of docs/supermodel.md."""
+    """Print the table of docs/after/use-a-model.md."""
     print(f"| images | a right expert's gain | studies | {' | '.join(CHOICES)} |\n|{'---|' * (3 + len(CHOICES))}")
     for kind, darker in KINDS.items():
         for gain in GAINS:

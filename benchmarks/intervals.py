@@ -188,7 +188,7 @@ def told_and_found(one: DrawnStudy, times: int, studies: int) -> tuple[float, fl
 
 
 def main() -> None:
-    """Print the tables of docs/reproduce.md."""
+    """Print the tables of docs/research/reproduce.md."""
     _table(("one model's score", *(f"{number} patients" for number in PATIENTS)), _scores())
     _table(("difference", "covered", "half its width, in sd"), _differences())
     _table(("setting", "told", "found"), _told())

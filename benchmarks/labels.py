@@ -2,7 +2,7 @@
 
     python -m benchmarks.labels [--seeds N] [--data DIR] [--quick] [--write]
 
-Prints docs/results/labels.md, which --write writes. DATA holds the set `hippocampus`; without it that part is left out.
+Prints results/labels.csv, which --write writes. DATA holds the set `hippocampus`; without it that part is left out.
 Every row makes the same number of training steps; a fifth hospital that did not train, and has everything, tests the
 model. About ten minutes on a free core.
 """
@@ -12,6 +12,7 @@ import csv
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,19 +23,21 @@ import nibabel
 import numpy as np
 from scipy.stats import t as student
 
+from benchmarks import result_files
+from benchmarks.result_files import Study, Table
 from medsilo.plan import parse_plan
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from tests.inprocess import run
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "results" / "labels.md"
+FILE = result_files.FOLDER / "labels.csv"
 SITES, JUDGE = ("a", "b", "c", "d"), "judge"
 STRUCTURES = ("anterior", "posterior")
 DREW = dict(zip(SITES, (1, 1, 2, 2), strict=True))  # the structure that a hospital drew
 CHANNELS = ("FLAIR", "T1", "T2", "T1c")
 COLUMNS = tuple(f"x{number:02}" for number in range(18))
 ADAM = {"optimizer": "adam", "momentum": 0, "weight_decay": 0, "learning_rate": 0.01, "batch_size": 2}
-LEAST = 3  # seeds of a page that is written
+LEAST = 3  # seeds of a file that is written
 
 Own = Mapping[str, Mapping[str, Any]]  # by hospital, what its data settings say beside the folder
 
@@ -277,8 +280,8 @@ def interval(values: Sequence[float]) -> str:
     return f"{mean(values):+.2f} ({mean(values) - half:+.2f} to {mean(values) + half:+.2f})"
 
 
-def section(part: Part, seeds: Sequence[int], few: bool) -> str:
-    """Run a part, and return its section of the page."""
+def section(part: Part, seeds: Sequence[int], few: bool) -> Table:
+    """Run a part, and return its table."""
     found: dict[str, list[dict[str, float]]] = {row.title: [] for row in part.rows}
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
@@ -288,19 +291,17 @@ def section(part: Part, seeds: Sequence[int], few: bool) -> str:
                 print(f"{part.title}: seed {seed}, {row.title}: {found[row.title][-1]}", file=sys.stderr, flush=True)
     first, *_ = part.scores
     whole = found[part.rows[0].title]
-    lines = [
-        f"| | {' | '.join(part.scores)} | {first} against the first row, points (95 % interval over seeds) |",
-        "|---" * (len(part.scores) + 2) + "|",
-    ]
+    rows = []
     for title, own in found.items():
-        scores = " | ".join(f"{100 * mean(one[name] for one in own):.2f}" for name in part.scores)
+        scores = [f"{100 * mean(one[name] for one in own):.2f}" for name in part.scores]
         gaps = [100 * (one[first] - other[first]) for one, other in zip(own, whole, strict=True)]
-        lines.append(f"| {title} | {scores} | {interval(gaps) if own is not whole else ''} |")
-    return f"## {part.title}\n\n{part.words}\n\n" + "\n".join(lines) + "\n"
+        rows.append([title, *scores, interval(gaps) if own is not whole else ""])
+    heads = ("", *part.scores, f"{first} against the first row, points (95 % interval over seeds)")
+    return Table(heads, rows, part.title, seeds=str(len(seeds)))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make the page."""
+    """Make the file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.labels")
     parser.add_argument("--seeds", type=int, default=LEAST)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
@@ -312,11 +313,12 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = range(1 if chosen.quick else chosen.seeds)
     source = chosen.data / "hippocampus"
     parts = [*([volumes(source)] if source.is_dir() else []), BRAINS, TABLES]
-    page = "\n".join(section(part, seeds, chosen.quick) for part in parts)
-    print(page)
+    header = result_files.header_of(FILE) | {"date": [time.strftime("%Y-%m-%d", time.gmtime())]}
+    text = Study(header, [section(part, seeds, chosen.quick) for part in parts]).text()
+    print(text)
     if chosen.write and len(seeds) >= LEAST and len(parts) == 3:
-        head, _, _ = DOCUMENT.read_text("utf-8").partition("## ")
-        DOCUMENT.write_text(head + page, "utf-8")
+        FILE.write_text(text, "utf-8")
+        result_files.write_index()
     return 0
 
 

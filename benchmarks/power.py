@@ -108,7 +108,7 @@ def measured(judge: Judge, times: int = TIMES) -> tuple[list[float], list[float]
 
 
 def main() -> None:
-    """Print the table of docs/reproduce.md."""
+    """Print the table of docs/research/reproduce.md."""
     alarm_heads = [f"false, {by}x" if by > 1 else "false, all alike" for by in UNSTEADY]
     heads = ["", "6 points", "10 points", *alarm_heads, *(f"covered, baseline {by}x" for by in BASELINE)]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")

@@ -1,93 +1,76 @@
-"""The tables of docs/evidence.md: cells of the pages that have the numbers, so that no number is typed twice."""
+"""The tables of docs/research/which-method.md: numbers of the files in results/, so that none is typed twice."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks.result_files import FOLDER, MEAN, header_of, rows_of
 from docs.markdown import table
 
-HERE = Path(__file__).parent
-ALONE, POOLED = "local", "central"  # rows that are no federation
-MEAN = "mean over sites"
-Row = dict[str, str]  # a table's row by its columns
+ALONE, POOLED = "local", "central"  # configurations that are no federation
+Line = dict[str, str]  # a line of a file
 
 
 @dataclass(frozen=True)
 class Study:
-    """A comparison on a page: the section with its scores, and in words what differs between the hospitals."""
+    """A part of a file: its hospitals in words, and what differs between them."""
 
     name: str
     differs: str
-    page: str
-    section: str
+    file: str
+    part: str
+
+    def lines(self, **wanted: str) -> list[Line]:
+        """Return the lines of the mean over sites."""
+        wanted = {"part": self.part, "quantity": MEAN, **wanted}
+        found = rows_of(FOLDER / f"{self.file}.csv")
+        lines = [line for line in found if all(line[name] == value for name, value in wanted.items())]
+        if not lines:
+            raise ValueError(f"{self.file}.csv has no such lines: {wanted}; correct docs/evidence.py")
+        return lines
+
+    @property
+    def scores(self) -> dict[str, Line]:
+        """The scores, by configuration."""
+        return {line["configuration"]: line for line in self.lines(baseline="")}
+
+    @property
+    def size(self) -> str:
+        """How many test patients and seeds are behind the scores."""
+        first = next(iter(self.scores.values()))
+        return f"{first['n']} patients, {first['seeds']} seeds" if first["n"] else f"{first['seeds']} seeds"
 
 
 STUDIES = (
-    Study("Nuclei, three public sets", "stains, scanners, organs", "study-nuclei", "# Methods on three"),
-    Study("Heart disease, four hospitals", "countries, who was examined", "patients", "## UCI Heart"),
-    Study("Breast cancer, survival (TCGA)", "regions", "patients", "## TCGA-BRCA"),
-    Study("Prostate, SYNTHETIC", "what counts as the organ; looks", "baselines", "## Prostate"),
-    Study("Activity, SYNTHETIC", "labels and devices", "baselines", "## Activity"),
-    Study("Histology, SYNTHETIC", "stains, light, noise", "baselines", "## Histology"),
+    Study("Nuclei, three public sets", "stains, scanners, organs", "study-nuclei", ""),
+    Study("Heart disease, four hospitals", "countries, who was examined", "patients", "UCI Heart Disease"),
+    Study("Breast cancer, survival (TCGA)", "regions", "patients", "TCGA-BRCA: the model after the last round"),
+    Study("Prostate, synthetic", "what counts as the organ", "baselines", "Prostate: what counts as the organ differs"),
+    Study("Activity, synthetic", "labels and devices", "baselines", "Activity: label and feature shift"),
+    Study("Histology, synthetic", "stains, light, noise", "baselines", "Histology: appearance shift"),
 )
 REAL = 3  # of them are real data
 HEADLINES = r"HarmoFL(, \w+)?|(d-|f-)?adafed|fedsm"
 FLAMBY = ("Fed-Heart-Disease", "Fed-TCGA-BRCA")
 
 
-def lines_of(page: str, section: str) -> list[str]:
-    """Return the lines of a page from the heading that begins so to the next of the same or a higher level."""
-    lines = (HERE / page).read_text("utf-8").splitlines()
-    start = next((place for place, line in enumerate(lines) if line.startswith(section)), None)
-    if start is None:
-        raise ValueError(f"{page} has no section '{section}'; correct docs/evidence.py")
-    level = section.index(" ")
-    rest = lines[start + 1 :]
-    end = next((place for place, line in enumerate(rest) if re.match(rf"#{{1,{level}}} ", line)), len(rest))
-    return [lines[start], *rest[:end]]
-
-
-def rows_in(lines: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of the first table among these lines."""
-    begun = False
-    heads: list[str] = []
-    for line in lines:
-        if not line.startswith("|"):
-            if begun:
-                return
-            continue
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if begun and not set(line) <= set("|- "):
-            yield dict(zip(heads, (cell.strip() for cell in cells), strict=True))
-        heads, begun = heads or cells, True
-
-
-def unfinished(page: str) -> list[str]:
-    """Return what is not done of a page of results: "16 of 90 runs"."""
-    told = re.findall(r"(\d+) of (\d+) runs", (HERE / "results" / f"{page}.md").read_text("utf-8"))
-    return [f"{done} of {asked} runs" for done, asked in told if done != asked]
+def unfinished(file: str) -> list[str]:
+    """Return what is not done of a file: "16 of 90 runs"."""
+    return header_of(FOLDER / f"{file}.csv").get("unfinished", [])
 
 
 def studies() -> str:
     """Return what came out of each comparison."""
     rows = []
     for study in STUDIES:
-        page = f"results/{study.page}.md"
-        lines = lines_of(page, study.section)
-        scores = {row["row"]: row for row in rows_in(lines)}
+        scores = study.scores
         methods = [name for name in scores if name not in (ALONE, POOLED)]
-        highest = max(methods, key=lambda name: _mean(scores[name][MEAN]))
-        mean = next(name for name in methods if name.startswith("fedavg"))
-        heading = next(line for line in lines if re.match(r"#+ Against ", line))
-        difference = next(row for row in rows_in(lines[lines.index(heading) :]) if row["row"] == highest)[MEAN]
-        against = heading.partition("Against ")[2].partition(":")[0]
-        told = [scores[name][MEAN] if name in scores else "–" for name in (ALONE, mean, highest, POOLED)]
-        best = f"{told[2]} ({highest})"
-        rows.append(
-            (f"[{study.name}]({page})", study.differs, told[0], told[1], best, f"{difference}, {against}", told[3])
-        )
-    heads = ("set", "what differs", "alone", "FedAvg", "highest federated row", "gain (95 % interval), over", "pooled")
+        highest = max(methods, key=lambda name: float(scores[name]["value"]))
+        average = next(name for name in methods if name.startswith("fedavg"))
+        (difference,) = study.lines(configuration=highest, baseline=average)
+        told = [_score(scores.get(name)) for name in (ALONE, average, highest, POOLED)]
+        named = f"{told[2]} ({highest})"
+        rows.append((study.name, study.size, study.differs, *told[:2], named, _difference(difference), told[3]))
+    heads = ("set", "n", "what differs", "single-site", "FedAvg", "highest federated", "less FedAvg", "centralised")
     return table(heads, rows)
 
 
@@ -95,38 +78,44 @@ def headlines() -> str:
     """Return where HarmoFL, AdaFed and FedSM were on real data, less each of what a reader would do without them."""
     rows = []
     for study in STUDIES[:REAL]:
-        lines = lines_of(f"results/{study.page}.md", study.section)
-        scores = {row["row"]: row for row in rows_in(lines)}
+        scores = study.scores
         bases = [next((name for name in scores if name.startswith(base)), None) for base in ("fedavg", "fedbn", ALONE)]
-        for name in scores:
-            if re.fullmatch(HEADLINES, name):
-                told = [_less(name, base, scores, lines) for base in bases]
-                rows.append((f"[{study.name}](results/{study.page}.md)", name, scores[name][MEAN], *told))
-    return table(("set", "method", "mean over sites", "less FedAvg", "less FedBN", "less alone"), rows)
+        for name in (name for name in scores if re.fullmatch(HEADLINES, name)):
+            rows.append((study.name, name, _score(scores[name]), *(_less(study, name, base) for base in bases)))
+    return table(("set", "method", MEAN, "less FedAvg", "less FedBN", "less single-site"), rows)
 
 
-def _less(name: str, base: str | None, scores: Mapping[str, Row], lines: Sequence[str]) -> str:
-    """Return a method's difference from another row, with its interval where the page has one."""
+def _less(study: Study, name: str, base: str | None) -> str:
+    """Return a method's difference from another, with its interval where the file has one."""
     if base is None:
         return "–"
-    for place, line in enumerate(lines):
-        if re.match(rf"#+ Against {re.escape(base)}(,|$)", line):
-            return next(row for row in rows_in(lines[place:]) if row["row"] == name)[MEAN]
-    return f"{_mean(scores[name][MEAN]) - _mean(scores[base][MEAN]):+.1f}".replace("-", "−")
+    found = [line for line in study.lines(configuration=name) if line["baseline"] == base]
+    if found:
+        return _difference(found[0])
+    scores = study.scores
+    return _minus(f"{float(scores[name]['value']) - float(scores[base]['value']):+.1f}")
 
 
 def flamby() -> str:
-    """Return the federated cells of FLamby's two sets, beside pooled data."""
-    lines = lines_of("reproduce.md", "## FLamby's tables")
-    start = next(place for place, line in enumerate(lines) if line.startswith("| set |"))
-    cells = [row for row in rows_in(lines[start:]) if row["tested on"] == "all hospitals"]
+    """Return the federated cells of FLamby's two sets, beside centralised training."""
     rows = []
     for name in FLAMBY:
-        here = {row["method"]: row["here"] for row in cells if row["set"] == name}
-        highest = max((method for method in here if method != "pooled"), key=lambda method: _mean(here[method]))
-        rows.append((name, here["fedavg"], f"{here[highest]} ({highest})", here["pooled"]))
-    return table(("set", "FedAvg", "highest federated row", "pooled"), rows)
+        found = rows_of(FOLDER / "flamby.csv")
+        keys = {tuple(line["configuration"].split("; ")): line for line in found if line["quantity"] == "here"}
+        here = {key[1]: line for key, line in keys.items() if key[0] == name and key[2] == "all hospitals"}
+        highest = max((one for one in here if one != "pooled"), key=lambda one: float(here[one]["value"]))
+        rows.append((name, _score(here["fedavg"]), f"{_score(here[highest])} ({highest})", _score(here["pooled"])))
+    return table(("set", "FedAvg", "highest federated", "centralised"), rows)
 
 
-def _mean(cell: str) -> float:
-    return float(cell.split()[0])
+def _score(line: Line | None) -> str:
+    return f"{line['value']} ± {line['spread']}" if line else "–"
+
+
+def _difference(line: Line) -> str:
+    text = _minus(f"{line['value']} ({line['low']} to {line['high']})")
+    return f"**{text}**" if line["significant"] else text
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "−")

@@ -59,7 +59,7 @@ def place(path: str) -> str:
         return "index.md"
     if path.startswith(f"{PAGES}/"):
         return path.removeprefix(f"{PAGES}/")
-    return f"{OUTSIDE}/{path}" if path.endswith(".md") else f"{OUTSIDE}/{path}.md"
+    return f"{OUTSIDE}/{path}" if path.endswith((".md", ".csv")) else f"{OUTSIDE}/{path}.md"
 
 
 def for_the_site(text: str, page: str) -> str:

@@ -1,15 +1,15 @@
-"""The tables of docs/run-tree.md, docs/plan.md, docs/check.md and docs/commands.md, made from the package, and those
-of docs/evidence.md, made from the pages that have the numbers.
+"""The tables of the pages, made from the package.
 
-    python -m docs.tables        # write them again
+    python -m docs.tables        # write those of PAGES again
 
-A table is between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
+A table is between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand. The pages
+of REFERENCE keep these places empty in the repository: docs/site.py fills them when the site is built.
 """
 
 import inspect
 import os
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
@@ -45,22 +45,16 @@ from medsilo.runs import paths, schema, site_files
 from medsilo.site.settings import Limits, SiteSettings
 from medsilo_lab.study import verdict_file
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
-from nvflare_reliability.compatibility import UPSTREAM
 from nvflare_reliability.timeouts import Timeouts, limits
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval",)
 PAGES = (
-    "plan.md",
-    "methods.md",
-    "run-tree.md",
-    "check.md",
-    "commands.md",
-    "evidence.md",
-    "extend.md",
-    "review.md",
-    "compatibility.md",
+    "research/methods.md",
+    "research/which-method.md",
+    "research/extend.md",
 )
+REFERENCE = ("reference/keys.md", "reference/commands.md", "reference/run-folder.md")
 PROTECTION = (
     "public_data",
     "smallest_metric",
@@ -184,11 +178,8 @@ def section(model: type[BaseModel], prefix: str) -> str:
     return table(("key", "values (default)", "meaning"), [(f"`{key}`", *rest) for key, *rest in keys_of(model, prefix)])
 
 
-def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str, most: int = 0) -> str:
-    """Return the table of a section that is one of several; what means the same in several of them is one row.
-
-    most: keys of no more than so many are left out.
-    """
+def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str:
+    """Return the table of a section that is one of several; what means the same in several of them is one row."""
     found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, model in models.items():
         for key, values, meaning in keys_of(model, prefix):
@@ -198,17 +189,8 @@ def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str, most: 
         usual, *others = sorted(variants, key=lambda values: -len(variants[values]))
         words = [usual, *(f"{', '.join(variants[values])}: {values}" for values in others)]
         having = [name for name in models if any(name in names for names in variants.values())]
-        if len(having) <= most:
-            continue
         rows.append((f"`{key}`", "; ".join(words), meaning, named(having, list(models))))
     return table(("key", "values (default)", "meaning", f"{what}s"), rows)
-
-
-def keys_of_methods() -> dict[str, list[tuple[str, str, str]]]:
-    """Return each method's keys that few others have; those of many are in the table of plan.md."""
-    found = {name: list(keys_of(method, "algorithm")) for name, method in methods.OURS.items()}
-    many = Counter(row[0::2] for rows in found.values() for row in rows)
-    return {name: [row for row in rows if many[row[0::2]] <= MOST_NAMES] for name, rows in found.items()}
 
 
 def named(having: Sequence[str], among: Sequence[str]) -> str:
@@ -290,7 +272,7 @@ RUN_TREE: Mapping[str, str] = {
     f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent where every site "
     "has its own",
     f"{paths.GLOBAL}/{paths.LAST}": "the same after the last round; the only one where sites choose a model of "
-    "their own beside the shared one ([methods.md](methods.md#methods-with-a-model-of-the-hospitals-own))",
+    "their own beside the shared one",
     f"{paths.SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the "
     "selector as safetensors, `plan.yaml`, and `supermodel.json` with the threshold and every file's SHA-256. Each "
     "site has one of its own, too",
@@ -383,16 +365,6 @@ def lines() -> str:
     return "\n".join([head, *rows, ""])
 
 
-def issues() -> str:
-    """Return the parts of nvflare_reliability, each with its issue and its patch for NVFlare's maintainers."""
-    place, rows = f"../custom/nvflare_reliability/{UPSTREAM.name}", []
-    for path in sorted(UPSTREAM.glob("*.md"), key=lambda path: path.stem.lower()):
-        title = path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
-        patch = f"[patch]({place}/{path.stem}.patch)" if path.with_suffix(".patch").exists() else ""
-        rows.append((f"[{path.stem}]({place}/{path.name})", title, patch))
-    return table(("part", "issue", "patch"), rows)
-
-
 def commands() -> str:
     """Return the help of every command, in the groups of `medsilo --help`."""
     parts = []
@@ -420,9 +392,8 @@ def help_of(command: str) -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "plan-algorithm": lambda: one_of(methods.OURS, "algorithm", "method", most=MOST_NAMES),
+    "plan-algorithm": lambda: one_of(methods.OURS, "algorithm", "method"),
     "methods": methods.overview,
-    "method-sections": lambda: methods.sections(keys_of_methods()),
     "plan-task": lambda: one_of(TASKS, "task", "task"),
     "plan-network": lambda: one_of(NETWORKS, "network", "network"),
     "plan-training": lambda: section(Training, "training"),
@@ -460,7 +431,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "extend": lambda: extension(extend),
     "extend-methods": lambda: extension(extend_methods),
     "extend-networks": lambda: extension(extend_networks),
-    "issues": issues,
     "lines": lines,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
@@ -473,8 +443,13 @@ def renewed(page: str) -> str:
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
 
 
+def emptied(page: str) -> str:
+    """Return a page's text without the content of its tables, as the repository keeps the pages of REFERENCE."""
+    return MARKED.sub(r"\1\3", page)
+
+
 def main() -> None:
-    """Write the tables of all pages."""
+    """Write the tables of the pages that keep them in the repository."""
     for name in PAGES:
         path = HERE / name
         path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The promises of docs/privacy.md, each with the tests that show it.
+"""The promises of docs/trust/privacy.md, each with the tests that show it, as promises.yaml beside this has them.
 
     python -m tests.claims build/tests/*.xml      # which of them the tests of this build have shown
     make claims                                   # the same in the gate, after make test and make test-slow
@@ -9,20 +9,18 @@ The tests run in `make test` and `make test-slow`, which write these files; a fe
 
 import argparse
 import ast
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_yaml
 from tests.junit import SuiteResults, build_hash, read_junit
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/privacy.md"
-BEGINS, ENDS = "## Promises and the attacks on them", "\n## "
+LISTED = Path(__file__).with_name("promises.yaml")
 SKIPPED = "was skipped"
-TEST = re.compile(r"`(tests/[\w/]+\.py::\w+)`")
 
 
 @dataclass(frozen=True)
@@ -33,14 +31,7 @@ class Claim:
     tests: tuple[str, ...]
 
 
-def promised(page: str) -> tuple[Claim, ...]:
-    """Return the rows of the tables of promises."""
-    part = page.partition(BEGINS)[2].partition(ENDS)[0]
-    rows = [line.split(" | ") for line in part.splitlines() if line.startswith("| ")]
-    return tuple(Claim(row[0].removeprefix("| "), tuple(TEST.findall(row[2]))) for row in rows if row[0] != "| promise")
-
-
-CLAIMS = promised(PAGE.read_text("utf-8"))
+CLAIMS = tuple(Claim(one["promise"], tuple(one["tests"])) for one in load_yaml(LISTED.read_text("utf-8")))
 
 
 def is_long(test: str) -> bool:

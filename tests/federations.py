@@ -101,7 +101,7 @@ def pooled_fingerprint(cases: Sequence[CaseFacts]) -> dict[str, Any]:
 def intensities_are_near(
     own: Mapping[str, Any], pooled: Mapping[str, Any], cases: Sequence[CaseFacts], rounding: float = 1e-12
 ) -> None:
-    """Hold the bound that docs/nnunet.md states. rounding: of the arithmetic that `pooled` was worked out with."""
+    """Hold the bound that docs/research/nnunet.md states. rounding: of the arithmetic that gave `pooled`."""
     key = "foreground_intensity_properties_per_channel"
     assert own[key].keys() == pooled[key].keys()
     for number, wanted in pooled[key].items():

@@ -1,4 +1,4 @@
-"""Try everything with another NVFlare, and write what works to docs/compatibility.md.
+"""Try everything with another NVFlare, and write what works to docs/trust/reliability.md.
 
     make upgrade NVFLARE=2.9.0                                     # all of it: some hours
     make upgrade NVFLARE=2.9.0 QUICK=1                             # some minutes
@@ -30,21 +30,19 @@ from medsilo.core.text import plain
 from tests.junit import read_junit
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, RECORDED = ROOT / "docs/compatibility.md", ROOT / "docs/compatibility.json"
+PAGE, RECORDED = ROOT / "docs/trust/reliability.md", ROOT / "tests/upgrades.json"
 MARKED = re.compile(r"(<!-- upgrades -->\n).*?(<!-- end -->)", re.DOTALL)
-MOST_TOLD = 15  # failures of one step that the page names
 LONGEST = 4 * 3600  # seconds that one command may take
 PARALLEL = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")  # as in the Makefile
 QUICK_JOBS = ("fedavg", "harmofl", "fedsm")
 SHORT = ("--set", "training.rounds=2")
-# Pages with commands that need neither a kit nor a hospital's data; those of docs/reproduce.md are in `make test-long`.
+# Pages with commands that need neither a kit nor a hospital's data; those of reproduce.md are in `make test-long`.
 WITH_COMMANDS = (
     "README.md",
-    "docs/start.md",
-    "docs/fedsm.md",
-    "docs/harmofl.md",
-    "docs/privacy.md",
-    "docs/guides/lead.md",
+    "docs/start/tutorial.md",
+    "docs/research/methods.md",
+    "docs/trust/privacy.md",
+    "docs/study/consortium.md",
 )
 HERE = re.compile(r"(?<![\w/])/\w[^\s'\"`)]*")  # a path of the machine that tried, perhaps cut off
 # A reader's own, or what an earlier command left.
@@ -176,7 +174,7 @@ def page_commands(trial: Trial) -> Iterator[tuple[str, list[str]]]:
     for page in WITH_COMMANDS:
         for line in commands(ROOT / page):
             words = shlex.split(line, comments=True)
-            own = page == "docs/start.md"  # a tutorial: each command goes on with what the one before left
+            own = page == "docs/start/tutorial.md"  # a tutorial: each command goes on with what the one before left
             if line in seen or (NEEDS_MORE.search(line) and not own):
                 continue
             seen.add(line)
@@ -196,7 +194,7 @@ STEPS: dict[str, Callable[[Trial], Result]] = {
     "faults": pytest_step("faults", *NOT_LONG, "tests/faults", quick=[*DEFAULT, "tests/faults"]),
     "secure": pytest_step("secure", *NOT_LONG, "tests/secure", quick=[*DEFAULT, "tests/secure"]),
     "jobs": commands_step(f"medsilo run jobs/<each> {shlex.join(SHORT)}", jobs),
-    "pages": commands_step("the commands of README, start, FedSM, HarmoFL, privacy and lead", page_commands),
+    "pages": commands_step("the commands of README, start, FedSM, HarmoFL, privacy and consortium", page_commands),
 }
 
 
@@ -221,30 +219,19 @@ def record(version: str, step: str, result: Result) -> None:
 
 
 def page() -> str:
-    """Return the page with its table and lists made again."""
+    """Return the page with its table made again."""
     kept = recorded()
     rows = [
         [version, *(own[step].in_short() if step in own else "not run" for step in STEPS), _dates(own)]
         for version, own in kept.items()
     ]
     text = table(["NVFlare", *STEPS, "tried on"], rows)
-    for version, own in kept.items():
-        text += f"\n## With NVFlare {version}\n\n" + "\n".join(_told(own)) + "\n"
     return MARKED.sub(lambda found: f"{found[1]}{text}{found[2]}", PAGE.read_text("utf-8"))
 
 
 def _dates(own: dict[str, Result]) -> str:
     days = sorted({result.date for result in own.values()})
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-
-
-def _told(own: dict[str, Result]) -> Iterator[str]:
-    for step, result in own.items():
-        yield f"- **{step}** (`{result.command}`): {result.in_short()}"
-        for what, why in list(result.failed.items())[:MOST_TOLD]:
-            yield f"    - `{what.replace('::', ' ')}`: `{why.replace('`', chr(39))}`"
-        if len(result.failed) > MOST_TOLD:
-            yield f"    - and {len(result.failed) - MOST_TOLD} more"
 
 
 def main() -> int:

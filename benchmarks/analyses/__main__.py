@@ -1,4 +1,4 @@
-"""The papers' figures from finished runs, with their data (docs/reproduce.md says how each is read).
+"""The papers' figures from finished runs, with their data (docs/research/reproduce.md says how each is read).
 
     python -m benchmarks.analyses KIND RUN... -o FOLDER [--seed N] [--cases N] [--reach LENGTH] [--steps N]
         [--iterations N] [--network NETWORK] [--pictures] [--device DEVICE] [--data FOLDER] [--settings FOLDER]

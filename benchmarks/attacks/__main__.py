@@ -2,7 +2,7 @@
 
     python -m benchmarks.attacks [--write] [--wide] [--minutes N] [--cells DIR]
 
-Runs the studies that are not done yet, one file each under --cells, and prints docs/results/attacks.md, which --write
+Runs the studies that are not done yet, one file each under --cells, and prints results/attacks.csv, which --write
 writes. Stopped at any time, it goes on with the next study; `--minutes 0` runs none. About 90 minutes of one core;
 --wide, all methods with all attacks and defences, takes many. Exits with 1 when something is left to be done, or when
 the best defence loses more than the goal allows in an attack that is not named there.
@@ -17,11 +17,12 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import result_files
 from benchmarks.attacks.cells import SMALLEST, TABLE, WIDE, cells, kept, result_of
-from benchmarks.attacks.table import document
+from benchmarks.attacks.table import study
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "results" / "attacks.md"
+FILE = result_files.FOLDER / "attacks.csv"
 SIZES = {"tiny": SMALLEST, "quick": SMALLEST[1:], "table": TABLE, "wide": WIDE}
 
 
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     size.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="a few studies of a second each")
     size.add_argument("--quick", dest="size", action="store_const", const="quick", help="only show that it runs")
     size.add_argument("--wide", dest="size", action="store_const", const="wide", help="everything with everything")
-    parser.add_argument("--write", action="store_true", help="write docs/results/attacks.md")
+    parser.add_argument("--write", action="store_true", help="write results/attacks.csv")
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "attacks", help="where results are kept")
     parser.add_argument("--minutes", type=float, help="begin no study after so many minutes")
     chosen = parser.parse_args(arguments)
@@ -42,10 +43,11 @@ def main(arguments: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
             return run_cells(blocks, Path(place), None)
     left = run_cells(blocks, chosen.cells, chosen.minutes)
-    text, unnamed = document(blocks, chosen.cells, tiny=chosen.size == "tiny")
+    found, unnamed = study(blocks, chosen.cells, tiny=chosen.size == "tiny")
     if chosen.write:
-        DOCUMENT.write_text(text, "utf-8")
-    print(text)
+        FILE.write_text(found.text(), "utf-8")
+        result_files.write_index()
+    print(found.text())
     for one in unnamed:
         print(f"missed and not named: {one}", file=sys.stderr)
     return 1 if left or unnamed else 0

@@ -1,5 +1,6 @@
-"""Write docs/results/attacks.md from the cells that are done."""
+"""The file results/attacks.csv, made of the cells that are done."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from benchmarks.attacks.attackers import ATTACKS
 from benchmarks.attacks.cells import DEFENCES, HONEST, PLAIN, SITES, Block, Cell, Result, Setting, cells, kept
 from benchmarks.attacks.costs import Cost, kept_costs
+from benchmarks.result_files import Study, Table
 from medsilo.registry import METHODS
 
 POINTS = 3.0  # of the score, that the best defence may lose
@@ -168,30 +170,23 @@ def _key(cell: Cell) -> Key:
 
 
 # ---------------------------------------------------------------------------------------------------- tables
-def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a Markdown table."""
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
+def attacks_table() -> Table:
+    rows = [(attack.name, attack.does, attack.knows) for attack in ATTACKS.values()]
+    return Table(("attack", "a bad hospital", "knows"), rows, "The attacks")
 
 
-def attacks_table() -> list[str]:
-    return rows_of(
-        ("attack", "a bad hospital", "knows"), ((attack.name, attack.does, attack.knows) for attack in ATTACKS.values())
-    )
-
-
-def settings_table(done: Done) -> list[str]:
+def settings_table(done: Done) -> Table:
     """Return the numbers of the studies."""
     settings = {cell.setting.title: cell.setting for cell in done.cells}
     rows = [(one.title, _numbers(one.task), _numbers(one.network), _numbers(one.training)) for one in settings.values()]
-    return rows_of(("study", "task", "network", "training"), rows)
+    return Table(("study", "task", "network", "training"), rows, "The studies")
 
 
 def _numbers(section: Mapping[str, Any]) -> str:
     return ", ".join(str(value) if key == "name" else f"{key} {value}" for key, value in section.items())
 
 
-def scores_table(done: Done, setting: Setting, method: str, bad: int) -> list[str]:
+def scores_table(done: Done, setting: Setting, method: str, bad: int) -> Table:
     """Return attacks by defences for one method and number of bad hospitals."""
     found = done.where(lambda cell: (cell.setting, cell.method, cell.bad) == (setting, method, bad))
     defences = [name for name in DEFENCES if any(one.cell.defence == name for one in found)]
@@ -202,20 +197,18 @@ def scores_table(done: Done, setting: Setting, method: str, bad: int) -> list[st
         seeds = max(len(one.results) for one in own.values())
         texts = [own[name].text if name in own else "–" for name in defences]
         rows.append((attack, percent(reference.best_possible), *texts, str(seeds)))
-    return rows_of(("attack", "undisturbed", *defences, "seeds"), rows)
+    part = f"{setting.title}, {METHODS[method].title}, {bad} of 5 bad"
+    return Table(("attack", "undisturbed", *defences, "seeds"), rows, part)
 
 
-def score_tables(done: Done) -> list[str]:
-    lines = []
+def score_tables(done: Done) -> list[Table]:
     places = dict.fromkeys((cell.setting.title, cell.method, cell.bad) for cell in done.cells if cell.bad)
     settings = {cell.setting.title: cell.setting for cell in done.cells}
-    for title, method, bad in sorted(places, key=lambda place: (place[0], list(METHODS).index(place[1]), place[2])):
-        lines += [f"### {title}, {METHODS[method].title}, {bad} of 5 bad", ""]
-        lines += scores_table(done, settings[title], method, bad)
-    return lines
+    order = sorted(places, key=lambda place: (place[0], list(METHODS).index(place[1]), place[2]))
+    return [scores_table(done, settings[title], method, bad) for title, method, bad in order]
 
 
-def costs_table(done: Done, measured: Sequence[Cost]) -> list[str]:
+def costs_table(done: Done, measured: Sequence[Cost]) -> Table:
     """Return what each defence costs without an attacker: points of the score, and the server's time and memory."""
     found = done.where(lambda cell: cell.bad == 0)
     places = list(dict.fromkeys((one.cell.setting.title, one.cell.method) for one in found))
@@ -225,7 +218,8 @@ def costs_table(done: Done, measured: Sequence[Cost]) -> list[str]:
         own = {(one.cell.setting.title, one.cell.method): one for one in found if one.cell.defence == cost.defence}
         points = [_points(own[place]) if place in own else "–" for place in places]
         rows.append((cost.defence, *points, f"{cost.seconds:.1f}x", f"{cost.memory:.1f}x"))
-    return rows_of(("defence", *header, "server's time", "memory"), rows)
+    heads = ("defence", *header, "server's time", "memory")
+    return Table(heads, rows, "What a defence costs without an attacker")
 
 
 def _points(one: Compared) -> str:
@@ -244,7 +238,7 @@ def best_defence(found: Sequence[Compared]) -> str | None:
     return max(own, key=rank) if own else None
 
 
-def goal_table(done: Done) -> tuple[list[str], list[Compared]]:
+def goal_table(done: Done) -> tuple[Table, list[Compared]]:
     """Return, for one bad hospital, what the best defence loses in each attack, and where it misses the goal."""
     rows: list[Sequence[str]] = []
     missed: list[Compared] = []
@@ -261,7 +255,7 @@ def goal_table(done: Done) -> tuple[list[str], list[Compared]]:
         missed += failed
         told = "; ".join(f"{one.cell.attack} ({_why(one)})" for one in failed) or "none"
         rows.append((place, best, f"{len(under) - len(failed)} of {len(under)}", told))
-    return rows_of(("study", "best defence", "held", "missed"), rows), missed
+    return Table(("study", "best defence", "held", "missed"), rows, "The goal: one bad hospital of five"), missed
 
 
 def _why(one: Compared) -> str:
@@ -271,8 +265,8 @@ def _why(one: Compared) -> str:
     return f"{points}, patch {one.patched_gain:+.0f}" if "backdoor" in one.cell.attack else points
 
 
-# ---------------------------------------------------------------------------------------------------- who stands out
-def named_table(done: Done) -> list[str]:
+# ---------------------------------------------------------------------------------------------------- outliers
+def named_table(done: Done) -> Table:
     """Return of whom the record says that they stand out, under the plain mean."""
     rows = []
     for one in done.where(lambda cell: cell.defence == PLAIN):
@@ -287,96 +281,64 @@ def named_table(done: Done) -> list[str]:
         right = f"{sum(own == out for own, out in known)} of {studies}"
         rows.append((place, one.cell.attack, str(bad), named, wrongly, right))
     header = ("study", "attack", "bad", "bad hospitals named", "honest ones named", "studies with just the bad ones")
-    return rows_of(header, rows)
+    return Table(header, rows, "Outliers", keys=3)
 
 
-# ---------------------------------------------------------------------------------------------------- the document
-def document(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple[str, list[str]]:
-    """Return the document, and the attacks in which the goal is missed and that are not named."""
+# ---------------------------------------------------------------------------------------------------- the file
+def study(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple[Study, list[str]]:
+    """Return the file, and the attacks in which the goal is missed and that are not named."""
     done = Done(blocks, folder)
     goal, missed = goal_table(done)
     unnamed = sorted({f"{one.cell.attack} on {one.cell.method}" for one in missed if one.cell.attack not in NAMED})
-    reasons = [f"- **{name}**: {why}" for name, why in NAMED.items() if any(one.cell.attack == name for one in missed)]
+    reasons = [f"{name}: {why}" for name, why in NAMED.items() if any(one.cell.attack == name for one in missed)]
     if unnamed:
-        reasons.append(f"- **{', '.join(unnamed)}**: no reason is known; more seeds will tell whether it is chance")
+        reasons.append(f"{', '.join(unnamed)}: no reason is known; more seeds will tell whether it is chance")
     seconds = sum(result.seconds for result in done.results.values())
     packages = {result.package for result in done.results.values()}
     left = len(done.all) - len(done.cells)
     state = f"{len(done.cells)} studies, {seconds / 60:.0f} minutes of one core"
     state += f"; {left} are not done yet" if left else ""
     state += f"; made with {len(packages)} versions of the package" if len(packages) > 1 else ""
-    lines = [
-        "# Dishonest hospitals",
-        "",
-        *INTRODUCTION.format(state=state, points=POINTS, patched=PATCHED).splitlines(),
-        "",
-        "## The studies",
-        "",
-        *settings_table(done),
-        "## The attacks",
-        "",
-        *attacks_table(),
-        "## The goal: one bad hospital of five",
-        "",
-        *GOAL.format(points=POINTS, patched=PATCHED).splitlines(),
-        "",
-        *goal,
-        *reasons,
-        "",
-        "## Scores of the honest hospitals",
-        "",
-        *SCORES.splitlines(),
-        "",
-        *score_tables(done),
-        "## What a defence costs without an attacker",
-        "",
-        *COSTS.splitlines(),
-        "",
-        *costs_table(done, kept_costs(folder, tiny) if done.cells else []),
-        "## Who stands out",
-        "",
-        *STANDS_OUT.splitlines(),
-        "",
-        *named_table(done),
-    ]
-    return "\n".join(lines).rstrip() + "\n", unnamed
+    header = {
+        "title": "Dishonest hospitals",
+        "data": "synthetic activity, histology, prostate",
+        "command": "python -m benchmarks.attacks --write",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "runs": state,
+        "about": [one.format(points=POINTS, patched=PATCHED) for one in (INTRODUCTION, GOAL, SCORES, COSTS, OUTLIERS)],
+        "finding": [f"why the goal is missed: {reason}" for reason in reasons],
+    }
+    costs = costs_table(done, kept_costs(folder, tiny) if done.cells else [])
+    tables = [settings_table(done), attacks_table(), goal, *score_tables(done), costs, named_table(done)]
+    return Study(header, tables), unnamed
 
 
 INTRODUCTION = """\
-SYNTHETIC data ([docs/data.md](../data.md#the-synthetic-hospitals)), five hospitals, small networks, few rounds, every
-method's default numbers. Written by
-
-    python -m benchmarks.attacks --write
-
-{state}.
-
-Real participants answer the real coordinator in one process; what a bad hospital sends goes through the same acceptance
-as everything else. Which hospital is bad changes with the seed. No number of a method, a defence or an attack was
-chosen by looking at these tables; those of training were chosen on undisturbed studies alone. The amplitude attack was
-changed once, because its first form did no harm to an undefended study; Multi-Krum was added to the methods beside
-FedAvg when it had done well there."""
+Five synthetic hospitals, small networks, few rounds, every method's default numbers. Real participants answer the real
+coordinator in one process; what a bad hospital sends passes the same checks as every other update. Which hospital is
+bad changes with the seed. Nobody chose a number of a method, a defence or an attack by these tables; the numbers of
+training were chosen on undisturbed studies alone. The amplitude attack was changed once, because its first form did no
+harm to an undefended study. Multi-Krum was added to the methods beside FedAvg when it had done well there."""
 
 GOAL = """\
-The best defence, one for all attacks, is to keep the honest hospitals' mean test score within {points:.0f} points of
-what the same hospitals have in the undisturbed federation (all five honest, plain mean), and the backdoor's patch from
-succeeding {patched:.0f} points more often than there. Best is the defence under which most attacks are held; it is
-chosen on the same studies, so what it keeps is a little flattered. With at most three seeds of some 200 test images
-each, three points are within chance: look at the tables below for what is large. Beside each miss stands what the same
-defence loses at the same hospitals without an attacker. AdaFed takes no mean over hospitals, so that no rule can take
-its place; it is as the column "plain mean" shows it."""
+The goal: one defence for all attacks keeps the honest hospitals' mean test score within {points:.0f} points of the
+undisturbed federation (all five honest, plain mean), and lets the backdoor's patch succeed at most {patched:.0f} points
+more often. The best defence is the one under which most attacks are held. It is chosen on the same studies, so its
+figure is slightly optimistic. With at most three seeds of some 200 test images each, three points are within chance.
+Beside each miss stands what the same defence loses without an attacker. AdaFed takes no mean over hospitals, so no rule
+can replace it; its figures are those of the plain mean."""
 
 SCORES = """\
-Mean test score in % of the honest hospitals over the seeds. For backdoors, after the semicolon: how many in a hundred
-of their test images of the other class the patch makes their models call the target class. "ended": the study ended
-before the test, because the shared model had come so far that honest hospitals' answers were out of range or not
-finite. "refused": the plan refuses this defence for this method. Guessing has 50 in classification."""
+Scores: mean test score in % of the honest hospitals over the seeds. For backdoors, after the semicolon: in how many of
+a hundred test images of the other class the patch makes the honest hospitals' models name the target class. "ended":
+the study ended before the test, because the global model had diverged and honest updates were rejected. "refused": the
+plan rejects this defence for this method. Guessing has 50 in classification."""
 
 COSTS = """\
-Points of the test score against the plain mean, all five hospitals honest, same seeds. Time (the processor's) and
-memory: a round of the server's mixer with five U-Nets of 2.6 million weights, against the plain mean in the same
-run."""
+Costs: points of the test score against the plain mean, all five hospitals honest, same seeds. Time (the processor's)
+and memory: a round of the server's aggregation with five U-Nets of 2.6 million weights, against the plain mean in the
+same run."""
 
-STANDS_OUT = """\
-Of whom the summary says that they stand out ([privacy.md](../privacy.md#robust-rules)), under the plain mean: it is
-seen even when no defence is on. Hospitals over all studies; and the studies in which it names the bad hospitals and
-nobody else."""
+OUTLIERS = """\
+Outliers: whom the summary names as an outlier under the plain mean, that is, without any defence. Hospitals over all
+studies; and the studies in which the summary names the bad hospitals and nobody else."""

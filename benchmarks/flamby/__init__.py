@@ -1,6 +1,6 @@
 """FLamby's published tables of two sets of patients' data, run again: du Terrail et al. 2022.
 
-The protocol (docs/reproduce.md) was read in FLamby's code; the scores of its seeds are facts, in published.csv.
+The protocol (docs/research/reproduce.md) was read in FLamby's code; its seeds' scores are facts, in published.csv.
 Deviations: a site's passes begin anew in each round; SCAFFOLD weighs hospitals alike; Breslow's rule for equal times.
 """
 

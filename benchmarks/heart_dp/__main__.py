@@ -2,7 +2,7 @@
 
     python -m benchmarks.heart_dp [--write] [--minutes N] [--data DIR] [--published FILE] [--cells DIR]
 
-Runs the studies that are not done yet, one file each under --cells, and prints docs/results/heart-dp.md, which --write
+Runs the studies that are not done yet, one file each under --cells, and prints results/heart-dp.csv, which --write
 writes. Stopped at any time, it goes on with the next study. About half an hour on one free core. Exits with 1 where
 a goal is missed or something is left to be done.
 """
@@ -16,21 +16,22 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import result_files
 from benchmarks.heart_dp.cells import OPEN, PUBLISHED, published, result_of
 from benchmarks.heart_dp.data import read
 from benchmarks.heart_dp.federation import Setup, run
-from benchmarks.heart_dp.page import document, read_published
+from benchmarks.heart_dp.page import read_published, study
 from tests.patients import write_hearts
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
-DOCUMENT = ROOT / "docs" / "results" / "heart-dp.md"
+FILE = result_files.FOLDER / "heart-dp.csv"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make the page."""
+    """Make the file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.heart_dp", description="Heart disease under privacy.")
-    parser.add_argument("--write", action="store_true", help="write docs/results/heart-dp.md")
+    parser.add_argument("--write", action="store_true", help="write results/heart-dp.csv")
     parser.add_argument("--minutes", type=float, help="begin no study of the published table after so many minutes")
     parser.add_argument("--data", type=Path, default=SHARED / "data" / "heart_uci", help="the four files")
     parser.add_argument("--published", type=Path, default=SHARED / "published" / "flamby_dp_heart.csv")
@@ -48,10 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
     for cell in (cell for promise in PUBLISHED for cell in published(promise)):
         if chosen.minutes is None or time.monotonic() - started < 60 * chosen.minutes:
             result_of(cell, hospitals, chosen.cells)
-    text, met = document(hospitals, read_published(chosen.published), chosen.cells)
+    found, met = study(hospitals, read_published(chosen.published), chosen.cells)
     if chosen.write:
-        DOCUMENT.write_text(text, "utf-8")
-    print(text)
+        FILE.write_text(found.text(), "utf-8")
+        result_files.write_index()
+    print(found.text())
     return 0 if met else 1
 
 

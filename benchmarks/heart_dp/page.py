@@ -1,7 +1,8 @@
-"""docs/results/heart-dp.md, made of the cells that are done."""
+"""results/heart-dp.csv, made of the cells that are done."""
 
 import csv
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from benchmarks.heart_dp.cells import (
 )
 from benchmarks.heart_dp.data import Hospital
 from benchmarks.heart_dp.federation import Outcome, Promise, Setup
+from benchmarks.result_files import Study, Table
 
 ERRORS = 2.0  # standard errors of the difference, within which a cell agrees
 GOALS = {1.0: 0.722, 0.1: 0.679}
@@ -70,47 +72,55 @@ def compared(setup: Setup, promise: Promise, hospitals: dict[str, Hospital], tol
     return Compared(promise, [one.mean for one in outcomes], theirs, max(one.epsilon for one in outcomes))
 
 
-def document(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[str, bool]:
-    """Return the page, and whether the goals are met."""
+def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Study, bool]:
+    """Return the file, and whether the goals are met."""
     done = [promise for promise in PUBLISHED if all(kept(cell, folder) for cell in published(promise))]
     again = [compared(Setup(), promise, hospitals, told, folder) for promise in done]
-    lines = [WORDS.format(cases=_cases(hospitals)), "## The published study again", ""]
-    lines += [
-        "| ε | δ | published | here | difference in standard errors | ε that was spent |",
-        "|---|---|---|---|---|---|",
+    rows = [
+        [
+            *_named(one.promise),
+            _mean(one.theirs),
+            _mean(one.ours),
+            f"{one.errors:+.1f}",
+            "" if math.isinf(one.epsilon) else f"{one.epsilon:.4f}",
+        ]
+        for one in again
     ]
-    for one in again:
-        lines.append(
-            f"| {_number(one.promise.epsilon)} | {_number(one.promise.delta)} | {_mean(one.theirs)} "
-            f"| {_mean(one.ours)} "
-            f"| {one.errors:+.1f} | {_number(None if math.isinf(one.epsilon) else round(one.epsilon, 4))} |"
-        )
     apart = [one for one in again if abs(one.errors) > ERRORS]
     left = len(PUBLISHED) - len(done)
-    lines += [
-        "",
-        f"{len(again) - len(apart)} of {len(again)} cells are within two standard errors; {left} are left to do.",
-        "",
-        *_costs(again),
-    ]
-    lines += [CHOICE.format(candidates=len(candidates()), draws=DRAWS), ""]
-    lines += [
-        "| ε | δ | published | chosen | validation | here | goal | paired difference, 95 % | ε spent |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    met = not apart and not left
+    better, met = [], not apart and not left
     for promise in BETTER:
         setup, validated = chosen(promise, hospitals, folder)
         one = compared(setup, promise, hospitals, told, folder)
         low, high = one.interval
         goal = GOALS[promise.epsilon or 0]
         met &= fmean(one.ours) >= goal
-        lines.append(
-            f"| {_number(promise.epsilon)} | {_number(promise.delta)} | {_mean(one.theirs)} | {_said(setup)} "
-            f"| {validated:.3f} | **{_mean(one.ours)}** | {goal:.3f} | {low:+.3f} to {high:+.3f} "
-            f"| {one.epsilon:.4f} |"
-        )
-    return "\n".join([*lines, ""]), met
+        cells = [_mean(one.theirs), _said(setup), f"{validated:.3f}", _mean(one.ours), f"{goal:.3f}"]
+        better.append([*_named(promise), *cells, f"{low:+.3f} to {high:+.3f}", f"{one.epsilon:.4f}"])
+    agreed = f"{len(again) - len(apart)} of {len(again)} cells are within two standard errors; {left} are left to do"
+    header = {
+        "title": "Heart disease under differential privacy",
+        "data": "UCI Heart Disease, four hospitals",
+        "command": "python -m benchmarks.heart_dp --write",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cases": f"training + test: {_cases(hospitals)}",
+        "about": [*WORDS, CHOICE.format(candidates=len(candidates()), draws=DRAWS)],
+        "finding": [agreed, *_costs(again)],
+    }
+    own = {"keys": 2, "seeds": str(len(SEEDS)), "patients": {"here": sum(len(one.test) for one in hospitals.values())}}
+    first = ("ε", "δ", "published", "here", "difference in standard errors", "ε that was spent")
+    second = ("ε", "δ", "published", "chosen", "validation", "here", "goal", "paired difference, 95 %", "ε spent")
+    return Study(
+        header, [Table(first, rows, "The published study again", **own), Table(second, better, "Better", **own)]
+    ), met
+
+
+def _named(promise: Promise) -> tuple[str, str]:
+    """Return ε and δ, or that there is no promise."""
+    return (
+        f"ε {promise.epsilon:g}" if promise.epsilon else "no privacy",
+        f"δ {promise.delta:g}" if promise.delta else "",
+    )
 
 
 def _costs(again: Sequence[Compared]) -> list[str]:
@@ -118,7 +128,7 @@ def _costs(again: Sequence[Compared]) -> list[str]:
     found = {(one.promise.epsilon, one.promise.delta): one for one in again}
     cells = [found.get(key) for key in ((None, None), (50.0, 1e-3), (0.1, 1e-3))]
     (ours, theirs) = ([fmean(getattr(one, own)) for one in cells if one] for own in ("ours", "theirs"))
-    return [COSTS.format(ours=ours, theirs=theirs), ""] if len(ours) == 3 else []
+    return [COSTS.format(ours=ours, theirs=theirs)] if len(ours) == 3 else []
 
 
 def _cases(hospitals: dict[str, Hospital]) -> str:
@@ -137,41 +147,28 @@ def _mean(values: Sequence[float]) -> str:
     return f"{fmean(values):.3f} ± {stdev(values):.3f}"
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
-
-
 COSTS = """Clipping costs here what noise costs there. Between no promise and ε = 50, where the noise is smallest,
 here {ours[0]:.3f} becomes {ours[1]:.3f}, and with the noise of ε = 0.1 it is {ours[2]:.3f} (δ = 0.001); published are
 {theirs[0]:.3f}, {theirs[1]:.3f} and {theirs[2]:.3f}. Agreement of a cell within its spread is therefore no agreement in
 what privacy costs, and for what the two differ is not known. Clipping without noise was not run."""
 
-WORDS = """# Heart disease under differential privacy
-
-Real data (UCI Heart Disease, CC BY 4.0; not part of this project): four hospitals, thirteen numbers of a patient,
-logistic regression, record-level differential privacy at each hospital. Against FLamby's published table. Written by
-
-    python -m benchmarks.heart_dp --write
-
-Steps, noise, account and averages are the package's own (`learning/private.py`, `privacy/`, `mixing/`); the data are
-public, so noise and sample come from the seed. The figure is the plain mean of the hospitals' accuracies, mean and
-standard deviation over the seeds 42 to 46.
-
-Training and test cases: {cases}.
-The copy of the files that was at hand has 0 wherever UCI's have a question mark. Lines whose blood pressure or heart
-rate (in the Hungarian file also cholesterol) is 0 are left out; a missing fasting blood sugar, ECG or angina can't be
-told from a 0 there, so that more lines stay than the 740 of the published study, most of them in the file from
-Switzerland. The cells are therefore the same study on somewhat other cases.
-
-What each hospital's account covers: Poisson samples of four cases on average, 1500 steps, composed by privacy loss
-distributions. It does not cover that numbers are standardised by each hospital's own training cases, as FLamby does it;
-a plan of a study that promises privacy is refused there ([privacy.md](../privacy.md)).
-"""
-CHOICE = """## Better
-
-{candidates} ways of training were compared on validation cases alone (a quarter of each hospital's training cases,
-drawn anew with the noise for each of {draws} repetitions), separately for each ε; the best by mean accuracy was then
-trained on all training cases and tested once, with the five seeds. The comparison itself is not in the account, as in
-the published study. What it could choose from: zero weights at the start, few steps over all cases in place of many
-over four (the noise of a step is then divided by all cases), momentum, two bounds, and with MR-MTL a model of each
-hospital's own."""
+WORDS = (
+    "Four hospitals, thirteen numbers of a patient, logistic regression, record-level differential privacy at each "
+    "hospital, against FLamby's published table. Steps, noise, account and averages are the package's own; the data "
+    "are public, so noise and sample come from the seed. The figure is the plain mean of the hospitals' accuracies, "
+    "mean and standard deviation over the seeds 42 to 46.",
+    "The copy of the files that was at hand has 0 wherever UCI's have a question mark. Lines whose blood pressure or "
+    "heart rate (in the Hungarian file also cholesterol) is 0 are left out. A missing fasting blood sugar, ECG or "
+    "angina can't be told from a 0 there, so more lines stay than the 740 of the published study, most of them in the "
+    "file from Switzerland. The cells are therefore the same study on somewhat other cases.",
+    "Each hospital's account covers Poisson samples of four cases on average, 1500 steps, composed by privacy loss "
+    "distributions. It does not cover that each hospital standardises numbers by its own training cases, as FLamby "
+    "does; medsilo rejects a plan with `privacy` that does so.",
+)
+CHOICE = (
+    "Better: {candidates} ways of training were compared on validation cases alone (a quarter of each hospital's "
+    "training cases, drawn anew with the noise for each of {draws} repetitions), separately for each ε. The best by "
+    "mean accuracy was then trained on all training cases and tested once, with the five seeds. The comparison itself "
+    "is not in the account, as in the published study. The ways differ in zero weights at the start, few steps over "
+    "all cases in place of many over four, momentum, two bounds, and MR-MTL with a model of each hospital's own."
+)

@@ -1,1 +1,1 @@
-"""The pages of docs/results that compare methods: one command each, on the machinery of `medsilo compare`."""
+"""The files of results/ that compare methods: one command each, on the machinery of `medsilo compare`."""

@@ -1,11 +1,11 @@
-"""The pages of docs/results that compare methods.
+"""The files of results/ that compare methods.
 
     python -m benchmarks.results PAGE... [--write] [--minutes N] [--seeds N] [--cells DIR] [--data DIR] [--shift N]
 
-Runs what is not done of these pages ("all": of every page) and prints them; --write writes those into docs/results of
-which three seeds are done. Runs are kept under --cells, so that it may be stopped at any time and
-goes on with the next run; `--minutes 0` runs none. A page always says how much of it is there. Exits with 1 where
-something is left or failed.
+Runs what is not done of these studies ("all": of every one) and prints their files; --write writes those into results/
+of which three seeds are done. Runs are kept under --cells, so that it may be stopped at any time and goes on with the
+next run; `--minutes 0` runs none. A file always says how much of it is there. Exits with 1 where something is left or
+failed.
 """
 
 import argparse
@@ -16,23 +16,25 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import result_files
 from benchmarks.results.making import ROOT, Places, comparisons, make
-from benchmarks.results.page import END, document
+from benchmarks.results.page import REMARK, study
 from benchmarks.results.pages import PAGES
 from benchmarks.results.shifts import picture
 from medsilo.core.errors import MedsiloError
 
-FOLDER = ROOT / "docs" / "results"
+FOLDER = result_files.FOLDER
+PICTURES = ROOT / "docs" / "pictures"
 ALL, NONE = "all", "none"
-LEAST_SEEDS = 3  # with fewer a page would say less than the one that stands there
+LEAST_SEEDS = 3  # with fewer a file would say less than the one that stands there
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make pages."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description="The pages of docs/results.")
+    """Make files."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description="The files of results/.")
     names = f"{', '.join(PAGES)}, {ALL}"
     parser.add_argument("pages", nargs="*", default=NONE, choices=[*PAGES, ALL, NONE], metavar="PAGE", help=names)
-    parser.add_argument("--write", action="store_true", help="write docs/results/PAGE.md")
+    parser.add_argument("--write", action="store_true", help="write results/PAGE.csv")
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--seeds", type=int, help="run no more than so many seeds now (default: all of the page)")
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "results", help="where runs are kept")
@@ -59,19 +61,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _page(name: str, places: Places, chosen: argparse.Namespace, until: float | None) -> bool:
-    """Run and print one page; returns whether nothing is left to be done."""
+    """Run and print one study; returns whether nothing is left to be done."""
     parts = comparisons(name, PAGES[name], places, chosen.shift)
     failures = make(parts, places, until, chosen.seeds)
-    text = document(name, PAGES[name], parts, failures)
+    file = FOLDER / f"{name}.csv"
+    remarks = result_files.header_of(file).get(REMARK, []) if file.exists() else []
+    text = study(name, PAGES[name], parts, failures, remarks).text()
     print(text)
     if chosen.write and (fewest := min(len(part.whole_seeds()) for part in parts)) < LEAST_SEEDS:
-        print(f"{name}: {fewest} seeds are done; a page is written from {LEAST_SEEDS} on", file=sys.stderr)
+        print(f"{name}: {fewest} seeds are done; a file is written from {LEAST_SEEDS} on", file=sys.stderr)
     elif chosen.write:
-        file = FOLDER / f"{name}.md"
-        _, _, kept = (file.read_text("utf-8") if file.exists() else "").partition(END)
-        file.write_text(text + kept.removeprefix("\n"), "utf-8")
+        file.write_text(text, "utf-8")
+        result_files.write_index(FOLDER)
         if PAGES[name].parts[0].made_up:
-            picture(parts, FOLDER.parent / "pictures" / f"{name}.png")
+            picture(parts, PICTURES / f"{name}.png")
     return all(cell.summary() for part in parts for cell in part.cells)
 
 

@@ -1,4 +1,4 @@
-"""The pages as data: task, rows, seeds, rounds, folds, and the question that was declared before any run."""
+"""The studies as data: task, rows, seeds, rounds, folds, and the question that was declared before any run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -46,9 +46,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Page:
-    """A file of docs/results."""
+    """A file of results/."""
 
     title: str
+    data: str
     words: str  # what the data are and under which terms all rows run
     parts: tuple[Part, ...]
 
@@ -315,14 +316,14 @@ def _sensors(power: float) -> Part:
     )
 
 
-SYNTHETIC = (
-    "SYNTHETIC data ([docs/data.md](../data.md#the-synthetic-hospitals)): what comes out, not what a paper claims. "
-)
+SYNTHETIC = "Synthetic data: our measurements, not the papers'. "
+NUCLEI_SETS = "MoNuSAC 2020, MoNuSeg 2018, TNBC (222 tiles of 94 patients)"
 
 # In the order in which `all` makes them: real data first, then by what they cost.
 PAGES = {
     "study-nuclei": Page(
         "Methods on three public sets of nuclei, with folds",
+        NUCLEI_SETS,
         f"{NUCLEI} Tiles of 64 x 64, 12 rounds.",
         (
             Part(
@@ -342,9 +343,10 @@ PAGES = {
     ),
     "patients": Page(
         "All methods on two tables of patients",
+        "UCI Heart Disease (four hospitals), TCGA-BRCA (six regions)",
         "Real data, not part of this project: UCI Heart Disease (CC BY 4.0; four hospitals, 13 numbers, accuracy) and "
         "the clinical table of TCGA-BRCA (six regions, 39 numbers, overall survival, concordance index). Test cases "
-        "and columns are those of FLamby's protocol ([docs/reproduce.md](../reproduce.md) holds its own cells); every "
+        "and columns are those of FLamby's protocol (flamby.csv holds its own cells); every "
         "fifth training case of the heart data validates; TCGA-BRCA has too few deaths for that, so nothing is chosen "
         "there. A network of one hidden layer with batch norm, which AdaFed and FedSM need, "
         "the same few epochs and one learning rate for all, no number tuned for any method. HarmoFL is its step "
@@ -358,6 +360,7 @@ PAGES = {
     ),
     "adafed-har": Page(
         "AdaFed on recorded activity of 20 people",
+        "UCI HAR, 20 people",
         "UCI HAR smartphone windows (CC BY 4.0), 9 sensors x 128 steps, 6 activities; one person is one site (20 "
         "sites), about 200 training, 50 validation and 80 test windows each. Windows overlap by half, and "
         "training and test windows of a person were drawn at random, so what is tested is much like what was "
@@ -374,6 +377,7 @@ PAGES = {
     ),
     "adafed-synthetic": Page(
         "AdaFed on synthetic activity",
+        "synthetic activity",
         f"{SYNTHETIC}Eight hospitals, eight persons each on average, 40 windows per person; sites 1, 3, 5, 7 wear one "
         "family of sensors and the others another (with `label` all the same). 20 rounds, one local epoch, SGD 0.05 "
         "without momentum, batch 32, λ = 0.5, f trained 15 epochs on 20 % of the training cases; every method weighs "
@@ -387,10 +391,11 @@ PAGES = {
     ),
     "nnunet": Page(
         "nnU-Net over hospitals and at home",
+        "synthetic heads, five scanners",
         "GENERATED volumes (`benchmarks/brains.py`): five hospitals whose scanners differ in spacing, intensities, "
         "contrast and noise, 15 FLAIR-like heads with lesions at each, of which 6 train, 3 validate and 6 are tested; "
         "each seed divides them anew. Task `nnunet` trains the 2d configuration of the plans for all 75 "
-        "([nnunet.md](../nnunet.md)), with a network of 8 features and batches of 4 so that a CPU can; otherwise "
+        "(docs/research/nnunet.md), with a network of 8 features and batches of 4 so that a CPU can; otherwise "
         "nnU-Net's augmentation, loss, schedule and windows, and Dice on the images' own grids. Local is nnU-Net at "
         "home: the same plans and the same number of steps on a hospital's own volumes. Central is nnU-Net on all "
         "volumes in one place, with as many steps as one hospital makes. No number was tuned for any method.",
@@ -411,6 +416,7 @@ PAGES = {
     ),
     "harmofl-synthetic": Page(
         "HarmoFL on synthetic histology",
+        "synthetic histology",
         f"{SYNTHETIC}The appearance shift, five sites with equal weights; the same numbers for all rows, none of them "
         "tuned.",
         (
@@ -429,6 +435,7 @@ PAGES = {
     ),
     "harmofl-nuclei": Page(
         "HarmoFL's parts on three public sets of nuclei",
+        NUCLEI_SETS,
         f"{NUCLEI} Tiles of 64 x 64, 12 rounds.",
         (
             Part(
@@ -448,6 +455,7 @@ PAGES = {
     ),
     "controls": Page(
         "Controls for HarmoFL's mean of each channel on nuclei",
+        NUCLEI_SETS,
         f"{NUCLEI} Tiles of 64 x 64, 12 rounds. A row whose name ends with a look has pictures that were changed each "
         "by itself, before anybody trained (`benchmarks/results/looks.py`): the mean of each channel taken off; mean 0 "
         "and deviation 1; flat histograms; Macenko's reference stains by MONAI. `medsilo compare` has no such rows; "
@@ -472,6 +480,7 @@ PAGES = {
     ),
     "shift": Page(
         "From what power of a shift each method pays",
+        "synthetic histology, prostate, activity",
         f"{SYNTHETIC}Three made-up differences between hospitals, each in steps from none on, and the method that was "
         "made for it. Small hospitals, images of 32 x 32, small networks, 15 rounds, five seeds. Optimizer and "
         "learning rate are those of the methods' jobs or of their other pages on these tasks; no number was tuned for "
@@ -484,10 +493,11 @@ PAGES = {
     ),
     "baselines": Page(
         "Methods on synthetic hospitals",
+        "synthetic prostate, activity, histology",
         f"{SYNTHETIC}Three tasks, three hospitals, small networks, few rounds, one learning rate for all and no number "
         "tuned for any method: it shows what a comparison looks like, what it costs and what ten seeds can decide. "
         "Local, Central and the methods with a model of the hospital's own are tested as such: each hospital's own "
-        "model on its own test data. Methods that came later stand on [the page of patients](patients.md).",
+        "model on its own test data. Methods that came later are in patients.csv.",
         (
             _synthetic("prostate", "Prostate: what counts as the organ differs", EVERY, "training.rounds=15"),
             _synthetic("activity", "Activity: label and feature shift", EVERY, "training.rounds=10"),
@@ -496,6 +506,7 @@ PAGES = {
     ),
     "fedsm-synthetic": Page(
         "FedSM on synthetic prostates",
+        "synthetic prostate",
         f"{SYNTHETIC}`synthetic-prostate`, six hospitals. With low similarity the dark ellipsoid is the organ at a and "
         "e and the bright one at the others, so that no single model is right everywhere; with high similarity the "
         "bright one is the organ everywhere. U-Net with instance norm, Adam 0.001, batch 4, one local epoch; selector "

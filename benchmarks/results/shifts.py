@@ -1,11 +1,11 @@
-"""Sections of a page of made-up shifts: each method's gain by the power of the shift that it was made for."""
+"""Tables of induced shifts: each method's gain by the power of the shift that it was made for."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from benchmarks.analyses.figures import panels, save, style
+from benchmarks.result_files import LESS, MEAN, Table
 from benchmarks.results.making import Comparison
 from benchmarks.results.pages import Shift
 from benchmarks.results.tables import difference
@@ -41,36 +41,20 @@ def _gains(comparison: Comparison) -> tuple[float, Gains]:
     return score, gains
 
 
-def sections(parts: Sequence[Comparison]) -> Iterator[str]:
-    """Yield a table for each kind of shift, and at which powers its method wins."""
-    yield from ("", "![Each method's gain by the power of the shift](../pictures/shift.png)")
-    yield from (
-        "",
-        "Differences in points, paired by test case, with 95 % intervals for other patients and other seeds.",
-    )
-    yield "**Bold**: the interval leaves zero out, and so does the test, corrected for all rows at that power (Holm)."
+def tables(parts: Sequence[Comparison]) -> Iterator[Table]:
+    """Yield a table for each kind of shift: a method's score by power, and its differences from the other rows.
+
+    They are paired by test case, for other patients and other seeds; p is corrected for all rows at that power.
+    """
     for shift, first, by in kinds(parts):
-        method, titles = first.part.against, [Row.parse(row).title for row in first.part.rows]
-        others = [title for title in titles if title != method]
-        heads = [shift.axis, method, *(f"less {other}" for other in others)]
-        yield from ("", f"## {first.part.title}", "", textwrap.fill(first.part.why, 120), "")
-        yield f"Declared before any run: {method} less {AVERAGE}, and less {shift.control}, in the mean over sites."
-        yield from ("", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}")
-        for power, (score, gains) in by.items():
-            yield f"| {power:g} | {100 * score:.1f} | {' | '.join(difference(gains.get(other)) for other in others)} |"
-        yield ""
-        yield from (_told(method, other, by) for other in (AVERAGE, shift.control, "local"))
-
-
-def _told(method: str, other: str, by: By) -> str:
-    """Return at which powers the method wins, and at which it loses."""
-    sure = {power: gains[other] for power, (_, gains) in by.items() if other in gains and gains[other].sure}
-    above, below = ([f"{power:g}" for power, one in sure.items() if (one.mean > 0) is up] for up in (True, False))
-    return f"* {method} less {other}: surely above at {_list(above)}, surely below at {_list(below)}."
-
-
-def _list(powers: Sequence[str]) -> str:
-    return ", ".join(powers) or "no power"
+        method = first.part.against
+        others = [title for row in first.part.rows if (title := Row.parse(row).title) != method]
+        rows = [
+            [f"{method}; {shift.axis} {power:g}", f"{100 * score:.1f}", *(difference(gains.get(one)) for one in others)]
+            for power, (score, gains) in by.items()
+        ]
+        heads = ["", MEAN, *(f"{LESS}{title}" for title in others)]
+        yield Table(heads, rows, first.part.title, seeds=str(len(first.whole_seeds())))
 
 
 def picture(parts: Sequence[Comparison], path: Path) -> Path:

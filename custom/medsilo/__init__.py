@@ -1,7 +1,7 @@
 """medsilo: hospitals train a medical-imaging model together without sharing data.
 
-The names below are what Python programs and notebooks use; docs/python.md shows each. They are loaded when they are
-first used, so that `import medsilo` costs nothing.
+The names below are what Python programs and notebooks use; docs/research/python.md shows each. They are loaded when
+they are first used, so that `import medsilo` costs nothing.
 """
 
 from typing import TYPE_CHECKING

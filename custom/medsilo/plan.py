@@ -83,14 +83,14 @@ class Plan(Section):
     tracking: Tracking = Tracking()
     privacy: PrivacyOffer | None = Field(
         None,
-        description="what the study promises of every hospital's records ([privacy.md](privacy.md)): differential "
+        description="what the study promises of every hospital's records: differential "
         "privacy against everybody outside it. `null`: nothing",
     )
     layers: tuple[Annotated[SerializeAsAny[Layer], BeforeValidator(LAYERS.read)], ...] = Field(
         (),
         max_length=8,
-        description="layers of other packages around sites and server, from outside to inside "
-        "([extend.md](extend.md#layers)), each with its `name` and its own keys",
+        description="layers of other packages around sites and server, from outside to inside, "
+        "each with its `name` and its own keys",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="decides everything random")
     protocol: Literal["paper", "released-code", "clinical"] = Field(
@@ -101,7 +101,7 @@ class Plan(Section):
     packages: dict[str, OutsidePackage] = Field(
         {},
         description="packages of others that bring the method, task, network or layers; "
-        "filled in by itself: version and hash of each ([extend.md](extend.md))",
+        "filled in by itself: version and hash of each",
     )
 
     @cached_property

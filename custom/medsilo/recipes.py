@@ -37,7 +37,7 @@ RENAMED = {"train_script": "script", "train_args": "script_args"}  # by NVFlare,
 
 
 class MethodRecipe(Recipe):
-    """A job of one method. Subclasses name it; `method` has its numbers, as docs/methods.md shows them.
+    """A job of one method. Subclasses name it; `method` has its numbers, as docs/research/methods.md shows them.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     >>> recipe = FedProxRecipe(model=net, min_clients=3, train_script="client.py", mu=0.1)

@@ -84,11 +84,14 @@ def _structures(listings: Mapping[str, Listing]) -> tuple[list[str], dict[str, s
     learned = _apart(sorted(often - OUTLINES, key=lambda name: (-counts[name], name)), some)
     if not learned:
         raise DataError(
-            f"no structure is in half of a hospital's studies, and in {LEAST}; write the plan by hand (docs/dicom.md)"
+            f"no structure is in half of a hospital's studies, and in {LEAST}; "
+            "write the plan by hand (docs/start/dicom.md)"
         )
     names = {called[name]: re.sub(r"[^A-Za-z0-9._+ -]+ *", "-", called[name]).strip("-._+ ")[:63] for name in learned}
     if len(set(names.values())) < len(names) or not all(names.values()):
-        raise DataError("structures have names that a plan can't tell apart; write the plan by hand (docs/dicom.md)")
+        raise DataError(
+            "structures have names that a plan can't tell apart; write the plan by hand (docs/start/dicom.md)"
+        )
     own_counts = Counter({names.get(called[name], called[name]): count for name, count in counts.items()})
     return list(names.values()), names, own_counts
 

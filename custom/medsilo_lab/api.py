@@ -1,4 +1,4 @@
-"""Studies from Python: run a plan, compare methods, predict. `import medsilo` gives these names; see docs/python.md."""
+"""Studies from Python, for `import medsilo`: run a plan, compare methods, predict. See docs/research/python.md."""
 
 import json
 import re
@@ -103,7 +103,7 @@ class Run:
 
     @cached_property
     def summary(self) -> Summary:
-        """The outcome, as summary.json has it (docs/run-tree.md)."""
+        """The outcome, as summary.json has it (docs/reference/run-folder.md)."""
         return read_summary(self.folder)
 
     @cached_property

@@ -27,7 +27,7 @@ FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and di
 
 
 class NnUNetFolder(OwnFolder):
-    """nnU-Net's training from plans that were made for all hospitals' data together ([nnunet.md](nnunet.md)).
+    """nnU-Net's training from plans that were made for all hospitals' data together.
 
     A case is a whole volume as nnU-Net preprocesses it, [C, D, H, W]. The network learns from augmented patches, and is
     evaluated on whole volumes through nnU-Net's windows, on the grid that its plans resample to; tests are measured on

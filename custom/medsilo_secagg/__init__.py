@@ -1,1 +1,1 @@
-"""Secure aggregation: the server adds up numbers that it cannot read. docs/secure-aggregation.md has the protocol."""
+"""Secure aggregation: the server adds numbers that it cannot read (docs/trust/secure-aggregation.md)."""

@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 
 LEAST_SEALED = 3  # hospitals in a sealed round
 SUMS = (
-    "Secure aggregation (pairwise): a server that follows the protocol and reads everything learns sums over hospitals "
-    "and nothing of a single one, as long as fewer hospitals than the threshold help it. Against a server that lies "
-    "only differential privacy protects."
+    "Secure aggregation (pairwise): a server that follows the protocol learns sums over hospitals, as long as fewer "
+    "hospitals than the threshold help it. Against a server that lies only differential privacy protects."
 )
 OPEN = (
-    "Sealed or not, the server knows the means, the numbers of cases, scores and losses, who answered when, and whole "
-    "numbers among the tensors such as batch norm's counters of batches; all hospitals but one, put together, can work "
-    "out that one from a sum."
+    "With or without it, the server knows the means, case counts, scores, losses, and when each hospital answered. It "
+    "also knows whole numbers among the tensors, such as batch norm's counters. All hospitals but one can together "
+    "calculate that one from a sum."
 )
 
 

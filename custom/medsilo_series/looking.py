@@ -113,7 +113,7 @@ def look_at_series(folder: Folder, names: Sequence[str]) -> SeriesLooks:
     if len(labels) < 2:
         raise DataError(
             f"read as recordings, all files here have one label, {next(iter(labels), 'none')}: add the others, or a "
-            "column; a table with a line for each patient is task table's (docs/your-data.md)"
+            "column; a table with a line for each patient is task table's (docs/start/your-data.md)"
         )
     rates = [one.rate for one in every if one.rate]
     return SeriesLooks(

@@ -1,4 +1,4 @@
-"""The limit of secure aggregation: a server that lies. The attack of docs/secure-aggregation.md, carried out.
+"""The limit of secure aggregation: a server that lies. The attack of docs/trust/secure-aggregation.md, carried out.
 
 The server sends round 1's weights again and leaves one hospital out. Training is deterministic, so the two sums have
 the same addends but for that hospital's, and their difference is its model. Nothing at the hospitals hinders this, by

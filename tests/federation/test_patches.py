@@ -43,7 +43,6 @@ from nvflare.fuel.utils.fobs.dots import TENSOR_DOWNLOAD
 from nvflare.private.fed.app.simulator import simulator_runner
 from nvflare.private.fed.server import job_runner
 
-from docs.tables import issues
 from medsilo.flare.wire import let_tensors_travel
 from medsilo.runs.messages import Parcel
 from nvflare_reliability import compatibility, patches
@@ -80,8 +79,6 @@ def test_every_patch_has_an_issue_and_a_test(root: Path) -> None:
     assert texts.keys() == compatibility.PLACES.keys()
     for name, text in texts.items():
         assert text.startswith("# ") and "\nPlease " in text and ("No patch: " in text) == (name not in PATCHED), name
-    told = issues()
-    assert all(told.count(f"/{name}.md)") == 1 for name in texts)
 
 
 def applied(patch: str, folder: Path, *how: str) -> subprocess.CompletedProcess[str]:

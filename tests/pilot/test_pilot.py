@@ -1,4 +1,4 @@
-"""docs/pilot.md by its text alone: five machines with addresses, accounts, disks and clocks of their own."""
+"""docs/study/consortium.md by its text alone: five machines with addresses, accounts, disks and clocks of their own."""
 
 import os
 import random
@@ -19,7 +19,7 @@ import pytest
 from medsilo.runs.reading import read_summary
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/pilot.md"
+PAGE = ROOT / "docs/study/consortium.md"
 HOSPITALS = ("st-anna", "st-bruno", "st-clara")
 PULLED = 30.0  # seconds without a cable
 CLOCKS = {"the server": 0, "the lead": -200, "st-anna": 3600, "st-bruno": -95, "st-clara": 40}  # seconds off

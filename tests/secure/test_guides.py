@@ -21,6 +21,7 @@ from tests.secure.consortium import SERVER, Consortium, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("guides")]
 LEAD, HOSPITALS = "lead@clinic.example", {"st-anna": "strict-hospital", "university-clinic": "teaching-hospital"}
+CONSORTIUM = "docs/study/consortium.md"
 ABORT = "medsilo abort <id> --kit ..."
 PROGRAMS = ("medsilo ", "nvflare ", "openssl ", "python provisioning")
 FILLED = {  # what stands for a reader's own words, and this machine's name of the server
@@ -42,14 +43,21 @@ ELSEWHERE = (  # typed by the test that is named
 )
 
 
-def printed(page: Path) -> Iterator[str]:
-    """Yield each command of a page with something to type after its name: of its code, and within its lines."""
-    fenced = False
-    for line in re.sub(r"(`[^`\n]*)\n([^`\n]*`)", r"\1 \2", page.read_text()).splitlines():
+def printed(page: Path, part: str = "") -> Iterator[str]:
+    """Yield each command of a page, or of a part, with words to type after its name: of its code, and in its lines."""
+    fenced, text = False, page.read_text()
+    if part:
+        text = text.partition(f"\n## {part}\n")[2].partition("\n## ")[0]
+    for line in re.sub(r"(`[^`\n]*)\n([^`\n]*`)", r"\1 \2", text).splitlines():
         fenced ^= line.startswith("```")
         for code in [line] if fenced else re.findall(r"`([^`]+)`", line):
             if code.startswith(PROGRAMS) and len(code.split()) > 2 and not code.startswith(ELSEWHERE):
                 yield re.sub(r"\s+#.*", "", code)
+
+
+def lead_types(root: Path) -> list[str]:
+    """Return the commands of the lead's page."""
+    return list(printed(root / CONSORTIUM, "The commands"))
 
 
 @dataclass
@@ -111,7 +119,7 @@ def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guided]:
         own = yaml.safe_load(file.read_text())["server"]
         values["server"] |= {name: own[name] for name in ("host", "port", "storage")}
         (folder / "provisioning/consortium.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-        (line,) = {line for line in printed(root / "docs/guides/lead.md") if line.startswith("medsilo provision")}
+        (line,) = {line for line in lead_types(root) if line.startswith("medsilo provision")}
         Walk(folder).type(line)
         assert kits.is_dir()
 
@@ -144,7 +152,7 @@ def await_end(guided: Guided, job: str) -> None:
 
 def test_the_lead_s_guide_works(guided: Guided, root: Path) -> None:
     walk, broken_off = Walk(guided.root), Walk(guided.root)
-    for line in printed(root / "docs/guides/lead.md"):
+    for line in (*printed(root / CONSORTIUM, "Choose a method"), *lead_types(root)):
         if not line.startswith("medsilo resume"):
             walk.type(line)
             continue

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("pair")]
 def test_a_consortium_is_upgraded_between_rounds(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The order of docs/install.md, and what happens to who keeps another: a hospital first, then all."""
+    """The order of docs/start/install.md, and what happens to who keeps another: a hospital first, then all."""
     plan = make_plan("fedbn", "training.rounds=40", sites=TWO)
     inprocess.run(plan, folder=tmp_path / "loop")
     shutil.copytree(PLACE, tmp_path / "new", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))

@@ -97,11 +97,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> medsilo.Run:
 # ---------------------------------------------------------------------------------------------------- names
 def test_a_dozen_names_are_public_and_documented(root: Path) -> None:
     assert len(medsilo.__all__) <= 13 and list(medsilo.__all__) == sorted(medsilo.__all__)
-    page = (root / "docs/python.md").read_text("utf-8")
+    page = (root / "docs/research/python.md").read_text("utf-8")
     for name in medsilo.__all__:
         found = getattr(medsilo, name)
         assert name == "__version__" or inspect.getdoc(found)
-        assert re.search(rf"^\|[^|]*`{name}\b", page, re.M), f"docs/python.md does not name {name}"
+        assert re.search(rf"^\|[^|]*`{name}\b", page, re.M), f"docs/research/python.md does not name {name}"
     with pytest.raises(AttributeError, match="has no attribute 'fun'"):
         medsilo.fun  # type: ignore[attr-defined]  # noqa: B018
     assert set(medsilo.__all__) <= set(dir(medsilo))
@@ -559,7 +559,7 @@ def test_images_that_all_fail_are_told(tmp_path: Path) -> None:
 def test_the_pages_code_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     known: dict[str, Any] = {"__name__": "__main__"}
-    blocks = re.findall(r"^```python\n(.*?)^```$", (root / "docs/python.md").read_text("utf-8"), re.S | re.M)
+    blocks = re.findall(r"^```python\n(.*?)^```$", (root / "docs/research/python.md").read_text("utf-8"), re.S | re.M)
     assert len(blocks) == 4
     for number, block in enumerate(blocks):  # from a file: a class is hashed by its source
         (tmp_path / f"block{number}.py").write_text(block)

@@ -380,11 +380,11 @@ def test_what_holds(tmp_path: Path) -> None:
 
 def test_who_was_named(tmp_path: Path) -> None:
     """Hospital a is named in every study with an attack; with seed 0 it is the bad one, with seed 1 b is."""
-    rows = named_table(known(tmp_path, {}))
-    assert rows[2:5] == [
-        "| Activity, FedAvg | no attack | 0 | – | 0 of 10 | 2 of 2 |",
-        "| Activity, FedAvg | sign flip | 1 | 1 of 2 | 1 of 8 | 1 of 2 |",
-        "| Activity, FedAvg | backdoor | 1 | 1 of 2 | 1 of 8 | 1 of 2 |",
+    table = named_table(known(tmp_path, {}))
+    assert table.rows == [
+        ("Activity, FedAvg", "no attack", "0", "–", "0 of 10", "2 of 2"),
+        ("Activity, FedAvg", "sign flip", "1", "1 of 2", "1 of 8", "1 of 2"),
+        ("Activity, FedAvg", "backdoor", "1", "1 of 2", "1 of 8", "1 of 2"),
     ]
 
 

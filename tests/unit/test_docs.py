@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.result_files import header_of, rows_of
 from docs import evidence
 from docs.links import anchors, for_the_site, is_outward, links, target_of
-from docs.tables import PAGES, TABLES, renewed
+from docs.tables import PAGES, REFERENCE, TABLES, emptied, renewed
 from medsilo import __version__
 from medsilo.check.leaks import leaks, leaving
 from medsilo.check.method_facts import FACTS
@@ -32,7 +33,6 @@ def test_every_test_that_a_page_names_exists(root: Path) -> None:
         for page in (*root.glob("docs/**/*.md"), *root.glob("**/README.md"))
         for match in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text())
     ]
-    assert len(named) > 10
     for page, file, test in named:
         assert f"\ndef {test}(" in (root / file).read_text(), f"{page} names {test}"
 
@@ -44,23 +44,36 @@ def test_tables_are_those_of_the_models(name: str, root: Path) -> None:
     assert renewed(page.replace("| key |", "| keys |")) == page, "the test sees a change"
 
 
+def test_reference_pages_are_filled_when_the_site_is_built(root: Path) -> None:
+    for name in REFERENCE:
+        page = (root / "docs" / name).read_text(encoding="utf-8")
+        assert emptied(page) == page, f"docs/{name} keeps the content of its tables"
+        assert len(page.split()) < 800 < 3_000 < len(renewed(page).split()), name
+
+
 def test_every_table_stands_on_a_page(root: Path) -> None:
-    pages = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
+    pages = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in (*PAGES, *REFERENCE))
     assert sorted(re.findall(r"<!-- table: ([\w-]+) -->", pages)) == sorted(TABLES)
 
 
 def test_every_key_of_every_section_is_in_the_plan_s_tables(root: Path) -> None:
-    page = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in ("plan.md", "methods.md"))
+    page = text_of(root / "docs/reference/keys.md") + (root / "docs/research/methods.md").read_text("utf-8")
     for plan in (make_plan("fedsm"), make_plan("harmofl", "task.name=synthetic-prostate")):
         for name, values in plan.resolved().items():
             for key in values if isinstance(values, dict) else ():
                 assert f"`{name}.{key}`" in page or f"`{name}.{key}.name`" in page, f"{name}.{key}"
 
 
+def text_of(page: Path) -> str:
+    """Return a page's text; of a reference page as the site has it."""
+    text = page.read_text("utf-8")
+    return renewed(text) if page.as_posix().endswith(tuple(f"docs/{name}" for name in REFERENCE)) else text
+
+
 def commands(page: Path) -> Iterator[str]:
     """The lines of a page's code that call medsilo, without what the shell does with the output."""
     fenced = False
-    for line in page.read_text().replace("\\\n", " ").splitlines():
+    for line in text_of(page).replace("\\\n", " ").splitlines():
         fenced ^= line.startswith("```")
         code = line.strip() if fenced or line.startswith("    ") else ""
         if code.startswith("medsilo "):
@@ -70,7 +83,7 @@ def commands(page: Path) -> Iterator[str]:
 
 def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told = (root / "README.md", *root.glob("docs/*.md"), *root.glob("docs/guides/*.md"))
+    told = (root / "README.md", *root.glob("docs/**/*.md"))
     found = [(page, line) for page in told for line in commands(page)]
     for page, line in found:
         words = shlex.split(line, comments=True)
@@ -93,7 +106,7 @@ def test_the_guides_first_study_is_of_the_hospitals_whose_kits_they_make(root: P
     made = {
         hospital["name"] for hospital in load_yaml((root / "provisioning/consortium.yaml").read_text())["hospitals"]
     }
-    for page in ("README.md", "docs/guides/lead.md", "provisioning/README.md"):
+    for page in ("docs/study/consortium.md", "provisioning/README.md"):
         first = next(line for line in (root / page).read_text().splitlines() if line.startswith("medsilo submit"))
         named = re.search(r"participation\.sites=\[(.+?)\]", first)
         assert named and {*named[1].split(",")} == made, page
@@ -113,8 +126,8 @@ def test_every_place_of_the_newcomers_walk_exists(root: Path) -> None:
 
 def rows_of_methods(root: Path) -> dict[str, str]:
     """Return what the page of methods says that leaves a hospital, by method."""
-    page = (root / "docs/methods.md").read_text("utf-8")
-    return dict(re.findall(r"^### ([\w-]+)$.*?^- Leaves a hospital: (.+?)$", page, re.M | re.S))
+    page = (root / "docs/research/methods.md").read_text("utf-8")
+    return dict(re.findall(r'^\| <a name="([\w-]+)">(?:[^|]+\|){3} ([^|]+?) \|', page.replace("\\|", "/"), re.M))
 
 
 def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
@@ -148,17 +161,18 @@ def test_the_command_says_what_leaves_too(root: Path, capsys: pytest.CaptureFixt
 def test_pages_count_the_methods_that_federate(root: Path) -> None:
     """Single-site and centralised training are no federated methods."""
     number = len(set(FACTS) - set(REFERENCES))
-    for page in ("README.md", "docs/help.md"):
+    for page in ("README.md", "docs/study/help.md"):
         assert re.findall(r"(\d+) (?:federated )?methods", (root / page).read_text("utf-8")) == [f"{number}"], page
 
 
 def test_pages_that_are_unfinished_feed_no_table(root: Path) -> None:
     """Ten of 18 runs were in the tables of evidence; such a page says at its top what is missing."""
     for study in evidence.STUDIES:
-        assert evidence.unfinished(study.page) == [], study.page
-    for page in sorted((root / "docs/results").glob("*.md")):
-        top = page.read_text("utf-8").partition("\n## ")[0].partition("\nWritten on")[0]
-        assert bool(evidence.unfinished(page.stem)) == ("**Unfinished:" in top), page.name
+        assert evidence.unfinished(study.file) == [], study.file
+    for path in sorted((root / "results").glob("*.csv")):
+        runs = re.findall(r"(\d+) of (\d+) runs", " ".join(header_of(path).get("runs", [])))
+        left = any(done != asked for done, asked in runs)
+        assert bool(evidence.unfinished(path.stem)) == left, path.name
 
 
 def test_every_benchmark_that_a_page_names_is_there(root: Path) -> None:
@@ -171,15 +185,17 @@ def test_every_benchmark_that_a_page_names_is_there(root: Path) -> None:
         assert gone == [], page.name
 
 
-def test_what_a_page_of_results_concludes_is_in_its_tables(root: Path) -> None:
-    """The page of shifts concluded from three seeds, beside tables of five."""
-    page = (root / "docs/results/shift.md").read_text("utf-8")
-    made, _, said = page.partition("<!-- end of what the command wrote -->")
-    intervals = re.findall(r"\(([+−][\d.]+) to ([+−][\d.]+)\)", said)
-    told = re.findall(r"\(([+−][\d.]+) to ([+−][\d.]+)\)", made)
-    turned = [tuple(end.translate(str.maketrans("+−", "−+")) for end in reversed(one)) for one in told]
-    assert intervals and set(intervals) <= {*told, *turned}
-    assert "three seeds" not in said
+def test_intervals_on_pages_are_those_of_the_files(root: Path) -> None:
+    """A page concluded from three seeds, beside tables of five."""
+    known = set()
+    for path in (root / "results").glob("*.csv"):
+        for line in (line for line in rows_of(path) if line["low"] and line["high"]):
+            ends = round(float(line["low"]), 1), round(float(line["high"]), 1)
+            known |= {ends, (-ends[1], -ends[0])}
+    for page in ("docs/research/which-method.md", "docs/start/your-data.md"):
+        text = (root / page).read_text("utf-8").replace("−", "-")
+        found = {(float(low), float(high)) for low, high in re.findall(r"\(([+-][\d.]+) to ([+-][\d.]+)\)", text)}
+        assert found and found <= known, (page, found - known)
 
 
 def test_changelog_and_citation_are_of_this_version(root: Path) -> None:
@@ -190,18 +206,21 @@ def test_changelog_and_citation_are_of_this_version(root: Path) -> None:
     assert (cited["license"], cited["title"]) == (project["license"]["text"], project["name"])
 
 
-def test_the_glossary_is_sorted_and_has_the_plan_s_words(root: Path) -> None:
-    page = (root / "docs/reading.md").read_text("utf-8").partition("## Glossary")[2]
-    words = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")][1:]
-    spelled = [word.replace("γ", "gamma").lower() for word in words]
-    assert spelled == sorted(spelled) and 30 < len(words) <= 60
-    assert {"channel", "coordinator", "disclosure", "group", "layer", "mixer", "parcel", "participant"} <= set(words)
+def test_the_glossaries_are_sorted_and_short(root: Path) -> None:
+    for file, most, needed in (
+        ("docs/study/reading.md", 30, {"disclosure report", "plan", "secure aggregation", "suppressed"}),
+        ("CONTRIBUTING.md", 30, {"channel", "coordinator", "disclosure", "group", "layer", "mixer", "participant"}),
+    ):
+        page = (root / file).read_text("utf-8").partition("## Glossary")[2].partition("\n## ")[0]
+        words = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")][1:]
+        assert words == sorted(words, key=str.lower) and 15 < len(words) <= most, file
+        assert needed <= set(words), file
 
 
 # ---------------------------------------------------------------------------------------------------- links
 def pages_of(root: Path) -> list[Path]:
     """All pages that people read in the repository or on the site."""
-    folders = ("docs", "jobs", "provisioning", "site_configs")
+    folders = ("docs", "jobs", "provisioning", "site_configs", "results", "examples")
     return [*root.glob("*.md"), *(page for folder in folders for page in root.glob(f"{folder}/**/*.md"))]
 
 
@@ -212,32 +231,34 @@ def lost(root: Path, page: str, text: str) -> list[str]:
         path, anchor = target_of(page, link)
         if is_outward(link):
             continue
-        known = anchors((root / path).read_text("utf-8")) if anchor and path.endswith(".md") else {""}
+        known = anchors(text_of(root / path)) if anchor and path.endswith(".md") else {""}
         if not (root / path).exists() or anchor not in known:
             gone.append(link)
     return gone
 
 
 def test_every_link_and_anchor_of_a_page_leads_somewhere(root: Path) -> None:
-    pages = {page.relative_to(root).as_posix(): page.read_text("utf-8") for page in pages_of(root)}
+    pages = {page.relative_to(root).as_posix(): text_of(page) for page in pages_of(root)}
     assert {name: gone for name, text in pages.items() if (gone := lost(root, name, text))} == {}
     assert sum(len(links(text)) for text in pages.values()) > 200
     wrong = "[a](your-data.md#no-such) [b](none.md) `[c](code.md)` [d](#nor-this)\n```\n[e](fenced.md)\n```\n"
-    assert lost(root, "docs/plan.md", wrong) == ["your-data.md#no-such", "none.md", "#nor-this"]
+    assert lost(root, "docs/start/install.md", wrong) == ["your-data.md#no-such", "none.md", "#nor-this"]
 
 
 def test_links_hold_on_the_site_as_well(root: Path) -> None:
-    text = "[a](docs/plan.md#training) [b](jobs/fedbn) [c](provisioning) [d](#here) [e](https://example.org/x)"
+    text = (
+        "[a](docs/reference/keys.md#training) [b](jobs/fedbn) [c](provisioning) [d](#here) [e](https://example.org/x)"
+    )
     assert links(for_the_site(text, "README.md")) == [
-        "plan.md#training",
+        "reference/keys.md#training",
         "repository/jobs/fedbn.md",
         "repository/provisioning/README.md",
         "index.md#here",
         "https://example.org/x",
     ]
-    assert links(for_the_site("[a](../../README.md) [b](../plan.md)", "docs/results/baselines.md")) == [
+    assert links(for_the_site("[a](../../README.md) [b](../reference/keys.md)", "docs/start/install.md")) == [
         "../index.md",
-        "../plan.md",
+        "../reference/keys.md",
     ]
 
 

@@ -10,7 +10,7 @@ import medsilo
 from medsilo import extend
 
 NAMES = [f"{place.__name__}.{name}" for place in (medsilo, extend) for name in place.__all__ if name != "__version__"]
-# Types without a docstring of their own, which docs/extend.md describes; and one that a model makes.
+# Types without a docstring of their own, which docs/research/extend.md describes; and one that a model makes.
 WITHOUT = {"Modules", "Outgoing", "Receive", "Stop", "Tensors", "predict_all"}
 
 

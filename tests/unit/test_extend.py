@@ -1,4 +1,4 @@
-"""Methods, tasks and networks of other packages: docs/extend.md as it stands, and what is refused."""
+"""Methods, tasks and networks of other packages: docs/research/extend.md as it stands, and what is refused."""
 
 import os
 import re
@@ -43,7 +43,7 @@ from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
 
-PAGE = Path(__file__).parents[2] / "docs/extend.md"
+PAGE = Path(__file__).parents[2] / "docs/research/extend.md"
 NAME = "acme-gait"
 CPU = Compute()
 GAIT = [f"task.name={NAME}", "training.rounds=2"]

@@ -807,7 +807,7 @@ def named_right(plan: Plan, folder: Path) -> list[float]:
     ],
 )
 def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: str, tmp_path: Path) -> None:
-    """Trained by steps it named the largest hospital for every image (`docs/fedsm.md`)."""
+    """Trained by steps it named the largest hospital for every image (`docs/research/methods.md`)."""
     plan = unequal(task, large, tmp_path / "run")
     assert np.mean(named_right(plan, tmp_path / "run")) > 0.9
     summary = Record(tmp_path / "run").summary()

@@ -255,7 +255,7 @@ def test_parts_are_at_their_shares_within_each_class(split: int) -> None:
 
 
 def test_where_nothing_is_remembered_a_newcomer_moves_few_and_nobody_from_test_to_training() -> None:
-    """As docs/your-data.md says of runs at home."""
+    """As docs/start/your-data.md says of runs at home."""
     moves = []
     for split in range(100):
         for classes in (1, 2):
@@ -915,8 +915,8 @@ def test_a_listing_has_no_images_opened(squares: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- the documentation
 def documented(first: str, root: Path) -> list[dict]:
-    """The YAML examples of docs/your-data.md that begin so."""
-    blocks = (root / "docs" / "your-data.md").read_text(encoding="utf-8").split("```")[1::2]
+    """The YAML examples of docs/start/your-data.md that begin so."""
+    blocks = (root / "docs/start/your-data.md").read_text(encoding="utf-8").split("```")[1::2]
     return [yaml.safe_load(block.removeprefix("yaml")) for block in blocks if block.startswith(f"yaml\n{first}")]
 
 
@@ -940,7 +940,7 @@ def test_the_first_example_works_as_it_stands(root: Path, tmp_path: Path) -> Non
 
 def test_the_second_example_works_as_it_stands(root: Path, tmp_path: Path) -> None:
     """A table, as it is printed there and with more lines; and the plan beside the jobs."""
-    text = (root / "docs" / "your-data.md").read_text(encoding="utf-8")
+    text = (root / "docs/start/your-data.md").read_text(encoding="utf-8")
     lines = text.split("```\nfile,")[1].split("```")[0].strip().splitlines()[1:]
     lines += [f"photos/{n:04}.png,{('naevus', 'melanoma')[n % 2]},P{n},{PARTS[n % 3]}" for n in range(20, 32)]
     for line in lines:
@@ -954,7 +954,7 @@ def test_the_second_example_works_as_it_stands(root: Path, tmp_path: Path) -> No
 
 
 def test_every_key_of_the_plan_and_of_the_data_section_is_explained(root: Path) -> None:
-    text = (root / "docs" / "your-data.md").read_text(encoding="utf-8")
+    text = (root / "docs/start/your-data.md").read_text(encoding="utf-8")
     keys = {*TASKS["nifti-folder"].model_fields, *TASKS["image-folder"].model_fields, *DataSource.model_fields}
     assert [
         key for key in sorted(keys) if f"`{key}`" not in text and f".{key}" not in text and f"{key}:" not in text

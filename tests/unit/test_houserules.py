@@ -19,6 +19,7 @@ from importlinter.cli import lint_imports
 import medsilo
 from medsilo import extend
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_yaml
 from medsilo.core.package import PLACE
 from medsilo.core.text import is_safe_name
 from medsilo.extend import methods as extend_methods
@@ -380,11 +381,12 @@ def test_a_site_trains_without_torch_s_compiler(root: Path, tmp_path: Path) -> N
 
 
 # ---------------------------------------------------------------------------------------------------- documented
-def test_every_fault_names_tests_that_exist(root: Path) -> None:
-    text = (root / "docs/reliability.md").read_text("utf-8")
-    faults = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| **")][1:]
-    named = {fault: re.findall(r"`(test_\w+)`", fault.split(" | ")[-1]) for fault in faults}
-    assert len(faults) > 20 and all(named.values())
+def test_every_fault_of_the_page_has_tests_that_exist(root: Path) -> None:
+    page = (root / "docs/trust/reliability.md").read_text("utf-8").partition("\n## Faults")[2].partition("\n## ")[0]
+    faults = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
+    named = {one["fault"]: one["tests"] for one in load_yaml((root / "tests/faults.yaml").read_text("utf-8"))}
+    assert [fault for fault in faults if fault != "fault" and not fault.startswith("**")] == [*named]
+    assert len(named) > 20 and all(named.values())
     tests = [path.read_text("utf-8") for path in (root / "tests").rglob("test_*.py")]
     there = {name for text in tests for name in re.findall(r"def (test_\w+)", text)}
     assert {name for names in named.values() for name in names} - there == set()

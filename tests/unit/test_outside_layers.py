@@ -23,7 +23,7 @@ from tests.unit.test_account import PRIVATE, settings_of, standing
 from tests.unit.test_algorithms import SMALL
 from tests.unit.test_protection import NAMES, write_photos
 
-PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
+PAGE = Path(__file__).parents[2] / "docs/research/extend.md"
 NOISE = 'layers=[{"name": "group-noise", "group": "model", "noise": %s, "bound": %s}]'
 CPU = SiteSettings(device="cpu")
 

@@ -122,7 +122,7 @@ def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
 
 
 def test_the_page_uses_what_is_for_everybody(root: Path) -> None:
-    page = (root / "docs/extend.md").read_text("utf-8")
+    page = (root / "docs/research/extend.md").read_text("utf-8")
     code = [ast.parse(dedent(text)) for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
     imports = [node for tree in code for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     used = {(node.module, one.name) for node in imports for one in node.names}

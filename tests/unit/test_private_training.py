@@ -52,7 +52,7 @@ def test_who_declares_an_account_keeps_a_promise_and_others_are_told_of_them() -
     assert all(isinstance(METHODS[name](**NEEDS.get(name, {})).privately(ABLE), Private) for name in ABLE)
     with pytest.raises(PlanError, match=f"the promise would be false; use {', '.join(ABLE)}, or leave privacy out"):
         promised("scaffold")
-    page = Path("docs/privacy.md").read_text("utf-8")
+    page = Path("docs/trust/privacy.md").read_text("utf-8")
     assert [name for name in ABLE if METHODS[name].title not in page] == []
 
 

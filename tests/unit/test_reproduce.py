@@ -1,4 +1,4 @@
-"""docs/reproduce.md: every command is one that would run, were the data there."""
+"""docs/research/reproduce.md: every command is one that would run, were the data there."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ import pytest
 from tests.commands import parsed
 from tests.conftest import wanted
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs/reproduce.md").read_text()
+TEXT = (Path(__file__).resolve().parents[2] / "docs/research/reproduce.md").read_text()
 COMMANDS = re.findall(r"^    medsilo (.+)$", TEXT, re.MULTILINE)
 # The papers' networks are large, and a plan is only right when its networks can be built.
 BY_SIZE = [pytest.param(line, marks=pytest.mark.long) if "compare --plan" in line else line for line in COMMANDS]

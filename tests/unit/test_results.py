@@ -1,4 +1,4 @@
-"""The pages of docs/results: every one is made here at a tiny size; what is not done is said; the induced shift."""
+"""The files of results/: each study is made at a tiny size; what is not done is said; the induced shift; the index."""
 
 import time
 from collections import defaultdict
@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import result_files
+from benchmarks.result_files import parsed
 from benchmarks.results import __main__ as command_line
 from benchmarks.results.har import in_order, shifted, write_windows
 from benchmarks.results.looks import looking
 from benchmarks.results.making import Comparison, Places, comparisons, make
-from benchmarks.results.page import END, changed, command, document
+from benchmarks.results.page import changed, command, study
 from benchmarks.results.pages import ANATOMY, BRAINS, BRCA, HEART, LOOKS, PAGES, SENSORS, Page, Part, Shift
 from benchmarks.results.shifts import picture
 from benchmarks.results.sites import apart, differing
@@ -37,7 +39,7 @@ SMALL = {
     "synthetic-histology": ("task.patients=4", "task.patches=4", "task.size=32", THREE),
     "synthetic-prostate": ("task.patients=3", "task.slices=3", "task.size=32", "network.features=[2, 4]", THREE),
 }
-TINY = Page("Tiny", "Words.", (PAGES["baselines"].parts[1],))
+TINY = Page("Tiny", "drawn", "Words.", (PAGES["baselines"].parts[1],))
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +99,50 @@ def test_every_plan_of_every_page_is_in_order(places: Places) -> None:
             assert ("HarmoFL, whole" in titles) == ("HarmoFL, mean" in titles)  # neither stands alone
 
 
-def test_every_page_that_compares_methods_is_in_the_table(root: Path) -> None:
-    others = {"adapters", "attacks", "heart-dp", "labels"}  # which have commands of their own
-    assert {path.stem for path in (root / "docs" / "results").glob("*.md")} == {*PAGES, *others}
+def test_every_study_has_a_file_whose_command_makes_it(root: Path) -> None:
+    files = {path.stem: result_files.header_of(path) for path in (root / "results").glob("*.csv")}
+    assert {*PAGES} <= {*files}
+    for name in PAGES:
+        assert files[name]["command"] == [f"python -m benchmarks.results {name} --write"]
+        assert {"title", "data", "date", "declared", "runs"} <= {*files[name]}
+
+
+def test_the_index_is_that_of_the_files(root: Path) -> None:
+    """`python -m benchmarks.result_files` writes it again."""
+    assert (root / "results/README.md").read_text("utf-8") == result_files.index(root / "results")
+
+
+def test_files_of_results_have_the_columns_and_numbers(root: Path) -> None:
+    for path in (root / "results").glob("*.csv"):
+        rows = result_files.rows_of(path)
+        assert rows and {*rows[0]} == {*result_files.COLUMNS}, path.name
+        for row in rows:
+            told = [row[name] for name in ("value", "spread", "low", "high")]
+            assert any(told) or row["text"], f"{path.name}: {row}"
+            assert all(abs(float(value)) >= 0 for value in told if value), row
+            assert not row["low"] or not row["high"] or float(row["low"]) <= float(row["high"]), row
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("53.4 ± 0.5", {"value": "53.4", "spread": "0.5"}),
+        ("+1.7 (−3.9 to +7.3)", {"value": "+1.7", "low": "-3.9", "high": "+7.3"}),
+        ("**+9.9 (+5.8 to +13.9)**", {"value": "+9.9", "low": "+5.8", "high": "+13.9", "significant": "yes"}),
+        ("never, 3, 4", {"text": "never, 3, 4"}),
+        ("5.70 s, 5.25 s", {"text": "5.70 s, 5.25 s"}),
+        ("93.5; 12", {"value": "93.5", "text": "93.5; 12"}),
+        ("488,394", {"value": "488394"}),
+        ("–", {}),
+    ],
+)
+def test_a_cell_is_read_as_numbers(text: str, told: dict[str, str]) -> None:
+    assert parsed(text) == told
+
+
+def rows_of(found: result_files.Study) -> set[str]:
+    """The configurations of a study's file."""
+    return {line["configuration"] for table in found.tables for line in table.lines()}
 
 
 @pytest.mark.parametrize("name", slow_but(["study-nuclei"], [name for name in PAGES if name != "shift"]))
@@ -111,10 +154,14 @@ def test_every_page_is_made(name: str, places: Places, monkeypatch: pytest.Monke
     page = replace(PAGES[name], parts=tuple(tiny(part) for part in PAGES[name].parts))
     parts = comparisons(name, page, places)
     assert make(parts, places, None) == []
-    text = document(name, page, parts)
-    assert text.startswith(f"# {page.title}\n") and f"python -m benchmarks.results {name} --write" in text
-    assert text.count("1 of 1 seeds done") == text.count("Declared before any run") == len(parts)
-    assert text.count("| local |") >= sum(1 + (part.part.against != "local") for part in parts)
+    found = study(name, page, parts)
+    assert found.header["title"] == page.title and found.header["command"].endswith(f" {name} --write")
+    assert len(found.header["declared"]) == len(parts) == sum("1 of 1 seeds" in one for one in found.header["runs"])
+    lines = [line for table in found.tables for line in table.lines()]
+    for part in parts:
+        own = [line for line in lines if line["part"] == part.part.title and line["configuration"] == "local"]
+        assert {line["quantity"] for line in own} > {"mean over sites", "worst site"}
+        assert part.part.against == "local" or any(line["baseline"] == part.part.against for line in own)
 
 
 @pytest.mark.slow
@@ -126,11 +173,10 @@ def test_a_page_of_shifts_has_each_gain_by_power(places: Places, tmp_path: Path)
     )
     parts = comparisons("shift", page, places)
     assert make(parts, places, None) == []
-    text = document("shift", page, parts)
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith(("| 0 |", "| 2 |"))]
-    assert [row[0] for row in rows] == ["0", "2"] and rows[0][1:] != rows[1][1:]  # the power changes the data
-    first = next(line for line in text.splitlines() if line.startswith("| distance of the sensors"))
-    others = [head.removeprefix("less ") for head in first.strip("| ").split(" | ")[2:]]
+    (table,) = study("shift", page, parts).tables
+    rows = table.rows
+    assert [row[0][-2:] for row in rows] == [" 0", " 2"] and rows[0][1:] != rows[1][1:]  # the power changes the data
+    others = [head.removeprefix("less ") for head in table.heads[2:]]
     assert len(others) == 4
     for comparison, row in zip(parts, rows, strict=True):
         scores = defaultdict[str, list[float]](list)
@@ -175,22 +221,24 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
 ) -> None:
     page, parts, own = activity
     make(parts, own, time.monotonic())  # no time at all
-    nothing = document("tiny", page, parts)
-    assert "0 of 2 seeds done; 0 of 8 runs" in nothing and "nothing is compared" in nothing
+    nothing = study("tiny", page, parts)
+    assert "0 of 2 seeds; 0 of 8 runs" in nothing.header["runs"][0] and not nothing.tables
+    assert nothing.header["unfinished"] == "0 of 8 runs"
     make(parts, own, None, seeds=1)
-    half = document("tiny", page, parts)
-    assert "1 of 2 seeds done; 4 of 8 runs" in half and "Rows not done" not in half
+    (half,) = study("tiny", page, parts).header["runs"]
+    assert "1 of 2 seeds; 4 of 8 runs" in half and "not done" not in half
     for cell in parts[0].cells:
         if cell.seed == 1 and cell.row.title in ("local", "fedavg"):
             make([replace(parts[0], cells=[cell])], own, None)
     assert parts[0].whole_seeds() == [0]  # half a seed is not compared
     for cell in parts[0].first:
         make([replace(parts[0], cells=[cell])], own, None)
-    later = document("tiny", page, parts)
-    assert "2 of 2 seeds done; 7 of 8 runs" in later and "Rows not done with these seeds: fedbn; p is" in later
-    assert "| fedprox |" in later and "| fedbn |" not in later
+    later = study("tiny", page, parts)
+    assert "2 of 2 seeds; 7 of 8 runs" in later.header["runs"][0]
+    assert "not done with these seeds: fedbn; p is" in later.header["runs"][0]
+    assert "fedprox" in rows_of(later) and "fedbn" not in rows_of(later)
     make(parts, own, None)
-    assert "| fedbn |" in document("tiny", page, parts)
+    assert "fedbn" in rows_of(whole := study("tiny", page, parts)) and "unfinished" not in whole.header
 
 
 @pytest.mark.slow
@@ -210,32 +258,37 @@ def test_people_are_compared_where_each_site_is_one(places: Places) -> None:
     part = tiny(PAGES["adafed-har"].parts[1], 2)
     parts = [Comparison.of("people", part, places)]
     make(parts, places, None)
-    text = document("people", replace(TINY, parts=(part,)), parts)
-    assert "### For other people" in text and "mean over 3 people" in text and "### Against local, to explore" in text
+    found = study("people", replace(TINY, parts=(part,)), parts)
+    lines = [line for table in found.tables for line in table.lines()]
+    (people,) = [table for table in found.tables if "mean over people" in table.heads]
+    assert people.patients == {"mean over people": 3}
+    assert any(line["baseline"] == "local" for line in lines)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Let pages be written to a folder of the test."""
+    """Let files be written to a folder of the test."""
     monkeypatch.setattr(command_line, "FOLDER", tmp_path)
     yield tmp_path
 
 
 @pytest.mark.slow
-def test_a_page_is_written_from_three_seeds_on_and_keeps_what_stands_below_it(
+def test_a_file_is_written_from_three_seeds_on_and_keeps_its_remarks(
     folder: Path, places: Places, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = folder / "harmofl-synthetic.md"
-    page.write_text(f"old\n{END}\n\n## Measured otherwise\n", "utf-8")
+    page = folder / "harmofl-synthetic.csv"
+    old = "# title: old\n# remark: measured otherwise\n"
+    page.write_text(old, "utf-8")
     options = ["--minutes", "0", "--write", "--cells", str(folder / "cells"), "--data", str(places.data)]
     assert command_line.main(["harmofl-synthetic", *options]) == 1  # all is left to be done
-    assert page.read_text("utf-8").startswith("old\n")
-    assert "0 seeds are done; a page is written from 3 on" in capsys.readouterr().err
+    assert page.read_text("utf-8") == old
+    assert "0 seeds are done; a file is written from 3 on" in capsys.readouterr().err
     monkeypatch.setattr(command_line, "LEAST_SEEDS", 0)
     assert command_line.main(["harmofl-synthetic", *options]) == 1
     text = page.read_text("utf-8")
-    assert text == capsys.readouterr().out.removesuffix("\n") + "\n## Measured otherwise\n"
-    assert "old" not in text and "0 of 10 seeds done" in text
+    assert text == capsys.readouterr().out.removesuffix("\n") and "# remark: measured otherwise\n" in text
+    assert "old" not in text and "0 of 10 seeds" in text
+    assert "harmofl-synthetic.csv" in (folder / "README.md").read_text("utf-8")
 
 
 def test_the_command_asks_for_the_very_same_cells(places: Places) -> None:

@@ -28,6 +28,15 @@ def test_every_promise_is_attacked_by_a_test_that_the_gate_runs() -> None:
     assert [claim.promise for claim in CLAIMS if all(is_long(test) for test in claim.tests)] == []
 
 
+def test_the_page_makes_the_promises_that_have_tests(root: Path) -> None:
+    part = (root / "docs/trust/privacy.md").read_text("utf-8").partition("\n## Promises")[2].partition("\n## ")[0]
+    promises = [line.split(" | ")[0].removeprefix("| ") for line in part.splitlines() if line.startswith("| ")]
+    assert [one for one in promises if one != "promise"] == [claim.promise for claim in CLAIMS]
+    for claim in CLAIMS:
+        for file, _, name in (test.partition("::") for test in claim.tests):
+            assert f"\ndef {name}(" in (root / file).read_text("utf-8"), f"{file} has no {name}"
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pytest's own file about tests that pass, fail and are skipped."""

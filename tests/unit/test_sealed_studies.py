@@ -157,7 +157,7 @@ def test_a_plan_that_says_nothing_of_sealing_is_not_sealed() -> None:
 def test_by_default_two_hospitals_may_help_the_server(count: int) -> None:
     plan = make_plan("fedavg", "transport.sealing=pairwise", sites=[f"site-{place:02}" for place in range(count)])
     threshold = terms_of(plan, "study", plan.participation.sites).threshold
-    assert threshold - 1 >= 2 and count - threshold == (count - 1) // 3  # docs/secure-aggregation.md
+    assert threshold - 1 >= 2 and count - threshold == (count - 1) // 3  # docs/trust/secure-aggregation.md
 
 
 def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
@@ -196,7 +196,7 @@ def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> Non
 
 
 def test_docs_and_leak_reports_say_against_whom_it_protects(root: Path) -> None:
-    page = " ".join((root / "docs" / "secure-aggregation.md").read_text("utf-8").split())
+    page = " ".join((root / "docs/trust/secure-aggregation.md").read_text("utf-8").split())
     for text in (CLEAR, SUMS, OPEN):
         assert text in page
     for mode, text in (("none", CLEAR), ("pairwise", SUMS)):

@@ -431,7 +431,7 @@ def test_recorded_activity_gives_what_the_published_task_gives(shared_data: Path
 
 # ---------------------------------------------------------------------------------------------------- as it is written
 def test_the_example_of_the_documentation_is_read_as_it_stands(root: Path, tmp_path: Path) -> None:
-    text = (root / "docs" / "your-data.md").read_text(encoding="utf-8").partition("## Time series")[2]
+    text = (root / "docs/start/your-data.md").read_text(encoding="utf-8").partition("## Time series")[2]
     task, own = (load_yaml(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[:2])
     own["data"]["folder"] = str(tmp_path)
     motions = ("resting", "walking", "transition", "climbing")
@@ -461,7 +461,7 @@ def test_recordings_are_resampled_to_the_plans_rate(tmp_path: Path) -> None:
 
 
 def test_every_key_is_explained(root: Path) -> None:
-    text = (root / "docs" / "your-data.md").read_text(encoding="utf-8").partition("## Time series")[2]
+    text = (root / "docs/start/your-data.md").read_text(encoding="utf-8").partition("## Time series")[2]
     shared = {"name", "kind", "fold"}
     assert [key for key in SeriesFolder.model_fields if key not in shared and f"`{key}`" not in text] == []
 
@@ -507,7 +507,7 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_from_a_folder_to_predictions(hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The steps of docs/start.md, for recordings."""
+    """The steps of docs/start/tutorial.md, for recordings."""
     study, run, out = (str(tmp_path / name) for name in ("study", "run", "out"))
     for site in SITES:
         for person in range(10):

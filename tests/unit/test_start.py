@@ -469,16 +469,17 @@ def test_a_sample_is_held_to_its_order_and_its_words() -> None:
 def test_the_tutorial_runs_as_it_stands(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Every command of docs/start.md that calls medsilo, in turn, in an empty folder; it says what the page shows.
+    """Every command of docs/start/tutorial.md, in turn, in an empty folder, prints what the page shows.
 
     Other pages show more of what these commands say, and one further command. The trial makes fewer rounds.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("medsilo_lab.start.trial.MOST", 3)
-    pages = "\n".join((root / "docs" / name).read_text("utf-8") for name in ("start.md", "your-data.md", "check.md"))
+    names = ("start/tutorial.md", "start/your-data.md", "study/join.md")
+    pages = "\n".join((root / "docs" / name).read_text("utf-8") for name in names)
     shown = re.findall(r"```\nmedsilo (.*)\n```\n\n```text\n([^`]*)```", pages)
     assert [words.split()[0] for words, _ in shown] == ["init", "init", "compare", "predict", "export", "init", "check"]
-    *lines, last = commands(root / "docs/start.md")  # the last: tests/secure/test_rehearsal.py
+    *lines, last = commands(root / "docs/start/tutorial.md")  # the last: tests/secure/test_rehearsal.py
     acts = [line.split()[0] for line in (*lines, last)]
     assert acts == ["init", "init", "compare", "predict", "export", "rehearse"]
     for line in (*lines, shown[-1][0]):

@@ -25,7 +25,9 @@ COUNTED = {
     CHANCES: "histograms of each class's probability: {} counts, for the area under the curve",
     RELIABILITY: "sums of probabilities, by tenths of them: {} numbers, for calibration",
 }
-REMEDIES = "What can be done about each: medsilo.yaml (docs/check.md), privacy.json and resources.json (site_configs)."
+REMEDIES = (
+    "What can be done about each: medsilo.yaml (docs/study/join.md), privacy.json and resources.json (site_configs)."
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None) -
         through_features(plan) if found else [],
         _numbers(plan, settings),
         _coarse(plan, settings) if settings.protects(plan.task.synthetic) else [],
-        ["What each costs (docs/privacy.md):", *prices] if plan.privacy or settings.privacy else [],
+        ["What each costs (docs/trust/privacy.md):", *prices] if plan.privacy or settings.privacy else [],
         told_besides(plan),
         list(_averages(plan, settings)),
         _logs(own),

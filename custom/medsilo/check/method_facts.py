@@ -115,14 +115,14 @@ FACTS = {
         "model, amplitude (in one round only); one average spectrum per channel",
         "1",
         "two gradients a batch, one Fourier transform",
-        "stains and scanners whose look differs, and one model for all ([evidence](harmofl.md))",
+        "stains and scanners whose look differs, and one model for all",
     ),
     "adafed": (
         "feature statistics, model without norms; the statistics once; cases that are declared public, read at "
         "the server",
         "0.98",
         "pre-training at the server, one measuring pass",
-        "groups of hospitals that resemble each other ([evidence](adafed.md))",
+        "groups of hospitals that resemble each other",
     ),
     "d-adafed": (
         "feature statistics, model without norms; as AdaFed",
@@ -141,7 +141,7 @@ FACTS = {
         "hospitals, where both agreed",
         "5.9: two models and the selector",
         "two networks learn, and one passes over the batches",
-        "hospitals that differ, and patients from elsewhere ([evidence](fedsm.md))",
+        "hospitals that differ, and patients from elsewhere",
     ),
     "fedsm-extra": (
         f"{SELECTED}; the selector after the models; the personal model to the other hospitals, where both agreed",

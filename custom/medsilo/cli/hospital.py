@@ -38,7 +38,7 @@ def check(
 ) -> int:
     """At a hospital, before joining: look at machine, kit and data for a job.
 
-    Sends nothing; what it prints may be mailed (docs/check.md). 0: go, 1: no-go, 2: wrong command line.
+    Sends nothing; what it prints may be mailed (docs/study/join.md). 0: go, 1: no-go, 2: wrong command line.
     """
     screen.note("loading PyTorch")
     import sys
@@ -71,9 +71,8 @@ def ledger(
 ) -> None:
     """Show what studies have cost this hospital's patients.
 
-    show: per data set and study the ε so far, once every line, whose key signs, and the heads here and in the kit are
-    checked. accept: go on from what is there with the kit's key, where the kit is new, or the ledger came back from a
-    copy.
+    With show, it checks every line, its signature, and the heads here and in the kit. Then it prints the ε of each data
+    set and study. With accept, the ledger continues with this kit's key, after a new kit or a restored copy.
     """
     screen.note("reading the ledger")
     from medsilo.check.at_home import KitAtHome
@@ -113,9 +112,9 @@ def clean(
 ) -> None:
     """List what old runs no longer need, with sizes and ages, and remove it with --yes.
 
-    That is what was kept for going on with studies that have finished since, and half-written files. Models, scores
-    and reports stay. Of a kit also the folders of jobs that ran here, and at the server jobs that have ended: what a
-    lead has not fetched by then stays in the server's kit, in medsilo/.
+    Lists checkpoints of finished studies and incomplete files. In a kit it also lists folders of jobs, and at the
+    server jobs that have ended. Models, scores and reports stay. What a lead has not fetched by then stays in the
+    server's kit, in medsilo/.
     """
     screen.note(f"looking through {folder}")
     from medsilo.flare.leftovers import find_in_kit

@@ -62,8 +62,8 @@ def several(metavar: str, help: str, *names: str, **more: Any) -> Any:
 
 
 DEVICES = "auto, cpu, cuda or cuda:<n>"
-SITE_CONFIG = "a folder with a medsilo.yaml, which describes the data and names the labels (docs/your-data.md)"
-SITE_CONFIGS = f"{SITE_CONFIG}; a site with a folder of its name in it, with a medsilo.yaml, has that"
+SITE_CONFIG = "a folder with a medsilo.yaml, which describes the data and names the labels (docs/start/your-data.md)"
+SITE_CONFIGS = f"{SITE_CONFIG}. FOLDER/<site>/medsilo.yaml is for that site alone"
 DATA = "folder with the sites' data, for tasks that need one"
 
 A_JOB = typer.Argument(
@@ -80,11 +80,13 @@ PlanFile = Annotated[
 Changes = Annotated[
     list[str],
     several(
-        "KEY=VALUE", "change the plan, as often as wanted: training.rounds=3 (docs/plan.md has every key)", "--set"
+        "KEY=VALUE",
+        "change the plan, as often as wanted: training.rounds=3 (docs/reference/keys.md has every key)",
+        "--set",
     ),
 ]
-_FOLDER = option("FOLDER", "the folder that is written", "--out", "-o", parser=output_folder)
-OUT_FILE = option("FILE", "the file that is written", "--out", "-o", parser=output_file)
+_FOLDER = option("FOLDER", "output folder", "--out", "-o", parser=output_folder)
+OUT_FILE = option("FILE", "output file", "--out", "-o", parser=output_file)
 OutFolder = Annotated[Path, _FOLDER]
 OutFolderOrNone = Annotated[Path | None, _FOLDER]
 OutFile = Annotated[Path, OUT_FILE]

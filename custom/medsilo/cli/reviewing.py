@@ -61,10 +61,10 @@ def approve(
 ) -> None:
     """At a hospital: let a plan run here, by its hash; list those that asked; or --decline one.
 
-    Signed with the key of the kit. With 'approval: required' in medsilo.yaml nothing else runs. Without a plan: those
-    that asked, and what was decided by whom; the last decision counts. A study that waits is told at once when its plan
-    is declined; after an approval --decline withdraws it: the study stops here before its next answer leaves, and what
-    has already left can not be taken back. --page serves a page at a one-time address until Ctrl-C; studies go on.
+    With 'approval: required' in medsilo.yaml, no other plan runs. The kit's key signs each decision, and the last one
+    counts. Without a plan, the command lists the plans that asked and all decisions. --decline rejects a plan, or
+    withdraws its approval: the study stops here before its next answer leaves. What has left can not be taken back.
+    --page serves a page at a one-time address until Ctrl-C; studies go on.
     """
     from medsilo.site.approvals import ApprovalLimits
 
@@ -199,8 +199,8 @@ def leak_report(
 ) -> None:
     """Say what leaves a site under a job, before anything runs.
 
-    Every group of tensors with its bytes, and every number that is told. docs/privacy.md has the promises, and their
-    tests.
+    The disclosure report lists every group of tensors with its bytes, and every number that a site sends.
+    docs/trust/privacy.md has the promises.
     """
     folder = options.folder_of_settings(local, kit)
     screen.note("reading the plan")

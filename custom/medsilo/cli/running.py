@@ -38,8 +38,9 @@ def run(
 ) -> None:
     """Run a job in NVFlare's simulator, with all its sites on this machine.
 
-    Prints a line per site and round; leaves a folder with models, scores and report.html (docs/run-tree.md). With
-    --more a finished run goes on from its last round, with all that server and sites remember.
+    Prints a line per site and round. Writes a folder with models, scores and report.html
+    (docs/reference/run-folder.md). With --more a finished run goes on from its last round, with all that server and
+    sites remember.
     """
     screen.in_lines = True
     if more:

@@ -57,8 +57,7 @@ class Algorithm(Section):
     # What a plan may add to any method
     amplitude: Amplitude | None = Field(
         None,
-        description="all images take one amplitude spectrum ([harmofl.md](harmofl.md)). `{}` switches it on with its "
-        "defaults; HarmoFL has it on",
+        description="all images take one amplitude spectrum. `{}` switches it on with its defaults; HarmoFL has it on",
     )
     perturbation: Perturbation | None = Field(
         None,

@@ -16,7 +16,7 @@ from medsilo.course.aggregation import SecureAggregation
 from medsilo.registry import AGGREGATIONS
 
 Sealing = Literal["none", "pairwise"]
-CLEAR = "Nothing is sealed: the server, and anyone who reads its disk, sees every tensor that leaves a hospital."
+CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every tensor that leaves a hospital."
 MEASURED_LINE = 4000  # kbit/s: the value that stands for "as measured"
 
 
@@ -35,8 +35,7 @@ class TransportSettings(Feature):
     )
     sealing: Sealing = Field(
         "none",
-        description="whether hospitals send what the server cannot read "
-        "([secure-aggregation.md](secure-aggregation.md)). `pairwise`: it learns sums only",
+        description="whether hospitals send what the server cannot read. `pairwise`: it learns sums only",
     )
     sealing_threshold: int | None = Field(
         None,

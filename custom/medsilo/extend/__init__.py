@@ -1,4 +1,4 @@
-"""The names that a plug-in imports of medsilo, and nothing else of it. docs/extend.md shows them in use.
+"""The names that a plug-in imports of medsilo, and nothing else of it. docs/research/extend.md shows them in use.
 
 Each is here once, and is loaded when it is first used, so that importing this module costs nothing.
 """

@@ -99,7 +99,7 @@ class ModelsAndSelector(Algorithm):
         "server-adam",
         description="how selectors are averaged. `server-adam`: SGD at the sites, and the server takes Adam's steps "
         "along their mean change. `adam-moments`: Adam's moments are averaged with the weights. `none`: the weights "
-        "alone, as in the paper's text ([it hardly learns](fedsm.md))",
+        "alone, as in the paper's text",
     )
     selector_step: Literal["batch", "full-batch"] = Field(
         "batch", description="a step per batch, or one per round with the sum of all batches' gradients"
@@ -256,7 +256,7 @@ def _says_of_sums(tensors: Tensors) -> Sequence[str]:
 
 
 class FedSM(ModelsAndSelector):
-    """All three train together (Alg. 1).
+    """A global model, personal models that meet by SoftPull, and a selector train together (Alg. 1).
 
     At the end they make one super model, with which an image goes to the model of the hospital it resembles when the
     selector is sure enough, else to the global one (Alg. 2).
@@ -277,7 +277,7 @@ class FedSM(ModelsAndSelector):
         "alike, and it is done after two rounds. The others train it by steps, though each hospital sees one label "
         "only. `server-adam`: SGD at the sites, and the server takes Adam's steps along their mean change. "
         "`adam-moments`: Adam's moments are averaged with the weights. `none`: the weights alone, as in the paper's "
-        "text ([it hardly learns](fedsm.md))",
+        "text",
     )
     personal_method: PersonalMethod | None = Field(
         None,

@@ -69,7 +69,7 @@ class Mixing(Feature):
     robust: Robust | None = Field(
         None,
         description="what takes the place of every mean over hospitals, so that a few dishonest ones can't bend the "
-        "model ([privacy.md](privacy.md#robust-rules)). Hospitals count alike in it, unless `share_cap` is given with "
+        "model. Hospitals count alike in it, unless `share_cap` is given with "
         "`norm-bound` or `geometric-median`. Groups of which every hospital has values of its own stay as the method "
         "mixes them",
     )

@@ -1,4 +1,4 @@
-"""Every file and folder name of a run's folder and of a comparison's folder; docs/run-tree.md has their meanings."""
+"""Every file and folder name of a run's folder and of a comparison's; docs/reference/run-folder.md explains them."""
 
 from pathlib import Path
 

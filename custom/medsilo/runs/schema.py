@@ -1,6 +1,6 @@
 """The record of a study as typed models: what is in a run's JSON files at the server.
 
-`docs/run-tree.md` is made from the descriptions below: `python -m docs.tables`.
+`docs/reference/run-folder.md` is made from the descriptions below: `python -m docs.tables`.
 """
 
 from collections.abc import Iterator
@@ -227,7 +227,7 @@ class SiteResult(RecordPart):
     )
     figures: dict[str, Number | None] = Field(
         {},
-        description="what else was measured on the test cases ([below](#figures)); `null` where there is nothing to "
+        description="what else was measured on the test cases; `null` where there is nothing to "
         "measure, such as a structure that no case has",
     )
     withheld: list[str] = Field(
@@ -358,8 +358,7 @@ class Summary(RecordPart):
     )
     stands_out: dict[str, list[Text]] = Field(
         {},
-        description="site → what stands out in its updates, in words ([privacy.md](privacy.md#robust-rules)); nothing "
-        "is left out",
+        description="site → what stands out in its updates, in words; nothing is left out",
     )
     details: Details = Field(Details(), description="what the method found out or rests on, see below")
     seconds: Seconds | None = Field(None, description="time that the study took")

@@ -34,16 +34,16 @@ def predict(
     site: options.ModelOf = "",
     others: Annotated[
         list[Path],
-        several("MODEL", "a further model of the same task, which may be repeated: all answer together", "--with"),
+        several("MODEL", "a further model of the same task, for an ensemble; may be repeated", "--with"),
     ],
     device: Annotated[str, option("DEVICE", options.DEVICES)] = "auto",
     site_config: options.SiteConfig = None,
 ) -> int:
     """Find masks or classes in a hospital's own images or recordings, or what a table's lines ask for.
 
-    Writes a mask for each image, on its own grid, predictions.csv and .json, and overview.png with outlines of what was
-    found in the first images; of tables and recordings predictions.csv and .json with a line for each line or window,
-    and recordings.csv with one for each recording. A model of dicom-folder writes a DICOM segmentation and a structured
+    For images it writes a mask on each image's own grid, predictions.csv and .json, and overview.png with outlines in
+    the first images. For tables and recordings it writes predictions.csv and .json, with a row for each line or window.
+    recordings.csv has a row for each recording. A model of dicom-folder writes a DICOM segmentation and a structured
     report for each series. With several models the mean of their probabilities decides. Ends with 1 if any image,
     line or recording failed.
     """
@@ -95,7 +95,7 @@ def export(
 ) -> None:
     """Write a run's model or super model as a MONAI Bundle.
 
-    docs/supermodel.md says how MONAI runs it, and docs/nnunet.md how nnU-Net runs its own form.
+    docs/after/use-a-model.md says how MONAI runs it, and docs/research/nnunet.md how nnU-Net runs its own form.
     """
     screen.note("reading the model")
     from medsilo_lab.deploy.exporter import export as write

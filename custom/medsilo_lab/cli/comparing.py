@@ -113,8 +113,8 @@ def compare(
 ) -> int:
     """Run methods and seeds on one task and write a table with intervals.
 
-    Every row runs with every seed. Called again, it skips what is finished; a run that fails stops no other. A folder
-    with runs of another plan, other settings or another medsilo is refused.
+    Every row runs with every seed. Called again, it skips what is finished; a run that fails stops no other. The
+    command rejects a folder with runs of another plan, other settings or another medsilo.
     """
     shown_rows = ", ".join([*methods, *(one.partition(":")[0] for one in row)])
     from medsilo_lab.study.boundaries import MOST

@@ -36,7 +36,7 @@ def init(
         Path | None,
         option(
             "FOLDER",
-            "write a folder of three drawn hospitals there to try out, and end",
+            "write a folder of three synthetic hospitals there to try out, and end",
             parser=options.output_folder,
         ),
     ] = None,
@@ -45,7 +45,7 @@ def init(
     """Look at a folder of images, tables or recordings; write medsilo.yaml and a job, each choice with its reason.
 
     Checks them, trains every hospital alone for a minute or two, and writes that run's page. Overwrites nothing
-    (docs/start.md).
+    (docs/start/tutorial.md).
     """
     if (folder is None) == (example is None):
         return screen.fail(MedsiloError("give the folder of your data, or --example FOLDER without one"), 2)
@@ -108,7 +108,7 @@ def _write_example(screen: Screen, folder: Path) -> None:
     from medsilo.tasks.synthetic.prostate import write_example
 
     patients = write_example(folder)
-    screen.say(f"three drawn hospitals with {patients} patients: {folder}\nnow: medsilo init {folder}")
+    screen.say(f"three synthetic hospitals with {patients} patients: {folder}\nnow: medsilo init {folder}")
     screen.answer(example=folder, patients=patients)
 
 

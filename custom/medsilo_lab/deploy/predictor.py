@@ -145,7 +145,7 @@ def asked_to_predict(
     if name not in PREDICTORS:
         raise MedsiloError(
             f"task {task} reads no image files or others that could be predicted; give a model of a task that does "
-            "(docs/your-data.md), or of synthetic-prostate to try it"
+            "(docs/start/your-data.md), or of synthetic-prostate to try it"
         )
     predicting: Predictor = PREDICTORS[name](source, given, out, compute.device, say, data, run)
     return predicting

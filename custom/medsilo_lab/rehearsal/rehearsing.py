@@ -23,8 +23,8 @@ def rehearse(
 ) -> int:
     """Walk through a whole consortium on this machine, over mutual TLS, and show what each person types.
 
-    Makes kits for everybody in the consortium's file, starts server and hospitals, checks, approves, submits, watches,
-    fetches and stops, each by the command that it shows. Everything listens on this machine only.
+    Makes kits for everybody in the consortium's file, and starts server and hospitals. Then it checks, approves,
+    submits, watches, fetches and stops. It shows the command of each step. Everything listens on this machine only.
     """
     from medsilo_lab.rehearsal.walk import Walk
 

@@ -19,14 +19,14 @@ Leads = Annotated[
     typer.Option(
         "--lead",
         metavar="FINGERPRINT",
-        help="of the key that signed a release, as its lead told you by another way than the folder; may be repeated",
+        help="of the key that signed a release, which its lead gave you separately; may be repeated",
     ),
 ]
 
 
 def release(
     screen: Screen,
-    runs: Annotated[list[Path], typer.Argument(help="a run's folder; of several the models answer together")],
+    runs: Annotated[list[Path], typer.Argument(help="a run's folder; several make an ensemble")],
     *,
     out: options.OutFolder = Path("release"),
     site: Annotated[str, typer.Option(metavar="HOSPITAL", help="whose own model, where each has one")] = "",
@@ -41,8 +41,8 @@ def release(
 ) -> int:
     """Make a signed folder of a run's model, which any hospital tests on its own patients by `medsilo validate`.
 
-    It holds the model, its plan and its card, with the scores that hospitals told. Tell the hospitals the fingerprint
-    of your key by another way than the folder.
+    It holds the model, its plan and its card, with the scores that hospitals disclosed. Give the hospitals the
+    fingerprint of your key by another way than the folder.
     """
     from medsilo.site import signed, signing
     from medsilo_lab.release.release_folder import Conditions, Release, write_release
@@ -71,7 +71,7 @@ def validate(
     """Test a released model on this hospital's own patients: no kit, no network and no account are needed.
 
     All cases are tested. The page, with its pictures, stays here. The last line has the score and the cases in this
-    hospital's own steps (medsilo.yaml, --settings): these may be mailed to the lead.
+    hospital's own steps (medsilo.yaml, --settings). That line may be mailed to the lead.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
     from medsilo_lab.release.release_folder import Release

@@ -32,7 +32,7 @@ READ = (
 )
 HOW = (
     "put images into images/ and masks of the same names into labels/, or images into folders named after their "
-    f"classes, or write {TABLE} (docs/your-data.md)"
+    f"classes, or write {TABLE} (docs/start/your-data.md)"
 )
 
 
@@ -362,7 +362,7 @@ def _refuse_parts(tops: Iterable[str]) -> None:
     if parts:
         raise DataError(
             f"folders {_shown(parts)} are parts and neither hospitals nor classes; write {TABLE} with a column 'part', "
-            "or put all cases together and let medsilo draw the parts by patient (docs/your-data.md)"
+            "or put all cases together and let medsilo draw the parts by patient (docs/start/your-data.md)"
         )
 
 

@@ -39,7 +39,7 @@ class Folder:
 
     >>> from pathlib import Path
     >>> folder = Folder(Path("docs"), "st-anna", lambda: None, None)
-    >>> "start.md" in folder.files
+    >>> "start/tutorial.md" in folder.files
     True
     >>> folder.by_hospital(["north/well/1.txt", "south/ill/1.txt"])
     {'north': ['north/well/1.txt'], 'south': ['south/ill/1.txt']}
@@ -253,7 +253,7 @@ JOB, TRIAL, CHECKS = "job", "trial", "check"
 WIDTH = 118
 OF_PLAN = (
     "What all hospitals agree on, drafted by 'medsilo init' from one folder: read it, and change what you know better.",
-    "docs/plan.md has every key, docs/your-data.md those of the task.",
+    "docs/reference/keys.md has every key, docs/start/your-data.md those of the task.",
 )
 OF_SETTINGS = (
     "What only this hospital decides, drafted by 'medsilo init'. No job and no plan can change it.",

@@ -301,7 +301,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
             names = ", ".join(list(table.cells)[:MOST_LEVELS])
             raise DataError(
                 f"no column of {table.path.name} says what is to be learned; name it with --target COLUMN, or call two "
-                f"'time' and 'event' (docs/your-data.md). There are {names}"
+                f"'time' and 'event' (docs/start/your-data.md). There are {names}"
             )
     return "classification", {site: (str(target),) for site, target in targets.items()}
 

@@ -59,7 +59,7 @@ class FolderTask(OwnFolder):
         description="structures, which have the labels 1, 2, ... (0 is background); or classes, which are 0, 1, ...",
     )
     size: tuple[Length, ...] = Field(default=(96, 96, 32), description="what the network reads in training")
-    intensity: Intensity = Field(Percentiles(), description="how intensities are scaled ([your-data.md](your-data.md))")
+    intensity: Intensity = Field(Percentiles(), description="how intensities are scaled")
     augmentation: tuple[Augmentation, ...] = Field(default=(), description="changes by chance in training")
     foreground: float = Field(default=0.5, ge=0, le=1, description="share of training pieces with a structure in them")
     overlap: float = Field(default=0.25, ge=0, lt=1, description="of the windows in evaluation")

@@ -23,7 +23,7 @@ class ImageFolder(FolderTask):
 
     name: Literal["image-folder"] = "image-folder"
     size: tuple[Length, ...] = Field(default=(256, 256), description="what the network reads in training")
-    intensity: Intensity = Field(Bytes(), description="how intensities are scaled ([your-data.md](your-data.md))")
+    intensity: Intensity = Field(Bytes(), description="how intensities are scaled")
     colours: Literal["rgb", "grey"] = Field(
         "rgb", description="read three channels, of a grey image three equal ones; or one"
     )

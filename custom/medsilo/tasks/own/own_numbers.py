@@ -206,7 +206,7 @@ class SignalFolder(OwnFolder, ByKind):
     signals: ReadColumns = Field(
         default=(Column(name="signal"),),
         description="what the network reads: names of columns with numbers, in turn; `{name: ..., low: 0, high: 300}` "
-        "bounds them ([your-data.md](your-data.md#time-series))",
+        "bounds them",
     )
 
     @model_validator(mode="after")

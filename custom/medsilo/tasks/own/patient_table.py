@@ -64,7 +64,7 @@ class PatientTable(ByKind):
     columns: ReadColumns = Field(
         default=(Column(name="age"),),
         description="what the network reads: names of columns with numbers, or `{name: ..., levels: [...]}` of "
-        "categories ([your-data.md](your-data.md#a-table))",
+        "categories",
     )
     target: Text = Field(default="outcome", description="column with the class, or with the number of a regression")
     time: Text = Field("time", description="of survival: column with the time until the event or the last visit")
