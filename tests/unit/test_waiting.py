@@ -3,6 +3,7 @@
 Tensors on torch's meta device have no values, so each question about a value is an error there: it stands for a card.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from medsilo.core.errors import DataError
 from medsilo.federation.participant import Participant
-from medsilo.learning import loop
+from medsilo.learning import compute, loop
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.class_weights import balanced_softmax, weighted
 from medsilo.learning.compute import Compute
@@ -216,14 +217,14 @@ def test_a_site_touches_its_own_card_alone(monkeypatch: pytest.MonkeyPatch) -> N
     with Compute.choose("cpu").reproducible(0):
         assert torch.get_deterministic_debug_mode() == 0
     assert not card.touched and not card.emptied
-    monkeypatch.delenv(loop.ONE_WORKSPACE[0], raising=False)
+    monkeypatch.delenv(compute.ONE_WORKSPACE[0], raising=False)
     own = Compute.choose("cuda:2")
     with own.reproducible(0):
         assert torch.get_deterministic_debug_mode() == 1  # what has no order of sums warns
         assert not torch.utils.deterministic.fill_uninitialized_memory
     assert set(card.touched) == {own.device} and card.emptied == 1
     assert torch.get_deterministic_debug_mode() == 0 and torch.utils.deterministic.fill_uninitialized_memory
-    assert loop.os.environ[loop.ONE_WORKSPACE[0]] == ":4096:8"
+    assert os.environ[compute.ONE_WORKSPACE[0]] == ":4096:8"
 
 
 def test_a_card_is_told_with_what_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def attached() -> set[str]:
     """Return the packages of ours that an entry point attaches to the engine here, and those that always run."""
     entries = (entry for one in filter(is_installed, OURS) for entry in distribution(one).entry_points)
     found = {entry.module.partition(".")[0] for entry in entries if entry.group.startswith(ATTACHING)}
-    return {*filter(is_ours, found), *filter(is_here, ALWAYS)}
+    return {*filter(is_here, (*filter(is_ours, found), *ALWAYS))}
 
 
 def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
