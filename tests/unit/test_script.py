@@ -3,11 +3,13 @@
 import doctest
 import json
 import pickle
+import re
 import tempfile
 from collections.abc import Iterator
 from inspect import Parameter, signature
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import nvflare.client as flare
 import pytest
@@ -533,6 +535,35 @@ def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Pat
         optimizer.step()
     with pytest.raises(MedsiloError, match="closure"):
         site.optimizer.step()
+
+
+def test_the_guides_iteration_lets_monais_trainer_step_by_harmofl(root: Path, tmp_path: Path) -> None:
+    """MONAI's handlers for statistics read a list, which MONAI makes of a batch only when the event is fired."""
+    from monai.engines import SupervisedTrainer
+    from monai.handlers import StatsHandler
+
+    guide = (root / "docs/research/own-script.md").read_text()
+    (code,) = re.findall(r"```python\n(from monai[^`]*def iteration[^`]*)```", guide)
+    site, model, optimizer = stepped(tmp_path, "harmofl", {"amplitude": None})
+    known: dict[str, Any] = {"site": site}
+    exec(code, known)
+    before = model[0].weight.clone()
+    losses: list[float] = []
+    trainer = SupervisedTrainer(
+        device=torch.device("cpu"),
+        max_epochs=1,
+        train_data_loader=[{"image": torch.randn(6, 2), "label": torch.tensor([0, 1] * 3)}],
+        network=model,
+        optimizer=optimizer,
+        loss_function=nn.CrossEntropyLoss(),
+        iteration_update=known["iteration"],
+        train_handlers=StatsHandler(
+            iteration_print_logger=lambda engine: losses.append(engine.state.output[0]["loss"])
+        ),
+    )
+    trainer.run()
+    assert len(losses) == 1 and not torch.equal(model[0].weight, before)
+    assert site.finish().groups
 
 
 def test_a_loop_that_trains_one_network_of_two_is_told_to_train_both(tmp_path: Path) -> None:
