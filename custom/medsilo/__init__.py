@@ -35,12 +35,9 @@ else:
 
     def __getattr__(name: str) -> object:
         """Import a public name when it is first used."""
-        from medsilo.core.lazy import named_in, places_in
+        from medsilo.core.lazy import lazily
 
-        if name not in places_in(__file__):
-            raise AttributeError(f"module 'medsilo' has no attribute {name!r}")
-        found = globals()[name] = named_in(__file__, name)
-        return found
+        return lazily(__name__, __file__)(name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -94,7 +94,7 @@ def _hospitals_that_cannot(participation: Participation, transport: TransportSet
     """Yield why these hospitals can't seal so."""
     named = len(participation.sites)
     if not named:
-        yield ("transport.sealing: name the hospitals in participation.sites: else every connected site counts as one")
+        yield "transport.sealing: name the hospitals in participation.sites: else every connected site counts as one"
     if min(named, participation.required) < LEAST_SEALED:
         yield (
             f"transport.sealing: {participation.required} hospitals are enough for this plan, and sealing needs "

@@ -1,6 +1,8 @@
 """Names that are imported when they are first used, so that importing the module that gives them costs nothing."""
 
 import ast
+import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +14,19 @@ def places_in(file: str) -> dict[str, str]:
     blocks = [node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If)]
     imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
     return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def lazily(module: str, file: str) -> Callable[[str], object]:
+    """Return a module's `__getattr__`, which imports a name of `places_in(file)` when it is first used."""
+
+    def get(name: str) -> object:
+        if name not in places_in(file):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        found = named_in(file, name)
+        setattr(sys.modules[module], name, found)
+        return found
+
+    return get
 
 
 def named_in(file: str, name: str) -> object:

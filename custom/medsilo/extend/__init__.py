@@ -6,7 +6,7 @@ Each is here once, and is loaded when it is first used, so that importing this m
 from typing import TYPE_CHECKING
 
 from medsilo import __version__
-from medsilo.core.lazy import named_in, places_in
+from medsilo.core.lazy import lazily, places_in
 
 if TYPE_CHECKING:
     from medsilo.cli.show import Command, Screen
@@ -40,11 +40,4 @@ if TYPE_CHECKING:
 
 NAMES = places_in(__file__)
 __all__ = ["__version__", *NAMES]
-
-
-def __getattr__(name: str) -> object:
-    """Import a name when it is first used."""
-    if name not in NAMES:
-        raise AttributeError(f"module 'medsilo.extend' has no attribute {name!r}")
-    found = globals()[name] = named_in(__file__, name)
-    return found
+__getattr__ = lazily(__name__, __file__)

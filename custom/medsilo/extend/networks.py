@@ -5,7 +5,7 @@ Each is here once, and is loaded when it is first used. `medsilo_adapters` shows
 
 from typing import TYPE_CHECKING
 
-from medsilo.core.lazy import named_in, places_in
+from medsilo.core.lazy import lazily, places_in
 
 if TYPE_CHECKING:
     from medsilo.core import shelf
@@ -15,11 +15,4 @@ if TYPE_CHECKING:
 
 NAMES = places_in(__file__)
 __all__ = [*NAMES]
-
-
-def __getattr__(name: str) -> object:
-    """Import a name when it is first used."""
-    if name not in NAMES:
-        raise AttributeError(f"module 'medsilo.extend.networks' has no attribute {name!r}")
-    found = globals()[name] = named_in(__file__, name)
-    return found
+__getattr__ = lazily(__name__, __file__)

@@ -12,7 +12,6 @@ from medsilo.core.text import plain
 from medsilo.runs.messages import Parcel
 
 Outgoing = Callable[[str], Parcel]
-
 Receive = Callable[[str, Parcel], None]
 
 

@@ -11,9 +11,7 @@ from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.course.phase import Group, Ranges
 from medsilo.learning.compute import is_finite
-from medsilo.runs.messages import (
-    same_names,
-)
+from medsilo.runs.messages import same_names
 
 
 def check_engine(server: Any) -> None:
