@@ -18,7 +18,7 @@ from typing import Any
 
 from medsilo.core.errors import PlanError
 from medsilo.core.package import ENGINE as OWN
-from medsilo.core.package import OURS, canonical, facts_of, files_of, in_words, is_installed, place_in_package
+from medsilo.core.package import OURS, canonical, facts_of, files_in, files_of, in_words, is_installed, place_in_package
 from medsilo.core.text import is_safe_name
 
 ANY = ("*",)  # every installed package is allowed: where one person owns everything
@@ -105,7 +105,10 @@ class PluginTable(Mapping[str, Any]):
             raise PlanError(told, private=str(error)) from error
         self._check(found, name, package)
         file = Path(sys.modules[entry.module].__file__ or "").resolve()
-        own = place_in_package(str(file)) if package == OWN else file in map(Path.resolve, files_of(package).values())
+        if package == OWN:  # of our distributions each may lie in a folder of its own
+            own = place_in_package(str(file)) or (entry.dist is not None and file in files_in(entry.dist))
+        else:
+            own = file in map(Path.resolve, files_of(package).values())
         if not own:
             told = "is imported from elsewhere; remove other copies of its modules"
             raise PlanError(f"package {package}: {name!r} {told}")

@@ -109,6 +109,11 @@ def files_of(name: str) -> dict[str, Path]:
     return {path.as_posix(): Path(str(found.locate_file(path))) for path in recorded if _is_content(path)}
 
 
+def files_in(found: Distribution) -> set[Path]:
+    """Return the files that a distribution was installed with."""
+    return {Path(str(found.locate_file(path))).resolve() for path in found.files or ()}
+
+
 def attached() -> set[str]:
     """Return the packages of ours that an entry point attaches to the engine here, and those that always run."""
     entries = (entry for one in filter(is_installed, OURS) for entry in distribution(one).entry_points)
