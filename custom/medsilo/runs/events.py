@@ -98,14 +98,44 @@ def follow(kit: Path, of: str = "") -> Iterator[str]:
         time.sleep(POLL)
 
 
+def connected(kit: Path) -> dict[str, bool]:
+    """Return who was connected to a server or a hospital, and whether they are, by the kit's last lines."""
+    here = dict[str, bool]()
+    for columns in map(_columns, read(kit)):
+        if columns is None:
+            continue
+        _, _, what, who, study, *_ = columns
+        if what == "started":
+            here = dict.fromkeys(here, False)
+        elif study == "-" and who != "-" and what in ("joined", "back", "away"):
+            here[who] = what != "away"
+    return here
+
+
+def jobs(kit: Path) -> dict[str, str]:
+    """Return the last job of each study in a kit's lines."""
+    return {columns[4]: columns[5] for columns in map(_columns, read(kit)) if columns}
+
+
+def is_news(line: str) -> bool:
+    """Return whether somebody is to be told of a line at once."""
+    columns = _columns(line)
+    return bool(columns) and (columns[1] == "WARNING" or columns[2] in ("back", "ended"))
+
+
 def shown(line: str) -> str:
     """Return a line as people read it; what is damaged stays one line."""
-    columns = line.split("\t", COLUMNS - 1)
-    if len(columns) != COLUMNS:
+    columns = _columns(line)
+    if columns is None:
         return plain(line)
     at, level, what, who, study, job, text = map(plain, columns)
     of = " ".join(name for name in (who, study, job) if name != "-")
     return f"{at}  {level:<7}  {what:<8}  {f'{of}: ' if of else ''}{text}"
+
+
+def _columns(line: str) -> list[str] | None:
+    columns = line.rstrip("\n").split("\t", COLUMNS - 1)
+    return columns if len(columns) == COLUMNS else None
 
 
 def _is_of(line: str, of: str) -> bool:
