@@ -62,7 +62,7 @@ def write(kit: Path, event: Event) -> None:
 
 
 class _Rolling(RotatingFileHandler):
-    def _open(self):  # type: ignore[no-untyped-def]
+    def _open(self):
         return os.fdopen(
             os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE), "a", encoding="utf-8"
         )
@@ -120,7 +120,7 @@ def jobs(kit: Path) -> dict[str, str]:
 def is_news(line: str) -> bool:
     """Return whether somebody is to be told of a line at once."""
     columns = _columns(line)
-    return bool(columns) and (columns[1] == "WARNING" or columns[2] in ("back", "ended"))
+    return columns is not None and (columns[1] == "WARNING" or columns[2] in ("back", "ended"))
 
 
 def shown(line: str) -> str:

@@ -20,9 +20,10 @@ from nvflare.lighter.utils import load_private_key, sign_folders
 
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, make_folder, write_json, write_text
+from medsilo.site.kit import HOSPITALS
 from medsilo.site.policy import CONTROLLER
 from medsilo.site.settings import SiteSettings
-from medsilo_lab.consortium.description import HOSPITALS, PRIVATE, SERVICE, Consortium
+from medsilo_lab.consortium.description import PRIVATE, SERVICE, Consortium
 
 HERE = Path(__file__).parent
 RUN, GUARD = "keep-running.sh", "site_guard.py"  # files beside this one, as SERVICE
@@ -35,6 +36,7 @@ OWN_COMPONENTS = {  # of the server's own process
     "forgotten_jobs": "nvflare_reliability.cleanup.ForgottenJobs",
     "bounded_streams": "nvflare_reliability.cleanup.BoundedStreams",
     "returning_sites": "nvflare_reliability.liveness.ReturningSites",
+    "known_hospitals": "medsilo.flare.admission.KnownHospitals",
     "kit_events": "medsilo.flare.kit_events.ServerEvents",
 }
 
