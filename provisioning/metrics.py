@@ -1,8 +1,9 @@
 """Numbers of a server or a hospital for Prometheus, probes and people: python provisioning/metrics.py KIT
 
 /metrics has numbers in Prometheus's text form, /healthz says whether the party is up, both on 127.0.0.1 alone. With
---webhook, at the server, a URL gets {"text": ...} when a hospital misses a round and when it is back. It reads the
-kit's files, takes no part in studies, and needs this package beside it; grafana.json is a dashboard for it.
+--webhook a URL gets {"text": ...} when a study ends or fails, a hospital is away, back or refused, no round ends, a
+certificate or the disk runs out, or the party is not up. It reads the kit's files, takes no part in studies, and needs
+medsilo[metrics]. grafana.json is a dashboard for it, alerts.yaml has rules for Prometheus.
 """
 
 import argparse
@@ -14,34 +15,46 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from statistics import median
 from threading import Thread
 from urllib.parse import urlsplit
 
 import psutil
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from medsilo.check.at_home import KitAtHome
-from medsilo.check.kit import read_kit, trouble
+from medsilo.check.kit import SOON, Kit, end_of, read_kit, trouble
 from medsilo.check.spending import spent
 from medsilo.core.errors import MedsiloError
-from medsilo.flare.leftovers import studies_of
-from medsilo.runs import paths
+from medsilo.flare.leftovers import command_lines, studies_of
+from medsilo.runs import events, paths
 from medsilo.runs.reading import read_now, read_rounds, read_summary
-from medsilo.runs.schema import Turns
+from medsilo.runs.schema import Round, Turns
 from medsilo.runs.watching import studies
 from medsilo.site.ledger import ledgers
 
 Sample = tuple[str, dict[str, str], float | None]
-LOOK = 10.0  # seconds between two looks for hospitals that fall out
+LOOK = 10.0  # seconds between two looks for trouble
+STILL, USUAL = 600.0, 5  # seconds without a round, or so many usual rounds if they are longer, until it is trouble
+DISK = 10.0  # GB that are to be free
+Trouble = dict[tuple[str, str], str]  # what is wrong, with whom or what → in words
 HERE = "127.0.0.1"
 LATELY = 30 * 86_400.0  # seconds since a study changed, from where on it is told no more
 HELP = {
     "up": "1 if the server listens, or the site is connected",
+    "site_connected": "1 if a hospital is connected to the server, or the server to this hospital",
+    "trouble": "1 while something needs somebody: down, certificate, disk, standstill",
+    "certificate_end_timestamp_seconds": "when the first certificate of the kit ends",
     "memory_bytes": "held by the processes of this kit",
     "disk_free_bytes": "where studies are kept",
-    "studies": "changed in the last 30 days, by state",
+    "studies": "changed in the last 30 days, by state: running, finished, failed, or stopped without an outcome",
     "rounds": "finished rounds of a study",
     "round_seconds": "of the last round of a study, at the server",
     "changed_timestamp_seconds": "when a study was last heard of",
@@ -59,18 +72,23 @@ HELP = {
 }
 
 
-def samples(kit: Path) -> Iterator[Sample]:
+def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
     """Yield all that can be read at the moment; what can't is counted."""
     party, unreadable = read_kit(kit), 0
     folder = studies_of(kit)
     yield "up", {"party": party.name}, trouble(party) is None
+    for name, here in events.connected(kit).items():
+        yield "site_connected", {"site": name}, here and trouble(party) is None
+    yield "certificate_end_timestamp_seconds", {}, _end(party)
+    for what, about in troubles(kit, disk):
+        yield "trouble", {"what": what, "about": about}, 1
     yield "memory_bytes", {}, _memory(str(kit.resolve()))
     if folder.is_dir():
         yield "disk_free_bytes", {}, shutil.disk_usage(folder).free
     parts: list[Callable[[], Iterator[Sample]]] = []
     if party.party == "server":
-        runs = [path.parent for path in folder.glob(f"*/{paths.PLAN}") if _lately(path.parent / paths.ROUNDS)]
-        parts = [partial(_of_run, run) for run in sorted(runs)]
+        lines = command_lines()
+        parts = [partial(_of_run, run, lines) for run in _runs(folder)]
     else:
         parts = [partial(_of_site, kit, party.name), partial(_of_hospital, kit)]
     for part in parts:
@@ -81,17 +99,87 @@ def samples(kit: Path) -> Iterator[Sample]:
     yield "unreadable", {}, unreadable
 
 
-def _lately(path: Path) -> bool:
-    return path.exists() and time.time() - path.stat().st_mtime < LATELY
+def _end(party: Kit) -> float | None:
+    try:
+        return end_of(party).timestamp()
+    except (OSError, ValueError):
+        return None  # `medsilo check --kit` says what is wrong with it
 
 
-def _of_run(run: Path) -> Iterator[Sample]:
-    own, rounds, turns = {"study": run.name}, read_rounds(run, growing=True), read_now(Turns, run)
-    ended = (run / paths.SUMMARY).exists() and turns is None
-    yield "studies", own | {"state": read_summary(run).status if ended else "running"}, 1
+def _runs(folder: Path) -> list[Path]:
+    """Return the server's studies that changed lately."""
+    found = sorted(path.parent for path in folder.glob(f"*/{paths.PLAN}"))
+    return [run for run in found if time.time() - _changed(run) < LATELY]
+
+
+def _changed(run: Path) -> float:
+    """Return when a study was last heard of, also before its first round."""
+    told = (run / name for name in (paths.PLAN, paths.ROUNDS, paths.NOW))
+    return max(path.stat().st_mtime for path in told if path.exists())
+
+
+def _state(run: Path, lines: str) -> str:
+    """Return how a study of the server is. lines: of commands that run; that of the job's process names the job."""
+    jobs = (run / paths.JOBS).read_text("utf-8").split() if (run / paths.JOBS).exists() else []
+    if jobs and jobs[-1] in lines:
+        return "running"
+    return read_summary(run).status if (run / paths.SUMMARY).exists() else "stopped"
+
+
+def troubles(kit: Path, disk: float = DISK, now: float | None = None) -> Trouble:
+    """Return what needs somebody at this party. disk: GB that are to be free."""
+    now, party, folder = now or time.time(), read_kit(kit), studies_of(kit)
+    found: Trouble = {}
+    if why := trouble(party):
+        found["down", party.name] = f"{party.name} is not up: {why}"
+    end = _end(party)
+    if end is not None and end - now < SOON.total_seconds():
+        day = datetime.fromtimestamp(end, UTC)
+        found["certificate", party.name] = f"a certificate of {party.name} ends on {day:%Y-%m-%d}; renew its kit"
+    if folder.is_dir() and (free := shutil.disk_usage(folder).free) < disk * 1e9:
+        told = f"{free / 1e9:.1f} GB are free for studies at {party.name}, fewer than {disk:g}; see medsilo clean"
+        found["disk", party.name] = told
+    lines = command_lines() if party.party == "server" else ""
+    for run in _runs(folder) if lines else ():
+        with suppress(MedsiloError, OSError, ValueError):
+            if _state(run, lines) == "running" and (still := standstill(run, now)):
+                found["standstill", run.name] = f"no round of {run.name} ended for {still / 60:.0f} min"
+    return found
+
+
+def standstill(run: Path, now: float) -> float | None:
+    """Return for how many seconds no round has ended, where these are too many."""
+    usual = [line.seconds for line in _rounds(run)[-20:] if line.seconds]
+    told = (run / name for name in (paths.PLAN, paths.JOBS, paths.ROUNDS))  # a job that goes on adds itself to JOBS
+    since = max(path.stat().st_mtime for path in told if path.exists())
+    return now - since if now - since > max(STILL, USUAL * median(usual or [0.0])) else None
+
+
+def _rounds(run: Path) -> list[Round]:
+    return read_rounds(run, growing=True) if (run / paths.ROUNDS).exists() else []
+
+
+def _heard(run: Path, rounds: list[Round], turns: Turns | None) -> Iterator[tuple[str, float]]:
+    """Yield when each site was last heard in a study that runs: by its turn, or by the last round that it answered."""
+    at = (run / paths.ROUNDS).stat().st_mtime if rounds else 0.0
+    heard: dict[str, float] = {}
+    for line in reversed(rounds):
+        heard |= {site: at for site in line.answered if site not in heard}
+        at -= line.seconds or 0.0
+    for site, turn in turns.sites.items() if turns else ():
+        if turn.asked is not None:  # who has not answered yet was heard before it was asked
+            told = turns.at - turn.asked + (turn.answered or 0.0)
+            heard[site] = told if turn.answered is not None else heard.get(site, told)
+    yield from heard.items()
+
+
+def _of_run(run: Path, lines: str) -> Iterator[Sample]:
+    own, rounds = {"study": run.name}, _rounds(run)
+    state = _state(run, lines)
+    yield "studies", own | {"state": state}, 1
     yield "rounds", own, len(rounds)
     yield "round_seconds", own, rounds[-1].seconds if rounds else None
-    yield "changed_timestamp_seconds", own, (run / paths.ROUNDS).stat().st_mtime
+    yield "changed_timestamp_seconds", own, _changed(run)
     for site in sorted({site for line in rounds for site in line.asked}):
         lines = [line.sites[site] for line in rounds if site in line.sites]
         told = own | {"site": site}
@@ -102,17 +190,18 @@ def _of_run(run: Path) -> Iterator[Sample]:
         yield "site_memory_bytes", told, max((line.memory or 0 for line in lines), default=0)
         yield "site_bytes", told | {"direction": "up"}, sum(line.bytes_up for line in lines)
         yield "site_bytes", told | {"direction": "down"}, sum(line.bytes_down for line in lines)
-    for site, turn in turns.sites.items() if turns else ():
-        if turn.asked is not None and turn.answered is not None:
-            yield "site_heard_timestamp_seconds", own | {"site": site}, turns.at - turn.asked + turn.answered
+    for site, at in _heard(run, rounds, read_now(Turns, run)) if state == "running" else ():
+        yield "site_heard_timestamp_seconds", own | {"site": site}, at
 
 
 def _of_site(kit: Path, site: str) -> Iterator[Sample]:
+    jobs, lines = events.jobs(kit), command_lines()
     for study in studies(studies_of(kit), site):
         if time.time() - study.last > LATELY:
             continue
         own = {"study": study.name, "site": site}
-        state = "finished" if study.ended else "stopped" if study.stopped else "running"
+        runs = not study.stopped and jobs.get(study.name, "\n\n") in lines
+        state = "finished" if study.ended else "running" if runs else "stopped"
         yield "studies", {"study": study.name, "state": state}, 1
         yield "changed_timestamp_seconds", {"study": study.name}, study.last
         yield "site_round", own, study.round
@@ -139,35 +228,42 @@ def _memory(kit: str) -> int:
     return sum(info["memory_info"].rss for info in own if info["memory_info"])
 
 
+class Samples(Collector):
+    """Hands the samples of a moment to prometheus-client."""
+
+    def __init__(self, found: Iterator[Sample]) -> None:
+        self.found = found
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        families: dict[str, GaugeMetricFamily] = {}
+        for name, labels, value in self.found:
+            if value is not None:
+                new = GaugeMetricFamily(f"medsilo_{name}", HELP[name], labels=list(labels))
+                families.setdefault(name, new).add_metric([*labels.values()], float(value))
+        yield from families.values()
+
+
 def as_text(found: Iterator[Sample]) -> str:
     """Return samples in Prometheus's text format."""
-    lines: dict[str, list[str]] = {}
-    for name, labels, value in found:
-        if value is not None:
-            told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-            lines.setdefault(name, []).append(f"medsilo_{name}{{{told}}} {float(value)}")
-    heads = {name: f"# HELP medsilo_{name} {HELP[name]}\n# TYPE medsilo_{name} gauge" for name in lines}
-    return "".join(f"{heads[name]}\n" + "\n".join(own) + "\n" for name, own in lines.items())
+    registry = CollectorRegistry()
+    registry.register(Samples(found))
+    return generate_latest(registry).decode()
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _handler(kit: Path) -> type[BaseHTTPRequestHandler]:
+def _handler(kit: Path, disk: float) -> type[BaseHTTPRequestHandler]:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/metrics":
-                self._send(200, as_text(samples(kit)))
+                self._send(200, as_text(samples(kit, disk)), CONTENT_TYPE_LATEST)
             elif self.path == "/healthz":
                 wrong = trouble(read_kit(kit))
                 self._send(503 if wrong else 200, f"{wrong or 'ok'}\n")
             else:
                 self._send(404, "there are /metrics and /healthz\n")
 
-        def _send(self, code: int, text: str) -> None:
+        def _send(self, code: int, text: str, kind: str = "text/plain; charset=utf-8") -> None:
             self.send_response(code)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Type", kind)
             self.end_headers()
             self.wfile.write(text.encode())
 
@@ -177,40 +273,36 @@ def _handler(kit: Path) -> type[BaseHTTPRequestHandler]:
     return Answer
 
 
-class Absences:
-    """Return who has fallen out of which study, as far as was told."""
+class Troubles:
+    """Says once what is wrong and once that it no longer is."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.known, self.out = folder, dict[str, int](), set[tuple[str, str]]()
+    def __init__(self, look: Callable[[], Trouble]) -> None:
+        self.look, self.known = look, Trouble()
 
     def news(self) -> list[str]:
-        """Return what is new since the last look, in lines; of a study that is first seen, nothing."""
-        told = []
-        for path in sorted(self.folder.glob(f"*/{paths.ROUNDS}")):
-            study = path.parent.name
-            try:
-                rounds = read_rounds(path.parent, growing=True)
-            except MedsiloError:
-                continue
-            for line in rounds[self.known.setdefault(study, len(rounds)) :]:
-                for site in line.asked:
-                    reason, was_out = line.absence(site), (study, site) in self.out
-                    if reason and not was_out:
-                        self.out.add((study, site))
-                        told.append(f"medsilo: {site} fell out of {study} in round {line.round}: {reason}")
-                    elif was_out and not reason:
-                        self.out.remove((study, site))
-                        told.append(f"medsilo: {site} is back in {study} in round {line.round}")
-            self.known[study] = len(rounds)
-        return told
+        """Return what is new since the last look, in lines."""
+        found = self.look()
+        new = [f"medsilo: {text}" for key, text in found.items() if key not in self.known]
+        gone = [f"medsilo: no longer: {text}" for key, text in self.known.items() if key not in found]
+        self.known = found
+        return new + gone
 
 
-def _watch(folder: Path, tell: Callable[[str], None]) -> None:
-    absences = Absences(folder)
+def _watch(kit: Path, disk: float, tell: Callable[[str], None]) -> None:
+    found = Troubles(partial(troubles, kit, disk))
     while True:
-        for text in absences.news():
-            tell(text)
+        try:
+            for text in found.news():
+                tell(text)
+        except (MedsiloError, OSError, ValueError) as error:  # a file that is being written
+            print(f"medsilo: this look failed: {type(error).__name__}", file=sys.stderr, flush=True)
         time.sleep(LOOK)
+
+
+def _pass_on(kit: Path, tell: Callable[[str], None]) -> None:
+    for line in events.follow(kit):
+        if events.is_news(line):
+            tell(f"medsilo: {events.shown(line)}")
 
 
 def post(url: str, text: str) -> None:
@@ -227,21 +319,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kit", type=Path, help="of the server or of a hospital")
     parser.add_argument("--port", type=int, default=9464, help="on 127.0.0.1 (default: 9464)")
-    parser.add_argument("--webhook", metavar="URL", help="at the server; https, or of this machine")
+    parser.add_argument("--webhook", metavar="URL", help="that is told; https, or of this machine")
+    parser.add_argument(
+        "--disk", type=float, default=DISK, metavar="GB", help=f"that are to be free (default: {DISK:g})"
+    )
     given = parser.parse_args()
     try:
-        party = read_kit(given.kit)
+        read_kit(given.kit)
         if given.webhook and not _is_safe(given.webhook):
             raise MedsiloError("--webhook must begin with https://: names of hospitals would leave in clear")
-        if given.webhook and party.party != "server":
-            raise MedsiloError("only the server knows which hospitals fall out; give --webhook there")
-        server = ThreadingHTTPServer((HERE, given.port), _handler(given.kit))
+        server = ThreadingHTTPServer((HERE, given.port), _handler(given.kit, given.disk))
     except MedsiloError as error:
         sys.exit(f"medsilo: {error}")
     except OSError as error:
         sys.exit(f"medsilo: port {given.port} can't be listened on ({type(error).__name__}); give another --port")
     if given.webhook:
-        Thread(target=_watch, args=(studies_of(given.kit), partial(post, given.webhook)), daemon=True).start()
+        tell = partial(post, given.webhook)
+        Thread(target=_watch, args=(given.kit, given.disk, tell), daemon=True).start()
+        Thread(target=_pass_on, args=(given.kit, tell), daemon=True).start()
     print(f"listening: http://{HERE}:{server.server_port}/metrics and /healthz; Ctrl-C ends it", flush=True)
     try:
         server.serve_forever()

@@ -269,10 +269,11 @@ def constants(module: Any) -> None:
     assert core.index("self.in_filter_reg.find(") < core.index("self.message_interceptor, *")
 
 
-@relies("apis.job_def", "ALL_SITES")
+@relies("apis.job_def", "ALL_SITES JobMetaKey.DEPLOY_MAP.value SERVER_SITE_NAME")
 def all_sites(module: Any) -> None:
-    """A job for all connected hospitals is deployed to this name, as our meta.json has it."""
-    assert module.ALL_SITES == "@ALL"
+    """A job for all connected hospitals is deployed to this name, and to the server's, as our meta.json has it."""
+    assert (module.ALL_SITES, module.SERVER_SITE_NAME) == ("@ALL", "server")
+    assert module.JobMetaKey.DEPLOY_MAP.value == "deploy_map"
 
 
 @relies("apis.signal", "Signal.triggered")
@@ -479,6 +480,48 @@ def events(module: Any) -> None:
     source_holds(asked, "fire_event(EventType.BEFORE_CHECK_RESOURCE_MANAGER")
     server = import_module(f"{MODULES}.private.fed.server.fed_server").FederatedServer
     source_holds(server.client_heartbeat, "fire_event(EventType.CLIENT_HEARTBEAT_PROCESSED")
+
+
+@relies(
+    "apis.event_type",
+    "EventType.AFTER_CLIENT_HEARTBEAT EventType.AFTER_CLIENT_REGISTER EventType.CLIENT_REGISTER_PROCESSED",
+    "EventType.SUBMIT_JOB",
+)
+def events_of_kits(module: Any) -> None:
+    """The server's own process is told of each client that asked to be let in, and of each job before it is taken, and
+    refuses one whose JOB_BLOCK_REASON is set. A hospital's is told when it is let in, and after each heartbeat."""
+    server = import_module(f"{MODULES}.private.fed.server.fed_server").FederatedServer
+    source_holds(server.register_client, "fire_event(EventType.CLIENT_REGISTER_PROCESSED")
+    commands = import_module(f"{MODULES}.private.fed.server.job_cmds").JobCommandModule
+    source_holds(commands.submit_job, "fire_event(EventType.SUBMIT_JOB", "get_prop(FLContextKey.JOB_BLOCK_REASON)")
+    source_holds(import_module(f"{MODULES}.private.fed.app.client.client_train"), "EventType.AFTER_CLIENT_REGISTER")
+    source_holds(import_module(f"{MODULES}.private.fed.client.communicator"), "EventType.AFTER_CLIENT_HEARTBEAT")
+    assert module.EventType.SUBMIT_JOB != module.EventType.JOB_COMPLETED
+
+
+@relies(
+    "apis.fl_constant",
+    "FLContextKey.EVENT_DATA FLContextKey.JOB_META FLContextKey.UNAUTHENTICATED SystemComponents.JOB_MANAGER",
+)
+def facts_of_events(module: Any) -> None:
+    """A job's end has its id as data, a job that comes in its meta, and a client that is not let in the reason."""
+    runner = import_module(f"{MODULES}.private.fed.server.job_runner").JobRunner
+    source_holds(runner._fire_job_lifecycle_event, "FLContextKey.EVENT_DATA", "JobMetaKey.JOB_ID.value: job_id")
+    commands = import_module(f"{MODULES}.private.fed.server.job_cmds").JobCommandModule
+    source_holds(commands.submit_job, "set_prop(FLContextKey.JOB_META, meta")
+    clients = import_module(f"{MODULES}.private.fed.server.client_manager")
+    source_holds(clients, "FLContextKey.UNAUTHENTICATED")
+    assert module.SystemComponents.JOB_MANAGER == "job_manager"
+
+
+@relies("apis.fl_context", "FLContext.get_engine.get_component.get_job FLContext.get_prop.get")
+def jobs_of_the_server(module: Any) -> None:
+    """The server's engine has its components by name, and its job manager the meta of each job."""
+    manager = import_module(f"{MODULES}.apis.impl.job_def_manager").SimpleJobDefManager
+    takes(manager.get_job, "self", "job", "context")
+    takes(
+        import_module(f"{MODULES}.private.fed.server.server_engine").ServerEngine.get_component, "self", "job_manager"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- bytes

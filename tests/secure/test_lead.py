@@ -156,8 +156,13 @@ def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path) -> None:
     write_job(tmp_path / "job", make_plan("fedavg"))
     kit, member = consortium.kit(LEAD), consortium.kit(MEMBER)
     absent = "participation.sites=[hospital-a,hospital-z]"
+    unknown = ("participation.minimum=1", "--set", absent, "--set", "participation.when_missing=continue")
     for arguments, words in [
         (("submit", tmp_path / "job", "--kit", kit, "--set", absent), "hospital-z, and connected are hospital-a"),
+        (
+            ("submit", tmp_path / "job", "--kit", kit, "--set", *unknown),
+            "no hospital here is called 'hospital-z'; known",
+        ),
         (("submit", tmp_path / "job", "--kit", member), "not authorized"),
         (("submit", tmp_path / "job", "--kit", tmp_path), "the folder is no kit"),
         (("submit", tmp_path / "job", "--kit", kit, "--set", "training.rounds=x"), "training.rounds"),

@@ -2,25 +2,31 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
 import pytest
+import yaml
 
 from medsilo.federation import inprocess
+from medsilo.runs.events import Event, write
 from medsilo.site.settings import SiteSettings
 from provisioning import metrics
 from tests.conftest import SITES, make_plan
+from tests.secure.consortium import wait_until
 from tests.unit.test_provision import kits_of
 
 CPU = SiteSettings(device="cpu")
-LINE = re.compile(r'medsilo_([a-z_]+)\{(?:[a-z]+="[^"]*",?)*\} -?[0-9.e+-]+')
+LINE = re.compile(r'medsilo_([a-z_]+)(?:\{(?:[a-z]+="[^"]*",?)*\})? -?[0-9.e+-]+')
 
 
 @pytest.fixture(scope="module")
@@ -45,32 +51,107 @@ def test_a_server_tells_rounds_bytes_and_who_missed(kits: Path) -> None:
     kit, path = kits / "localhost", kits / "localhost/medsilo/study/rounds.jsonl"
     rounds = [json.loads(line) for line in path.read_text().splitlines()]
     numbers = told(kit)
-    own, site = 'study="study"', f'study="study",site="{SITES[1]}"'
+    own, site = 'study="study"', f'site="{SITES[1]}",study="study"'
     assert numbers['medsilo_up{party="localhost"}'] == 0 and numbers[f"medsilo_rounds{{{own}}}"] == 2
-    assert numbers[f'medsilo_studies{{{own},state="finished"}}'] == 1 and numbers["medsilo_disk_free_bytes{}"] > 0
+    assert numbers[f'medsilo_studies{{state="finished",{own}}}'] == 1 and numbers["medsilo_disk_free_bytes"] > 0
     assert numbers[f"medsilo_site_answered_rounds{{{site}}}"] == 2 == numbers[f"medsilo_site_round{{{site}}}"]
     sent = sum(line["sites"][SITES[1]]["bytes_up"] for line in rounds)
-    assert numbers[f'medsilo_site_bytes{{{site},direction="up"}}'] == sent > 0
-    absences, before = metrics.Absences(kit / "medsilo"), path.read_text()
-    assert absences.news() == []
+    assert numbers[f'medsilo_site_bytes{{direction="up",{site}}}'] == sent > 0
+    before = path.read_text()
     lost = rounds[1] | {"round": 3, "answered": [], "lost": {SITES[1]: "no answer"}}
     lost["sites"].pop(SITES[1])
     try:
         path.write_text(before + json.dumps(lost) + "\n")
-        (line,) = absences.news()
-        assert f"{SITES[1]} fell out of study in round 3: lost: no answer" in line and absences.news() == []
         assert told(kit)[f"medsilo_site_missed_rounds{{{site}}}"] == 1
-        path.write_text(before + json.dumps(lost) + "\n" + json.dumps(rounds[1] | {"round": 4}) + "\n")
-        assert [line.rpartition(" in ")[0] for line in absences.news()] == [f"medsilo: {SITES[1]} is back in study"]
         path.write_text("damaged\n")
-        assert told(kit)["medsilo_unreadable{}"] == 1
+        assert told(kit)["medsilo_unreadable"] == 1
     finally:
         path.write_text(before)
 
 
+@pytest.fixture
+def led(kits: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """A study that a job leads: a process has the job's name in its command line, as NVFlare's have."""
+    kit, job = kits / "localhost", str(uuid.uuid4())
+    run = shutil.copytree(kit / "medsilo/study", kit / "medsilo/led")
+    for name in ("summary.json", "now.json"):
+        (run / name).unlink(missing_ok=True)
+    (run / "jobs.txt").write_text(f"{job}\n")
+    leads = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", job])
+    yield run, leads
+    leads.kill()
+    leads.wait()
+    shutil.rmtree(run)
+
+
+def test_a_study_runs_while_its_job_does_and_every_site_has_a_time(led: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    """Also between two turns, when nobody has answered yet, and before the first round."""
+    run, leads = led
+    kit, text = run.parents[1], (run / "rounds.jsonl").read_text()
+
+    def heard() -> dict[str, float]:
+        numbers = told(kit)
+        assert numbers['medsilo_studies{state="running",study="led"}'] == 1
+        return {site: numbers[f'medsilo_site_heard_timestamp_seconds{{site="{site}",study="led"}}'] for site in SITES}
+
+    at = (run / "rounds.jsonl").stat().st_mtime
+    assert set(heard().values()) == {at}
+    sites = {site: {"asked": 5.0, "answered": None} for site in SITES} | {SITES[0]: {"asked": 5.0, "answered": 2.0}}
+    (run / "now.json").write_text(json.dumps({"task": "round", "round": 3, "at": at + 10, "sites": sites}))
+    assert heard() == {SITES[0]: at + 7} | dict.fromkeys(SITES[1:], at)
+    (run / "rounds.jsonl").unlink()
+    assert heard()[SITES[1]] == at + 5
+    (run / "rounds.jsonl").write_text(text)
+    leads.kill()
+    leads.wait()
+    assert told(kit)['medsilo_studies{state="stopped",study="led"}'] == 1
+
+
+def test_who_is_connected_is_a_number(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = kits / "localhost"
+    monkeypatch.setattr(metrics, "trouble", lambda party: None)
+    write(kit, Event("joined", "connected", "gone"))
+    write(kit, Event("started", "the server"))
+    for what, who, study in (
+        ("joined", "north", ""),
+        ("joined", "south", ""),
+        ("away", "north", ""),
+        ("away", "south", "led"),
+    ):
+        write(kit, Event(what, "", who, study))
+    try:
+        found = {site: told(kit)[f'medsilo_site_connected{{site="{site}"}}'] for site in ("gone", "north", "south")}
+        assert found == {"gone": 0, "north": 0, "south": 1}
+        monkeypatch.setattr(metrics, "trouble", lambda party: "nothing listens")
+        assert told(kit)['medsilo_site_connected{site="south"}'] == 0
+    finally:
+        (kit / "events.log").unlink()
+
+
+def test_troubles_are_told_once_and_when_they_end(
+    led: tuple[Path, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = led
+    kit, now = run.parents[1], time.time()
+    monkeypatch.setattr(metrics, "trouble", lambda party: None)
+    assert metrics.troubles(kit, 1e-9) == {} and set(metrics.troubles(kit, 1e9)) == {("disk", "localhost")}
+    assert set(metrics.troubles(kit, 1e-9, now + 590)) == set()
+    assert set(metrics.troubles(kit, 1e-9, now + 700)) == {("standstill", "led")}
+    lines = [json.loads(line) | {"seconds": 300.0} for line in (run / "rounds.jsonl").read_text().splitlines()]
+    (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert set(metrics.troubles(kit, 1e-9, now + 1400)) == set()  # five usual rounds are longer
+    assert set(metrics.troubles(kit, 1e-9, now + 1600)) == {("standstill", "led")}
+    assert ("certificate", "localhost") in metrics.troubles(kit, 1e-9, now + 340 * 86_400)
+    monkeypatch.setattr(metrics, "trouble", lambda party: "nothing listens")
+    assert set(metrics.troubles(kit, 1e-9)) == {("down", "localhost")}
+    looks = iter([{}, {("disk", "x"): "full"}, {("disk", "x"): "fuller"}, {}, {}])
+    found = metrics.Troubles(lambda: next(looks))
+    assert [found.news() for _ in range(5)] == [[], ["medsilo: full"], [], ["medsilo: no longer: fuller"], []]
+
+
 def test_a_hospital_tells_what_waits(kits: Path) -> None:
     numbers = told(kits / "st-anna")
-    assert numbers["medsilo_approvals_waiting{}"] == 0 == numbers["medsilo_unreadable{}"]
+    assert numbers["medsilo_approvals_waiting"] == 0 == numbers["medsilo_unreadable"]
 
 
 @pytest.fixture
@@ -99,14 +180,18 @@ def test_a_webhook_gets_a_line_and_its_failure_stops_nothing(
     assert "the webhook did not take 'lost'" in capsys.readouterr().err
 
 
-def test_the_program_serves_this_machine_alone(kits: Path, root: Path) -> None:
+def test_the_program_serves_this_machine_alone_and_tells(
+    kits: Path, root: Path, hook: tuple[str, list[dict[str, str]]]
+) -> None:
     def start(*arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "provisioning/metrics.py", *arguments]
         return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     wrong = start(str(kits / "localhost"), "--webhook", "http://elsewhere.org/hook")
     assert "https://" in wrong.communicate(timeout=60)[1] and wrong.returncode == 1
-    running = start(str(kits / "localhost"), "--port", "0")
+    address, got = hook
+    kit = kits / "localhost"
+    running = start(str(kit), "--port", "0", "--webhook", address, "--disk", "1e9")
     try:
         assert running.stdout
         url = running.stdout.readline().split()[1].removesuffix("/metrics")
@@ -114,12 +199,52 @@ def test_the_program_serves_this_machine_alone(kits: Path, root: Path) -> None:
         assert b'medsilo_rounds{study="study"} 2.0' in urllib.request.urlopen(f"{url}/metrics", timeout=30).read()
         with pytest.raises(urllib.error.HTTPError, match="503"):
             urllib.request.urlopen(f"{url}/healthz", timeout=30)
+        write(kit, Event("began", "FedAvg", "", "lungs"))
+        write(kit, Event("failed", "out of memory", "", "lungs", needs_somebody=True))
+        wait_until(lambda: len(got) >= 3, 20, "three messages")
+        text = "\n".join(sorted(message["text"] for message in got))
+        assert all(words in text for words in ("is not up", "are free", "out of memory")) and "began" not in text
+        assert len(got) == 3
     finally:
         running.terminate()
         running.communicate()
+        (kit / "events.log").unlink(missing_ok=True)
 
 
 def test_the_dashboard_asks_for_what_is_told(root: Path) -> None:
     board = json.loads((root / "provisioning/grafana.json").read_text())
     asked = {name for one in board["panels"] for name in re.findall(r"medsilo_([a-z_]+)", one["targets"][0]["expr"])}
     assert asked and asked <= metrics.HELP.keys()
+
+
+RULE = re.compile(r'medsilo_([a-z_]+)(?:\{([a-z]+)="([a-z]+)"\})? == ([01])')
+FIRES = {
+    "MedsiloDown": [("trouble", {"what": "down", "about": "x"}, 1)],
+    "MedsiloStudyFailed": [("studies", {"study": "x", "state": "failed"}, 1)],
+    "MedsiloStudyStopped": [("studies", {"study": "x", "state": "stopped"}, 1)],
+    "MedsiloStandstill": [("trouble", {"what": "standstill", "about": "x"}, 1)],
+    "MedsiloHospitalAway": [("site_connected", {"site": "x"}, 0)],
+    "MedsiloCertificate": [("trouble", {"what": "certificate", "about": "x"}, 1)],
+    "MedsiloDisk": [("trouble", {"what": "disk", "about": "x"}, 1)],
+}
+WELL: list[metrics.Sample] = [("up", {"party": "x"}, 1), ("studies", {"study": "x", "state": "running"}, 1)]
+WELL += [("studies", {"study": "y", "state": "finished"}, 1), ("site_connected", {"site": "x"}, 1)]
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_each_rule_fires_where_it_is_to_and_nowhere_else(name: str, root: Path) -> None:
+    (group,) = yaml.safe_load((root / "provisioning/alerts.yaml").read_text())["groups"]
+    rules = {rule["alert"]: rule for rule in group["rules"]}
+    assert rules.keys() == FIRES.keys()
+    asks = RULE.fullmatch(rules[name]["expr"])
+    assert asks and asks[1] in metrics.HELP
+
+    def fires(samples: list[metrics.Sample]) -> list[dict[str, str]]:
+        own = [(labels, value) for sample, labels, value in samples if sample == asks[1]]
+        return [of for of, value in own if (asks[2] is None or of[asks[2]] == asks[3]) and value == float(asks[4])]
+
+    assert fires(WELL) == [] and len(fires([*WELL, *FIRES[name]])) == 1
+    labels = re.findall(r"\$labels\.([a-z]+)", rules[name]["annotations"]["summary"])
+    assert labels and set(labels) <= FIRES[name][0][1].keys()
+    others = [sample for other, samples in FIRES.items() if other != name for sample in samples]
+    assert fires(others) == []

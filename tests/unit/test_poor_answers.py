@@ -246,7 +246,7 @@ def test_a_poor_answer_of_before_says_what_to_do(
         ("run jobs/fedavg --gpu 1", 2, ["write --device cuda:1"]),
         ("compare --gpu=0", 2, ["write --device cuda:0"]),
         ("train jobs/fedavg", 2, ["medsilo run JOB"]),
-        ("logs", 2, ["medsilo status ID --watch"]),
+        ("log", 2, ["medsilo status ID --watch"]),
         ("start", 2, ["medsilo run JOB", "medsilo submit JOB", "startup/start.sh"]),
         ("stop", 2, ["medsilo abort ID", "startup/stop_fl.sh"]),
         (

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (reviewing.leak_report, "jobs/harmofl --kit kits/st-anna"),
         (reviewing.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
         (hospital.ledger, "show --kit kits/st-anna"),
+        (hospital.logs, "--kit kits/st-anna --follow"),
         (hospital.clean, "runs --older-than 30 --yes"),
     ),
     "Lists and templates": ((reviewing.list_, ""),),
@@ -46,7 +47,6 @@ HELP = {"help_option_names": ["--help", "-h"]}
 OTHERWISE = {
     "fit": "medsilo run JOB",
     "log": "'medsilo status ID --watch --kit KIT' for a job's rounds; a run's are in its folder, rounds.jsonl",
-    "logs": "'medsilo status ID --watch --kit KIT' for a job's rounds; a run's are in its folder, rounds.jsonl",
     "start": "'medsilo run JOB' here, 'medsilo submit JOB --kit KIT' in a consortium; startup/start.sh starts a kit",
     "stop": "'medsilo abort ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
     "train": "medsilo run JOB",

@@ -1,4 +1,4 @@
-"""Commands for a hospital's engineer: check, ledger, clean."""
+"""Commands for a hospital's engineer: check, ledger, logs, clean."""
 
 from contextlib import suppress
 from dataclasses import asdict
@@ -130,6 +130,33 @@ def clean(
     else:
         screen.say(f"may go: {total}" + ("; with --yes they are removed" if old else ""))
     screen.answer(files=[asdict(one) for one in old], removed=yes)
+
+
+def logs(
+    screen: Screen,
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="a job's id or a study's name (default: all)")
+    ] = None,
+    *,
+    kit: Annotated[Path, option("KIT", "the kit of a server or of a hospital, on its own machine")],
+    follow: Annotated[bool, typer.Option("--follow", help="go on with what is new, until Ctrl-C")] = False,
+) -> None:
+    """Show what happened to a server or a hospital: who came and went, how studies began and ended, and why.
+
+    WARNING is where somebody is needed. The lines are those of events.log in the kit.
+    """
+    from medsilo.check.kit import read_kit
+    from medsilo.runs import events
+
+    party = read_kit(kit).party
+    if party not in ("server", "hospital"):
+        raise MedsiloError(f"a {party} has no events; give the kit of a server or of a hospital")
+    found = [events.shown(line) for line in events.read(kit, job or "")]
+    screen.say(*found or ["nothing has happened yet"])
+    screen.answer(events=found)
+    with suppress(KeyboardInterrupt):
+        for line in events.follow(kit, job or "") if follow else ():
+            screen.say(events.shown(line))
 
 
 def _accept_ledgers(screen: Screen, found: "list[Ledger]", old_kit: Path | None) -> None:

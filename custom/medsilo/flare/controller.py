@@ -19,6 +19,7 @@ from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import Bounds, answer_bounds
 from medsilo.federation.coordinator import Coordinator
 from medsilo.flare import workspace
+from medsilo.flare.kit_events import StudyEvents
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.transport import Away, FlareTransport, Longest
 from medsilo.flare.wire import TASK, as_model, let_tensors_travel, refuse, to_shareable
@@ -53,6 +54,7 @@ class MedsiloController(Controller):
         self.running: Coordinator | None = None
         self.transport: FlareTransport | None = None
         self.presence: Liveness | None = None
+        self.events = StudyEvents(None)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         if workspace.kit_of(fl_ctx, "server") is None:
@@ -82,11 +84,15 @@ class MedsiloController(Controller):
         return told.as_json()
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        self.events = StudyEvents.of(fl_ctx, "server")
         try:
             self.log_info(fl_ctx, f"medsilo finished: {self._lead(abort_signal, fl_ctx)}")
+            self.events.tell("ended", "the study finished")
         except Aborted as error:
             self.log_warning(fl_ctx, str(error))
+            self.events.tell("ended", str(error))
         except MedsiloError as error:
+            self.events.tell("failed", str(error), needs_somebody=True)
             self.log_error(fl_ctx, plain(f"{error} {error.private}"))
             if self.engine == "nvflare":
                 workspace.publish_refusal(str(error), fl_ctx)
@@ -142,6 +148,8 @@ class MedsiloController(Controller):
         RetryingRequests(self.gate.cell, timeouts_of(plan))
         try:
             with record.led_by(fl_ctx.get_job_id()):
+                self.events.study = record.folder.name
+                self.events.tell("resumed" if resume else "began", f"{plan.algorithm.title}, {plan.rounds} rounds")
                 tell, kit = partial(self._tell, fl_ctx), workspace.kit_of(fl_ctx, "server")
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, kit)
                 GARBAGE.begin()
@@ -168,6 +176,7 @@ class MedsiloController(Controller):
 
     def _tell(self, fl_ctx: FLContext, line: Round) -> None:
         missing = plain({**line.refused, **line.lost} or "none")
+        self.events.on_round(line.round, {site: line.absence(site) for site in line.asked})
         self.log_info(fl_ctx, f"round {line.round}: {len(line.answered)} sites answered, missing: {missing}")
 
     def stop_controller(self, fl_ctx: FLContext) -> None:

@@ -33,6 +33,7 @@ from medsilo.federation.place import Place, Site
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
 from medsilo.federation.site_stack import answering
+from medsilo.flare.kit_events import StudyEvents
 from medsilo.flare.site_settings import settings_of_site
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
@@ -79,6 +80,7 @@ class MedsiloExecutor(Executor):
         self.folder: Path | None = None  # of this site in the study
         self.give_back: Callable[[], None] | None = None  # the study's place at this hospital
         self.gate: Gate | None = None  # where the job's plan can be read
+        self.events = StudyEvents(None)
         self.measured = False  # the plan sets no limit for an answer
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
 
@@ -89,6 +91,7 @@ class MedsiloExecutor(Executor):
             os.umask(0o077)  # logs, too, are for this account alone
             end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
             self._guard(fl_ctx)
+            self.events = StudyEvents.of(fl_ctx, "client")
             GARBAGE.begin()
             has_started()
         elif event_type == EventType.END_RUN and self.give_back:
@@ -125,6 +128,8 @@ class MedsiloExecutor(Executor):
                 reply = site.answer(parcel, stop)
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, plain(warning))
+            if parcel.facts.get("task") == "test":
+                self.events.tell("ended", "this site answered the test, the study's last task")
             if self.folder:
                 measured = {key: reply.facts.get(key, 0.0) for key in ("seconds", "memory")}
                 note(self.folder, parcel.facts, kind="answered", bytes=reply.size(), **measured)
@@ -140,10 +145,12 @@ class MedsiloExecutor(Executor):
             self.log_error(fl_ctx, reason)
             add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
+            died = isinstance(error, Died)
+            self.events.tell("failed" if died else "refused", reason, needs_somebody=True)
             if self.folder:
-                kind = "died" if isinstance(error, Died) else "refused"
+                kind = "died" if died else "refused"
                 note(self.folder, parcel.facts, kind=kind, reason=reason)
-            return refusal(reason, isinstance(error, Died), isinstance(error, Lacks))
+            return refusal(reason, died, isinstance(error, Lacks))
 
     def _begin(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
         """Return this site in the parcel's study, and its clock; asked once per process, unless it is refused."""
@@ -156,6 +163,7 @@ class MedsiloExecutor(Executor):
         check_packages(plan.code, served)
         if not is_safe_name(study):
             raise Refused("the study's name has odd characters")
+        self.events.study = study
         self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)
         if plan.hash != parcel.facts["plan"]:
             raise Refused("the job's plan at this site differs from the server's; submit the job again")
@@ -165,6 +173,7 @@ class MedsiloExecutor(Executor):
         permission.begin()
         self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
         clock = Clock(settings.limits)
+        self.events.tell("began", f"{plan.algorithm.title}, {plan.rounds} rounds, of {lead}")
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
         return answering(place, permission, self.participant_class), clock
 

@@ -26,7 +26,7 @@ def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Ol
     """
     studies = studies_of(kit)
     found = find_old(studies, days, unfinished) if studies.is_dir() else []
-    running = _running()
+    running = command_lines()
     found += [
         Old.of(folder, "folder of a job that runs no more")
         for folder in sorted(kit.iterdir())
@@ -55,7 +55,7 @@ def storage_of(kit: Path) -> Path | None:
     return Path(roots[0]).parent if roots else None
 
 
-def _running() -> str:
+def command_lines() -> str:
     """Return the command lines of all processes; that of a job's process names the job."""
     return "\n".join(word for one in psutil.process_iter(["cmdline"]) for word in one.info["cmdline"] or ())
 

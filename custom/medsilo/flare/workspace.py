@@ -48,9 +48,14 @@ def kit_of(fl_ctx: FLContext, of: str = "client") -> KitFiles | None:
     return KitFiles(*map(str, files)) if all(file.is_file() for file in files) else None
 
 
+def kit_folder(fl_ctx: FLContext) -> Path:
+    """Return the folder of this party's kit."""
+    return Path(_workspace(fl_ctx).get_root_dir())
+
+
 def output_folder(fl_ctx: FLContext, settings: SiteSettings) -> Path:
     """Return where this party keeps its studies; outside NVFlare's run folder, which goes when a job ends."""
-    return settings.output or Path(_workspace(fl_ctx).get_root_dir()) / "medsilo"
+    return settings.output or kit_folder(fl_ctx) / "medsilo"
 
 
 def cloned_from(fl_ctx: FLContext) -> str | None:

@@ -6,6 +6,8 @@ from pathlib import Path
 from medsilo.core.errors import MedsiloError
 from medsilo.site.signing import Use, UseKey, read_pair
 
+HOSPITALS = "hospitals.json"  # in a server's local/: the hospitals' names
+
 
 @dataclass(frozen=True)
 class KitFiles:

@@ -103,7 +103,8 @@ def status(
     """Say who is connected and what runs; with --watch show a job's rounds, one line per site, until it ends.
 
     Lists connected hospitals, when the server last heard them, and their rounds; then the latest 20 jobs, with id and
-    state. With --watch it ends with 0 if the job finished, else with 1. Ctrl-C ends the watching, not the job.
+    state. It says why a submitted job waits. With --watch it ends with 0 if the job finished, else with 1. Ctrl-C ends
+    the watching, not the job.
     """
     if watch and job is None:
         raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")

@@ -20,8 +20,9 @@ from medsilo.core.text import is_safe_name
 from medsilo.flare.leftovers import JOB, storage_of, studies_of
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds
+from medsilo.site.kit import HOSPITALS
 from medsilo.site.settings import FILE_NAME
-from medsilo_lab.consortium.description import HOSPITALS, SERVICE
+from medsilo_lab.consortium.description import SERVICE
 
 EXPELLED = "disabled_clients.json"  # NVFlare's own name for it, in the server's kit
 KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"

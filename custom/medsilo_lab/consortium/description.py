@@ -12,7 +12,7 @@ from medsilo.core.files import read_yaml
 from medsilo.core.section import Section
 
 EXAMPLE = "provisioning/consortium.yaml"
-SERVICE, HOSPITALS = "medsilo.service", "hospitals.json"  # in a kit, and in a server's local/: the hospitals' names
+SERVICE = "medsilo.service"  # in a kit
 PRIVATE = "private-root"  # the folder beside the kits that never leaves the lead
 ROOT = "server"  # NVFlare's own name for the server
 MUTUAL = {"connection_security": "mtls"}

@@ -243,7 +243,8 @@ class State:
         hospitals = [hospital.line() for hospital in self.hospitals]
         if self.up_since is None:
             return [*(line for job in self.jobs for line in (job.line(), *job.obstacles)), *hospitals]
-        return [f"server: up since {self.up_since} UTC", *hospitals, *(job.line() for job in self.jobs)]
+        jobs = (line for job in self.jobs for line in (job.line(), *(f"  waits: {why}" for why in job.obstacles)))
+        return [f"server: up since {self.up_since} UTC", *hospitals, *jobs]
 
     def as_json(self) -> dict[str, Any]:
         """Return the state for programs."""
@@ -256,9 +257,12 @@ def status(kit: Path, job_id: str | None = None) -> State:
         info = session.get_system_info()
         if job_id:
             job = session.get_job_meta(job_id)
-            one = _job_state(job, tuple(_obstacles(job)))
+            here = {client.name for client in info.client_info}
+            one = _job_state(job, _waits(session, job_id, job["status"], here) or tuple(_obstacles(job)))
             return State((one,), hospitals=_hospitals(session, info, [one]) if one.status == "RUNNING" else ())
-        jobs = tuple(_job_state(job) for job in session.list_jobs(detailed=True, reverse=True, limit=20))
+        here = {client.name for client in info.client_info}
+        listed = session.list_jobs(detailed=True, reverse=True, limit=20)
+        jobs = tuple(_job_state(job, _waits(session, job["job_id"], job["status"], here)) for job in listed)
         since = datetime.fromtimestamp(info.server_info.start_time, UTC)
         return State(jobs, f"{since:%Y-%m-%d %H:%M:%S}", _hospitals(session, info, jobs))
 
@@ -308,6 +312,17 @@ def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = ()) -> JobState
         submitted=job.get("submit_time_iso") or "",
         obstacles=obstacles,
     )
+
+
+def _waits(session: Session, job_id: str, status: str, here: Collection[str]) -> tuple[str, ...]:
+    """Return why a job that was submitted has not started; nothing of one that has. here: who is connected."""
+    if status != "SUBMITTED":
+        return ()
+    from medsilo.flare.admission import named_in
+
+    job = session.get_job_meta(job_id)
+    away = sorted(named_in(job.get("deploy_map")) - set(here))
+    return (*([f"not connected: {plain(', '.join(away))}"] if away else []), *_obstacles(job))
 
 
 def _obstacles(job: dict[str, Any]) -> list[str]:

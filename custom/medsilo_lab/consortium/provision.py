@@ -20,9 +20,10 @@ from nvflare.lighter.utils import load_private_key, sign_folders
 
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, make_folder, write_json, write_text
+from medsilo.site.kit import HOSPITALS
 from medsilo.site.policy import CONTROLLER
 from medsilo.site.settings import SiteSettings
-from medsilo_lab.consortium.description import HOSPITALS, PRIVATE, SERVICE, Consortium
+from medsilo_lab.consortium.description import PRIVATE, SERVICE, Consortium
 
 HERE = Path(__file__).parent
 RUN, GUARD = "keep-running.sh", "site_guard.py"  # files beside this one, as SERVICE
@@ -32,9 +33,11 @@ CONNECTIONS = ("comm_config.json", "relay__resources.json")
 # pause each time. In whole seconds: doubled a thousand times, a fraction overflows, and then no job starts any more.
 WAITING = {"min_schedule_interval": 10, "max_schedule_interval": 30, "max_schedule_count": 20_160}
 OWN_COMPONENTS = {  # of the server's own process
-    "forgotten_jobs": "cleanup.ForgottenJobs",
-    "bounded_streams": "cleanup.BoundedStreams",
-    "returning_sites": "liveness.ReturningSites",
+    "forgotten_jobs": "nvflare_reliability.cleanup.ForgottenJobs",
+    "bounded_streams": "nvflare_reliability.cleanup.BoundedStreams",
+    "returning_sites": "nvflare_reliability.liveness.ReturningSites",
+    "known_hospitals": "medsilo.flare.admission.KnownHospitals",
+    "kit_events": "medsilo.flare.kit_events.ServerEvents",
 }
 
 
@@ -195,7 +198,7 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     components["job_manager"]["args"]["uri_root"] = str(storage / "jobs")
     components["job_scheduler"]["args"] |= WAITING
     for own, path in OWN_COMPONENTS.items():
-        resources["components"].append({"id": own, "path": f"nvflare_reliability.{path}", "args": {}})
+        resources["components"].append({"id": own, "path": path, "args": {}})
     write_json(local / "resources.json", resources)
     rights = json.loads((local / "authorization.json.default").read_text())
     rights["permissions"]["lead"]["app_command"] = "n:submitter"  # follow their own studies

@@ -9,8 +9,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 try:
-    import medsilo.flare  # noqa: F401
-    from nvflare_reliability.cleanup import LostConnections as Guard
+    from medsilo.flare.kit_events import HospitalEvents as Guard
 except Exception as error:
     REASON = f"medsilo can't be imported here ({type(error).__name__}); install it for this site's Python"
 

@@ -1,0 +1,179 @@
+"""What writes into a kit's events.log: components of the kit's own process, and the processes of its studies."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, SystemComponents
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+
+from medsilo.core.text import plain
+from medsilo.flare.workspace import kit_folder, kit_of
+from medsilo.runs.events import Event, What, write
+from nvflare_reliability.cleanup import LostConnections
+
+LOOK = 2.0  # seconds between two looks at the connections
+GRACE = 10.0  # seconds without a connection until a party is away: one that broke is often made again
+AGAIN = 3600.0  # seconds until it is written once more that the same party is refused, which asks every few seconds
+SILENCE = 90.0  # seconds without a heartbeat; who is behind a relay has no connection to look at
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A party at one look: whether a connection to it is open, and when it was heard (in seconds since 1970)."""
+
+    connected: bool
+    heard: float
+    token: str = ""  # is another one after its processes were started again
+
+
+@dataclass
+class Attendance:
+    """Who is there, who is away and since when nothing was seen of them."""
+
+    direct: set[str] = field(default_factory=set)  # whose connection was seen once
+    lost: dict[str, float] = field(default_factory=dict)  # since when a connection is gone
+    there: dict[str, bool] = field(default_factory=dict)
+    tokens: dict[str, str] = field(default_factory=dict)
+
+    def look(self, seen: Mapping[str, Seen], now: float) -> Iterator[Event]:
+        """Yield what changed since the last look."""
+        self.direct.update(name for name, one in seen.items() if one.connected)
+        for name in sorted({*seen, *self.there}):
+            why = self._missing(name, seen.get(name), now)
+            was = self.there.get(name)
+            if why is None and was is not True:
+                self.there[name] = True
+                yield Event("joined" if was is None else "back", "connected", name)
+            elif why is None and seen[name].token != self.tokens[name]:
+                yield Event("back", "connected, its processes were started again", name)
+            elif why and was:
+                self.there[name] = False
+                yield Event("away", why, name, needs_somebody=True)
+        self.tokens |= {name: one.token for name, one in seen.items()}
+
+    def _missing(self, name: str, seen: Seen | None, now: float) -> str | None:
+        """Return why one is away, None where it is there, and "" where a lost connection may be made again."""
+        if seen is None:
+            return "it signed off, or the server gave it up"
+        if name not in self.direct:
+            return f"it was silent for {now - seen.heard:.0f} s" if now - seen.heard > SILENCE else None
+        if seen.connected:
+            self.lost.pop(name, None)
+            return None
+        since = self.lost.setdefault(name, now)
+        return f"its connection is gone for {now - since:.0f} s" if now - since > GRACE else ""
+
+
+class ServerEvents(FLComponent):
+    """Writes who is there, who is refused, and which jobs ended otherwise than well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, float] = {}  # by reason, when it was written
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.SYSTEM_START:
+            write(kit_folder(fl_ctx), Event("started", "the server, to which nobody is connected yet"))
+            threading.Thread(target=self._watch, args=(fl_ctx.get_engine(), kit_folder(fl_ctx)), daemon=True).start()
+        elif event_type == EventType.CLIENT_REGISTER_PROCESSED:
+            self._registered(fl_ctx)
+        elif event_type == EventType.JOB_COMPLETED:
+            self._ended(fl_ctx)
+
+    def _watch(self, engine: Any, kit: Path) -> None:
+        attendance = Attendance()
+        while not engine.server.shutdown:
+            with suppress(Exception):  # one look that fails is made good by the next
+                for event in attendance.look(connections(engine), time.time()):
+                    write(kit, event)
+            time.sleep(LOOK)
+
+    def _registered(self, fl_ctx: FLContext) -> None:
+        """Write down whom the server did not let in."""
+        now = time.monotonic()
+        self.refused = {reason: then for reason, then in self.refused.items() if now - then < AGAIN}
+        reason = plain(fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED) or "")
+        if reason and reason not in self.refused:
+            self.refused[reason] = now
+            write(kit_folder(fl_ctx), Event("refused", reason, needs_somebody=True))
+
+    @staticmethod
+    def _ended(fl_ctx: FLContext) -> None:
+        job_id = str((fl_ctx.get_prop(FLContextKey.EVENT_DATA) or {}).get("job_id", ""))
+        manager = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
+        job = manager.get_job(job_id, fl_ctx) if job_id and manager else None
+        status = str(job.meta.get("status", "")) if job else ""
+        if status.startswith("FINISHED:") and status != "FINISHED:COMPLETED":
+            told = f"the job's process ended as {status.removeprefix('FINISHED:')}"
+            write(kit_folder(fl_ctx), Event("failed", told, job=job_id, needs_somebody=True))
+
+
+def connections(engine: Any) -> dict[str, Seen]:
+    """Return the hospitals that are registered at the server."""
+    cell = engine.get_cell()
+    return {
+        client.name: Seen(cell.is_cell_connected(client.get_fqcn()), client.last_connect_time or 0.0, client.token)
+        for client in engine.get_clients()
+    }
+
+
+class HospitalEvents(LostConnections):
+    """Writes when a hospital's connection to the server is made, lost, and made again, and why jobs are refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attendance, self.heard = Attendance(), 0.0
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.AFTER_CLIENT_HEARTBEAT:
+            self.heard = time.time()
+        elif event_type == EventType.AFTER_CLIENT_REGISTER:
+            self.heard = time.time()
+            threading.Thread(target=self._watch, args=(fl_ctx.get_engine(), kit_folder(fl_ctx)), daemon=True).start()
+
+    def _watch(self, engine: Any, kit: Path) -> None:
+        while True:
+            with suppress(Exception):
+                server = Seen(engine.get_cell().is_cell_connected(FQCN.ROOT_SERVER), self.heard)
+                for event in self.attendance.look({"the server": server}, time.time()):
+                    write(kit, event)
+            time.sleep(LOOK)
+
+
+class StudyEvents:
+    """Writes how a study goes at this party. kit: none in a simulation, where nothing is written."""
+
+    def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
+        self.kit, self.job, self.study = kit, job, study
+        self.out = set[str]()  # sites that the last round was without
+
+    @classmethod
+    def of(cls, fl_ctx: FLContext, party: str) -> "StudyEvents":
+        """Return what writes for the job of a process. party: client or server."""
+        return cls(kit_folder(fl_ctx) if kit_of(fl_ctx, party) else None, fl_ctx.get_job_id())
+
+    def tell(self, what: What, text: str, who: str = "", needs_somebody: bool = False) -> None:
+        """Write one event."""
+        if self.kit:
+            write(self.kit, Event(what, text, who, self.study, self.job, needs_somebody))
+
+    def on_round(self, number: int, absences: Mapping[str, str | None]) -> None:
+        """Write which sites fell out of the study in a round, and which are back. absences: site → why, or None."""
+        for site, reason in absences.items():
+            if reason and site not in self.out:
+                self.out.add(site)
+                self.tell(
+                    "refused" if reason.startswith("refused") else "away", f"round {number}: {reason}", site, True
+                )
+            elif site in self.out and not reason:
+                self.out.remove(site)
+                self.tell("back", f"round {number}", site)

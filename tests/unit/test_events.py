@@ -1,0 +1,148 @@
+"""events.log of a kit: what its processes write, how far it grows, and how `medsilo logs` shows it."""
+
+import threading
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+
+from medsilo.cli import main
+from medsilo.flare.kit_events import GRACE, SILENCE, Attendance, Seen, ServerEvents, StudyEvents
+from medsilo.runs import events
+from medsilo.runs.events import Event, write
+from tests.unit.test_provision import kits_of
+
+
+def columns(kit: Path, *numbers: int) -> list[tuple[str, ...]]:
+    return [tuple(line.split("\t")[number] for number in numbers) for line in events.read(kit)]
+
+
+def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
+    attendance, told = Attendance(), list[tuple[str, str, bool]]()
+
+    def look(now: float, **seen: Seen) -> None:
+        told.extend((one.what, one.who, one.needs_somebody) for one in attendance.look(seen, now))
+
+    for now in (0.0, 2.0):
+        look(now, north=Seen(True, now), relayed=Seen(False, now))
+    assert told == [("joined", "north", False), ("joined", "relayed", False)]
+    told.clear()
+    look(4.0, north=Seen(False, 2.0), relayed=Seen(False, 2.0))  # a connection that broke is often made again
+    look(6.0, north=Seen(True, 2.0), relayed=Seen(False, 2.0))
+    assert told == []
+    for now in (8.0, 9.0 + GRACE, 10.0 + GRACE, 3.0 + SILENCE, 4.0 + SILENCE):
+        look(now, north=Seen(False, 2.0), relayed=Seen(False, 2.0))
+    assert told == [("away", "north", True), ("away", "relayed", True)]
+    told.clear()
+    look(200.0, north=Seen(True, 200.0), relayed=Seen(False, 200.0))
+    look(202.0, north=Seen(True, 200.0, "another"))
+    look(204.0, north=Seen(True, 200.0, "another"))
+    assert [what for what, *_ in told] == ["back", "back", "back", "away"]
+
+
+def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:
+    study = StudyEvents(tmp_path, "job-1", "lungs")
+    for number, lost in enumerate((None, "lost: its connection was\nclosed", "lost: no answer", None), 1):
+        study.on_round(number, {"a": None, "b": lost})
+    found = columns(tmp_path, 1, 2, 3, 4, 5)
+    assert found == [("WARNING", "away", "b", "lungs", "job-1"), ("INFO", "back", "b", "lungs", "job-1")]
+    assert columns(tmp_path, 6) == [("round 2: lost: its connection was closed",), ("round 4",)]
+    StudyEvents(None).tell("began", "in a simulation")
+
+
+def test_a_refused_hospital_that_asks_again_is_written_once(tmp_path: Path) -> None:
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "local").mkdir()
+    own, said = ServerEvents(), FLContext()
+    said.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(tmp_path)), private=True, sticky=False)
+    own.handle_event(EventType.CLIENT_REGISTER_PROCESSED, said)
+    said.set_prop(FLContextKey.UNAUTHENTICATED, "Client 'north' is disabled", private=True, sticky=False)
+    for _ in range(3):
+        own.handle_event(EventType.CLIENT_REGISTER_PROCESSED, said)
+    assert columns(tmp_path, 1, 2, 6) == [("WARNING", "refused", "Client 'north' is disabled")]
+
+
+def test_a_job_that_died_is_written_with_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("medsilo.flare.kit_events.kit_folder", lambda fl_ctx: tmp_path)
+    for status in ("FINISHED:COMPLETED", "FINISHED:EXECUTION_EXCEPTION"):
+        manager: Any = SimpleNamespace(get_job=lambda *_, s=status: SimpleNamespace(meta={"status": s}))
+        said: Any = SimpleNamespace(
+            get_prop=lambda key: {"job_id": "job-1"},
+            get_engine=lambda m=manager: SimpleNamespace(get_component=lambda name: m),
+        )
+        ServerEvents().handle_event(EventType.JOB_COMPLETED, said)
+    ((level, what, job, text),) = columns(tmp_path, 1, 2, 5, 6)
+    assert (level, what, job) == ("WARNING", "failed", "job-1") and "EXECUTION_EXCEPTION" in text
+
+
+def _write_many(kit: str, number: int) -> None:
+    for event in range(100):
+        write(Path(kit), Event("back", f"{number} {event} " + "x" * 100))
+
+
+def test_processes_write_one_after_the_other_and_the_file_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "LARGEST", 4000)
+    fork = get_context("fork")  # as the files are small here
+    started = [fork.Process(target=_write_many, args=(str(tmp_path), number)) for number in range(3)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    files = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
+    assert files == ["events.log", *(f"events.log.{number}" for number in range(1, events.KEPT + 1))]
+    assert all((tmp_path / name).stat().st_size <= 4000 for name in files)
+    assert (tmp_path / "events.log").stat().st_mode & 0o077 == 0
+    lines = list(events.read(tmp_path))
+    assert len(lines) > 50 and all(line.count("\t") == 6 and line.endswith("x" * 100) for line in lines)
+    for number in range(3):  # what is left is the newest, in order
+        own = [int(words[1]) for line in lines if (words := line.split("\t")[6].split())[0] == str(number)]
+        assert own == sorted(own)
+
+
+def test_a_full_disk_ends_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr(events.LOG, "warning", lambda text, *rest: said.append(text % rest))
+    (tmp_path / events.NAME).mkdir()
+    write(tmp_path, Event("away", "north is gone"))
+    assert len(said) == 1 and "can't be written" in said[0] and "north" in said[0]
+
+
+def test_logs_shows_a_kits_events_and_those_of_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kits_of(tmp_path)
+    kit = tmp_path / "kits/st-anna"
+
+    def shown(*arguments: str) -> str:
+        assert main(["logs", "--kit", str(kit), *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert "nothing has happened" in shown()
+    write(kit, Event("joined", "connected", "the server"))
+    write(kit, Event("failed", "out of \x1b[31mmemory", "", "lungs", "job-1", needs_somebody=True))
+    write(kit, Event("began", "FedAvg", "", "hearts", "job-2"))
+    assert shown().count("\n") == 3
+    assert all("WARNING" in shown(of) and "out of memory" in shown(of) for of in ("lungs", "job-1"))
+    assert shown("job-1").count("\n") == 1 and "\x1b" not in shown()
+    assert main(["logs", "--kit", str(tmp_path / "kits/lead@clinic.org")]) == 1
+    assert "of a server or of a hospital" in capsys.readouterr().err
+
+
+def test_following_goes_on_when_the_file_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "POLL", 0.01)
+    write(tmp_path, Event("joined", "before"))
+    got, new = list[str](), events.follow(tmp_path)
+    reading = threading.Thread(target=lambda: got.extend(next(new).split("\t")[6] for _ in range(2)), daemon=True)
+    reading.start()
+    reading.join(0.2)
+    write(tmp_path, Event("back", "first"))
+    (tmp_path / events.NAME).rename(tmp_path / "events.log.1")
+    write(tmp_path, Event("back", "second"))
+    reading.join(10)
+    assert got == ["first", "second"]
