@@ -23,7 +23,7 @@ from benchmarks.heart_dp.cells import (
     result_of,
 )
 from benchmarks.heart_dp.data import Hospital
-from benchmarks.heart_dp.federation import Outcome, Promise, Setup
+from benchmarks.heart_dp.federation import Outcome, PrivacyGuarantee, Setup
 from benchmarks.result_files import Study, Table
 
 ERRORS = 2.0  # standard errors of the difference, within which a cell agrees
@@ -46,7 +46,7 @@ def read_published(path: Path) -> Told:
 class Compared:
     """One promise: our accuracies and theirs."""
 
-    promise: Promise
+    promise: PrivacyGuarantee
     ours: Sequence[float]
     theirs: Sequence[float]
     epsilon: float
@@ -65,7 +65,9 @@ class Compared:
         return fmean(differences) - half, fmean(differences) + half
 
 
-def compared(setup: Setup, promise: Promise, hospitals: dict[str, Hospital], told: Told, folder: Path) -> Compared:
+def compared(
+    setup: Setup, promise: PrivacyGuarantee, hospitals: dict[str, Hospital], told: Told, folder: Path
+) -> Compared:
     """Return one promise's results on the test cases."""
     outcomes: list[Outcome] = [result_of(Cell(setup, promise, seed), hospitals, folder) for seed in SEEDS]
     theirs = told[promise.epsilon, promise.delta]
@@ -115,7 +117,7 @@ def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Stu
     ), met
 
 
-def _named(promise: Promise) -> tuple[str, str]:
+def _named(promise: PrivacyGuarantee) -> tuple[str, str]:
     """Return ε and δ, or that there is no promise."""
     return (
         f"ε {promise.epsilon:g}" if promise.epsilon else "no privacy",

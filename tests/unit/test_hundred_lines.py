@@ -23,19 +23,19 @@ run --help
 run -h
 compare --help
 resume --help
-provision --help
+kits --help
 submit --help
 status --help
-abort --help
-fetch --help
+cancel --help
+download --help
 backup --help
 restore --help
 report --help
-leak-report jobs/harmofl
-clean --help
+disclosure jobs/harmofl
+prune --help
 predict --help
 export --help
-leak-report --help
+disclosure --help
 check --help
 approve --help
 ledger --help
@@ -52,10 +52,10 @@ new --help
 help new
 list
 list --json
-leak-report jobs/fedavg
-leak-report jobs/fedbn --set training.rounds=3
-leak-report fedavg
-leak-report jobs/fedavg --json
+disclosure jobs/fedavg
+disclosure jobs/fedbn --set training.rounds=3
+disclosure fedavg
+disclosure jobs/fedavg --json
 new network my-net -o right/net
 new method my-method -o right/method --json
 submit jobs/fedavg --out right/packed
@@ -83,8 +83,8 @@ report nothing | give the folder that holds summary.json [nothing]
 report jobs | has no summary.json
 withdraw nothing | 'withdraw' is no command
 validate nothing --as st-anna --lead X | there is no release.json; give the folder or file that was signed
-clean nothing | give one like runs/ [nothing]
-clean . --older-than x | --older-than: give a number
+prune nothing | give one like runs/ [nothing]
+prune . --older-than x | --older-than: give a number
 init | give the folder of your data, or --example FOLDER
 init nothing | the folder does not exist
 predict nothing scan.nii.gz -o out | there is no such folder
@@ -94,17 +94,17 @@ export jobs --to x -o out | choose one of monai, nnunet
 check jobs/fedavg --kit jobs | the folder is no kit
 check nothing | no job at nothing
 check jobs/fedavg --set participation.sites=[a,b] | which site is this? give --site
-leak-report jobs/fedavg --settings nothing | there is no such folder of settings
+disclosure jobs/fedavg --settings nothing | there is no such folder of settings
 approve jobs/fedavg --kit nothing | there is no such folder; give the kit's [nothing]
 approve x --kit jobs --expires soon | write hours, days or weeks
 approve --page --kit jobs --port x | --port: give a whole number
 ledger | --kit is missing: this site's kit
 ledger nonsense --kit jobs | is not one of 'show', 'accept'
-provision nothing -o kits | nothing cannot be read: there is no such file; give a consortium.yaml
-provision | CONSORTIUM is missing
+kits nothing -o kits | nothing cannot be read: there is no such file; give a consortium.yaml
+kits | CONSORTIUM is missing
 submit jobs/fedavg --kit nothing | there is no such folder; give the kit's [nothing]
 status --kit jobs | the folder is no kit: its startup/ has none of
-abort x | --kit is missing
+cancel x | --kit is missing
 backup nothing -o x.zip | only a server has a backup: give its kit [nothing]
 restore nothing --kit x | nothing is not there; use the file that medsilo backup wrote
 rehearse nothing.yaml | there is no such file; give a consortium.yaml

@@ -214,9 +214,9 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
         ("predict study x.png -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
         ("export study -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
         ("predict study x.png -o done", 1, "has predictions already"),
-        ("provision other.yaml -o kits", 1, "no consortium's file: name, server, hospitals, people are missing"),
-        ("provision half.yaml -o kits", 1, "more"),
-        ("leak-report jobs/fedavg --kit nothere", 1, "no such folder"),
+        ("kits other.yaml -o kits", 1, "no consortium's file: name, server, hospitals, people are missing"),
+        ("kits half.yaml -o kits", 1, "more"),
+        ("disclosure jobs/fedavg --kit nothere", 1, "no such folder"),
     ],
 )
 def test_a_poor_answer_of_before_says_what_to_do(
@@ -248,7 +248,7 @@ def test_a_poor_answer_of_before_says_what_to_do(
         ("train jobs/fedavg", 2, ["medsilo run JOB"]),
         ("log", 2, ["medsilo status ID --watch"]),
         ("start", 2, ["medsilo run JOB", "medsilo submit JOB", "startup/start.sh"]),
-        ("stop", 2, ["medsilo abort ID", "startup/stop_fl.sh"]),
+        ("stop", 2, ["medsilo cancel ID", "startup/stop_fl.sh"]),
         (
             "run jobs/fedavg --set task.name=image-folder --set task.kind=classification --set task.labels=[a,b] "
             "--set task.size=[32,32] --set network.name=small-cnn --data table.csv",
@@ -294,7 +294,7 @@ def test_a_full_disk_is_told_in_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan("fedavg")
     with pytest.raises(Refused) as found:
         check_limits(plan, SiteSettings(), plan.parameters, None, free=3_000)
-    assert "disk is full" in str(found.value) and "limits.disk_free" in str(found.value)
+    assert "disk is full" in str(found.value) and "quotas.disk_free" in str(found.value)
     assert size_text(3_000) in str(found.value) and "GiB" not in str(found.value)
 
 
@@ -314,7 +314,7 @@ def test_a_server_that_is_silent_is_named_at_once(
         raise MedsiloError("nobody")
 
     monkeypatch.setattr("medsilo_lab.consortium.lead.connect", waits)
-    for line in ("status", "abort 1", "fetch 1"):
+    for line in ("status", "cancel 1", "download 1"):
         assert cli.main([*line.split(), "--kit", str(kit)]) == 1
     assert len(heard) == 3 and all("trying localhost:8002" in one and "15 s" in one for one in heard)
 
@@ -329,10 +329,10 @@ def test_an_abort_waits_for_the_jobs_end_but_not_for_ever(over: bool, monkeypatc
     monkeypatch.setattr(lead, "ENDING", 0.05)
     said: list[str] = []
     if over:
-        assert lead.abort("the-job", Path(), said.append) == "FINISHED:ABORTED"
+        assert lead.cancel("the-job", Path(), said.append) == "FINISHED:ABORTED"
     else:
         with pytest.raises(MedsiloError, match=r"the-job is still RUNNING.*medsilo status the-job --watch"):
-            lead.abort("the-job", Path(), said.append)
+            lead.cancel("the-job", Path(), said.append)
     (line,) = said
     assert "the-job" in line
 
