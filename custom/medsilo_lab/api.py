@@ -530,7 +530,9 @@ def _check_engine(engine: str, plan: Plan) -> None:
         raise MedsiloError(f"engine {engine!r} is not known; choose 'inprocess' or 'simulator'")
     if engine == "simulator" and (own := [name for name in plan.packages if name.startswith(SOURCE)]):
         told = f"other processes do not know {own[0].removeprefix(SOURCE)}, which is of this program"
-        raise MedsiloError(f"{told}; choose engine='inprocess', or make a package of it with 'medsilo new'")
+        raise MedsiloError(
+            f"{told}; choose engine='inprocess', or make a package of it with 'python -m medsilo_lab.new'"
+        )
 
 
 @contextmanager

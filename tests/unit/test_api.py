@@ -346,7 +346,10 @@ def test_a_run_of_ones_own_classes_says_elsewhere_what_is_missing(tmp_path: Path
     medsilo.run(**OWN, folder=tmp_path / "run", changes={"training.rounds": 1})
     code = f"import medsilo; medsilo.Run({str(tmp_path / 'run')!r}).plan"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
-    assert "it was a class of a Python program" in told.splitlines()[-1] and "medsilo new" in told.splitlines()[-1]
+    assert (
+        "it was a class of a Python program" in told.splitlines()[-1]
+        and "python -m medsilo_lab.new" in told.splitlines()[-1]
+    )
 
 
 def test_frames_and_arrays_are_sites_too() -> None:
@@ -508,7 +511,8 @@ def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["method", "task", "network"])
 def test_a_new_package_works_as_it_is_written(kind: str, tmp_path: Path) -> None:
-    assert main(["new", kind, f"my-{kind}", "-o", str(tmp_path / "new")]) == 0
+    written = [sys.executable, "-m", "medsilo_lab.new", kind, f"my-{kind}", "-o", str(tmp_path / "new")]
+    subprocess.run(written, check=True)
     environment = {**os.environ, "PYTHONPATH": str(Path(medsilo.__file__).parents[1])}
     command = [sys.executable, "-m", "pytest", "-q"]
     subprocess.run(command, cwd=tmp_path / "new", env=environment, check=True)

@@ -65,7 +65,7 @@ def validated(capsys: pytest.CaptureFixture, release: str, folder: Path, *more: 
     """Return what may be mailed."""
     lead = lead_of(release)
     capsys.readouterr()
-    words = ["validate", release, "--lead", lead, "--as", folder.name, "-o", str(folder), *more]
+    words = ["release", "test", release, "--lead", lead, "--as", folder.name, "-o", str(folder), *more]
     assert cli.main([*words, "--device", "cpu", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)["told"]
     return told
@@ -100,7 +100,7 @@ def test_several_kinds_of_models_are_released(
     kinds = {"super": ["fedsm"], "own": ["local", *own], "together": ["local", "again", *own]}
     tested = set()
     for name, runs in kinds.items():
-        assert cli.main(["release", *runs, "-o", name]) == 0
+        assert cli.main(["release", "make", *runs, "-o", name]) == 0
         tested.add(validated(capsys, name, tmp_path / f"of-{name}")["release"])
         assert len(Release.open(Path(name)).manifest.models) == (2 if name == "together" else 1)
     assert len(tested) == len(kinds)
@@ -109,8 +109,8 @@ def test_several_kinds_of_models_are_released(
 def test_two_releases_are_compared_on_the_same_patients(here: Path) -> None:
     shutil.copytree(here / "release", here / "other")
     lead = ["--lead", lead_of("release")]
-    assert cli.main(["validate", "release", *lead, "--as", "../x"]) == 1
-    assert cli.main(["validate", "release", "other", *lead, "--as", "x", "-o", "both", "--device", "cpu"]) == 0
+    assert cli.main(["release", "test", "release", *lead, "--as", "../x"]) == 1
+    assert cli.main(["release", "test", "release", "other", *lead, "--as", "x", "-o", "both", "--device", "cpu"]) == 0
     assert "+0.0 points" in (here / "both" / "validation.html").read_text()
 
 
@@ -119,7 +119,7 @@ def test_a_release_from_a_key_that_nobody_told_of_is_not_tested(
     lead: list[str], words: str, here: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """Its signature proves nothing to a hospital that did not know the key beforehand."""
-    assert cli.main(["validate", "release", "--as", "x", "-o", "out", "--device", "cpu", *lead]) != 0
+    assert cli.main(["release", "test", "release", "--as", "x", "-o", "out", "--device", "cpu", *lead]) != 0
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and not (here / "out").exists()
 
@@ -142,7 +142,7 @@ def test_what_may_be_mailed_is_in_the_hospitals_own_steps_or_has_no_score(
     study = table_of(tmp_path / "study-data", 60)
     settings = make_settings({**ALL_MINE, "data": {"folder": study, "table": "cases.csv"}, "device": "cpu"}, "test")
     inprocess.run(parse_plan(TABLE), folder=tmp_path / "study", settings=settings)
-    assert cli.main(["release", "study", "-o", "release"]) == 0
+    assert cli.main(["release", "make", "study", "-o", "release"]) == 0
     told = {}
     for patients in (3, 83):
         local = table_of(tmp_path / f"hospital-{patients}", patients)
@@ -247,7 +247,7 @@ def test_a_later_release_says_what_changed_and_keeps_what_was_agreed_on(
 
     def released(name: str, conditions: str, of: Path, after: str = "") -> Release:
         (tmp_path / "agreed.yaml").write_text(conditions)
-        words = ["release", str(of), "-o", name, "--key", str(made / "lead.pem")]
+        words = ["release", "make", str(of), "-o", name, "--key", str(made / "lead.pem")]
         words += ["--after", after] if after else ["--conditions", "agreed.yaml"]
         assert cli.main(words) == 0
         return Release.open(tmp_path / name)
@@ -272,4 +272,4 @@ def test_a_later_release_says_what_changed_and_keeps_what_was_agreed_on(
         write_release([later], "", tmp_path / "other", own_key(tmp_path / "liar.pem"), old)
     assert not (tmp_path / "other").exists()
     (tmp_path / "agreed.yaml").write_text("leest_score: 1")
-    assert cli.main(["release", str(run), "-o", "wrong", "--conditions", "agreed.yaml"]) == 1
+    assert cli.main(["release", "make", str(run), "-o", "wrong", "--conditions", "agreed.yaml"]) == 1
