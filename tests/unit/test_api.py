@@ -19,6 +19,7 @@ from monai.data import MetaTensor
 from monai.losses import DiceCELoss, DiceLoss
 from pandas import DataFrame
 from safetensors.torch import load_file
+from sklearn.metrics import recall_score, roc_auc_score
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -28,6 +29,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.lazy import places_in
 from medsilo.extend import Algorithm, Group, Phase
 from medsilo.registry import METHODS, NETWORKS, TASKS
+from medsilo.tasks.metrics import BINS
 from medsilo_lab import in_memory
 from medsilo_lab.in_memory import source_hash
 from tests.conftest import SITES, make_plan
@@ -83,7 +85,7 @@ SIGNATURES = {
 }
 MEMBERS = {
     "Run": {"folder", "plan", "summary", "history", "models", "table", "report"}
-    | {"cases", "rounds", "plot", "predict"},
+    | {"cases", "classes", "rounds", "plot", "predict"},
     "Lead": {"folder", "status", "submit", "watch", "download", "cancel"},
     "Comparison": {"folder", "verdict", "headline", "failures", "runs", "table", "report"},
 }
@@ -153,6 +155,30 @@ def test_a_run_shows_what_its_folder_holds(small: medsilo.Run, tmp_path: Path) -
     assert small.report(tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
     again = medsilo.Run(str(small.folder))
     assert again.summary == summary and again.plan == small.plan
+
+
+def test_each_class_of_a_hospital_has_its_cases_its_rates_and_its_area(small: medsilo.Run) -> None:
+    """By scikit-learn, from probabilities in 200 places; the hospital's area is the mean over its classes."""
+    classes, cases = small.classes, small.cases
+    assert classes.index.names == ["site", "class"] and list(classes.columns) == [
+        *("cases", "sensitivity", "specificity", "auroc")
+    ]
+    for site in SITES:
+        own = cases.loc[site]
+        names = classes.loc[site].index
+        for label, name in enumerate(names):
+            here, found = own["label"] == label, own["found"] == label
+            told = classes.loc[(site, name)]
+            assert told["cases"] == here.sum()
+            assert told["specificity"] == pytest.approx(recall_score(~here, ~found))
+            if here.any():
+                assert told["sensitivity"] == pytest.approx(recall_score(here, found))
+                assert told["auroc"] == pytest.approx(roc_auc_score(here, own[f"p{label}"] * BINS // 1))
+            else:
+                assert told[["sensitivity", "auroc"]].isna().all()
+        assert classes.loc[site]["auroc"].mean() == pytest.approx(small.table.loc[site, "auroc"])
+        assert "auroc_0" not in small.table.columns
+        assert small.table.loc[site, "balanced_accuracy"] == pytest.approx(classes.loc[site]["sensitivity"].mean())
 
 
 def test_the_models_of_a_run_are_those_that_were_tested(small: medsilo.Run) -> None:
