@@ -245,7 +245,10 @@ class _Models(Mapping[str, nn.Module]):
         if not plan.algorithm.pooled:
             return Source.open(folder, site).network
         network = plan.algorithm.whole(plan.build_networks())
-        network.load_state_dict(load_tensors(paths.site_folder(folder, POOL) / paths.BEST)[0])
+        tensors, facts = load_tensors(paths.site_folder(folder, POOL) / paths.BEST)
+        if facts.get("plan_hash") != plan.hash:
+            raise MedsiloError(f"{paths.BEST} of {POOL} was not made by the plan.yaml of {folder.name}; repeat the run")
+        network.load_state_dict(tensors)
         return network.eval()
 
 

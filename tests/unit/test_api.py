@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -193,8 +194,22 @@ def test_the_models_of_a_run_are_those_that_were_tested(small: medsilo.Run) -> N
 def test_central_gives_every_site_the_one_model() -> None:
     run = medsilo.run(make_plan("central", *SMALL), device="cpu")
     assert list(run.models) == SITES == list(run.table.index)
+    assert run.plan.hash == run.summary.plan_hash and run.plan.participation.sites == tuple(SITES)
     one, other = (run.models[site].state_dict() for site in SITES[:2])
     assert all(tensor.equal(other[name]) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize(("method", "file"), [("central", "pooled"), ("fedbn", SITES[0])])
+def test_a_model_of_another_study_is_refused_though_it_fits(method: str, file: str, tmp_path: Path) -> None:
+    """A checkpoint with the same tensors: it would answer, and its scores would look like some."""
+    plan = make_plan(method, *SMALL, "training.rounds=1")
+    runs = [
+        medsilo.run(plan.with_changes([f"seed={seed}"]), folder=tmp_path / f"{seed}", device="cpu") for seed in (0, 1)
+    ]
+    shutil.copy(*(run.folder / "sites" / file / "best.safetensors" for run in runs))
+    assert runs[0].models[SITES[0]]
+    with pytest.raises(MedsiloError, match="not made by the plan.yaml"):
+        runs[1].models[SITES[0]]
 
 
 def test_a_plan_may_be_given_in_every_form(tmp_path: Path, root: Path) -> None:
