@@ -76,7 +76,7 @@ def test(
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
     from medsilo_lab.release.release_folder import Release
-    from medsilo_lab.release.release_pages import write_validation
+    from medsilo_lab.release.release_pages import remove_earlier, write_validation
     from medsilo_lab.study import external_test
 
     if not is_safe_name(hospital):
@@ -85,6 +85,7 @@ def test(
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
     opened = [Release.open(folder, leads) for folder in releases]
     settings = options.settings_of(device, data, site_config, pictures=True)
+    remove_earlier(out, hospital)
     with screen.busy("testing"):
         sources = [release.source(settings.packages) for release in opened]
         found = external_test.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}")
