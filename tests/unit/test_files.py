@@ -1,5 +1,6 @@
 """Files are whole or not there; names are safe; what cannot be read or written is one line, also on a full disk."""
 
+import errno
 import json
 import os
 import resource
@@ -150,12 +151,30 @@ def test_a_file_is_on_the_disk_before_it_takes_the_place_of_the_former_one(
     path, synced = tmp_path / "words.txt", []
 
     def sync(file: int) -> None:
-        synced.append((path.read_text() if path.exists() else None, os.read(file, 100).decode()))
+        what = "names" if Path(f"/proc/self/fd/{file}").is_dir() else os.read(file, 100).decode()
+        synced.append((path.read_text() if path.exists() else None, what))
 
     monkeypatch.setattr(os, "fsync", sync)
     for text in ("former", "new"):
         write_text(path, text)
-    assert synced == [(None, "former"), ("former", "new")] and path.read_text() == "new"
+    assert synced == [(None, "former"), ("former", "names"), ("former", "new"), ("new", "names")]
+
+
+def test_a_file_is_written_where_a_file_system_syncs_no_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fails = tmp_path / "words.txt", errno.EINVAL
+
+    def sync(file: int) -> None:
+        if Path(f"/proc/self/fd/{file}").is_dir():
+            raise OSError(fails, os.strerror(fails))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_text(path, "new")
+    assert path.read_text() == "new"
+    fails = errno.EIO
+    with pytest.raises(MedsiloError, match=r"words\.txt could not be written"):
+        write_text(path, "newer")
 
 
 @pytest.mark.slow

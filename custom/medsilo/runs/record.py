@@ -18,10 +18,12 @@ from torch import Tensor
 from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import (
+    append_line,
     load_tensors,
     make_folder,
     save_tensors,
     sweep,
+    sync_names,
     write_bytes,
     write_json,
     write_passing,
@@ -154,8 +156,7 @@ class Record:
         """Append one line to rounds.jsonl."""
         text = _line(line)
         try:
-            with (self.folder / paths.ROUNDS).open("a") as file:
-                file.write(text)
+            append_line(self.folder / paths.ROUNDS, text.removesuffix("\n"))
         except OSError as error:
             message = f"{paths.ROUNDS} could not be written (is the disk full?); free space, then resume"
             raise MedsiloError(message, private=str(error)) from error
@@ -218,6 +219,7 @@ class Record:
         except OSError:  # a file system without links
             write_bytes(temporary, self._checkpoint(round_number).read_bytes())
         temporary.replace(self._best(round_number))
+        sync_names(self.checkpoints)
 
     def _best(self, round_number: int) -> Path:
         return self.checkpoints / paths.BEST_FILES.replace("*", str(round_number))

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import FILE, LockedFolder
+from medsilo.core.files import FILE, LockedFolder, sync_names
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
 from medsilo.privacy.mechanisms import Charge, Mechanism, PrivacyRequirements
@@ -241,7 +241,7 @@ class Ledger:
             file.write(line + b"\n")
             file.flush()
             os.fsync(descriptor)
-        _sync(self.folder)
+        sync_names(self.folder)
         self._write_head(entry.number + 1, _hash(line))
 
     def _write_head(self, lines: int, last: str) -> None:
@@ -249,7 +249,6 @@ class Ledger:
         head = _Head(began=_hash(first), lines=lines, hash=last, time=int(time.time()))
         for file in self._heads:
             write_signed(file, head, self._key)
-            _sync(file.parent)
 
     # ------------------------------------------------------------------ reading
     def standing(self) -> LedgerStanding:
@@ -428,15 +427,6 @@ NOT_OURS = _changed("it is signed by another key than this hospital's own, which
 
 def _hash(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """Wait until the names of files are on the disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def ledgers(book: Path, kit: Path | None = None) -> list[str]:
