@@ -236,8 +236,7 @@ class Ledger:
         descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
         with os.fdopen(descriptor, "rb+") as file:
             if standing.torn:
-                content = file.read()
-                file.truncate(content.rfind(b"\n") + 1)
+                file.truncate(sum(len(whole) + 1 for whole in _lines(self.file)[0]))
             file.write(line + b"\n")
             file.flush()
             os.fsync(descriptor)
@@ -405,12 +404,17 @@ def _study(entry: LedgerEntry) -> str:
 
 
 def _lines(file: Path) -> tuple[list[bytes], bool]:
-    """Return whole lines, and whether a part of one is behind them."""
+    """Return whole lines, and whether a part of one is behind them.
+
+    A power cut may leave the end of a line on the disk without its beginning, of which the disk then gives zeros.
+    """
     try:
         content = file.read_bytes() if file.exists() else b""
     except OSError as error:
         raise MedsiloError(_changed("it cannot be read"), private=f"{type(error).__name__}") from error
     *lines, rest = content.split(b"\n")
+    if lines and not rest and b"\0" in lines[-1]:
+        rest = lines.pop()
     return lines, bool(rest)
 
 
