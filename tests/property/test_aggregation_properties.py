@@ -186,7 +186,7 @@ def test_under_a_norm_bound_one_site_counts_for_its_share_of_the_median(drawn: t
     models, cases, order = drawn
     told = {**models, liar: {name: torch.full_like(own, lie) for name, own in models[liar].items()}}
     mixed = played(MEANS["norm bound"](), told, cases, order)["a"]
-    length = torch.cat([own for own in mixed.values()]).double().norm()
+    length = torch.cat([*mixed.values()]).double().norm()
     norms = torch.stack([torch.cat([*model.values()]).double().norm() for model in told.values()])
     assert length <= norms.median() * (1 + 1e-5) + 1e-6
 
