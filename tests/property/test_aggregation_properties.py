@@ -33,10 +33,13 @@ def rounds(draw: st.DrawFn, least: int = 2) -> tuple[dict[str, Model], dict[str,
     return models, {site: draw(st.integers(1, 10_000)) for site in sites}, draw(st.permutations(sites))
 
 
-def played(mixer: Aggregator, models: dict[str, Model], cases: dict[str, int], order: list[str]) -> dict[str, Model]:
-    """One round after zeros; what each site gets."""
+def played(
+    mixer: Aggregator, models: dict[str, Model], cases: dict[str, int], order: list[str], zeros: bool = True
+) -> dict[str, Model]:
+    """One round after zeros, or after nothing; what each site gets."""
     first = next(iter(models.values()))
-    mixer.start(sorted(models), {name: torch.zeros_like(tensor) for name, tensor in first.items()})
+    initial = {name: torch.zeros_like(tensor) for name, tensor in first.items()}
+    mixer.start(sorted(models), initial if zeros else None)
     for site in order:
         mixer.add(site, models[site], cases[site])
     return {site: result_of(mixer, site) for site in sorted(models)}
@@ -94,6 +97,15 @@ def same(one: dict[str, Model], other: dict[str, Model]) -> bool:
 def test_the_order_of_arrival_changes_no_bit(kind: str, drawn: tuple) -> None:
     models, cases, order = drawn
     assert same(played(EVERY[kind](), models, cases, order), played(EVERY[kind](), models, cases, sorted(models)))
+
+
+@pytest.mark.parametrize("kind", {**MEANS, **PERSONAL})
+@examples(12)
+@given(drawn=rounds(least=5))
+def test_a_mixture_after_nothing_is_the_one_after_zeros(kind: str, drawn: tuple) -> None:
+    models, cases, order = drawn
+    if kind != "half a step":  # which needs somewhere to step from
+        assert same(*(played(EVERY[kind](), models, cases, order, zeros) for zeros in (True, False)))
 
 
 @pytest.mark.parametrize("kind", {**MEANS, "momentum": 0, "adam": 0, "scaffold": 0})

@@ -111,8 +111,7 @@ class Record:
         """While one job leads a study no other may; the system lets go of a dead process's hold."""
         told = f"another job leads {self.folder.name} now; 'medsilo status' lists jobs"
         with alone(self.folder / paths.LOCK, told, LET_GO):
-            with (self.folder / paths.JOBS).open("a") as file:
-                file.write(job + "\n")
+            append_line(self.folder / paths.JOBS, job)
             yield
 
     def claim(self, lead: str | None, resume: bool) -> None:
