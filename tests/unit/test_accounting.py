@@ -117,6 +117,16 @@ def test_the_noise_for_a_target_keeps_it_and_is_hardly_more_than_needed(target: 
     assert cost(noise) <= target < cost(noise * 0.998)
 
 
+@pytest.mark.parametrize("target", [0.1, 1.0, 20.0, 500.0])
+def test_the_noise_for_one_gaussian_release_is_hardly_more_than_needed(target: float) -> None:
+    noise = noise_for(target, 1e-5, 1.0, 1)
+
+    def cost(noise: float) -> float:
+        return epsilon([charge(Gaussian(noise=noise))], 1e-5)
+
+    assert cost(noise) <= target < cost(noise * 0.998)
+
+
 def test_no_noise_is_enough_where_the_rest_costs_all() -> None:
     with pytest.raises(MedsiloError, match="no noise keeps 10 steps within ε = 0.5"):
         noise_for(0.5, 1e-5, 0.1, 10, beside=[charge(Geometric(scale=1.0))])
