@@ -17,7 +17,16 @@ import safetensors.torch
 import torch
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_tensors, save_tensors, sweep, write_json, write_text
+from medsilo.core.files import (
+    LockedFolder,
+    load_tensors,
+    read_yaml,
+    save_tensors,
+    sweep,
+    write_json,
+    write_passing,
+    write_text,
+)
 from medsilo.core.mmap_store import MOST_FILES, TYPES, _File, stored, stretches_of
 from medsilo.core.text import is_safe_name
 from medsilo.runs.record import Record
@@ -175,6 +184,31 @@ def test_a_file_is_written_where_a_file_system_syncs_no_folders(
     fails = errno.EIO
     with pytest.raises(MedsiloError, match=r"words\.txt could not be written"):
         write_text(path, "newer")
+
+
+def test_what_is_of_use_for_moments_is_for_this_account_alone(tmp_path: Path) -> None:
+    for value in (1, 2):
+        write_passing(tmp_path / "now.json", value)
+        assert json.loads((tmp_path / "now.json").read_text()) == value and listed(tmp_path) == ["now.json"]
+        assert (tmp_path / "now.json").stat().st_mode & 0o777 == 0o600
+    write_passing(tmp_path / "no/folder/now.json", 3)
+
+
+@pytest.mark.parametrize("there", ["a file", "a folder"])
+def test_a_folder_that_cannot_be_locked_is_one_line(tmp_path: Path, there: str) -> None:
+    if there == "a file":
+        (tmp_path / "records").write_text("x")
+    else:
+        (tmp_path / "records/lock").mkdir(parents=True)
+    folder = LockedFolder(tmp_path / "records", "lock", 1.0, "this hospital's records", "nothing leaves")
+    with pytest.raises(MedsiloError, match=r"records cannot be used .* nothing leaves; .*'state_dir'"), folder.alone():
+        pass
+
+
+def test_of_a_file_that_is_no_text_the_line_is_told(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_bytes(b"a: 1\nb: \xff\n")
+    with pytest.raises(MedsiloError, match=r"0xFF in line 2"):
+        read_yaml(tmp_path / "plan.yaml", "the plan", "a plan")
 
 
 @pytest.mark.slow

@@ -131,8 +131,8 @@ def write_passing(path: Path, value: Any) -> None:
     """Write JSON that is of use for moments only: whole, without waiting for the disk; a failure is no error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with suppress(OSError):
+        temporary.touch(FILE)
         temporary.write_text(json.dumps(value, allow_nan=False), encoding="utf-8")
-        temporary.chmod(FILE)
         temporary.replace(path)
 
 
@@ -326,8 +326,8 @@ class LockedFolder:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Let nobody else in as long as the block runs; raises MedsiloError where that is not to be had."""
-        make_folder(self.folder)
         try:
+            make_folder(self.folder)
             with FileLock(self.folder / self.lock, timeout=self.wait, mode=FILE):
                 yield
         except Timeout as error:
