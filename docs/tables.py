@@ -439,6 +439,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "evidence-flamby": evidence.flamby,
     "evidence-headlines": evidence.headlines,
     "evidence-reruns": evidence.reruns,
+    "evidence-impact": evidence.impact,
+    "evidence-impact-studies": evidence.impact_studies,
 }
 
 
