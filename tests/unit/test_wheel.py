@@ -139,7 +139,9 @@ def test_it_runs_in_a_user_s_own_environment(root: Path, tmp_path: Path, python:
     subprocess.run([programs / "python", "-m", "pip", "check"], env=bare, check=True)
     told = subprocess.run([programs / "python", "-c", ASK], env=bare, capture_output=True, text=True, check=True)
     with_torch, with_numpy = json.loads(told.stdout)
-    assert Version(with_torch) == Version(oldest["torch"]) if torch == "oldest" else Version(with_torch) > Version("2.12")
+    assert (
+        Version(with_torch) == Version(oldest["torch"]) if torch == "oldest" else Version(with_torch) > Version("2.12")
+    )
     assert with_torch != tested["torch"] or torch == "newest"
     assert with_numpy != tested["numpy"] or others == "newest"
     job = [programs / "medsilo", "run", "fedavg", "--device", "cpu", "--json"]
