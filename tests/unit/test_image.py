@@ -59,12 +59,8 @@ def base(root: Path, tmp_path: Path) -> Iterator[str]:
 
 
 def without_torch(root: Path, place: Path) -> None:
-    """Write the checkout as a repository whose lock has what those commands need that load no torch."""
+    """Write what is committed as a repository whose lock has what those commands need that load no torch."""
     told("git", "clone", "--quiet", "--no-hardlinks", root, place)
-    changed = told("git", "ls-files", "--modified", "--deduplicate", cwd=root).split()
-    for name in changed:
-        if (root / name).exists():
-            shutil.copy2(root / name, place / name)
     lock = place / "requirements.lock"
     pins = dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", lock.read_text()))
     wanted = place / "light.txt"
