@@ -103,15 +103,14 @@ image-docker:
 	docker buildx build $(IMAGE_ARGS) --provenance=false \
 		--output type=oci,dest=dist/medsilo.oci.tar,rewrite-timestamp=true build/image
 
-# In Docker's format: OCI's has no health check.
-VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' custom/medsilo/__init__.py)
 image-buildah:
 	$(call committed,build/image)
-	buildah build $(IMAGE_ARGS) --format docker --timestamp $(SOURCE_DATE_EPOCH) $(BUILDAH_ARGS) \
-		--iidfile dist/medsilo.image-id build/image
-	rm -f dist/medsilo.docker.tar
-	buildah push --quiet "$$(cat dist/medsilo.image-id)" docker-archive:dist/medsilo.docker.tar:medsilo:$(VERSION)
-	sha256sum dist/medsilo.docker.tar
+	buildah build $(IMAGE_ARGS) --timestamp $(SOURCE_DATE_EPOCH) $(BUILDAH_ARGS) --iidfile dist/medsilo.image-id build/image
+	rm -rf build/image.oci
+	buildah push --quiet "$$(cat dist/medsilo.image-id)" oci:build/image.oci
+	tar --create --file dist/medsilo.oci.tar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 \
+		--numeric-owner --mode=u=rwX,go=rX --directory build/image.oci .
+	sha256sum dist/medsilo.oci.tar
 
 # Every package that the pinned ones need, for all systems, with the hashes of its files: the image is made of them.
 # Versions in the locks stay as they are where they fit; UPGRADE=1 takes the newest.

@@ -35,10 +35,14 @@ def told(*command: object, **others: object) -> str:
     return done.stdout.strip()
 
 
+def dockerfile(root: Path) -> str:
+    return (root / "provisioning/containers/Dockerfile").read_text()
+
+
 @pytest.fixture
 def base(root: Path, tmp_path: Path) -> Iterator[str]:
     """The Dockerfile's own base, or Debian's Python of the same version."""
-    [own] = re.findall(r"(?m)^ARG BASE=(\S+)", (root / "provisioning/containers/Dockerfile").read_text())
+    [own] = re.findall(r"(?m)^ARG BASE=(\S+)", dockerfile(root))
     if subprocess.run(["buildah", "pull", "--quiet", f"docker.io/library/{own}"], capture_output=True).returncode == 0:
         yield f"docker.io/library/{own}"
         return
@@ -80,25 +84,36 @@ def test_two_builds_are_alike_and_run_as_nobody_where_nothing_can_be_written(
     archives = []
     for name in ("one", "other"):
         told(*build, cwd=place)
-        archives.append(shutil.move(place / "dist/medsilo.docker.tar", tmp_path / f"{name}.tar"))
+        archives.append(shutil.move(place / "dist/medsilo.oci.tar", tmp_path / f"{name}.tar"))
     assert archives[0].read_bytes() == archives[1].read_bytes()
-    with tarfile.open(archives[0]) as archive:
-        [manifest] = json.load(archive.extractfile("manifest.json"))
-        config = json.load(archive.extractfile(manifest["Config"]))["config"]
-    assert manifest["RepoTags"] == [f"docker.io/library/medsilo:{__version__}"]
+    config = config_of(archives[0])
     assert config["User"] == "10001:10001"
-    assert config["Healthcheck"]["Test"] == ["CMD", "python", "-m", "medsilo.check.kit", "/kit"]
     image = (place / "dist/medsilo.image-id").read_text()
     container = told("buildah", "from", image)
     try:
         system = told("buildah", "mount", container)
-        runs_where_nothing_can_be_written(system, config)
+        [check] = re.findall(r"(?m)^HEALTHCHECK .* CMD (.*)$", dockerfile(root))
+        runs_where_nothing_can_be_written(system, config, json.loads(check))
     finally:
         told("buildah", "rm", container)
         told("buildah", "rmi", "--force", image)
 
 
-def runs_where_nothing_can_be_written(system: str, config: dict) -> None:
+def config_of(archive: Path) -> dict:
+    """Return how an image in OCI's layout is run."""
+    with tarfile.open(archive) as file:
+
+        def read(name: str) -> dict:
+            return json.load(file.extractfile(f"./{name}"))
+
+        def blob(entry: dict) -> dict:
+            return read(f"blobs/{entry['digest'].replace(':', '/')}")
+
+        [manifest] = read("index.json")["manifests"]
+        return blob(blob(manifest)["config"])["config"]
+
+
+def runs_where_nothing_can_be_written(system: str, config: dict, health: list[str]) -> None:
     """Run the entry point and the health check without a network, as the image's user."""
     closed = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && mount -t tmpfs tmpfs "$1/tmp" && shift && "$@"'
     enter = ["unshare", "--mount", "--net", "sh", "-c", closed, "sh", system]
@@ -109,5 +124,5 @@ def runs_where_nothing_can_be_written(system: str, config: dict) -> None:
         [*enter, "sh", "-c", "id -u; echo > /tmp/own; echo > /kit/own"], capture_output=True, text=True
     )
     assert own.stdout.split() == ["10001"] and "Read-only file system" in own.stderr and own.stderr.count("\n") == 1
-    check = subprocess.run([*enter, *config["Healthcheck"]["Test"][1:]], capture_output=True, text=True)
+    check = subprocess.run([*enter, *health], capture_output=True, text=True)
     assert check.returncode == 1 and "Traceback" not in check.stderr and "kit" in check.stderr + check.stdout
