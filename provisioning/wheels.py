@@ -6,20 +6,23 @@ A checkout is installed as one, by `pip install -e .`: pyproject.toml has the en
 parted, by the package that an entry point names.
 """
 
-import json
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import tomli_w
+
 LAB = ("medsilo_lab", "medsilo_page")  # the packages of medsilo-lab
 ABOUT = "What researchers and leads use of medsilo: comparison, pages, init, Python, prediction, kits"
-FILES = ("README.md", "LICENSE")
+README = "README.md"
+OF_BOTH = ("readme", "license", "license-files", "requires-python", "authors", "keywords", "classifiers", "urls")
+_INWARD = re.compile(r"(!?\[[^]]*\])\((?![a-z]+:|#)([^)\s]+)\)")  # a link to a file of the repository
 
 
 def build(source: Path, dist: Path) -> None:
@@ -31,18 +34,28 @@ def build(source: Path, dist: Path) -> None:
     for lab in (False, True):
         with TemporaryDirectory() as folder:
             place = Path(folder)
-            for name in FILES:
-                if (source / name).exists():
-                    shutil.copy2(source / name, place / name)
+            shutil.copy2(source / "LICENSE", place / "LICENSE")
+            text = (source / README).read_text("utf-8")
+            (place / README).write_text(
+                led_outward(text, project["project"]["urls"]["Repository"], version[1]), "utf-8"
+            )
             for package in (source / "custom").iterdir():
                 if (package / "__init__.py").is_file() and (package.name in LAB) == lab:
                     shutil.copytree(
                         package, place / "custom" / package.name, ignore=shutil.ignore_patterns("__pycache__")
                     )
-            described = "\n".join(written(parted(project, lab, version[1])))
-            (place / "pyproject.toml").write_text(described + "\n", "utf-8")
+            (place / "pyproject.toml").write_text(tomli_w.dumps(parted(project, lab, version[1])), "utf-8")
             command = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", dist.absolute(), place]
             subprocess.run([sys.executable, "-m", "pip", *map(str, command)], check=True)
+
+
+def led_outward(text: str, repository: str, version: str) -> str:
+    """Return the README as a package index shows it: links lead to the repository's files of this version."""
+
+    def outward(found: re.Match[str]) -> str:
+        return f"{found[1]}({repository}/{'raw' if found[1][0] == '!' else 'blob'}/v{version}/{found[2]})"
+
+    return _INWARD.sub(outward, text)
 
 
 def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any]:
@@ -53,9 +66,11 @@ def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any
         for group, entries in own["entry-points"].items()
     }
     own["entry-points"] = {group: entries for group, entries in points.items() if entries}
-    tools["package-data"] = {name: data for name, data in tools["package-data"].items() if (name in LAB) == lab}
+    tools["package-data"] = {
+        name: data for name, data in tools["package-data"].items() if name == "*" or (name in LAB) == lab
+    }
     if lab:
-        own = {name: own[name] for name in ("readme", "license", "requires-python", "entry-points")}
+        own = {name: own[name] for name in (*OF_BOTH, "entry-points")}
         own |= {
             "name": "medsilo-lab",
             "description": ABOUT,
@@ -64,17 +79,6 @@ def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any
         }
         tools.pop("dynamic")
     return {"build-system": project["build-system"], "project": own, "tool": {"setuptools": tools}}
-
-
-def written(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield the lines of a table in TOML."""
-    plain = {name: value for name, value in table.items() if not isinstance(value, dict)}
-    if above and plain:
-        yield f"[{above}]"
-    yield from (f"{json.dumps(name)} = {json.dumps(value)}" for name, value in plain.items())
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from written(value, f"{above}.{json.dumps(name)}".lstrip("."))
 
 
 if __name__ == "__main__":

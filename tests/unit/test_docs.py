@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -199,11 +200,23 @@ def test_intervals_on_pages_are_those_of_the_files(root: Path) -> None:
 
 
 def test_changelog_and_citation_are_of_this_version(root: Path) -> None:
-    newest = re.search(r"^## (\S+)", (root / "CHANGELOG.md").read_text("utf-8"), re.M)
+    changes = (root / "CHANGELOG.md").read_text("utf-8")
+    newest = re.search(r"^## (\S+)", changes, re.M)
     cited = load_yaml((root / "CITATION.cff").read_text("utf-8"))
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     assert newest and newest[1] == str(cited["version"]) == __version__
-    assert (cited["license"], cited["title"]) == (project["license"]["text"], project["name"])
+    assert (cited["license"], cited["title"]) == (project["license"], project["name"])
+    assert f"tag `v{__version__}`" in changes  # the links of a wheel's README lead to it
+
+
+def test_each_example_has_its_picture_and_its_time(root: Path) -> None:
+    page = (root / "examples/README.md").read_text("utf-8")
+    rows = {name: row for row in page.splitlines() for name in re.findall(r"^\| \[([\w-]+)\]", row)}
+    assert rows.keys() == {path.parent.name for path in (root / "examples").glob("*/job.py")}
+    for name, row in rows.items():
+        picture = ElementTree.parse(root / f"examples/pictures/{name}.svg").getroot()
+        assert picture.tag.endswith("svg") and f"](pictures/{name}.svg)" in row, name
+        assert re.search(r"\| \d+ s\b[^|]*\|$", row), name
 
 
 def test_the_glossaries_are_sorted_and_short(root: Path) -> None:

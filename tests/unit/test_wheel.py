@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import parse_email
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -46,9 +48,9 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
     assert [wheel.name for wheel in one] == wheels == [wheel.name for wheel in other]
     assert [wheel.read_bytes() for wheel in one] == [wheel.read_bytes() for wheel in other]
     names, lab = (set(zipfile.ZipFile(wheel).namelist()) for wheel in one)
+    packages = {path.parent.name for path in (root / "custom").glob("*/__init__.py")}
+    assert {f"{package}/py.typed" for package in packages} <= names | lab
     assert {
-        "medsilo/py.typed",
-        "medsilo_zoo/py.typed",
         "nvflare_reliability/message_limits.py",
         "nvflare_reliability/upstream/deliver_once.patch",
         "nvflare_reliability/upstream/known.json",
@@ -58,9 +60,27 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
     } <= names
     assert {"medsilo_lab/report/style.html", "medsilo_lab/consortium/medsilo.service", "medsilo_page/page.css"} <= lab
     assert {name.partition("/")[0] for name in lab & names} == set()
+    for wheel in one:
+        index_takes(wheel)
     for wheel, place in zip(one, ("hospital", "lead"), strict=True):
         zipfile.ZipFile(wheel).extractall(tmp_path / place)
     assert refused(tmp_path / "hospital") and not refused(tmp_path / "hospital", tmp_path / "lead")
+
+
+def index_takes(wheel: Path) -> None:
+    """PyPI takes the wheel, shows its README with links that lead somewhere, and finds it by what it is for."""
+    checked = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", wheel], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        told, left = parse_email(archive.read(name))
+    assert not left and told["license_expression"] == "Apache-2.0" and "Typing :: Typed" in told["classifiers"]
+    assert {"Repository", "Documentation", "Changelog", "Issues"} == told["project_urls"].keys()
+    targets = re.findall(r"\]\(([^)\s]+)\)", told["description"])
+    assert len(targets) > 10 and all(target.startswith("https://") for target in targets)
+    assert f"{told['project_urls']['Repository']}/blob/v{__version__}/CHANGELOG.md" in targets
 
 
 def refused(*installed: Path) -> bool:
@@ -72,28 +92,62 @@ def refused(*installed: Path) -> bool:
     return done.returncode != 0
 
 
-@pytest.mark.long
-def test_it_runs_beside_another_torch_and_the_oldest_of_all_else(root: Path, tmp_path: Path) -> None:
-    """As in a user's own environment, from the wheel alone. The newest torch that there is but the tested one."""
-    wheels, tested = build(root, tmp_path / "build", 1_600_000_000), required_versions()
+def interpreter(version: str) -> str:
+    """Return a Python of this version: on the path, or where pyenv and uv put them."""
+    home = Path.home()
+    places = [*home.glob(f".pyenv/versions/{version}.*"), *home.glob(f".local/share/uv/python/cpython-{version}.*")]
+    for path in (shutil.which(f"python{version}"), *(place / "bin" / f"python{version}" for place in places)):
+        if path and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
+            return str(path)
+    pytest.skip(f"this machine has no Python {version}")
+
+
+def oldest_of(root: Path) -> dict[str, str]:
+    """Return the lower bounds of what medsilo needs."""
     bounds = map(Requirement, tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"])
-    oldest = {own.name: next(one.version for one in own.specifier if one.operator == ">=") for own in bounds}
-    wanted = [f"torch!={tested['torch']}", *(f"{name}=={old}" for name, old in oldest.items() if name != "torch")]
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    programs = tmp_path / "venv/bin"
+    return {own.name: next(one.version for one in own.specifier if one.operator == ">=") for own in bounds}
+
+
+ASK = "import json, torch, numpy; print(json.dumps([torch.__version__.partition('+')[0], numpy.__version__]))"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("python", "torch", "others"),
+    [
+        ("3.11", "oldest", "oldest"),
+        ("3.11", "other", "oldest"),
+        ("3.12", "newest", "newest"),
+        ("3.13", "newest", "numpy"),
+    ],
+)
+def test_it_runs_in_a_user_s_own_environment(root: Path, tmp_path: Path, python: str, torch: str, others: str) -> None:
+    """From the wheel of a hospital alone, in an empty folder: `pip install medsilo`, `medsilo run fedavg`."""
+    program = interpreter(python)
+    [wheel, _], tested, oldest = build(root, tmp_path / "build", 1_600_000_000), required_versions(), oldest_of(root)
+    wanted = [f"{name}=={old}" for name, old in oldest.items() if name != "torch"] if others == "oldest" else []
+    wanted += [f"numpy<{tested['numpy']}"] if others == "numpy" else []
+    wanted += {"oldest": [f"torch=={oldest['torch']}"], "other": [f"torch!={tested['torch']}"], "newest": []}[torch]
+    subprocess.run([program, "-m", "venv", tmp_path / "venv"], check=True)
+    programs, place = tmp_path / "venv/bin", tmp_path / "empty"
+    place.mkdir()
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    install = [programs / "python", "-m", "pip", "install", "--quiet", "--no-compile", wheels[0], *wanted]
+    install = [programs / "python", "-m", "pip", "install", "--quiet", "--no-compile", wheel, *wanted]
     if (made := subprocess.run(install, env=bare, capture_output=True, text=True)).returncode:
+        assert "ResolutionImpossible" not in made.stderr and "Requires-Python" not in made.stderr, made.stderr[-2000:]
         pytest.skip(f"the packages can't be had here: {made.stderr[-300:]}")
-    ask = "import json; from importlib.metadata import version; print(json.dumps([version('torch'), version('numpy')]))"
-    told = subprocess.run([programs / "python", "-c", ask], env=bare, capture_output=True, text=True, check=True)
-    torch, numpy = json.loads(told.stdout)
-    assert torch.partition("+")[0] != tested["torch"]
-    assert Version(numpy) == Version(oldest["numpy"]) != Version(tested["numpy"])
-    job = ["run", "fedavg", "--set", "training.rounds=2", "--device", "cpu", "--json", "-o", "runs"]
-    done = subprocess.run([programs / "medsilo", *job], cwd=tmp_path, env=bare, capture_output=True, text=True)
+    subprocess.run([programs / "python", "-m", "pip", "check"], env=bare, check=True)
+    told = subprocess.run([programs / "python", "-c", ASK], env=bare, capture_output=True, text=True, check=True)
+    with_torch, with_numpy = json.loads(told.stdout)
+    assert (
+        Version(with_torch) == Version(oldest["torch"]) if torch == "oldest" else Version(with_torch) > Version("2.12")
+    )
+    assert with_torch != tested["torch"] or torch == "newest"
+    assert with_numpy != tested["numpy"] or others == "newest"
+    job = [programs / "medsilo", "run", "fedavg", "--device", "cpu", "--json"]
+    done = subprocess.run(job, cwd=place, env=bare, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    [summary] = (tmp_path / "runs").glob("*/summary.json")
+    [summary] = place.glob("runs/*/summary.json")
     found = json.loads(summary.read_text())
-    assert found["status"] == "finished" and found["rounds"]["done"] == 2
-    assert {site["machine"]["torch"] for site in found["sites"].values()} == {torch}
+    assert found["status"] == "finished" and found["rounds"]["done"] == found["rounds"]["planned"]
+    assert {site["machine"]["torch"].partition("+")[0] for site in found["sites"].values()} == {with_torch}
