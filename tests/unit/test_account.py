@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.analyses.__main__ import main as analyse
-from benchmarks.analyses.finished import read_finished
-from benchmarks.analyses.membership import check_release
 from medsilo.check.demands import price_list, privacy_findings
 from medsilo.check.disclosure import describe
 from medsilo.check.spending import spending_lines, spent
@@ -30,6 +27,9 @@ from medsilo.site.query_budget import QueryBudget, data_set
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.report.page import write
+from results.analyses.__main__ import main as analyse
+from results.analyses.finished import read_finished
+from results.analyses.membership import check_release
 from tests import inprocess
 from tests.histories import dying, ended
 from tests.unit.test_protection import NAMES, STUDY, write_photos

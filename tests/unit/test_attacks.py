@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.attacks.__main__ import main
-from benchmarks.attacks.attackers import (
+from medsilo.federation.checks import check_ranges
+from medsilo.plan import Plan
+from medsilo.runs.messages import MOST_CASES, StudyMessage
+from medsilo.tasks.task import Cases
+from results.attacks.__main__ import main
+from results.attacks.attackers import (
     AMPLITUDE,
     ATTACKS,
     Attack,
@@ -21,7 +25,7 @@ from benchmarks.attacks.attackers import (
     largest_z,
     patched,
 )
-from benchmarks.attacks.cells import (
+from results.attacks.cells import (
     DEFENCES,
     HONEST,
     PLAIN,
@@ -36,12 +40,8 @@ from benchmarks.attacks.cells import (
     measured,
     result_of,
 )
-from benchmarks.attacks.federation import data_of, run
-from benchmarks.attacks.table import Done, best_defence, named_table
-from medsilo.federation.checks import check_ranges
-from medsilo.plan import Plan
-from medsilo.runs.messages import MOST_CASES, StudyMessage
-from medsilo.tasks.task import Cases
+from results.attacks.federation import data_of, run
+from results.attacks.table import Done, best_defence, named_table
 from tests.conftest import METHODS, make_plan, slow_but
 
 A, B, *_ = SITES

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import medsilo
-from benchmarks.cross import committee_scores, main
 from medsilo import cli
 from medsilo.cli.options import run_settings, settings_of
 from medsilo.core.errors import MedsiloError
@@ -21,6 +20,7 @@ from medsilo.site.owner import ALL_MINE
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.scans import Scan
 from medsilo_lab.deploy.source import Committee, Source
+from results.cross import committee_scores, main
 from tests.conftest import SITES, make_plan
 from tests.hospital import Volume, write_volume
 from tests.unit.test_predict import drawn, oblique, small_plan, write_run

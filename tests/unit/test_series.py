@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import medsilo
-from benchmarks.results.har import in_order
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
 from medsilo.core.files import load_yaml
@@ -31,6 +30,7 @@ from medsilo_series import recordings
 from medsilo_series.recordings import Coded, Recording
 from medsilo_series.series_folder import SeriesFolder
 from medsilo_series.windows import Cutting, cut
+from results.har import in_order
 from tests import inprocess
 
 SITES = ("a", "b")
