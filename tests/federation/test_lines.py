@@ -144,7 +144,7 @@ def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closes", [False, True], ids=["silent", "closed"])
+@pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.long)], ids=["silent", "closed"])
 def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, closes: bool) -> None:
     """With the defaults, under which it took up to a minute. A line that closes loses what was on its way, and no more:
     a transfer that started again would send more than half of it twice."""
@@ -169,7 +169,7 @@ def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, cl
     assert sent < 1.02 * (large.size() + on_their_way), sent / large.size()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_slow_line_is_not_asked_twice(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six seconds for a piece; NVFlare itself sends a reply again that takes more than five."""
     large = StudyMessage({"model": {"w": torch.randn(100_000)}}, {"task": "round"})

@@ -69,6 +69,7 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
     assert [f"algorithm.pull 0.2 is below 1/{len(sites)}" in line for line in cautions] == [True] * (method in FEDSM)
 
 
+@pytest.mark.long
 @pytest.mark.first
 @pytest.mark.parametrize(
     "method",

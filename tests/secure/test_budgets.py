@@ -42,6 +42,7 @@ def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_pa
         local.write_text(before)
 
 
+@pytest.mark.long
 def test_a_plan_that_offers_noise_lowers_no_floor_of_a_hospital(pair: Consortium, tmp_path: Path) -> None:
     """The hospital demands no privacy itself: three patients tell no score, counts are rounded, groups remembered."""
     local = pair.kit(HOSPITAL) / "local/medsilo.yaml"

@@ -421,7 +421,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("kind", slow_but(["profile"], FIGURES))
+@pytest.mark.parametrize("kind", slow_but(["profile"], FIGURES, ()))
 def test_the_command_writes_figures_and_their_numbers(
     kind: str, finished: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -30,7 +30,7 @@ from medsilo.extend import Algorithm, Group, Phase
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo_lab import in_memory
 from medsilo_lab.in_memory import source_hash
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, make_plan, slow_but
 from tests.hospital import write_balls
 
 
@@ -506,7 +506,7 @@ def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["method", "task", "network"])
+@pytest.mark.parametrize("kind", slow_but(["method"], ["method", "task", "network"], ()))
 def test_a_new_package_works_as_it_is_written(kind: str, tmp_path: Path) -> None:
     assert main(["new", kind, f"my-{kind}", "-o", str(tmp_path / "new")]) == 0
     environment = {**os.environ, "PYTHONPATH": str(Path(medsilo.__file__).parents[1])}

@@ -394,7 +394,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "6 are not done yet" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--tiny", "--cells", str(tmp_path)])
     told = capsys.readouterr()

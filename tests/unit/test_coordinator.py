@@ -610,7 +610,7 @@ def test_a_bias_before_batch_norm_has_no_gradient_but_by_rounding(tmp_path: Path
         assert max(moved[name] for name in flat) < 1e-8 < 1e-3 < min(moved[name] for name in moved.keys() - flat)
 
 
-@pytest.mark.parametrize("method", slow_but(["fedavg", "apfl", "scaffold", "harmofl", "adafed", "fedsm"], METHODS))
+@pytest.mark.parametrize("method", slow_but(["fedavg", "apfl", "scaffold", "harmofl", "adafed", "fedsm"], METHODS, ()))
 def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> None:
     """Neither by name nor by content, in no parcel and in no checkpoint of the server."""
     kept: dict[str, list[tuple[str, Tensor]]] = {site: [] for site in SITES}
@@ -785,7 +785,7 @@ class Counted(Dataset):
         return self.cases[index]
 
 
-@pytest.mark.parametrize("method", slow_but(["fedavg", "ditto", "scaffold", "harmofl", "adafed", "fedsm"], METHODS))
+@pytest.mark.parametrize("method", slow_but(["fedavg", "ditto", "scaffold", "harmofl", "adafed", "fedsm"], METHODS, ()))
 def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) -> None:
     plan = make_plan(method, *SMALL)
     data = {}

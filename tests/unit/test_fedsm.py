@@ -803,10 +803,10 @@ def named_right(plan: Plan, folder: Path) -> list[float]:
     [
         pytest.param("synthetic-activity", A, marks=pytest.mark.slow),
         pytest.param("synthetic-activity", B, marks=pytest.mark.long),
-        pytest.param("synthetic-histology", A, marks=pytest.mark.slow),
+        pytest.param("synthetic-histology", A, marks=pytest.mark.long),
         pytest.param("synthetic-histology", B, marks=pytest.mark.long),
         pytest.param("synthetic-prostate", A, marks=pytest.mark.long),
-        pytest.param("synthetic-prostate", B, marks=pytest.mark.slow),
+        pytest.param("synthetic-prostate", B, marks=pytest.mark.long),
     ],
 )
 def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: str, tmp_path: Path) -> None:
@@ -827,6 +827,7 @@ def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: st
             ("synthetic-histology", ("algorithm.selector_sync=server-adam",)),
             ("synthetic-histology", ("algorithm.selector_sync=none",)),
         ],
+        (),
     ),
     ids=str,
 )

@@ -233,7 +233,8 @@ def test_histories(tmp_path: Path) -> None:
     check_history(tmp_path / "budget", 1000, PrivacyRequirements(epsilon=50, delta=DELTA))
 
 
-@pytest.mark.parametrize("count", [pytest.param(5, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [5, 200])
 def test_many_histories(count: int, tmp_path: Path) -> None:
     """A seed's history changes with the code that writes, in which processes die. An answer costs up to 0.05 here."""
     above = [check_history(tmp_path / str(seed), seed) for seed in range(1, 1 + count)]

@@ -160,7 +160,7 @@ def same(one: dict[str, dict[str, torch.Tensor]], other: dict[str, dict[str, tor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", slow_but(["fedavg", "fedsm", "harmofl"], ABLE))
+@pytest.mark.parametrize("method", slow_but(["fedavg", "fedsm", "harmofl"], ABLE, ()))
 def test_every_method_trains_and_gives_the_same_tensors_again(method: str, tmp_path: Path) -> None:
     plan = promised(method, "training.batch_size=64")  # all cases in every step
     one = run(plan, tmp_path / "one")

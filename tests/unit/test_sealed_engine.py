@@ -161,7 +161,7 @@ def killed(schedule: Schedule, sealed: bool) -> Script:
     return script
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("count", [4, 5])
 def test_any_sites_that_drop_out_at_any_moment_cost_nothing_but_themselves(count: int, tmp_path: Path) -> None:
     """The most sites that may be missing, in every choice and at every moment, each in a round of its own.
@@ -223,7 +223,7 @@ LETTERS = [("agree", 0), ("offer", 2), ("round", 2), ("unmask", 2)]
 
 
 @pytest.mark.parametrize("works", [False, True], ids=["not made", "lost on its way"])
-@pytest.mark.parametrize("task, number", slow_but([("round", 2)], LETTERS))
+@pytest.mark.parametrize("task, number", slow_but([("round", 2)], LETTERS, ()))
 def test_a_lost_answer_is_asked_for_again_where_the_plan_waits(
     task: str, number: int, works: bool, tmp_path: Path
 ) -> None:
@@ -239,7 +239,7 @@ def test_a_process_that_died_is_asked_once_more_where_the_plan_stops(tmp_path: P
     assert furthest(tmp_path / "run", clear("fedsm", "there")) <= 1e-5
 
 
-@pytest.mark.parametrize("task, number", slow_but([("round", 2)], LETTERS[:3]))  # to unmask, three are enough
+@pytest.mark.parametrize("task, number", slow_but([("round", 2)], LETTERS[:3], ()))  # to unmask, three are enough
 def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
     task: str, number: int, tmp_path: Path
 ) -> None:

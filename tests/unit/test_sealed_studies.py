@@ -66,8 +66,8 @@ def test_sealed_models_are_those_of_clear_mixing(method: str) -> None:
     assert furthest(run(method, "none"), run(method, "pairwise")) <= 1e-6
 
 
-# One of each kind; sealed bits of every method are held by tests/unit/test_digests.py.
-TEN_ROUNDS = ["fedavg", "fedbn", "scaffold", "fednova", "fedadam", "harmofl", "apfl"]
+# Sealed bits of one of each kind are held by tests/unit/test_digests.py.
+TEN_ROUNDS = ["fedbn", "scaffold"]
 
 
 @pytest.mark.parametrize(

@@ -467,7 +467,7 @@ def test_a_sample_is_held_to_its_order_and_its_words() -> None:
 
 
 @pytest.mark.first
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_tutorial_runs_as_it_stands(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
