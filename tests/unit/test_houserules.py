@@ -369,6 +369,7 @@ def test_a_plan_is_read_without_torch_s_compiler(root: Path) -> None:
     assert "medsilo.plan" in loaded and loaded & {"torch._dynamo", "sympy", "monai", "scipy.stats", "nvflare"} == set()
 
 
+@pytest.mark.slow
 def test_a_site_trains_without_torch_s_compiler(root: Path, tmp_path: Path) -> None:
     """It costs every process that trains a second and 70 MB."""
     sizes = (
