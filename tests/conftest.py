@@ -25,6 +25,7 @@ from medsilo_lab.study.cells import Row, cells_of, run_cell
 from medsilo_lab.study.compare import Asked, Study
 from medsilo_lab.study.verdict_file import About
 from tests.commands import parsed
+from tests.hospital import NAMES, write_photos
 from tests.junit import BUILD, build_hash
 
 torch.set_num_threads(1)  # a test that forks would wait for threads that its child does not have
@@ -46,6 +47,7 @@ NEWER = ["silobn", "fedrdn", *WEIGHED, "condistfl", "cyclic", "fedrep", "feddyn"
 AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
 MOST, BESIDE = 2.0, 1.5  # seconds of processor of a default test; how much more where others share its core
 LOADED = 100  # modules; what first loads so many takes the seconds of its imports
+SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 
@@ -167,6 +169,12 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
     study = Study(folder, About(title="A study", machine="a test"), cells)
     study.conclude([])
     return study
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hospital's photographs in two classes, one of each patient. They are read and never changed."""
+    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,6 @@ from tests.unit.test_account import PRIVATE, ask, settings_of, weights
 from tests.unit.test_approvals import make_kit
 from tests.unit.test_hostile_answers import odd
 from tests.unit.test_ledger import DATA, DEMANDS, ONE, ROUND, cost, filled
-from tests.unit.test_protection import NAMES, write_photos
 
 HARMLESS = [ROUND[0].model_copy(update={"of": ROUND[0].of.model_copy(update={"noise": 1e6})})]
 KEY, OTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -147,11 +146,6 @@ def test_the_key_before_lets_in_one_key_and_no_other(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- the server's part
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
-
-
 def place_of(root: Path, photos: Path, kit: KitFiles | None = None) -> SiteContext:
     settings = settings_of(photos, epsilon=20.0)
     return SiteContext(parse_plan(PRIVATE), "a", ["a"], settings, site_folder(root / "study", "a"), kit=kit)

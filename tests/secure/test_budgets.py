@@ -10,9 +10,10 @@ from medsilo.plan import parse_plan
 from medsilo.runs.reading import read_summary
 from medsilo.site.query_budget import QueryBudget
 from tests.conftest import SITES
+from tests.hospital import NAMES, write_photos
 from tests.secure.consortium import LEAD, SERVER, Consortium
 from tests.unit.test_private_numbers import LOUD, PRIVATE, parts_of
-from tests.unit.test_protection import NAMES, STUDY, write_photos
+from tests.unit.test_protection import STUDY
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 HOSPITAL = SITES[0]

@@ -32,7 +32,8 @@ from results.analyses.finished import read_finished
 from results.analyses.membership import check_release
 from tests import inprocess
 from tests.histories import dying, ended
-from tests.unit.test_protection import NAMES, STUDY, write_photos
+from tests.hospital import NAMES, write_photos
+from tests.unit.test_protection import STUDY
 
 PRIVATE = {
     **STUDY,
@@ -42,11 +43,6 @@ PRIVATE = {
 }
 REASON = {"counts": "in our annual report"}
 DEMANDS: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-3, "unit": "record", "public": REASON}
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
 
 
 def settings_of(data: Path, **demands: Any) -> SiteSettings:

@@ -30,10 +30,9 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
 from tests import inprocess
 from tests.conftest import SITES, make_plan, slow_but
-from tests.sites import site_of
+from tests.sites import CPU, site_of
 from tests.unit.test_algorithms import initial, load_data, merge_by_hand, plan_sgd, train_by_hand, with_state
 
-CPU = SiteSettings(device="cpu")
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.weight_decay=0.01"]
 QUICK = [*SMALL, "algorithm.pretraining.epochs=2"]
 VARIANTS = ["adafed", "d-adafed", "f-adafed"]

@@ -40,9 +40,9 @@ from medsilo_adapters.low_rank import ADAPTABLE, Adapters, adapt, adapters_of, m
 from medsilo_lab.deploy.source import Source
 from tests import inprocess
 from tests.conftest import over_all, slow_but
+from tests.hospital import NAMES, write_photos
 from tests.unit.test_account import PRIVATE, standing
 from tests.unit.test_account import run as run_with_ledger
-from tests.unit.test_protection import NAMES, write_photos
 
 SITES = ["a", "b", "c"]
 TASK = {"name": "synthetic-histology", "patients": 12, "patches": 4, "size": 32}

@@ -33,9 +33,8 @@ from results.analyses.analysis import Question, mean_loss
 from results.analyses.features import embed, features, maps
 from results.analyses.finished import FinishedRun, drawn, read_finished
 from tests.conftest import make_plan, slow_but
-from tests.sites import site_of
+from tests.sites import CPU, site_of
 
-CPU = SiteSettings(device="cpu")
 SITES = ["hospital-a", "hospital-b"]
 
 

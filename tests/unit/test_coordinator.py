@@ -31,15 +31,12 @@ from medsilo.runs.progress import round_lines
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
-from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
 from tests import inprocess
-from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, WEIGHED, make_plan, slow_but
-from tests.sites import site_of
+from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, SMALL, WEIGHED, make_plan, slow_but
+from tests.sites import CPU, site_of
 
 A, B, C = SITES
-CPU = SiteSettings(device="cpu")
-SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
 LOST = Missing("lost", "no answer")
 

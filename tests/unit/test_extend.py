@@ -41,7 +41,7 @@ from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
-from tests.sites import site_of
+from tests.sites import sites_of
 
 PAGE = Path(__file__).parents[2] / "docs/research/extend.md"
 NAME = "acme-gait"
@@ -171,7 +171,7 @@ def round_by_hand(plan: Plan, model: nn.Module, site: str, cases: Dataset, numbe
 def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: Path, tmp_path: Path) -> None:
     plan = make_plan("lg-fedavg", *GAIT, "training.momentum=0")
     settings = SiteSettings(device="cpu", data=data, packages=[NAME])  # type: ignore[arg-type]
-    sites = {site: site_of(plan, site, SITES, settings, tmp_path / "sites" / site) for site in SITES}
+    sites = sites_of(plan, tmp_path, settings=settings)
     travelled: set[str] = set()
 
     class Listening(Loop):

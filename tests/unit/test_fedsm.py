@@ -33,7 +33,7 @@ from medsilo_lab.deploy.source import Source
 from medsilo_lab.report import page
 from medsilo_lab.report.read import read_all
 from tests import inprocess
-from tests.conftest import INSIDE_FEDSM, SITES, make_plan, slow_but
+from tests.conftest import INSIDE_FEDSM, SITES, SMALL, make_plan, slow_but
 from tests.sites import site_of, with_settings
 from tests.unit.test_algorithms import CPU, listen
 from tests.unit.test_coordinator import Answers, Study, assert_equal
@@ -41,7 +41,6 @@ from tests.unit.test_report import Page
 
 A, B, C = SITES
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
-SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 GO_ON = ["participation.when_missing=continue", "participation.minimum=1"]
 Numbers = dict[str, np.ndarray]
 

@@ -27,12 +27,11 @@ from medsilo.runs.schema import Summary
 from medsilo.schedule.phase import Phase
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
-from tests.sites import site_of
+from tests.sites import CPU, site_of
 from tests.unit.test_participant import SMALL, Server, assert_same_run
 from tests.unit.trainers import Fragile, Hungry, Troubled
 
 A, B = SITES[:2]
-CPU = SiteSettings(device="cpu")
 GO_ON = ["participation.when_missing=continue", "participation.minimum=1"]
 Sites = Callable[..., IsolatedParticipant]
 

@@ -15,17 +15,16 @@ from medsilo.core.section import Feature
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
 from medsilo.schedule.layer import Layer
-from medsilo.site.settings import SiteSettings
 from tests import inprocess
 from tests.conftest import SITES, make_plan
+from tests.hospital import NAMES, write_photos
 from tests.outside import installed_as
+from tests.sites import CPU
 from tests.unit.test_account import PRIVATE, settings_of, standing
 from tests.unit.test_algorithms import SMALL
-from tests.unit.test_protection import NAMES, write_photos
 
 PAGE = Path(__file__).parents[2] / "docs/research/extend.md"
 NOISE = 'layers=[{"name": "group-noise", "group": "model", "noise": %s, "bound": %s}]'
-CPU = SiteSettings(device="cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -28,12 +28,10 @@ from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
 from tests import inprocess
-from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan, mounted, slow_but
-from tests.sites import site_of
+from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, SMALL, make_plan, mounted, slow_but
+from tests.sites import CPU, site_of, sites_of
 
 A = SITES[0]
-CPU = SiteSettings(device="cpu")
-SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 KINDS = [("fedavg", []), ("apfl", ["algorithm.adaptive=true"]), ("scaffold", [])]  # one of each kind
 EVERY = [
     *[(method, []) for method in [*PLAIN, *PERSONAL]],
@@ -643,7 +641,7 @@ def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -
 
     from medsilo.federation.coordinator import Coordinator
 
-    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = sites_of(plan, tmp_path / "run")
     with pytest.raises(MedsiloError, match="diverged"):
         Coordinator(plan, SITES, Counting(participants), Record(tmp_path / "run"), "in-process").run()
     assert len(asked) <= 1 + Record(tmp_path / "run").summary().rounds.done + 3  # join, rounds, few repetitions

@@ -24,7 +24,7 @@ from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import make_plan, slow_but
 from tests.search import CHANCE, found_pieces, most_alike, pieces_of, strange_part
-from tests.sites import site_of
+from tests.sites import sites_of
 from tests.unit.test_coordinator import LOST, SMALL, Answers, Script, Scripted, honest
 
 HOSPITALS = ["a", "b", "c", "d"]
@@ -50,7 +50,7 @@ def plan_of(method: str, mode: str, *changes: str) -> Plan:
 
 
 def participants_of(plan: Plan, folder: Path) -> dict[str, TrainingSite]:
-    return {site: site_of(plan, site, HOSPITALS, CPU, folder / "sites" / site) for site in HOSPITALS}
+    return sites_of(plan, folder, HOSPITALS)
 
 
 def lead(plan: Plan, folder: Path, script: Script = honest, resume: bool = False) -> Coordinator:
@@ -177,7 +177,7 @@ def test_any_sites_that_drop_out_at_any_moment_cost_nothing_but_themselves(count
         few = [f"transport.sealing_threshold={count - most}"] * (how == "pairwise")
         plan = make_plan("fedavg", *rules, f"transport.sealing={how}", *few, sites=sites)
         folder = tmp_path / how
-        members = {site: site_of(plan, site, sites, CPU, folder / "sites" / site) for site in sites}
+        members = sites_of(plan, folder, sites)
         transport = Scripted(members, killed(schedule, how != "none"))
         coordinator = Coordinator(plan, sites, transport, Record(folder), "scripted", settings=CPU)
         coordinator.run()
