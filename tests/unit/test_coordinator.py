@@ -258,6 +258,7 @@ FALSE_FACTS = {
 BAD_PARCELS = {**FALSE, **FALSE_FACTS}
 
 
+@pytest.mark.slow
 def test_a_false_parcel_is_refused_by_name_and_nothing_of_it_counts(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """One study, in which one site tells another falsehood in every round."""
     cases = list(BAD_PARCELS.values())
