@@ -31,7 +31,8 @@ lint: $(VENV)/.test-ready
 QUICK = houserules plan algorithms mixers mixing_weights coordinator digests
 quick: $(VENV)/.test-ready
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -m "not slow and not long" -n 2 $(QUICK:%=tests/unit/test_%.py) tests/federation/test_simulator.py
+	$(BIN)/python -m pytest -m "not slow and not long" -n 2 --dist loadgroup --no-loadscope-reorder $(QUICK:%=tests/unit/test_%.py) \
+		tests/federation/test_simulator.py
 
 # Types are checked while tests run, and told of afterwards.
 test: $(VENV)/.test-ready

@@ -129,7 +129,7 @@ def test_without_a_kit_no_later_key_goes_on_by_itself(tmp_path: Path) -> None:
     (tmp_path / "ledger" / OWN_KEY).rename(tmp_path / OWN_KEY)
     later = Ledger(tmp_path, DATA, OTHER)
     assert not later.accept() and later.standing().epsilon(1e-5) == cost(3)
-    with pytest.raises(MedsiloError, match="line 5 is of a key that the one before it did not let in"):
+    with pytest.raises(MedsiloError, match="line 5 is.*not let in"):
         Ledger(tmp_path, DATA).standing()
 
 
@@ -141,7 +141,7 @@ def test_the_key_before_lets_in_one_key_and_no_other(tmp_path: Path) -> None:
     lines = Ledger(tmp_path, DATA).file.read_bytes().splitlines(keepends=True)
     Ledger(tmp_path, DATA).file.write_bytes(b"".join(lines[:-1]))
     Ledger(tmp_path, DATA, KEY).accept()
-    with pytest.raises(MedsiloError, match="line 6 is of a key that the one before it did not let in"):
+    with pytest.raises(MedsiloError, match="line 6 is.*not let in"):
         Ledger(tmp_path, DATA).standing()
 
 

@@ -475,7 +475,7 @@ def test_a_task_that_derives_from_a_private_one_has_to_say_so_itself() -> None:
 
 def test_patients_that_nothing_names_are_not_protected_by_their_lines(tmp_path: Path) -> None:
     unnamed = replace(SETTINGS["masks"], data={})
-    with pytest.raises(MedsiloError, match="nothing names the patient of a line or an image; say it in"):
+    with pytest.raises(MedsiloError, match="nothing names the.*say it in"):
         study(tmp_path / "images", unnamed, "patient", set(), "train", Sums())
     lines = replace(SETTINGS["table"], write=nameless)
     with pytest.raises(MedsiloError, match="demand unit: record"):
@@ -484,7 +484,7 @@ def test_patients_that_nothing_names_are_not_protected_by_their_lines(tmp_path: 
 
 def test_scores_of_a_model_that_learns_by_exact_steps_are_refused() -> None:
     ditto = replace(SETTINGS["table"], method={"name": "ditto"}, privacy={"scores": {"epsilon": 1.0}})
-    with pytest.raises(PlanError, match="privacy.scores: the model that ditto scores learns by exact steps"):
+    with pytest.raises(PlanError, match="privacy.scores:.*by exact steps"):
         ditto.plan()
 
 

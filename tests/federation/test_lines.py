@@ -380,7 +380,7 @@ def test_a_large_piece_is_sent_from_where_it_lies() -> None:
 )
 def test_what_is_no_piece_is_refused(false: Any) -> None:
     assert unpacked(["w", "F32", [1], b"1234"])[1].shape == (1,)
-    with pytest.raises(Rejected, match="a piece of a tensor is not what it says"):
+    with pytest.raises(Rejected, match="a piece of.*what it says"):
         unpacked(over_the_wire(false))
 
 
@@ -420,7 +420,7 @@ def arrived(pieces: dict, to_files: bool = True) -> dict:
 def test_pieces_that_make_no_tensor_are_refused(false: dict) -> None:
     ways = (in_one, arrived) if all(isinstance(piece, torch.Tensor) for piece in false.values()) else (in_one,)
     for put_together in ways:
-        with pytest.raises(Rejected, match="its tensors came in pieces that do not fit together"):
+        with pytest.raises(Rejected, match="its tensors came.*not fit together"):
             put_together(false)
 
 

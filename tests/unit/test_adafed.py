@@ -405,7 +405,7 @@ def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
     plan = make_plan("adafed", "task.name=activity-windows", sites=SITES)
     networks = plan.build_networks()
     server = ServerSide(SITES, {}, {}, set, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
-    with pytest.raises(MedsiloError, match=r"public share of the data is not at the server.*choose f-adafed"):
+    with pytest.raises(MedsiloError, match="public share of.*the server.*choose f-adafed"):
         plan.algorithm.make_f(server, networks)
 
 
@@ -427,7 +427,7 @@ def test_a_network_without_the_norms_is_refused(method: str, norm: str, kept: st
 def test_d_adafed_needs_features_only() -> None:
     run = inprocess.run(quick("d-adafed", "network.name=activity-cnn", "network.norm=group"))
     assert run.summary.status == "finished"
-    with pytest.raises(PlanError, match="d-adafed keeps features at the sites, but this network has none"):
+    with pytest.raises(PlanError, match="d-adafed keeps features.*network has none"):
         METHODS["d-adafed"]().check({"model": torch.nn.ReLU()})
 
 

@@ -358,7 +358,7 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as bomb:
         bomb.writestr("models/model.pt", bytes(20_000_000))
     for name in ("bomb.zip", "code.pt", "empty.pt", "text.safetensors", "cut.pt", "cut.safetensors"):
-        with pytest.raises(MedsiloError, match="holds no tensors that can be read without running code") as told:
+        with pytest.raises(MedsiloError, match="holds no tensors.*without running code") as told:
             read_checkpoint(tmp_path / name)
         assert str(tmp_path) not in str(told.value)
     assert not (tmp_path / "ran").exists()

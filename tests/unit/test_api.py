@@ -416,7 +416,7 @@ def test_a_loss_object_gets_the_targets_that_it_can_take() -> None:
 
     medsilo.run(sites={"a": with_axis}, model=net, loss=watching, **MASKS)
     assert set(seen) == {(1, 16, 16)}  # as the data have them
-    with pytest.raises(MedsiloError, match=r"loss: DiceLoss takes no targets of shape .*different shape"):
+    with pytest.raises(MedsiloError, match="loss:.*shape .*different shape"):
         medsilo.run(sites={"a": with_axis}, model=net, loss=DiceLoss(softmax=True), **MASKS)
     numbers = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     for sums in (numbers.sum(1), numbers.sum(1, keepdim=True)):  # torch would broadcast [8] against [8, 1]

@@ -310,7 +310,7 @@ def test_feddyns_h_counts_those_that_answered_among_all_sites(tmp_path: Path) ->
 
 def test_scaffold_is_refused_with_adam_unless_the_plan_says_so() -> None:
     adam = ["training.optimizer=adam", "training.momentum=0", "training.learning_rate=0.001"]
-    with pytest.raises(PlanError, match=r"training\.optimizer: SCAFFOLD is made for sgd, not adam.*optimizer=any"):
+    with pytest.raises(PlanError, match=r"training\.optimizer:.*sgd, not adam.*optimizer=any"):
         make_plan("scaffold", *SMALL, *adam)
     run = inprocess.run(make_plan("scaffold", *SMALL, *adam, "algorithm.optimizer=any"))
     assert run.summary.status == "finished"

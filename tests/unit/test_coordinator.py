@@ -837,7 +837,7 @@ def test_the_summary_adds_up(tmp_path: Path) -> None:
 def test_a_run_never_writes_over_another(tmp_path: Path) -> None:
     Study(make_plan("fedavg", *SMALL), tmp_path / "run").run()
     kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "summary.json"}
-    with pytest.raises(MedsiloError, match="run folder run exists; choose another name, or resume that run") as caught:
+    with pytest.raises(MedsiloError, match="run folder run.*choose another name") as caught:
         Study(make_plan("fedavg", *SMALL), tmp_path / "run").run()
     assert len(str(caught.value).splitlines()) == 1
     assert {path: path.read_bytes() for path in kept} == kept

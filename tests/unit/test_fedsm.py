@@ -386,7 +386,7 @@ def test_false_sums_are_refused(spoil: Callable[[dict[str, Tensor]], Tensor], re
 
 
 def test_numbers_of_steps_are_refused_where_none_are_made() -> None:
-    with pytest.raises(PlanError, match=r"algorithm\.selector_learning_rate: a selector in closed form makes no steps"):
+    with pytest.raises(PlanError, match=r"algorithm\.selector_learning_rate:.*makes no steps"):
         planned("algorithm.selector_learning_rate=0.1")
 
 
@@ -621,7 +621,7 @@ def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path
 
 
 def test_what_an_unseen_hospital_may_not_be() -> None:
-    with pytest.raises(PlanError, match="fedbn gives no model to sites that did not train"):
+    with pytest.raises(PlanError, match="fedbn gives no.*did not train"):
         make_plan("fedbn", "participation.evaluation_sites=[z]")
     with pytest.raises(PlanError, match="hospital-a is under sites and under unseen"):
         make_plan("fedsm", f"participation.evaluation_sites=[{A}]")

@@ -73,7 +73,7 @@ def test_over_the_budget_is_refused_and_nothing_is_written(ledger: Ledger) -> No
 def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
     budget = PrivacyRequirements(epsilon=cost(5), delta=DELTA)
     ledger.plan(CountedStudy(ONE, budget), ROUND * 3)
-    with pytest.raises(Refused, match="with what other studies of these data cost"):
+    with pytest.raises(Refused, match="with what other.*these data cost"):
         ledger.plan(CountedStudy(TWO, budget, lambda study: study == "one"), ROUND * 3)
     ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # the first one does not run any more, and was charged nothing
     ledger.charge(CountedStudy(TWO, budget), "round 1", "a", ROUND)
@@ -148,7 +148,7 @@ def test_a_line_of_another_key_is_noticed_and_a_new_key_goes_on(tmp_path: Path) 
     values = json.loads(forged[1])
     values["content"]["previous"] = json.loads(lines_of(ledger)[1])["content"]["previous"]
     write_lines(ledger, [forged[0], json.dumps(values, sort_keys=True, separators=(",", ":")).encode()])
-    with pytest.raises(MedsiloError, match="line 2 was changed after it was signed, or its signature is forged"):
+    with pytest.raises(MedsiloError, match="line 2 was.*signature is forged"):
         ledger.standing()
 
 

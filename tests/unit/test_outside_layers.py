@@ -74,7 +74,7 @@ def test_a_layer_says_what_leaves_and_what_it_can_not_stand_beside() -> None:
     plan = make_plan("fedavg", *SMALL, NOISE % (2.0, 0.5))
     assert "model leaves with Gaussian noise of 2 times its bound, 0.5." in describe(plan, CPU)
     assert plan.packages["outside-layers"].version == "1.0"
-    with pytest.raises(PlanError, match=r"layers: fedavg sends no group selector; name one"):
+    with pytest.raises(PlanError, match="layers:.*name one"):
         make_plan("fedavg", *SMALL, (NOISE % (2.0, 0.5)).replace('"model"', '"selector"'))
     with pytest.raises(PlanError, match="'other-layer' is not known"):
         make_plan("fedavg", *SMALL, 'layers=[{"name": "other-layer"}]')

@@ -530,11 +530,11 @@ def test_a_run_in_process_is_resumed_by_command(
 
 def test_what_cannot_be_resumed(tmp_path: Path) -> None:
     plan = planned("fedavg", [])
-    with pytest.raises(MedsiloError, match="run absent has no checkpoint to resume from; start it again"):
+    with pytest.raises(MedsiloError, match="run absent has.*start it again"):
         inprocess.run(plan, folder=tmp_path / "absent", resume=True)
     inprocess.run(plan, folder=tmp_path / "run")
     other = plan.with_changes(["seed=1"])
-    with pytest.raises(MedsiloError, match=r"belongs to another plan; resume with the plan\.yaml of its run folder"):
+    with pytest.raises(MedsiloError, match=r"belongs to another.*resume with the plan\.yaml"):
         inprocess.run(other, folder=tmp_path / "run", resume=True)
     central = make_plan("central", *SMALL)
     with pytest.raises(MedsiloError, match="central training can't be resumed; run it again in a new folder"):

@@ -91,7 +91,7 @@ def test_promises_that_would_be_false_are_refused(method: str, changes: list[str
 
 def test_an_amplitude_is_refused() -> None:
     histology = ["task.name=synthetic-histology", "network.name=small-cnn", "network.norm=group", PROMISE]
-    with pytest.raises(PlanError, match="algorithm.amplitude: an amplitude that is measured while training"):
+    with pytest.raises(PlanError, match="algorithm.amplitude:.*measured while training"):
         make_plan("harmofl", *histology)
     assert make_plan("harmofl", *histology, "algorithm.amplitude=null").gradients == 2
 
