@@ -363,7 +363,8 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
         assert never in told
 
 
-@pytest.mark.parametrize("method", [pytest.param("fedbn", marks=pytest.mark.slow), "fedsm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [pytest.param("fedbn", marks=pytest.mark.long), "fedsm"])
 def test_methods_with_personal_models_find_structures_that_their_hospital_did_not_draw(
     method: str, hospitals: Path, tmp_path: Path
 ) -> None:
