@@ -50,7 +50,7 @@ def plan_of(method: str, mode: str, *changes: str) -> Plan:
 
 
 def participants_of(plan: Plan, folder: Path) -> dict[str, TrainingSite]:
-    return sites_of(plan, folder, HOSPITALS)
+    return sites_of(plan, folder, HOSPITALS, CPU)
 
 
 def lead(plan: Plan, folder: Path, script: Script = honest, resume: bool = False) -> Coordinator:
@@ -177,7 +177,7 @@ def test_any_sites_that_drop_out_at_any_moment_cost_nothing_but_themselves(count
         few = [f"transport.sealing_threshold={count - most}"] * (how == "pairwise")
         plan = make_plan("fedavg", *rules, f"transport.sealing={how}", *few, sites=sites)
         folder = tmp_path / how
-        members = sites_of(plan, folder, sites)
+        members = sites_of(plan, folder, sites, CPU)
         transport = Scripted(members, killed(schedule, how != "none"))
         coordinator = Coordinator(plan, sites, transport, Record(folder), "scripted", settings=CPU)
         coordinator.run()

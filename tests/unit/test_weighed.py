@@ -303,7 +303,7 @@ def test_fedce_s_sites_score_the_model_without_them(tmp_path: Path) -> None:
         "fedce", *SMALL, *NO_BATCH_NORM, "training.rounds=2", "participation.evaluation_sites=[hospital-z]"
     )
     everyone = [*SITES, "hospital-z"]
-    sites = sites_of(plan, tmp_path, everyone)
+    sites = sites_of(plan, tmp_path, everyone, CPU)
     sent: dict[str, dict[str, Tensor]] = {}
 
     def listen(line: Any) -> None:
