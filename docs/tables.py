@@ -52,6 +52,7 @@ APPROVAL = ("approval",)
 PAGES = (
     "research/methods.md",
     "research/which-method.md",
+    "research/reproduce.md",
     "research/extend.md",
 )
 REFERENCE = ("reference/keys.md", "reference/commands.md", "reference/run-folder.md")
@@ -435,6 +436,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
     "evidence-headlines": evidence.headlines,
+    "evidence-reruns": evidence.reruns,
 }
 
 

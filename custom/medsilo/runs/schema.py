@@ -3,8 +3,8 @@
 `docs/reference/run-folder.md` is made from the descriptions below: `python -m docs.tables`.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
@@ -174,6 +174,13 @@ class Decisions(RecordPart):
         "the sum of its probability",
     )
 
+    def against_rest(self, label: int) -> tuple[int, int, int, int]:
+        """Return a class's cases and those of them found, the others' cases and those of them not taken for it."""
+        everyone = sum(map(sum, self.confusion))
+        own, right = sum(self.confusion[label]), self.confusion[label][label]
+        others, wrong = everyone - own, sum(row[label] for row in self.confusion) - right
+        return own, right, others, others - wrong
+
     @model_validator(mode="after")
     def _is_square(self) -> Self:
         if any(len(row) != len(self.confusion) for row in self.confusion):
@@ -184,6 +191,16 @@ class Decisions(RecordPart):
         if self.reliability is not None and [len(places) for places in self.reliability] != [TENTHS] * judged:
             raise ValueError(f"reliability is not {TENTHS} places for each class")
         return self
+
+
+class ClassRates(NamedTuple):
+    """A class against the rest, where the most probable class is what was found. None where there is no such case."""
+
+    name: str
+    cases: int
+    sensitivity: float | None
+    specificity: float | None
+    auroc: float | None
 
 
 class SiteResult(RecordPart):
@@ -245,6 +262,19 @@ class SiteResult(RecordPart):
     memory: Count | None = Field(
         None, description="bytes that the site's process held at most while it answered, the most of all rounds"
     )
+
+    def by_class(self, names: Sequence[str]) -> list["ClassRates"]:
+        """Return how well each class is told from the rest; nothing where the site does not tell classes."""
+        if self.decisions is None:
+            return []
+        rates = []
+        for label, name in enumerate(names):
+            own, right, others, rejected = self.decisions.against_rest(label)
+            area = self.figures.get("auroc" if len(names) == 2 else f"auroc_{label}")
+            rates.append(
+                ClassRates(name, own, right / own if own else None, rejected / others if others else None, area)
+            )
+        return rates
 
     @model_validator(mode="after")
     def _counts_its_test_cases(self) -> Self:
