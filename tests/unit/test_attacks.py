@@ -42,7 +42,7 @@ from results.attacks.cells import (
 )
 from results.attacks.federation import data_of, run
 from results.attacks.table import Done, best_defence, named_table
-from tests.conftest import METHODS, make_plan, slow_but
+from tests.conftest import METHODS, make_plan
 
 A, B, *_ = SITES
 
@@ -273,13 +273,11 @@ def assert_held(attack: str, defence: str) -> None:
     assert defended.score > (undefended.score or 0.0) + 0.3
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize(
     ("attack", "defence"),
-    slow_but(
-        ["sign flip x10"],
-        [("sign flip x10", "median"), ("random weights, lying counts", "norm bound"), ("statistics", "Multi-Krum")],
-    ),
+    [("sign flip x10", "median"), ("random weights, lying counts", "norm bound"), ("statistics", "Multi-Krum")],
 )
 def test_an_attack_harms_and_a_defence_helps(attack: str, defence: str) -> None:
     assert_held(attack, defence)

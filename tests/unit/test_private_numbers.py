@@ -267,6 +267,7 @@ def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
     assert counts.mean() == pytest.approx(400, abs=4 * counts.std() / 300**0.5)
 
 
+@pytest.mark.slow
 def test_a_plans_noise_does_not_make_a_hospital_forget_earlier_groups(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(15, 15))
     assert offered(tmp_path / "one", photos).validation != [None, None, None]

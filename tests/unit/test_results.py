@@ -145,7 +145,7 @@ def rows_of(found: result_files.Study) -> set[str]:
     return {line["configuration"] for table in found.tables for line in table.lines()}
 
 
-@pytest.mark.parametrize("name", slow_but(["study-nuclei"], [name for name in PAGES if name != "shift"], ()))
+@pytest.mark.parametrize("name", slow_but((), [name for name in PAGES if name != "shift"], ["study-nuclei"]))
 def test_every_page_is_made(name: str, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "nnunet":
         pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
