@@ -5,15 +5,15 @@ BIN := $(VENV)/bin
 # Tests run in three processes, one thread each, slow ones in four: much of a federation's time is waiting.
 # tests/conftest.py orders them.
 PARALLEL := -n 3 --dist loadgroup --no-loadscope-reorder
-quick test test-of test-slow test-long soak: export OMP_NUM_THREADS = 1
+quick test test-of test-changed test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
-quick test test-of test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
+quick test test-of test-changed test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
 # They write tens of thousands of small files: into memory, where Linux lends enough, which takes less time than a disk.
 MEMORY := $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print $$2}' /proc/mounts 2>/dev/null | \
 	xargs -r df --output=avail,target 2>/dev/null | awk '$$1 + 0 > 4000000 {print $$2}')
-quick test test-of: export TMPDIR := $(or $(firstword $(MEMORY)),$(TMPDIR),/tmp)
+quick test test-of test-changed: export TMPDIR := $(or $(firstword $(MEMORY)),$(TMPDIR),/tmp)
 
-.PHONY: demo jobs lint quick test test-of test-slow claims test-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit flower docs screenshots docs-tables words clean
+.PHONY: demo jobs lint quick test test-of test-changed test-slow claims test-long last-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit flower docs screenshots docs-tables words clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -31,7 +31,8 @@ lint: $(VENV)/.test-ready
 QUICK = houserules plan algorithms mixers mixing_weights coordinator digests
 quick: $(VENV)/.test-ready
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -m "not slow and not long" -n 2 $(QUICK:%=tests/unit/test_%.py) tests/federation/test_simulator.py
+	$(BIN)/python -m pytest -m "not slow and not long" -n 2 --dist loadgroup --no-loadscope-reorder $(QUICK:%=tests/unit/test_%.py) \
+		tests/federation/test_simulator.py
 
 # Types are checked while tests run, and told of afterwards.
 test: $(VENV)/.test-ready
@@ -52,6 +53,11 @@ test-of: $(VENV)/.test-ready
 	$(if $(and $(WHAT),$(OF)),,$(error no tests of "$(WHAT)"; say make test-of WHAT=dicom, for tests/*/test_dicom*.py))
 	$(BIN)/python -m pytest -m "not long" $(PARALLEL) $(OF)
 
+# The engine's quick ring, then what docs/seats.yaml names for the files that differ from BASE.
+BASE ?= main
+test-changed: quick
+	$(BIN)/python -m tests.changed $(BASE)
+
 test-slow: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m "slow and not long" $(PARALLEL) -n 4 --durations=10 --junitxml=build/tests/test-slow.xml
 
@@ -60,7 +66,11 @@ claims: $(VENV)/.test-ready
 	$(BIN)/python -m tests.claims --gate build/tests/test.xml build/tests/test-slow.xml
 
 test-long: $(VENV)/.test-ready
-	$(BIN)/python -m pytest -m long $(PARALLEL) --durations=10
+	$(BIN)/python -m pytest -m long $(PARALLEL) --durations=10 --junitxml=build/tests/test-long.xml
+
+# In CI: when the line above last passed, at night or before a release.
+last-long: $(VENV)/.demo-ready
+	$(BIN)/python -m tests.last_long
 
 # A federation over TLS that is disturbed for HOURS; SEED draws what happens. It writes to runs/soak.
 HOURS ?= 2

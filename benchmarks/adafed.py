@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from mixing import in_a_fork
-from timing import fastest, fastest_in_turn, run
+from timing import fastest, fastest_in_turn, note, run
 from torch import Tensor, nn
 
 from medsilo.core.parent_watch import most_held
@@ -129,12 +129,14 @@ def main() -> int:
     for count, bound in FASTER.items():
         slow, fast = in_a_fork(mixing, count)
         ratio = slow / fast
+        note(f"adafed: mixing {count} LeNet5", fast / slow)
         say(
             f"mixing {count} LeNet5: loop {slow * 1e3:.0f} ms, mixer {fast * 1e3:.2f} ms, {ratio:.0f}x (at least "
             f"{bound:.0f}x)",
             ratio >= bound,
         )
     used, bound = in_a_fork(alexnet_memory)
+    note(f"adafed: mixing {SITES} AlexNet, memory", used / bound)
     say(
         f"mixing {SITES} AlexNet: peak {used / 2**20:.0f} MiB (models, one arriving, a block: {bound / 2**20:.0f} MiB)",
         used <= bound + SLACK,
@@ -142,6 +144,7 @@ def main() -> int:
     for name, shape, batch in (("lenet5", (1, 28, 28), 64), ("activity-cnn", (27, 200), 64)):
         plain, ours = in_a_fork(statistics_pass, name, shape, batch)
         ratio = ours / plain
+        note(f"adafed: statistics of {name}", ratio)
         say(
             f"statistics of {name}: pass {plain * 1e3:.1f} ms, with statistics {ours * 1e3:.1f} ms, {ratio:.2f}x (at "
             f"most {SLOWER}x)",

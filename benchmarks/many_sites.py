@@ -9,11 +9,14 @@ measured in a process of its own. Time is the processor's in one process, and th
 processes share what cores there are. Memory is the most that the process held above its start (in one process), or the
 most that all processes held together, with what they share counted once (Linux's PSS, looked at every second).
 
+Ratios tell how much a site costs beside one of the fewest sites of the same run, with which the start is shared out.
+
 --kills ends so many sites for good, at random, in the middle of a study in the simulator: the others have to finish it,
 and every round has to name those that are gone.
 """
 
 import argparse
+import json
 import os
 import random
 import subprocess
@@ -23,11 +26,11 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from timing import run
+from timing import note, run
 
 from medsilo.core.parent_watch import most_held
 from medsilo.federation import inprocess
@@ -62,6 +65,11 @@ class Cost:
         """Return the table's row."""
         numbers = (f"{number:.2f}" for number in (self.first, self.each, self.end))
         return f"| {self.sites} | {' | '.join(numbers)} | {self.memory:.0f} | {self.disk:.1f} |"
+
+    def beside(self, fewest: "Cost") -> dict[str, float]:
+        """Return what a site costs here, in what one costs where the fewest are."""
+        pairs = {name: (getattr(self, name), getattr(fewest, name)) for name in ("each", "memory", "disk")}
+        return {name: own / self.sites * fewest.sites / other for name, (own, other) in pairs.items() if other}
 
 
 SMALL = {"task": {"name": "synthetic-activity", "persons": 8, "windows": 10}}
@@ -194,14 +202,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.kills and (given.engine != "simulator" or given.rounds < 3 or given.kills >= min(given.sites)):
         parser.error("--kills needs --engine simulator, 3 rounds or more, and fewer than --sites")
     if given.row:
-        print(cost(given.engine, given.sites[0], given.rounds, given.large, given.kills).row)
+        print(json.dumps(asdict(cost(given.engine, given.sites[0], given.rounds, given.large, given.kills))))
         return
     print(HEAD, flush=True)
+    found = list[Cost]()
     for sites in given.sites:
         command = [sys.executable, __file__, "--row", "--engine", given.engine, "--sites", str(sites)]
         command += ["--rounds", str(given.rounds), "--kills", str(given.kills), *(["--large"] if given.large else [])]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, check=True, env=alone, stdout=subprocess.PIPE, text=True)
+        found.append(Cost(**json.loads(done.stdout.splitlines()[-1])))
+        print(found[-1].row, flush=True)
+    for one in found[1:]:
+        ratios = one.beside(found[0])
+        print(f"a site of {one.sites}:", ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()))
+        for name, ratio in ratios.items():
+            note(f"many sites: {given.engine}, {one.sites}, {name}", ratio)
 
 
 if __name__ == "__main__":
-    run(main, globals(), GROWTH=(2,), ROUNDS=2)
+    run(main, globals(), GROWTH=(2, 3), ROUNDS=2)

@@ -35,6 +35,7 @@ import torch
 from torch import nn
 
 from benchmarks.brains import HOSPITALS, QUESTION, narrow, plans_of, write_hospitals
+from benchmarks.timing import note, run
 from medsilo.federation.participant import Participant
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite
@@ -306,10 +307,9 @@ def main(arguments: Sequence[str] | None = None, size: Size | None = None) -> in
         own = [one.dice[side] for one in found]
         print(f"{name}: Dice {fmean(own):.4f}, over seeds ± {stdev(own) if len(own) > 1 else 0:.4f}")
     print(f"epochs' time: {ratio:.3f} times nnU-Net's")
+    note("nnunet: an epoch", ratio)
     return 0 if ratio <= MOST else 1
 
 
 if __name__ == "__main__":
-    from benchmarks.timing import run
-
     run(main, globals(), SIZE=Size(cases=2, width=32.0, batch=2, epochs=2, steps=1, features=4), SEEDS=1)

@@ -3,7 +3,8 @@
     python -m benchmarks.over_tls [--sites 2,4,8] [--features 32,64,128,256,512,512,224] [--rounds 3]
 
 Provisioned kits and real processes on this machine; sites do no training (federation_parts/idle_site.py), so that all
-answers are on their way at once. Memory is the greatest resident size of the server's process for the job (VmHWM)."""
+answers are on their way at once. Memory is the greatest resident size of the server's process for the job (VmHWM).
+Ratios: memory beside the models of all sites, and bytes sent beside these models once each way."""
 
 import argparse
 import io
@@ -17,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.federation import idle_job
-from benchmarks.timing import run
+from benchmarks.timing import note, run
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
@@ -105,6 +106,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             found = cost(sites, sizes, asked.rounds or 3, Path(folder))
             print(f"| {sites} | {found.row}", flush=True)
+            models = sites * found.parameters * 4 / 1e6
+            for name, ratio in (("memory", found.server_mb / models), ("sent", found.sent_mb / (2 * models))):
+                print(f"  {name}: {ratio:.2f} times the models of {sites} sites")
+                note(f"over TLS: {sites} sites, {name}", ratio)
     print(f"{found.parameters} parameters")
 
 

@@ -1,4 +1,4 @@
-"""Every benchmark with --quick, one after the other in one process, so that all are imported once.
+"""Every benchmark and every study of results/ with --quick, in one process, so that all are imported once.
 
     python -m benchmarks.quick [NAME...]
 
@@ -13,18 +13,22 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("quick.py", "cross.py", "federation_parts/stock_site.py", "against_peft.py")
-OWN = {HERE / name for name in NAMES}
+RESULTS = HERE.parent / "results"
+OTHERS = {  # not measured by us, or of another's data: they have no --quick
+    *(HERE / name for name in ("quick.py", "federation_parts/stock_site.py")),
+    *(RESULTS / name for name in ("cross.py", "against_peft.py", "result_files.py")),
+}
 
 
 def benchmarks() -> list[str]:
-    """Return what is run: files, and modules of the package."""
+    """Return what is run: files of this folder by their name, and modules of results."""
     files = [
         path
-        for path in sorted(HERE.rglob("*.py"))
-        if path not in OWN and '__name__ == "__main__"' in path.read_text("utf-8")
+        for folder in (HERE, RESULTS)
+        for path in sorted(folder.rglob("*.py"))
+        if path not in OTHERS and '__name__ == "__main__"' in path.read_text("utf-8")
     ]
-    parts = [path.relative_to(HERE).with_suffix("").parts for path in files]
+    parts = [path.relative_to(HERE if HERE in path.parents else HERE.parent).with_suffix("").parts for path in files]
     return [".".join(part for part in own if part != "__main__") for own in parts]
 
 
@@ -37,7 +41,8 @@ def runs(name: str) -> bool:
         if path.exists() and "from benchmarks" not in path.read_text("utf-8"):
             runpy.run_path(str(path), run_name="__main__")
         else:
-            runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+            module = name if name.partition(".")[0] == RESULTS.name else f"benchmarks.{name}"
+            runpy.run_module(module, run_name="__main__")
     except SystemExit as end:
         good = not end.code
     except Exception:

@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from benchmarks.result_files import FOLDER, MEAN, header_of, rows_of
 from docs.markdown import table
+from results.result_files import FOLDER, MEAN, header_of, rows_of
 
 ALONE, POOLED = "local", "central"  # configurations that are no federation
 Line = dict[str, str]  # a line of a file

@@ -4,7 +4,8 @@ import gc
 import locale
 import os
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Iterator
+import sys
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
@@ -24,6 +25,7 @@ from medsilo_lab.study.cells import Row, cells_of, run_cell
 from medsilo_lab.study.compare import Asked, Study
 from medsilo_lab.study.verdict_file import About
 from tests.commands import parsed
+from tests.hospital import NAMES, write_photos
 from tests.junit import BUILD, build_hash
 
 torch.set_num_threads(1)  # a test that forks would wait for threads that its child does not have
@@ -43,6 +45,9 @@ METHODS = [
 NEWER = ["silobn", "fedrdn", *WEIGHED, "condistfl", "cyclic", "fedrep", "feddyn", "fedala", "fedbabu", "fedrod"]
 # keep and send what fedper, fine-tuning, scaffold, ditto and fedavg do
 AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
+MOST, BESIDE = 2.0, 1.5  # seconds of processor of a default test; how much more where others share its core
+LOADED = 100  # modules; what first loads so many takes the seconds of its imports
+SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 
@@ -62,6 +67,23 @@ def wanted(command: list[str]) -> Asked:
     values = parsed(command)[1]
     own = {field.name: values[field.name] for field in fields(Asked)}
     return Asked(**own | {"seeds": values["seeds"] or seeds_of(USUAL_SEEDS)})
+
+
+def processor_seconds() -> float:
+    """Return what this process took of the processor, and those that it started and waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test of the default ring that takes too long, by the processor: on a busy machine that stays the same."""
+    modules, before = len(sys.modules), processor_seconds()
+    result = yield
+    used = processor_seconds() - before
+    ring = item.get_closest_marker("slow") or item.get_closest_marker("long")
+    if used > MOST * BESIDE and not ring and len(sys.modules) - modules < LOADED:
+        pytest.fail(f"took {used:.1f} s of processor, and a default test has {MOST:.0f} s: shorten or mark it slow")
+    return result
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -150,6 +172,12 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
 
 
 @pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hospital's photographs in two classes, one of each patient. They are read and never changed."""
+    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
+
+
+@pytest.fixture(scope="session")
 def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     """A comparison of methods that have panels, on images with masks. It is read and never changed."""
     small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8", "network.features=[4, 8]"]
@@ -212,14 +240,18 @@ def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
     return decorate
 
 
-def slow_but(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
-    """Return the cases of a parameter; those that neither are in `fast` nor begin with a value of it are slow."""
+def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] | None = None) -> list[Any]:
+    """Return the cases of a parameter; those that neither are in `fast` nor begin with a value of it are slow.
+
+    Where `slow` says which are, the others are long.
+    """
 
     def of(case: Any) -> Any:
         values = case if isinstance(case, tuple) else (case,)
         if case in fast or values[0] in fast:
             return case
-        return pytest.param(*values, marks=pytest.mark.long if values[0] in AS_ANOTHER else pytest.mark.slow)
+        late = values[0] in AS_ANOTHER if slow is None else not (case in slow or values[0] in slow)
+        return pytest.param(*values, marks=pytest.mark.long if late else pytest.mark.slow)
 
     return [of(case) for case in cases]
 

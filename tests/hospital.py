@@ -10,6 +10,7 @@ import numpy as np
 import SimpleITK
 from nibabel import orientations
 
+NAMES = [f"p{number}" for number in range(60)]  # of patients
 RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
@@ -92,3 +93,15 @@ def write_table(path: Path, rows: Iterable[Mapping[str, object]], separator: str
         writer = csv.DictWriter(file, list(rows[0]), delimiter=separator)
         writer.writeheader()
         writer.writerows(rows)
+
+
+def write_photos(folder: Path, names: list[str], parts: dict[str, str] | None = None) -> Path:
+    """One image of each patient, in two classes; and who is in which part, if the hospital says so."""
+    rows = []
+    for number, name in enumerate(names):
+        if not (folder / f"images/{name}.png").exists():
+            write_pixels(folder / f"images/{name}.png", photograph(number)[0])
+        row = {"image": f"images/{name}.png", "label": number % 2, "patient": name}
+        rows.append({**row, "part": parts[name]} if parts else row)
+    write_table(folder / "cases.csv", rows)
+    return folder

@@ -3,9 +3,9 @@
 import csv
 from pathlib import Path
 
-from benchmarks.flamby import HOSPITALS
 from medsilo.plan import load_plan
 from medsilo.tasks.own.patient_table import PatientTable
+from results.flamby import HOSPITALS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,7 +23,7 @@ def write_hearts(folder: Path) -> None:
 def write_survival(folder: Path) -> None:
     """Write 24 patients of each of six regions, every third of them for the test."""
     folder.mkdir(parents=True)
-    task = load_plan(ROOT / "benchmarks/results/plans/brca.yaml").task
+    task = load_plan(ROOT / "results/plans/brca.yaml").task
     assert isinstance(task, PatientTable)
     people = [(f"{region}-{n}", region, n) for region in range(6) for n in range(24)]
     with (folder / "train_test_split.csv").open("w", newline="") as file:

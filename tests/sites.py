@@ -11,6 +11,9 @@ from medsilo.federation.site_stack import TrainingSite, envelope_of
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
+from tests.conftest import SITES
+
+CPU = SiteSettings(device="cpu")
 
 
 def site_of(
@@ -26,6 +29,13 @@ def site_of(
     """Return one site. data: instead of those of the settings."""
     own = SiteContext(plan, site, sites, settings, folder, **place)
     return TrainingSite(kind(own, data, envelope_of(own)))
+
+
+def sites_of(
+    plan: Plan, folder: Path, names: Sequence[str] = SITES, settings: SiteSettings = CPU
+) -> dict[str, TrainingSite]:
+    """Return the sites of a study whose run is `folder`, all with the same settings."""
+    return {site: site_of(plan, site, names, settings, folder / "sites" / site) for site in names}
 
 
 def with_settings(site: TrainingSite, **settings: Any) -> None:

@@ -29,7 +29,6 @@ from tests.unit.test_account import PRIVATE, ask, settings_of, weights
 from tests.unit.test_approvals import make_kit
 from tests.unit.test_hostile_answers import odd
 from tests.unit.test_ledger import DATA, DEMANDS, ONE, ROUND, cost, filled
-from tests.unit.test_protection import NAMES, write_photos
 
 HARMLESS = [ROUND[0].model_copy(update={"of": ROUND[0].of.model_copy(update={"noise": 1e6})})]
 KEY, OTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -130,7 +129,7 @@ def test_without_a_kit_no_later_key_goes_on_by_itself(tmp_path: Path) -> None:
     (tmp_path / "ledger" / OWN_KEY).rename(tmp_path / OWN_KEY)
     later = Ledger(tmp_path, DATA, OTHER)
     assert not later.accept() and later.standing().epsilon(1e-5) == cost(3)
-    with pytest.raises(MedsiloError, match="line 5 is of a key that the one before it did not let in"):
+    with pytest.raises(MedsiloError, match="line 5 is.*not let in"):
         Ledger(tmp_path, DATA).standing()
 
 
@@ -142,16 +141,11 @@ def test_the_key_before_lets_in_one_key_and_no_other(tmp_path: Path) -> None:
     lines = Ledger(tmp_path, DATA).file.read_bytes().splitlines(keepends=True)
     Ledger(tmp_path, DATA).file.write_bytes(b"".join(lines[:-1]))
     Ledger(tmp_path, DATA, KEY).accept()
-    with pytest.raises(MedsiloError, match="line 6 is of a key that the one before it did not let in"):
+    with pytest.raises(MedsiloError, match="line 6 is.*not let in"):
         Ledger(tmp_path, DATA).standing()
 
 
 # ---------------------------------------------------------------------------------------------------- the server's part
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
-
-
 def place_of(root: Path, photos: Path, kit: KitFiles | None = None) -> SiteContext:
     settings = settings_of(photos, epsilon=20.0)
     return SiteContext(parse_plan(PRIVATE), "a", ["a"], settings, site_folder(root / "study", "a"), kit=kit)

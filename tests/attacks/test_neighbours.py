@@ -336,18 +336,18 @@ def movements(folder: Path, setting: Setting, unit: Unit, part: str) -> list[flo
 
 
 @pytest.mark.parametrize("unit", ["patient", "record"])
-@pytest.mark.parametrize("name", slow_but(["table", "series", "photos"], list(SETTINGS)))
+@pytest.mark.parametrize("name", slow_but(["table", "series", "photos"], list(SETTINGS), ["masks-pieces"]))
 def test_one_patient_moves_a_sum_by_one_bound(name: str, unit: Unit, tmp_path: Path) -> None:
     moved = movements(tmp_path, SETTINGS[name], unit, "train")
     assert 0.1 < max(moved) <= 1 + ROUNDING
 
 
-@pytest.mark.parametrize("name", slow_but(["table"], ["table", "series", "masks-pieces", "slices", "dicom"]))
+@pytest.mark.parametrize("name", slow_but(["table"], ["table", "series", "masks-pieces", "slices", "dicom"], ()))
 def test_one_patient_who_is_tested_moves_no_sum(name: str, tmp_path: Path) -> None:
     assert max(movements(tmp_path, SETTINGS[name], "patient", "test")) == 0
 
 
-@pytest.mark.parametrize("name", slow_but(["fedrdn"], list(OF_METHODS)))
+@pytest.mark.parametrize("name", slow_but(["fedrdn"], list(OF_METHODS), ()))
 def test_one_patient_moves_a_sum_of_every_method_by_one_bound(name: str, tmp_path: Path) -> None:
     method, privacy = OF_METHODS[name]
     task = {**PHOTOS, "augmentation": FLAT}
@@ -475,7 +475,7 @@ def test_a_task_that_derives_from_a_private_one_has_to_say_so_itself() -> None:
 
 def test_patients_that_nothing_names_are_not_protected_by_their_lines(tmp_path: Path) -> None:
     unnamed = replace(SETTINGS["masks"], data={})
-    with pytest.raises(MedsiloError, match="nothing names the patient of a line or an image; say it in"):
+    with pytest.raises(MedsiloError, match="nothing names the.*say it in"):
         study(tmp_path / "images", unnamed, "patient", set(), "train", Sums())
     lines = replace(SETTINGS["table"], write=nameless)
     with pytest.raises(MedsiloError, match="demand unit: record"):
@@ -484,7 +484,7 @@ def test_patients_that_nothing_names_are_not_protected_by_their_lines(tmp_path: 
 
 def test_scores_of_a_model_that_learns_by_exact_steps_are_refused() -> None:
     ditto = replace(SETTINGS["table"], method={"name": "ditto"}, privacy={"scores": {"epsilon": 1.0}})
-    with pytest.raises(PlanError, match="privacy.scores: the model that ditto scores learns by exact steps"):
+    with pytest.raises(PlanError, match="privacy.scores:.*by exact steps"):
         ditto.plan()
 
 

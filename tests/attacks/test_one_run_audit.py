@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import slow_but
 from tests.one_run import EPSILON, audit, kinds, lower_bound
 
 CANARIES = 120
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["table", "series", "image"])
+@pytest.mark.parametrize("name", slow_but(["table"], ["table", "series", "image"], ()))
 def test_a_hospitals_files_tell_less_than_is_claimed_and_too_little_noise_is_found(name: str, tmp_path: Path) -> None:
     kind = kinds(CANARIES)[name]
     kept = audit(kind, tmp_path / "kept", CANARIES, seed=2)

@@ -22,7 +22,7 @@ from medsilo_secagg.sealed_rounds import SealedGroup
 from medsilo_secagg.sealed_server import SealedServer
 from tests.conftest import make_plan
 from tests.sealed import correlation
-from tests.sites import site_of
+from tests.sites import sites_of
 from tests.unit.test_coordinator import LOST, SMALL, Answers, Scripted, honest
 
 HOSPITALS = ["a", "b", "c", "d"]
@@ -42,9 +42,7 @@ class LyingServer(Scripted):
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         settings = SiteSettings(device="cpu", min_cases_per_average=1)
-        super().__init__(
-            {site: site_of(plan, site, HOSPITALS, settings, folder / "sites" / site) for site in HOSPITALS}, self.lie
-        )
+        super().__init__(sites_of(plan, folder, HOSPITALS, settings=settings), self.lie)
         self.first: dict[str, Model] = {}
         self.trained: Model = {}  # d's model of round 1, which no server should know
 

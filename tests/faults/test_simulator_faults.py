@@ -22,8 +22,8 @@ from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
+from tests.sites import CPU
 
-CPU = SiteSettings(device="cpu")
 ONE, TWO = SITES[:1], SITES[:2]  # each is a process
 
 # An executor as a hospital's broken machine would be; it travels in the job's own code.

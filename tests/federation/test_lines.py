@@ -144,7 +144,7 @@ def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closes", [False, True], ids=["silent", "closed"])
+@pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.long)], ids=["silent", "closed"])
 def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, closes: bool) -> None:
     """With the defaults, under which it took up to a minute. A line that closes loses what was on its way, and no more:
     a transfer that started again would send more than half of it twice."""
@@ -169,7 +169,7 @@ def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, cl
     assert sent < 1.02 * (large.size() + on_their_way), sent / large.size()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_slow_line_is_not_asked_twice(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six seconds for a piece; NVFlare itself sends a reply again that takes more than five."""
     large = StudyMessage({"model": {"w": torch.randn(100_000)}}, {"task": "round"})
@@ -380,7 +380,7 @@ def test_a_large_piece_is_sent_from_where_it_lies() -> None:
 )
 def test_what_is_no_piece_is_refused(false: Any) -> None:
     assert unpacked(["w", "F32", [1], b"1234"])[1].shape == (1,)
-    with pytest.raises(Rejected, match="a piece of a tensor is not what it says"):
+    with pytest.raises(Rejected, match="a piece of.*what it says"):
         unpacked(over_the_wire(false))
 
 
@@ -420,7 +420,7 @@ def arrived(pieces: dict, to_files: bool = True) -> dict:
 def test_pieces_that_make_no_tensor_are_refused(false: dict) -> None:
     ways = (in_one, arrived) if all(isinstance(piece, torch.Tensor) for piece in false.values()) else (in_one,)
     for put_together in ways:
-        with pytest.raises(Rejected, match="its tensors came in pieces that do not fit together"):
+        with pytest.raises(Rejected, match="its tensors came.*not fit together"):
             put_together(false)
 
 

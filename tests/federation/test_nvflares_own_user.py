@@ -63,11 +63,12 @@ def alone(job: Path, folder: Path, sites: list[str]) -> Path:
 @pytest.mark.parametrize(
     ("method", "options", "sites"),
     [
-        ("fedsm", ["-n", "3", "-t", "3"], THREE),  # its plan must know the sites, and names none
-        pytest.param("fedbn", ["-c", ",".join(SITES), "-t", "3"], SITES, marks=pytest.mark.slow),
+        # its plan must know the sites, and names none
+        pytest.param("fedsm", ["-n", "3", "-t", "3"], THREE, marks=pytest.mark.slow),
+        pytest.param("fedbn", ["-c", ",".join(SITES), "-t", "3"], SITES, marks=pytest.mark.long),
         pytest.param("scaffold", ["-n", "4", "-t", "2"], [*THREE, "site-4"], marks=pytest.mark.long),
         pytest.param("fedsm-extra", ["-n", "3", "-t", "1"], THREE, marks=pytest.mark.long),
-        pytest.param("fedavg", ["-n", "3", "-t", "1"], THREE, marks=pytest.mark.slow),
+        pytest.param("fedavg", ["-n", "3", "-t", "1"], THREE, marks=pytest.mark.long),
     ],
 )
 def test_the_simulator_runs_a_job_as_it_is(method: str, options: list[str], sites: list[str], tmp_path: Path) -> None:

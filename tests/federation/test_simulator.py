@@ -9,10 +9,9 @@ from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.runs import paths
-from medsilo.site.settings import SiteSettings
 from tests.conftest import FEDSM, METHODS, PLAIN, SITES, make_plan
+from tests.sites import CPU
 
-CPU = SiteSettings(device="cpu")
 # One that needs most is tried at every change, one with the slow tests, by three sites, and all before a release.
 FIRST = ["fedsm-extra"]
 KINDS = ["adafed", "scaffold"]
@@ -69,6 +68,7 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
     assert [f"algorithm.pull 0.2 is below 1/{len(sites)}" in line for line in cautions] == [True] * (method in FEDSM)
 
 
+@pytest.mark.long
 @pytest.mark.first
 @pytest.mark.parametrize(
     "method",

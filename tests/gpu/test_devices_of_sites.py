@@ -60,7 +60,7 @@ def test_the_networks_of_fedsm_leave_nothing_on_the_card() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed", ["compiled", "channels last"])
+@pytest.mark.parametrize("changed", [pytest.param("compiled", marks=pytest.mark.long), "channels last"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_networks_answer_alike_when_torch_changes_how_they_run(device: str, changed: str) -> None:
     network = next(iter(make_plan().build_networks().values())).to(device).eval()

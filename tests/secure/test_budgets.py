@@ -10,9 +10,10 @@ from medsilo.plan import parse_plan
 from medsilo.runs.reading import read_summary
 from medsilo.site.query_budget import QueryBudget
 from tests.conftest import SITES
+from tests.hospital import NAMES, write_photos
 from tests.secure.consortium import LEAD, SERVER, Consortium
 from tests.unit.test_private_numbers import LOUD, PRIVATE, parts_of
-from tests.unit.test_protection import NAMES, STUDY, write_photos
+from tests.unit.test_protection import STUDY
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 HOSPITAL = SITES[0]
@@ -42,6 +43,7 @@ def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_pa
         local.write_text(before)
 
 
+@pytest.mark.long
 def test_a_plan_that_offers_noise_lowers_no_floor_of_a_hospital(pair: Consortium, tmp_path: Path) -> None:
     """The hospital demands no privacy itself: three patients tell no score, counts are rounded, groups remembered."""
     local = pair.kit(HOSPITAL) / "local/medsilo.yaml"

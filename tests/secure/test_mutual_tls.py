@@ -36,6 +36,7 @@ def run_both_ways(consortium: Consortium, method: str, sites: list[str], folder:
 
 
 @pytest.mark.first
+@pytest.mark.slow
 @pytest.mark.xdist_group("pair")
 def test_over_tls_equals_the_loop(pair: Consortium, tmp_path: Path) -> None:
     """A strict hospital takes part in the installed way and sends models only."""

@@ -16,10 +16,10 @@ from medsilo.site.settings import make_settings
 from medsilo.site.signing import UseKey, public_text
 from medsilo_lab.consortium import lead
 from tests.conftest import SITES
+from tests.hospital import NAMES, write_photos
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 from tests.secure.test_resume import ended
 from tests.unit.test_private_numbers import NOISY
-from tests.unit.test_protection import NAMES, write_photos
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 HOSPITAL = SITES[0]

@@ -114,6 +114,7 @@ def start_slowly(pair: Consortium, hospital: str) -> None:
     process.resume()
 
 
+@pytest.mark.long
 def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
     assert first.split("\t")[2:4] == ["joined", "the server"] and at_b.count("began") == 2
 
 
+@pytest.mark.long
 @pytest.mark.first
 def test_under_stop_the_round_waits_for_it_and_nothing_is_lost(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture

@@ -63,6 +63,7 @@ def is_after(study: Path, earlier: str) -> bool:
     return study.name != earlier and bool(list(study.glob("sites/*/state-2.safetensors")))
 
 
+@pytest.mark.long
 def test_a_hospital_that_dies_and_comes_back_ends_with_the_same_tensors(
     teaching: Consortium, root: Path, tmp_path: Path
 ) -> None:

@@ -30,10 +30,9 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
 from tests import inprocess
 from tests.conftest import SITES, make_plan, slow_but
-from tests.sites import site_of
+from tests.sites import CPU, site_of
 from tests.unit.test_algorithms import initial, load_data, merge_by_hand, plan_sgd, train_by_hand, with_state
 
-CPU = SiteSettings(device="cpu")
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.weight_decay=0.01"]
 QUICK = [*SMALL, "algorithm.pretraining.epochs=2"]
 VARIANTS = ["adafed", "d-adafed", "f-adafed"]
@@ -406,7 +405,7 @@ def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
     plan = make_plan("adafed", "task.name=activity-windows", sites=SITES)
     networks = plan.build_networks()
     server = ServerSide(SITES, {}, {}, set, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
-    with pytest.raises(MedsiloError, match=r"public share of the data is not at the server.*choose f-adafed"):
+    with pytest.raises(MedsiloError, match="public share of.*the server.*choose f-adafed"):
         plan.algorithm.make_f(server, networks)
 
 
@@ -428,7 +427,7 @@ def test_a_network_without_the_norms_is_refused(method: str, norm: str, kept: st
 def test_d_adafed_needs_features_only() -> None:
     run = inprocess.run(quick("d-adafed", "network.name=activity-cnn", "network.norm=group"))
     assert run.summary.status == "finished"
-    with pytest.raises(PlanError, match="d-adafed keeps features at the sites, but this network has none"):
+    with pytest.raises(PlanError, match="d-adafed keeps features.*network has none"):
         METHODS["d-adafed"]().check({"model": torch.nn.ReLU()})
 
 

@@ -40,9 +40,9 @@ from medsilo_adapters.low_rank import ADAPTABLE, Adapters, adapt, adapters_of, m
 from medsilo_lab.deploy.source import Source
 from tests import inprocess
 from tests.conftest import over_all, slow_but
+from tests.hospital import NAMES, write_photos
 from tests.unit.test_account import PRIVATE, standing
 from tests.unit.test_account import run as run_with_ledger
-from tests.unit.test_protection import NAMES, write_photos
 
 SITES = ["a", "b", "c"]
 TASK = {"name": "synthetic-histology", "patients": 12, "patches": 4, "size": 32}
@@ -358,7 +358,7 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as bomb:
         bomb.writestr("models/model.pt", bytes(20_000_000))
     for name in ("bomb.zip", "code.pt", "empty.pt", "text.safetensors", "cut.pt", "cut.safetensors"):
-        with pytest.raises(MedsiloError, match="holds no tensors that can be read without running code") as told:
+        with pytest.raises(MedsiloError, match="holds no tensors.*without running code") as told:
             read_checkpoint(tmp_path / name)
         assert str(tmp_path) not in str(told.value)
     assert not (tmp_path / "ran").exists()

@@ -16,13 +16,11 @@ from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
-from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
 from tests import inprocess
 from tests.conftest import FEDSM, METHODS, SITES, make_plan
-from tests.sites import site_of
+from tests.sites import CPU, site_of, sites_of
 
-CPU = SiteSettings(device="cpu")
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.weight_decay=0.01"]
 State = dict[str, Tensor]
 
@@ -253,7 +251,7 @@ class Listening(inprocess.Loop):
 def listen(
     plan: Plan, folder: Path, participants: dict[str, TrainingSite] | None = None
 ) -> tuple[Listening, Coordinator]:
-    participants = participants or {site: site_of(plan, site, SITES, CPU, folder / "sites" / site) for site in SITES}
+    participants = participants or sites_of(plan, folder)
     transport = Listening(participants)
     coordinator = Coordinator(plan, SITES, transport, Record(folder), "in-process")
     coordinator.run()

@@ -13,11 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.analyses import drift, inversion, landscape
-from benchmarks.analyses.__main__ import main
-from benchmarks.analyses.analysis import Question, mean_loss
-from benchmarks.analyses.features import embed, features, maps
-from benchmarks.analyses.finished import FinishedRun, drawn, read_finished
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.deploy.supermodel import SuperModel
@@ -32,10 +27,14 @@ from medsilo.runs.reading import read_summary
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
+from results.analyses import drift, inversion, landscape
+from results.analyses.__main__ import main
+from results.analyses.analysis import Question, mean_loss
+from results.analyses.features import embed, features, maps
+from results.analyses.finished import FinishedRun, drawn, read_finished
 from tests.conftest import make_plan, slow_but
-from tests.sites import site_of
+from tests.sites import CPU, site_of
 
-CPU = SiteSettings(device="cpu")
 SITES = ["hospital-a", "hospital-b"]
 
 
@@ -421,7 +420,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("kind", slow_but(["profile"], FIGURES))
+@pytest.mark.parametrize("kind", slow_but(["profile"], FIGURES, ()))
 def test_the_command_writes_figures_and_their_numbers(
     kind: str, finished: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

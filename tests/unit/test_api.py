@@ -33,7 +33,7 @@ from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo.tasks.metrics import BINS
 from medsilo_lab import in_memory
 from medsilo_lab.in_memory import source_hash
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, make_plan, slow_but
 from tests.hospital import write_balls
 
 
@@ -460,7 +460,7 @@ def test_a_loss_object_gets_the_targets_that_it_can_take() -> None:
 
     medsilo.run(sites={"a": with_axis}, model=net, loss=watching, **MASKS)
     assert set(seen) == {(1, 16, 16)}  # as the data have them
-    with pytest.raises(MedsiloError, match=r"loss: DiceLoss takes no targets of shape .*different shape"):
+    with pytest.raises(MedsiloError, match="loss:.*shape .*different shape"):
         medsilo.run(sites={"a": with_axis}, model=net, loss=DiceLoss(softmax=True), **MASKS)
     numbers = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     for sums in (numbers.sum(1), numbers.sum(1, keepdim=True)):  # torch would broadcast [8] against [8, 1]
@@ -550,7 +550,7 @@ def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["method", "task", "network"])
+@pytest.mark.parametrize("kind", slow_but(["method"], ["method", "task", "network"], ()))
 def test_a_new_package_works_as_it_is_written(kind: str, tmp_path: Path) -> None:
     written = [sys.executable, "-m", "medsilo_lab.new", kind, f"my-{kind}", "-o", str(tmp_path / "new")]
     subprocess.run(written, check=True)

@@ -177,7 +177,7 @@ def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> Non
     nobody = parse_plan(values)
     limits = ApprovalLimits(sites=tuple(SITES[:2]))
     home.approvals.decide(nobody.hash, "approved", "engineer", limits, nobody.code)
-    with pytest.raises(Refused, match="for named sites only, and the plan names none"):
+    with pytest.raises(Refused, match="for named sites.*plan names none"):
         home.permission(nobody).check(SITES[:2], 1)
 
 
@@ -219,7 +219,7 @@ def test_rounds_are_counted_and_not_believed(home: Home) -> None:
 
     site.answer(other())
     for asked in (other("another"), server.ask("round", 2)):
-        with pytest.raises(Refused, match="answered all 2 rounds that it approved of plan"):
+        with pytest.raises(Refused, match="answered all 2.*approved of plan"):
             site.answer(asked)
     [counted] = (home.approvals.folder / "answered").iterdir()
     before = counted.read_text()
@@ -244,7 +244,7 @@ def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypa
 
 
 def test_without_a_kit_nothing_counts_as_approved(home: Home) -> None:
-    with pytest.raises(Refused, match="with the key of its kit, and here is none"):
+    with pytest.raises(Refused, match="with the key.*here is none"):
         Permission(SiteContext(home.plan, A, SITES, WANTED, home.place))
     Permission(SiteContext(home.plan, A, SITES, SiteSettings(), home.place)).check()
     own = settings_of("cpu", None, home.folder / "local")  # of a run on this machine, whose owner has nobody to ask

@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.attacks.__main__ import main
-from benchmarks.attacks.attackers import (
+from medsilo.federation.checks import check_ranges
+from medsilo.plan import Plan
+from medsilo.runs.messages import MOST_CASES, StudyMessage
+from medsilo.tasks.task import Cases
+from results.attacks.__main__ import main
+from results.attacks.attackers import (
     AMPLITUDE,
     ATTACKS,
     Attack,
@@ -21,7 +25,7 @@ from benchmarks.attacks.attackers import (
     largest_z,
     patched,
 )
-from benchmarks.attacks.cells import (
+from results.attacks.cells import (
     DEFENCES,
     HONEST,
     PLAIN,
@@ -36,13 +40,9 @@ from benchmarks.attacks.cells import (
     measured,
     result_of,
 )
-from benchmarks.attacks.federation import data_of, run
-from benchmarks.attacks.table import Done, best_defence, named_table
-from medsilo.federation.checks import check_ranges
-from medsilo.plan import Plan
-from medsilo.runs.messages import MOST_CASES, StudyMessage
-from medsilo.tasks.task import Cases
-from tests.conftest import METHODS, make_plan, slow_but
+from results.attacks.federation import data_of, run
+from results.attacks.table import Done, best_defence, named_table
+from tests.conftest import METHODS, make_plan
 
 A, B, *_ = SITES
 
@@ -273,13 +273,11 @@ def assert_held(attack: str, defence: str) -> None:
     assert defended.score > (undefended.score or 0.0) + 0.3
 
 
+@pytest.mark.slow
 @together
 @pytest.mark.parametrize(
     ("attack", "defence"),
-    slow_but(
-        ["sign flip x10"],
-        [("sign flip x10", "median"), ("random weights, lying counts", "norm bound"), ("statistics", "Multi-Krum")],
-    ),
+    [("sign flip x10", "median"), ("random weights, lying counts", "norm bound"), ("statistics", "Multi-Krum")],
 )
 def test_an_attack_harms_and_a_defence_helps(attack: str, defence: str) -> None:
     assert_held(attack, defence)
@@ -394,7 +392,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "6 are not done yet" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--tiny", "--cells", str(tmp_path)])
     told = capsys.readouterr()

@@ -29,8 +29,8 @@ from medsilo.schedule.phase import ModelFactory, ServerSide
 from medsilo.schedule.train_context import TrainContext
 from tests import inprocess
 from tests.conftest import SITES, STEPPING, make_plan, slow_but
-from tests.sites import site_of
-from tests.unit.test_algorithms import CPU, SMALL, State, assert_close, initial, listen, load_data, with_state
+from tests.sites import sites_of
+from tests.unit.test_algorithms import SMALL, State, assert_close, initial, listen, load_data, with_state
 from tests.unit.test_harmofl import HALVES, assert_resumes, assert_same_models
 
 PLAIN_SGD = ["training.momentum=0", "training.learning_rate=0.05"]
@@ -185,7 +185,7 @@ def test_an_impossible_reach_is_refused_before_anything_of_the_site_counts(tmp_p
     plan = make_plan("fednova", *SMALL, *changes)
     runs = []
     for name, spoil in (("lies", True), ("away", False)):
-        participants = {site: site_of(plan, site, SITES, CPU, tmp_path / name / "sites" / site) for site in SITES}
+        participants = sites_of(plan, tmp_path / name)
         if spoil:
             lie(participants["hospital-a"])
         else:
@@ -271,7 +271,7 @@ def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
     """c is the mean of all sites' own control variates, also of the one that missed a round."""
     changes = ["training.rounds=4", "participation.minimum=2", "participation.when_missing=continue"]
     plan = make_plan("scaffold", *SMALL, *PLAIN_SGD, "model_selection.keep=last", *changes)
-    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = sites_of(plan, tmp_path / "run")
     away(participants["hospital-b"], 2)
     _, coordinator = listen(plan, tmp_path / "run", participants)
     assert [len(line.sites) for line in coordinator.rounds] == [3, 2, 3, 3]
@@ -296,7 +296,7 @@ def test_feddyns_h_counts_those_that_answered_among_all_sites(tmp_path: Path) ->
     """h = mean of all sites' g_k, whoever was away: then w + h/α is the mean of those that answered."""
     changes = ["training.rounds=3", "participation.minimum=2", "participation.when_missing=continue"]
     plan = make_plan("feddyn", *SMALL, *PLAIN_SGD, "model_selection.keep=last", "algorithm.alpha=0.1", *changes)
-    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = sites_of(plan, tmp_path / "run")
     away(participants["hospital-b"], 2)
     transport, coordinator = listen(plan, tmp_path / "run", participants)
     assert [len(line.sites) for line in coordinator.rounds] == [3, 2, 3]
@@ -310,7 +310,7 @@ def test_feddyns_h_counts_those_that_answered_among_all_sites(tmp_path: Path) ->
 
 def test_scaffold_is_refused_with_adam_unless_the_plan_says_so() -> None:
     adam = ["training.optimizer=adam", "training.momentum=0", "training.learning_rate=0.001"]
-    with pytest.raises(PlanError, match=r"training\.optimizer: SCAFFOLD is made for sgd, not adam.*optimizer=any"):
+    with pytest.raises(PlanError, match=r"training\.optimizer:.*sgd, not adam.*optimizer=any"):
         make_plan("scaffold", *SMALL, *adam)
     run = inprocess.run(make_plan("scaffold", *SMALL, *adam, "algorithm.optimizer=any"))
     assert run.summary.status == "finished"
@@ -422,7 +422,7 @@ def test_stragglers_do_a_part_of_their_steps(tmp_path: Path) -> None:
     changes = ["training.rounds=4", "training.local_epochs=3", "algorithm.partial=0.5", *PLAIN_SGD]
     plan = make_plan("fedprox", *SMALL, *changes)
     steps: dict[str, list[int]] = {site: [] for site in SITES}
-    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = sites_of(plan, tmp_path / "run")
     for site, participant in participants.items():
         counted = steps[site]
         participant.participant.state.optimizers["model"].register_step_post_hook(

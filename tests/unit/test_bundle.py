@@ -84,7 +84,7 @@ def run_bundle() -> Iterator[RunBundle]:
         yield run
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @in_monai
 @pytest.mark.parametrize("kind", ["super model", "of monai alone", "with an input layer"])
 def test_monais_runner_finds_the_same_voxels(kind: str, tmp_path: Path, run_bundle: RunBundle) -> None:

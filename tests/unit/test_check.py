@@ -45,16 +45,15 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo.tasks.survey import PartFacts, Survey
 from tests.conftest import METHODS, SITES, make_plan
-from tests.hospital import Volume, affine_of, ball, write_balls, write_table, write_volume
-from tests.sites import site_of
+from tests.hospital import NAMES, Volume, affine_of, ball, write_balls, write_photos, write_table, write_volume
+from tests.sites import CPU, site_of
 from tests.unit.test_docs import commands
 from tests.unit.test_nuclei import draw
-from tests.unit.test_protection import NAMES, STUDY, write_photos
+from tests.unit.test_protection import STUDY
 from tests.unit.test_provision import kits_of
 
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8", "training.rounds=4"]
 PLAN = make_plan("fedavg", *SMALL)
-CPU = SiteSettings(device="cpu")
 GB = 1 << 30
 RELAY = "nvflare.app_common.widgets.metric_relay.MetricRelay"
 NOW = datetime.now(UTC)

@@ -17,10 +17,8 @@ from medsilo.core.files import load_tensors, make_folder, save_tensors, write_js
 from medsilo.federation import inprocess
 from medsilo.flare.leftovers import find_in_kit
 from medsilo.runs.clean import find_old, remove
-from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
-
-CPU = SiteSettings(device="cpu")
+from tests.sites import CPU
 
 
 @pytest.fixture(scope="module")

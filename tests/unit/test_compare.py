@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.results.figures import CellResult
-from benchmarks.results.tables import rounds_to
 from medsilo.cli import main
 from medsilo.core.errors import PlanError
 from medsilo.federation import inprocess
@@ -26,6 +24,8 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import Scan
 from medsilo_lab.study.cells import Cell, Row, cells_of, run_cell
 from medsilo_lab.study.verdict_file import read_verdict
+from results.figures import CellResult
+from results.tables import rounds_to
 from tests.conftest import SITES, make_plan
 from tests.hospital import photograph, write_pixels
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.cross import cross, main
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
+from results.cross import cross, main
 from tests.conftest import PERSONAL, SITES, all_but_newer, make_plan
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]

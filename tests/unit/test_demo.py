@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from benchmarks.result_files import rows_of
 from docs.screenshots import NUMBERS
 from medsilo_lab.cli.comparing import DEMO_SEEDS, seeds_of
 from medsilo_lab.report.study_page import write_demo
 from medsilo_lab.report.template import HERE
 from medsilo_lab.study.cells import Row, plan_of
 from medsilo_lab.study.demo import ALONE, HARMONISED, ROWS, RUNNING, SMALL, TOGETHER, demo_plan, demo_study
+from results.result_files import rows_of
 from tests import inprocess
 from tests.unit.test_report import Page
 

@@ -15,8 +15,9 @@ from medsilo.plan import parse_plan
 from medsilo.runs.messages import ANSWERS, LETTERED, StudyMessage
 from medsilo.site.settings import SiteSettings, make_settings
 from tests import inprocess
+from tests.hospital import NAMES, write_photos
 from tests.unit.test_leaks import Listening
-from tests.unit.test_protection import NAMES, STUDY, write_photos
+from tests.unit.test_protection import STUDY
 
 LOSS, SCORE, EACH = 0.7310585786, 0.6180339887, 0.5772156649  # found by nobody else
 MACHINE = {"seconds", "memory", "packages", "task", "round", "study"}  # of no patient

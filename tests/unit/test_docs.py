@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.result_files import header_of, rows_of
 from docs import evidence
 from docs.links import anchors, for_the_site, is_outward, links, target_of
 from docs.tables import PAGES, REFERENCE, TABLES, emptied, renewed
@@ -22,6 +21,7 @@ from medsilo.cli import main
 from medsilo.core.files import load_yaml
 from medsilo.registry import METHODS
 from medsilo_lab.report.findings import REFERENCES
+from results.result_files import header_of, rows_of
 from tests.commands import parsed
 from tests.conftest import make_plan
 
@@ -180,7 +180,10 @@ def test_every_benchmark_that_a_page_names_is_there(root: Path) -> None:
     """A page told how to repeat it by commands that were gone."""
     for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         text = page.read_text("utf-8")
-        modules = {name.rstrip(".").replace(".", "/") for name in re.findall(r"python -m (benchmarks[\w.]*)", text)}
+        modules = {
+            name.rstrip(".").replace(".", "/")
+            for name in re.findall(r"python -m ((?:benchmarks|results)\b[\w.]*)", text)
+        }
         files = {root / f"{name}.py" for name in modules if not (root / name / "__main__.py").is_file()}
         gone = [str(file) for file in files | {root / name for name in SCRIPT.findall(text)} if not file.is_file()]
         assert gone == [], page.name

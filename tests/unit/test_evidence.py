@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import intervals
 from medsilo_lab.study.detectable import sensitivity
 from medsilo_lab.study.evidence import (
     Difference,
@@ -18,6 +17,7 @@ from medsilo_lab.study.evidence import (
 )
 from medsilo_lab.study.training_luck import luck_beside, luck_of, pooled_luck
 from medsilo_lab.study.verdict import _tested
+from results import intervals
 
 
 def scores(values: list[float] | np.ndarray, patients: list[int] | None = None) -> Scores:

@@ -41,7 +41,7 @@ from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
-from tests.sites import site_of
+from tests.sites import sites_of
 
 PAGE = Path(__file__).parents[2] / "docs/research/extend.md"
 NAME = "acme-gait"
@@ -171,7 +171,7 @@ def round_by_hand(plan: Plan, model: nn.Module, site: str, cases: Dataset, numbe
 def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: Path, tmp_path: Path) -> None:
     plan = make_plan("lg-fedavg", *GAIT, "training.momentum=0")
     settings = SiteSettings(device="cpu", data=data, packages=[NAME])  # type: ignore[arg-type]
-    sites = {site: site_of(plan, site, SITES, settings, tmp_path / "sites" / site) for site in SITES}
+    sites = sites_of(plan, tmp_path, settings=settings)
     travelled: set[str] = set()
 
     class Listening(Loop):
@@ -205,7 +205,7 @@ def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: P
 # ---------------------------------------------------------------------------------------------------- who allows it
 def test_nothing_of_a_package_is_imported_before_it_is_allowed(acme: Path) -> None:
     values = {**make_plan().resolved(), "task": {"name": "ACME-gait"}, "network": None}
-    with pytest.raises(PlanError, match="package acme-gait, which is not allowed here; name it under 'packages'"):
+    with pytest.raises(PlanError, match="package acme-gait, which.*name it under 'packages'"):
         parse_plan(values, allowed=["another"])
     with pytest.raises(PlanError, match="not allowed here"):
         parse_plan({**values, "task": {"name": "synthetic-activity"}, "network": {"name": "gait-net"}}, allowed=())
@@ -369,7 +369,7 @@ def test_a_bad_package_is_one_line(
 
 def test_a_name_in_two_packages_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
     seen(a_distribution(tmp_path, "other-gait", f"[medsilo.tasks]\n{NAME} = other:Gait\n"))
-    with pytest.raises(PlanError, match=r"'acme-gait' is in two packages, other-gait and acme-gait"):
+    with pytest.raises(PlanError, match="'acme-gait' is in.*other-gait and acme-gait"):
         make_plan("fedavg", *GAIT)
 
 
@@ -378,7 +378,7 @@ def test_a_class_that_comes_from_elsewhere_is_refused(acme: Path, seen: Callable
     place = shutil.copytree(acme / "acme_gait", tmp_path / "acme_gait").parent
     sys.path.insert(0, str(place))
     try:
-        with pytest.raises(PlanError, match="'acme-gait' is imported from elsewhere; remove other copies"):
+        with pytest.raises(PlanError, match="'acme-gait' is imported.*remove other copies"):
             make_plan("fedavg", *GAIT)
     finally:
         sys.path.remove(str(place))

@@ -33,7 +33,7 @@ from medsilo_lab.deploy.source import Source
 from medsilo_lab.report import page
 from medsilo_lab.report.read import read_all
 from tests import inprocess
-from tests.conftest import INSIDE_FEDSM, SITES, make_plan, slow_but
+from tests.conftest import INSIDE_FEDSM, SITES, SMALL, make_plan, slow_but
 from tests.sites import site_of, with_settings
 from tests.unit.test_algorithms import CPU, listen
 from tests.unit.test_coordinator import Answers, Study, assert_equal
@@ -41,7 +41,6 @@ from tests.unit.test_report import Page
 
 A, B, C = SITES
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
-SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 GO_ON = ["participation.when_missing=continue", "participation.minimum=1"]
 Numbers = dict[str, np.ndarray]
 
@@ -387,7 +386,7 @@ def test_false_sums_are_refused(spoil: Callable[[dict[str, Tensor]], Tensor], re
 
 
 def test_numbers_of_steps_are_refused_where_none_are_made() -> None:
-    with pytest.raises(PlanError, match=r"algorithm\.selector_learning_rate: a selector in closed form makes no steps"):
+    with pytest.raises(PlanError, match=r"algorithm\.selector_learning_rate:.*makes no steps"):
         planned("algorithm.selector_learning_rate=0.1")
 
 
@@ -622,7 +621,7 @@ def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path
 
 
 def test_what_an_unseen_hospital_may_not_be() -> None:
-    with pytest.raises(PlanError, match="fedbn gives no model to sites that did not train"):
+    with pytest.raises(PlanError, match="fedbn gives no.*did not train"):
         make_plan("fedbn", "participation.evaluation_sites=[z]")
     with pytest.raises(PlanError, match="hospital-a is under sites and under unseen"):
         make_plan("fedsm", f"participation.evaluation_sites=[{A}]")
@@ -803,10 +802,10 @@ def named_right(plan: Plan, folder: Path) -> list[float]:
     [
         pytest.param("synthetic-activity", A, marks=pytest.mark.slow),
         pytest.param("synthetic-activity", B, marks=pytest.mark.long),
-        pytest.param("synthetic-histology", A, marks=pytest.mark.slow),
+        pytest.param("synthetic-histology", A, marks=pytest.mark.long),
         pytest.param("synthetic-histology", B, marks=pytest.mark.long),
         pytest.param("synthetic-prostate", A, marks=pytest.mark.long),
-        pytest.param("synthetic-prostate", B, marks=pytest.mark.slow),
+        pytest.param("synthetic-prostate", B, marks=pytest.mark.long),
     ],
 )
 def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: str, tmp_path: Path) -> None:
@@ -827,6 +826,7 @@ def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: st
             ("synthetic-histology", ("algorithm.selector_sync=server-adam",)),
             ("synthetic-histology", ("algorithm.selector_sync=none",)),
         ],
+        (),
     ),
     ids=str,
 )

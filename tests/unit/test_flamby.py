@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.flamby import (
+from medsilo.plan import load_plan
+from medsilo.site.settings import make_settings
+from medsilo.tasks.own.patient_table import PatientTable
+from results.flamby import (
     BRCA,
     HEART,
     TABLES,
@@ -16,12 +19,9 @@ from benchmarks.flamby import (
     read_heart,
     write_tables,
 )
-from benchmarks.flamby.__main__ import main
-from benchmarks.flamby_better import Candidate, Trials, chosen, first_alone, held_out
-from benchmarks.results.patients import write_patients
-from medsilo.plan import load_plan
-from medsilo.site.settings import make_settings
-from medsilo.tasks.own.patient_table import PatientTable
+from results.flamby.__main__ import main
+from results.flamby_better import Candidate, Trials, chosen, first_alone, held_out
+from results.patients import write_patients
 from tests.patients import write_hearts
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -97,7 +97,7 @@ def test_ways_of_training_are_chosen_without_a_test_case(hearts: Path, tmp_path:
 def test_the_plans_of_the_patients_page_read_what_it_writes(
     plan: str, hearts: Path, root: Path, tmp_path: Path
 ) -> None:
-    own = load_plan(root / f"benchmarks/results/plans/{plan}.yaml")
+    own = load_plan(root / f"results/plans/{plan}.yaml")
     assert isinstance(own.task, PatientTable)
     if plan == "heart":
         written = write_patients(hearts, tmp_path / "tables")

@@ -293,7 +293,7 @@ def test_a_column_may_fix_the_parts(squares: Path, tmp_path: Path) -> None:
         assert set(getattr(data, part).patients) == set(PATIENTS[number::3])
     rows[0]["set"] = "validation"
     write_table(tmp_path / "data" / "t.csv", rows)
-    with pytest.raises(DataError, match="patients are in two parts by the table") as caught:
+    with pytest.raises(DataError, match="patients are in.*by the table") as caught:
         read(photos(), where)
     assert "p0" in caught.value.private and "p0" not in str(caught.value)
     (problem,) = [one for one in told(photos(), where).problems if one.what.startswith("patients are in two parts")]
@@ -843,7 +843,7 @@ def test_where_nothing_is_left_the_error_says_what_was_left_out(balls: Path) -> 
 
 def test_a_classification_s_images_lie_in_their_classes_folders_when_nothing_else_is_said(tmp_path: Path) -> None:
     task = TASKS["image-folder"](kind="classification", labels=("benign", "malignant"), colours="grey", size=(8, 8))
-    with pytest.raises(DataError, match=r"it is \*/\*; put them into folders named after their classes, or write"):
+    with pytest.raises(DataError, match=r"it is \*/\*; put them"):
         read(task, source(tmp_path))
     for label in task.labels:
         for number in range(8):

@@ -38,7 +38,7 @@ def test_a_site_s_folds_depend_on_its_patients_and_its_own_number_alone() -> Non
     test = {patients[place] for place in fold.parts(patients, 0)[2]}
     assert {patients[::-1][place] for place in fold.parts(patients[::-1], 0)[2]} == test and len(test) == 3
     assert {patients[place] for place in fold.parts(patients, 1)[2]} != test
-    with pytest.raises(DataError, match="4 folds need a patient each, and this site has 3"):
+    with pytest.raises(DataError, match="4 folds need.*site has 3"):
         fold.parts(["a", "b", "c"], 0)
 
 

@@ -28,7 +28,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
 from tests import inprocess
 from tests.conftest import FEDSM, METHODS, SITES, make_plan, slow_but
-from tests.sites import site_of
+from tests.sites import site_of, sites_of
 from tests.unit.test_algorithms import (
     CPU,
     SMALL,
@@ -186,7 +186,7 @@ def test_averaging_with_both_halves_is_harmofl_bit_for_bit() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", slow_but(["fedbn", "scaffold", "ditto"], OTHERS))
+@pytest.mark.parametrize("method", slow_but(["fedbn", "scaffold", "ditto"], OTHERS, ()))
 def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
     """Harmonised in the first round that trains; without each half it is another model."""
     plan = make_plan(method, *SMALL, f"training.rounds={3 if method == 'f-adafed' else 2}")
@@ -255,7 +255,7 @@ def test_the_disclosure_names_the_round_in_which_amplitudes_leave() -> None:
 
 def test_a_method_whose_step_is_its_own_refuses_a_perturbed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedPer, "own_step", True)
-    with pytest.raises(PlanError, match=r"algorithm\.perturbation: fedper has a step of its own; set it to null"):
+    with pytest.raises(PlanError, match=r"algorithm\.perturbation:.*set it to null"):
         make_plan("fedper", HALVES[1])
     assert make_plan("fedper", HALVES[0])
 
@@ -288,7 +288,7 @@ def test_one_round_still_ends_with_the_mean_amplitude(tmp_path: Path) -> None:
 
 def test_a_site_that_was_away_gets_the_amplitude_when_it_comes_back(tmp_path: Path) -> None:
     plan = harmofl("training.rounds=4", "participation.minimum=2", "participation.when_missing=continue")
-    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = sites_of(plan, tmp_path / "run")
     absent = participants["hospital-c"]
     answer = absent.answer
 
@@ -310,7 +310,7 @@ def test_a_site_that_was_away_gets_the_amplitude_when_it_comes_back(tmp_path: Pa
 
 def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_path: Path) -> None:
     plan = harmofl("training.rounds=4", "participation.minimum=2", "participation.when_missing=continue")
-    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = sites_of(plan, tmp_path / "run")
     loser = participants["hospital-c"]
     answer = loser.answer
 

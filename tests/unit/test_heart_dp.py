@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.heart_dp.cells import Cell, kept, result_of
-from benchmarks.heart_dp.data import HOSPITALS, Hospital, accuracy, read, validation
-from benchmarks.heart_dp.federation import PrivacyGuarantee, Setup, run
-from benchmarks.heart_dp.page import Compared
+from results.heart_dp.cells import Cell, kept, result_of
+from results.heart_dp.data import HOSPITALS, Hospital, accuracy, read, validation
+from results.heart_dp.federation import PrivacyGuarantee, Setup, run
+from results.heart_dp.page import Compared
 
 ROW = "{age},{sex},{pain},{pressure},{fat},0,{ecg},{rate},0,1.5,2,0,3,{level}"
 

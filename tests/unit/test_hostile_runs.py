@@ -13,11 +13,10 @@ from medsilo.core.files import load_tensors, save_tensors
 from medsilo.core.text import LONGEST
 from medsilo.federation import inprocess
 from medsilo.runs.record import Record
-from medsilo.site.settings import SiteSettings
 from medsilo_lab.report.page import write
 from tests.conftest import make_plan
+from tests.sites import CPU
 
-CPU = SiteSettings(device="cpu")
 HOSTILE = "\x1b[31mred\x1b]0;owned\x07\u202e" + "x" * 100_000
 
 

@@ -29,6 +29,9 @@ from medsilo.tasks.inference import Inference
 from medsilo.tasks.objective import Objective
 from medsilo.tasks.task import Task
 from tests.rooms import BENEATH, DOCUMENT, PLUGINS, ROOMS, document, layers
+from tests.sizes import tree_of
+
+pytestmark = pytest.mark.xdist_group("house rules")  # one process reads each file once
 
 PACKAGE = Path(medsilo.__file__).parent
 
@@ -62,11 +65,6 @@ def everything() -> list[Path]:
 
 def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 @cache
@@ -144,7 +142,7 @@ def test_the_plugins_are_those_of_this_folder() -> None:
     there = {path.name for path in PLACE.glob("medsilo_*") if list(path.glob("*.py"))}
     assert there == PLUGINS.keys()
     settings = tomllib.loads((PLACE.parent / "pyproject.toml").read_text("utf-8"))
-    assert set(settings["tool"]["mypy"]["packages"]) == {"benchmarks", "medsilo", *BENEATH, *PLUGINS}
+    assert set(settings["tool"]["mypy"]["packages"]) == {"benchmarks", "medsilo", "results", *BENEATH, *PLUGINS}
     assert set(settings["tool"]["importlinter"]["root_packages"]) == {"medsilo", *BENEATH, *PLUGINS}
 
 
@@ -371,9 +369,13 @@ def test_a_plan_is_read_without_torch_s_compiler(root: Path) -> None:
     assert "medsilo.plan" in loaded and loaded & {"torch._dynamo", "sympy", "monai", "scipy.stats", "nvflare"} == set()
 
 
+@pytest.mark.slow
 def test_a_site_trains_without_torch_s_compiler(root: Path, tmp_path: Path) -> None:
     """It costs every process that trains a second and 70 MB."""
-    sizes = ("task.name=synthetic-activity", "training.rounds=1", "training.local_epochs=1")
+    sizes = (
+        "task={name: synthetic-activity, persons: 6, windows: 6, steps: 32}",
+        "training={rounds: 1, batch_size: 8}",
+    )
     rest = ["--engine", "inprocess", "-o", str(tmp_path), *(part for size in sizes for part in ("--set", size))]
     loaded = modules_after(root, *(["run", method, *rest] for method in ("fedavg", "harmofl", "fedsm", "fedawa")))
     assert "torch.optim" in loaded and loaded & {"torch._dynamo", "sympy"} == set()
@@ -413,25 +415,3 @@ def test_names_of_methods_and_tasks_may_become_folders() -> None:
     from medsilo.registry import METHODS, TASKS
 
     assert all(is_safe_name(name) for name in [*METHODS, *TASKS])
-
-
-@pytest.mark.xdist_group("a-group")
-def test_groups_of_tests_are_kept_together(request: pytest.FixtureRequest) -> None:
-    """Else each process of `make test` makes what one of them makes for all: three federations over TLS for one."""
-    if not request.config.getoption("loadgroup", False):
-        pytest.skip("only 'make test' has groups")
-    assert request.node.nodeid.endswith("@a-group"), "install pytest and pytest-xdist as requirements-dev.txt has them"
-
-
-@pytest.fixture(scope="module")
-def made_once() -> list[str]:
-    return []
-
-
-def test_tests_that_share_what_their_file_makes_are_a_group(request: pytest.FixtureRequest, made_once: list) -> None:
-    """Without a word in the file; those that share nothing go wherever a process is free."""
-    of = {
-        item.name: item.get_closest_marker("xdist_group") for item in request.session.items if item.path == request.path
-    }
-    assert of.pop(request.node.name).args == ("test_houserules",)
-    assert not any(mark and mark.args == ("test_houserules",) for mark in of.values())

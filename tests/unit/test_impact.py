@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from benchmarks.impact import METHODS, POOLED, PRIVATE, WHOLE, Work, deaths, read
-from benchmarks.impact.__main__ import FILE, drawn, main
-from benchmarks.impact.page import DISCRIMINATION, QUESTIONS
-from benchmarks.impact.statistics import auc, calibration_in_the_large, calibration_slope, mean_of
-from benchmarks.result_files import LESS, MEAN, header_of, rows_of
+from results.impact import METHODS, POOLED, PRIVATE, WHOLE, Work, deaths, read
+from results.impact.__main__ import FILE, drawn, main
+from results.impact.page import DISCRIMINATION, QUESTIONS
+from results.impact.statistics import auc, calibration_in_the_large, calibration_slope, mean_of
+from results.result_files import LESS, MEAN, header_of, rows_of
 
 DRAW = np.random.default_rng(0)
 SCORES = np.round(DRAW.normal(-1, 1, 150), 1)  # some are alike

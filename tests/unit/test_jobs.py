@@ -14,10 +14,12 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_yaml
 from medsilo.flare.job_source import SHIPPED, PlanSource, shipped_plans
 from medsilo.flare.jobs import (
+    CLIENT,
     CONFIG,
     CUSTOM,
     NO_CODE,
     PLAN,
+    SERVER,
     canonical_job,
     check_components,
     find_job,
@@ -67,6 +69,14 @@ def test_jobs_have_the_canonical_form(method: str) -> None:
     assert written.keys() == {*canonical_job(plan), PLAN, NO_CODE}
     assert json.loads(written[Path("meta.json")])["deploy_map"] == {"app": ["@ALL"]}
     assert plan.participation.sites == () and not has_code(job)
+
+
+def test_all_jobs_have_the_same_two_files_for_nvflare_beside_their_plan() -> None:
+    """What is a job's own is its plan; NVFlare's part comes from one template."""
+    folders = [JOBS / method / "app/config" for method in FEDERATED]
+    assert {tuple(sorted(files(folder))) for folder in folders} == {(CLIENT, SERVER, PLAN.name)}
+    for name in (CLIENT, SERVER):
+        assert len({(folder / name).read_bytes() for folder in folders}) == 1, name
 
 
 def test_a_source_says_what_is_different_from_its_base(tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ from medsilo.federation.inprocess import Loop
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
-from medsilo.site.settings import SiteSettings
 from medsilo_lab.report.page import write
 from tests.conftest import SITES, make_plan
-from tests.sites import site_of
+from tests.sites import sites_of
 
-CPU = SiteSettings(device="cpu")
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8", "training.rounds=1"]
 GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
 
@@ -53,7 +51,7 @@ class OtherMachine(Loop):
 @pytest.mark.parametrize("same", ["", "[nvflare, processor]", "[torch]"])
 def test_a_machine_that_differs_is_told_or_refused_as_the_plan_says(same: str, tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL, *GO_ON, *([f"participation.require_same_versions={same}"] if same else []))
-    sites = {site: site_of(plan, site, SITES, CPU, tmp_path / "sites" / site) for site in SITES}
+    sites = sites_of(plan, tmp_path)
     summary = Coordinator(plan, SITES, OtherMachine(sites), Record(tmp_path / "run"), "inprocess").run()
     one, other = summary.sites[SITES[0]], summary.sites[SITES[-1]]
     assert one.machine == machine_facts() and one.warnings == {}
@@ -68,7 +66,7 @@ def test_a_machine_that_differs_is_told_or_refused_as_the_plan_says(same: str, t
 @pytest.mark.parametrize("gone", [SITES[1:2], SITES])
 def test_a_study_that_nobody_joined_has_not_begun(gone: list[str], tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL, *GO_ON)
-    sites = {site: site_of(plan, site, SITES, CPU, tmp_path / "sites" / site) for site in SITES}
+    sites = sites_of(plan, tmp_path)
     coordinator = Coordinator(plan, SITES, LossyLoop(sites, gone), Record(tmp_path / "run"), "inprocess")
     assert coordinator.absent is None
     if gone == SITES:

@@ -363,7 +363,8 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
         assert never in told
 
 
-@pytest.mark.parametrize("method", [pytest.param("fedbn", marks=pytest.mark.slow), "fedsm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [pytest.param("fedbn", marks=pytest.mark.long), "fedsm"])
 def test_methods_with_personal_models_find_structures_that_their_hospital_did_not_draw(
     method: str, hospitals: Path, tmp_path: Path
 ) -> None:
@@ -396,7 +397,7 @@ def test_what_nobody_has_ends_the_study_and_the_page_says_whose_scores_differ(
     nobody = {site: {"unannotated": ["post"], "label_map": {1: "ant", 2: "ant"}} for site in "abc"}
     for sealing in ("none", "pairwise"):
         plan = plan_of().with_changes([f"secure_aggregation.mode={sealing}"])
-        with pytest.raises(MedsiloError, match="no hospital that trains has post; take it out of the plan"):
+        with pytest.raises(MedsiloError, match="no hospital that.*post; take it out"):
             run(plan, settings=each(hospitals, nobody))
     told = [notice.text for notice in notices([read(study[1])])]
     assert any("a not post, b not ant and t1" in text for text in told)
@@ -537,7 +538,7 @@ def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> No
     ):
         with pytest.raises(DataError, match=why):
             read(site, **values)
-    with pytest.raises(DataError, match="several classes of cases, and for nothing else"):
+    with pytest.raises(DataError, match="several classes of.*for nothing else"):
         NiftiFolder(**TASK).read("a", ["a"], 0, source("a", label_map={1: ["ant", "post"]}))
 
 

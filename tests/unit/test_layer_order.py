@@ -15,11 +15,11 @@ from medsilo.federation.site_stack import SuppliedSite, TrainingSite, answering,
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import FILES
 from medsilo.runs.paths import site_folder
+from tests.hospital import NAMES, write_photos
 from tests.unit.test_account import PRIVATE, ask, same, settings_of, standing, weights
 from tests.unit.test_approvals import Home
 from tests.unit.test_outside_layers import NOISE, installed
 from tests.unit.test_participant import Server
-from tests.unit.test_protection import NAMES, write_photos
 
 __all__ = ["installed"]  # a fixture
 NOBODY: Any = None

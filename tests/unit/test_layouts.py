@@ -391,7 +391,7 @@ def test_links_are_followed_within_the_data_folder_and_refused_when_they_lead_ou
         if kept.parent == root:
             assert task.read(layout.sites[0], layout.sites, 0, DataSource(folder=root))
         else:
-            with pytest.raises(DataError, match="1 files or folders in the data folder are links") as caught:
+            with pytest.raises(DataError, match="1 files or.*folder are links") as caught:
                 task.read(layout.sites[0], layout.sites, 0, DataSource(folder=root))
             assert target.name not in str(caught.value) and caught.value.private == target.relative_to(root).as_posix()
             survey = task.survey(layout.sites[0], layout.sites, 0, DataSource(folder=root))

@@ -22,7 +22,7 @@ from medsilo.runs.record import Record
 from medsilo.site.policy import EXECUTOR, Policy
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
-from tests.sites import site_of
+from tests.sites import sites_of
 from tests.unit.test_protection import STUDY
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
@@ -46,7 +46,7 @@ class Listening(Loop):
 def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -> None:
     """Whoever lets a site tell more has to say so in the report, and here."""
     plan, settings = make_plan(method, *SMALL), SiteSettings(device="cpu")
-    loop = Listening({site: site_of(plan, site, SITES, settings, tmp_path / "sites" / site) for site in SITES})
+    loop = Listening(sites_of(plan, tmp_path, settings=settings))
     loop.heard = []
     Coordinator(plan, SITES, loop, Record(tmp_path), "in-process").run()
     text = "\n".join(describe(plan, settings))

@@ -73,7 +73,7 @@ def test_over_the_budget_is_refused_and_nothing_is_written(ledger: Ledger) -> No
 def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
     budget = PrivacyRequirements(epsilon=cost(5), delta=DELTA)
     ledger.plan(CountedStudy(ONE, budget), ROUND * 3)
-    with pytest.raises(Refused, match="with what other studies of these data cost"):
+    with pytest.raises(Refused, match="with what other.*these data cost"):
         ledger.plan(CountedStudy(TWO, budget, lambda study: study == "one"), ROUND * 3)
     ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # the first one does not run any more, and was charged nothing
     ledger.charge(CountedStudy(TWO, budget), "round 1", "a", ROUND)
@@ -149,7 +149,7 @@ def test_a_line_of_another_key_is_noticed_and_a_new_key_goes_on(tmp_path: Path) 
     values = json.loads(forged[1])
     values["content"]["previous"] = json.loads(lines_of(ledger)[1])["content"]["previous"]
     write_lines(ledger, [forged[0], json.dumps(values, sort_keys=True, separators=(",", ":")).encode()])
-    with pytest.raises(MedsiloError, match="line 2 was changed after it was signed, or its signature is forged"):
+    with pytest.raises(MedsiloError, match="line 2 was.*signature is forged"):
         ledger.standing()
 
 
@@ -239,7 +239,8 @@ def test_histories(tmp_path: Path) -> None:
     check_history(tmp_path / "budget", 1000, PrivacyRequirements(epsilon=50, delta=DELTA))
 
 
-@pytest.mark.parametrize("count", [pytest.param(5, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [5, 200])
 def test_many_histories(count: int, tmp_path: Path) -> None:
     """A seed's history changes with the code that writes, in which processes die. An answer costs up to 0.05 here."""
     above = [check_history(tmp_path / str(seed), seed) for seed in range(1, 1 + count)]

@@ -24,9 +24,10 @@ from medsilo.tasks.case_index import CaseIndex, Entry
 from medsilo.tasks.own.own_data import divided
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, SMALL, make_plan
+from tests.hospital import NAMES, write_photos
 from tests.sites import site_of
-from tests.unit.test_protection import NAMES, STUDY, write_photos
+from tests.unit.test_protection import STUDY
 from tests.unit.trainers import Deaf
 
 FOLDER = {
@@ -101,7 +102,6 @@ def test_a_hospital_refuses_the_study_itself(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- in a run
-SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 GO_ON = ["participation.when_missing=continue", "participation.minimum=1", "participation.timeout=2"]
 
 

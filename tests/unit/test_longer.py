@@ -48,7 +48,7 @@ def test_a_longer_run_is_that_of_so_many_rounds_at_once(method: str, tmp_path: P
     equals_so_many_at_once(method, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @over_all("method", sorted({*METHODS} - {*ONE_OF_EACH, *DIVIDED, "feddg-ga"}))
 def test_every_methods_longer_run_is(method: str, tmp_path: Path) -> None:
     equals_so_many_at_once(method, tmp_path / method)

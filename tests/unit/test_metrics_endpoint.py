@@ -19,13 +19,12 @@ import yaml
 
 from medsilo.federation import inprocess
 from medsilo.runs.events import Event, write
-from medsilo.site.settings import SiteSettings
 from provisioning import metrics
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import wait_until
+from tests.sites import CPU
 from tests.unit.test_provision import kits_of
 
-CPU = SiteSettings(device="cpu")
 LINE = re.compile(r'medsilo_([a-z_]+)(?:\{(?:[a-z]+="[^"]*",?)*\})? -?[0-9.e+-]+')
 
 

@@ -544,11 +544,11 @@ print((most_held() - before) / PARCEL)
     ("kind", "sites", "parcels"),
     [
         pytest.param(
-            "WeightedMean", 12, 1 + 1 + 1, marks=pytest.mark.slow
+            "WeightedMean", 12, 1 + 1 + 1, marks=pytest.mark.long
         ),  # the last mean, the mean so far, the parcel that arrives
-        pytest.param("FedAdam", 12, 1 + 1 + 1, marks=pytest.mark.slow),  # the optimizer's two vectors lie on the disk
+        pytest.param("FedAdam", 12, 1 + 1 + 1, marks=pytest.mark.long),  # the optimizer's two vectors lie on the disk
         pytest.param(
-            "SoftPull", 8, 8 + 1 + 1, marks=pytest.mark.slow
+            "SoftPull", 8, 8 + 1 + 1, marks=pytest.mark.long
         ),  # every site's model, the parcel that arrives, its copy
         ("SimilarityMix", 8, 8 + 1 + 1),
         ("Identity", 8, 8 + 1),

@@ -107,7 +107,7 @@ def test_adafed_s_numbers() -> None:
         assert (plan.task.alpha, plan.algorithm.self_weight, plan.training.learning_rate) == (0.1, 0.5, 0.01)
 
 
-@pytest.mark.parametrize("name", slow_but(sorted(SMALL)[::4], SMALL))
+@pytest.mark.parametrize("name", slow_but(sorted(SMALL)[::4], SMALL, ()))
 def test_they_run(name: str, tmp_path: Path) -> None:
     make, *changes = SMALL[name]
     small = ["training.rounds=2", "training.batch_size=8", *changes]

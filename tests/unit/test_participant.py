@@ -28,12 +28,10 @@ from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
 from tests import inprocess
-from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan, mounted, slow_but
-from tests.sites import site_of
+from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, SMALL, make_plan, mounted, slow_but
+from tests.sites import CPU, site_of, sites_of
 
 A = SITES[0]
-CPU = SiteSettings(device="cpu")
-SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 KINDS = [("fedavg", []), ("apfl", ["algorithm.adaptive=true"]), ("scaffold", [])]  # one of each kind
 EVERY = [
     *[(method, []) for method in [*PLAIN, *PERSONAL]],
@@ -46,7 +44,9 @@ EVERY = [
     ("scaffold", []),
     ("moon", []),
 ]
-every_method = pytest.mark.parametrize(("method", "changes"), slow_but(KINDS, EVERY), ids=lambda part: str(part)[:40])
+every_method = pytest.mark.parametrize(
+    ("method", "changes"), slow_but(KINDS, EVERY, ()), ids=lambda part: str(part)[:40]
+)
 
 
 def each_with(name: str, *values: Any) -> pytest.MarkDecorator:
@@ -482,7 +482,7 @@ OFTEN = [(*one, [1, 2]) for one in [*EVERY, *((method, []) for method in METHODS
 
 
 @pytest.mark.parametrize(
-    ("method", "changes", "stops"), slow_but(STOPS, [*STOPS, *OFTEN]), ids=lambda part: str(part)[:40]
+    ("method", "changes", "stops"), slow_but(STOPS, [*STOPS, *OFTEN], ["apfl", "moon"]), ids=lambda part: str(part)[:40]
 )
 def test_a_study_that_stopped_goes_on_as_if_it_had_not(
     method: str, changes: list[str], stops: list[int], tmp_path: Path, whole: Callable[[Plan], Path]
@@ -530,11 +530,11 @@ def test_a_run_in_process_is_resumed_by_command(
 
 def test_what_cannot_be_resumed(tmp_path: Path) -> None:
     plan = planned("fedavg", [])
-    with pytest.raises(MedsiloError, match="run absent has no checkpoint to resume from; start it again"):
+    with pytest.raises(MedsiloError, match="run absent has.*start it again"):
         inprocess.run(plan, folder=tmp_path / "absent", resume=True)
     inprocess.run(plan, folder=tmp_path / "run")
     other = plan.with_changes(["seed=1"])
-    with pytest.raises(MedsiloError, match=r"belongs to another plan; resume with the plan\.yaml of its run folder"):
+    with pytest.raises(MedsiloError, match=r"belongs to another.*resume with the plan\.yaml"):
         inprocess.run(other, folder=tmp_path / "run", resume=True)
     central = make_plan("central", *SMALL)
     with pytest.raises(MedsiloError, match="central training can't be resumed; run it again in a new folder"):
@@ -641,7 +641,7 @@ def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -
 
     from medsilo.federation.coordinator import Coordinator
 
-    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = sites_of(plan, tmp_path / "run")
     with pytest.raises(MedsiloError, match="diverged"):
         Coordinator(plan, SITES, Counting(participants), Record(tmp_path / "run"), "in-process").run()
     assert len(asked) <= 1 + Record(tmp_path / "run").summary().rounds.done + 3  # join, rounds, few repetitions

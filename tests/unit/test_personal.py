@@ -477,6 +477,7 @@ def test_per_fedavg_comes_near_fedavg_with_its_inner_step(start: Array, tmp_path
     assert distance(mine["global"], fedavg["global"], statistics=False) == 0
 
 
+@pytest.mark.slow
 def test_the_lead_gets_the_shared_network_and_every_site_ends_with_its_own(tmp_path: Path) -> None:
     for method in PERSONAL:
         ends = run(method, tmp_path / method)

@@ -1,4 +1,4 @@
-"""The test of whether a model tells who was in its training set (python -m benchmarks.analyses privacy)."""
+"""The test of whether a model tells who was in its training set (python -m results.analyses privacy)."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from benchmarks.analyses.membership import membership
+from results.analyses.membership import membership
 
 
 @pytest.mark.parametrize(

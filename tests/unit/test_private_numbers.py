@@ -26,16 +26,11 @@ from medsilo.runs.schema import SiteResult
 from medsilo.site.query_budget import PARTS, QueryBudget, data_set
 from medsilo.site.settings import make_settings
 from medsilo.tasks.sources import DataSource
+from tests.hospital import NAMES, write_photos
 from tests.unit.test_account import PRIVATE, ask, settings_of, site, standing, weights
 from tests.unit.test_private_training import promised
-from tests.unit.test_protection import NAMES, write_photos
 
 NOISY = {**PRIVATE, "privacy": {**PRIVATE["privacy"], "scores": {"epsilon": 0.8}, "counts": {"epsilon": 0.4}}}
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
 
 
 def numbers(folder: Path, patients: int = 40, plan: Plan | None = None, **demands: Any) -> PrivateNumbers:
@@ -272,6 +267,7 @@ def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
     assert counts.mean() == pytest.approx(400, abs=4 * counts.std() / 300**0.5)
 
 
+@pytest.mark.slow
 def test_a_plans_noise_does_not_make_a_hospital_forget_earlier_groups(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(15, 15))
     assert offered(tmp_path / "one", photos).validation != [None, None, None]

@@ -91,7 +91,7 @@ def test_promises_that_would_be_false_are_refused(method: str, changes: list[str
 
 def test_an_amplitude_is_refused() -> None:
     histology = ["task.name=synthetic-histology", "network.name=small-cnn", "network.norm=group", PROMISE]
-    with pytest.raises(PlanError, match="algorithm.amplitude: an amplitude that is measured while training"):
+    with pytest.raises(PlanError, match="algorithm.amplitude:.*measured while training"):
         make_plan("harmofl", *histology)
     assert make_plan("harmofl", *histology, "algorithm.amplitude=null").gradients == 2
 
@@ -160,7 +160,7 @@ def same(one: dict[str, dict[str, torch.Tensor]], other: dict[str, dict[str, tor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", slow_but(["fedavg", "fedsm", "harmofl"], ABLE))
+@pytest.mark.parametrize("method", slow_but(["fedavg", "fedsm", "harmofl"], ABLE, ()))
 def test_every_method_trains_and_gives_the_same_tensors_again(method: str, tmp_path: Path) -> None:
     plan = promised(method, "training.batch_size=64")  # all cases in every step
     one = run(plan, tmp_path / "one")

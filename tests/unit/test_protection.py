@@ -20,10 +20,9 @@ from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.splits import parts_by_rank
 from tests import inprocess
-from tests.hospital import photograph, write_pixels, write_table
+from tests.hospital import NAMES, photograph, write_photos, write_pixels, write_table
 from tests.sites import site_of
 
-NAMES = [f"p{number}" for number in range(60)]
 STUDY = {
     "algorithm": {"name": "fedavg"},
     "task": {"name": "image-folder", "kind": "classification", "labels": ["no", "yes"], "size": [8, 8]},
@@ -31,23 +30,6 @@ STUDY = {
     "training": {"rounds": 1, "batch_size": 64},
     "participation": {"sites": ["a"]},
 }
-
-
-def write_photos(folder: Path, names: list[str], parts: dict[str, str] | None = None) -> Path:
-    """One image of each patient, in two classes; and who is in which part, if the hospital says so."""
-    rows = []
-    for number, name in enumerate(names):
-        if not (folder / f"images/{name}.png").exists():
-            write_pixels(folder / f"images/{name}.png", photograph(number)[0])
-        row = {"image": f"images/{name}.png", "label": number % 2, "patient": name}
-        rows.append({**row, "part": parts[name]} if parts else row)
-    write_table(folder / "cases.csv", rows)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
 
 
 Asks = Callable[..., Summary]

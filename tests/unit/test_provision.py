@@ -243,7 +243,7 @@ def test_a_hospital_behind_relays_knows_the_nearest_and_trusts_the_root(tmp_path
 def test_a_hospital_moves_behind_a_relay_and_back_with_a_renewed_kit(tmp_path: Path) -> None:
     kits_of(tmp_path)
     north, others = tmp_path / "kits/north", contents(tmp_path / "kits/st-anna")
-    with pytest.raises(MedsiloError, match="kit of north that is out connects in another way; give --renew north"):
+    with pytest.raises(MedsiloError, match="kit of north.*give --renew north"):
         kits_of(tmp_path, put("relays", [NORTH]))
     assert kits_of(tmp_path, put("relays", [NORTH]), renew=("north",)) == ["relay-n", "north"]
     assert read_kit(north).meets == "the relay relay-n" and all(

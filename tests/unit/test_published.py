@@ -12,12 +12,11 @@ from torch import Tensor
 from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.flare.workspace import publish
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, SMALL, make_plan
 from tests.sites import with_settings
 from tests.unit.test_coordinator import Study
 
 A, B, C = SITES
-SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 
 
 def published(study: Study, root: Path) -> Path:

@@ -80,7 +80,7 @@ def test_a_wheelhouse_is_installed_without_a_network_and_only_as_it_was_made(roo
         installed_offline(tmp_path / "other", dist / "wheelhouse")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_a_namespace
 def test_medsilo_runs_without_a_network_from_its_wheelhouse(root: Path, tmp_path: Path) -> None:
     """With what those commands need that load no torch: all of it has gigabytes."""

@@ -71,7 +71,7 @@ def lines(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
     return {"task": task}, {"folder": str(folder), "table": "cases.csv"}, [folder / "cases.csv"]
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in (nifti, dicom)]
+SLOW = [pytest.param(nifti, marks=pytest.mark.slow), pytest.param(dicom, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("kind", [*SLOW, series, lines])

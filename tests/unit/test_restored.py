@@ -14,12 +14,11 @@ from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import Round
-from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
+from tests.sites import CPU
 
 ROUNDS, KILLED = 15, 14
-CPU = SiteSettings(device="cpu")
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", f"training.rounds={ROUNDS}"]
 
 

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import result_files
-from benchmarks.result_files import parsed
-from benchmarks.results import __main__ as command_line
-from benchmarks.results.har import in_order, shifted, write_windows
-from benchmarks.results.looks import looking
-from benchmarks.results.making import Comparison, Places, comparisons, make
-from benchmarks.results.page import changed, command, study
-from benchmarks.results.pages import ANATOMY, BRAINS, BRCA, HEART, LOOKS, PAGES, SENSORS, Page, Part, Shift
-from benchmarks.results.shifts import picture
-from benchmarks.results.sites import apart, differing
 from medsilo.core.errors import DataError
 from medsilo.tasks.synthetic.activity import COMMON, FAMILIES
 from medsilo.tasks.synthetic.histology import SyntheticHistology
 from medsilo.tasks.synthetic.prostate import SyntheticProstate
 from medsilo_lab.study.cells import Row
+from results import __main__ as command_line
+from results import result_files
+from results.har import in_order, shifted, write_windows
+from results.looks import looking
+from results.making import Comparison, Places, comparisons, make
+from results.page import changed, command, study
+from results.pages import ANATOMY, BRAINS, BRCA, HEART, LOOKS, PAGES, SENSORS, Page, Part, Shift
+from results.result_files import parsed
+from results.shifts import picture
+from results.sites import apart, differing
 from tests.conftest import slow_but, wanted
 from tests.patients import write_hearts, write_survival
 from tests.unit.test_nuclei import draw
@@ -103,12 +103,12 @@ def test_every_study_has_a_file_whose_command_makes_it(root: Path) -> None:
     files = {path.stem: result_files.header_of(path) for path in (root / "results").glob("*.csv")}
     assert {*PAGES} <= {*files}
     for name in PAGES:
-        assert files[name]["command"] == [f"python -m benchmarks.results {name} --write"]
+        assert files[name]["command"] == [f"python -m results {name} --write"]
         assert {"title", "data", "date", "declared", "runs"} <= {*files[name]}
 
 
 def test_the_index_is_that_of_the_files(root: Path) -> None:
-    """`python -m benchmarks.result_files` writes it again."""
+    """`python -m results.result_files` writes it again."""
     assert (root / "results/README.md").read_text("utf-8") == result_files.index(root / "results")
 
 
@@ -145,7 +145,7 @@ def rows_of(found: result_files.Study) -> set[str]:
     return {line["configuration"] for table in found.tables for line in table.lines()}
 
 
-@pytest.mark.parametrize("name", slow_but(["study-nuclei"], [name for name in PAGES if name != "shift"]))
+@pytest.mark.parametrize("name", slow_but((), [name for name in PAGES if name != "shift"], ["study-nuclei"]))
 def test_every_page_is_made(name: str, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "nnunet":
         pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")

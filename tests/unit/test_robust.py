@@ -298,7 +298,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(method, changes, told):
 
 def test_too_few_in_the_worst_round_are_refused():
     fewer = ["participation.minimum=3", "participation.when_missing=continue"]
-    with pytest.raises(PlanError, match="needs 5 hospitals in every round, and 3 are enough"):
+    with pytest.raises(PlanError, match="needs 5 hospitals.*3 are enough"):
         plan_with("fedavg", "aggregation.robust.name=multi-krum", *fewer)
     assert plan_with("fedavg", "aggregation.robust.name=trimmed-mean", *fewer)
 

@@ -166,7 +166,7 @@ def test_harmofl_of_a_script_is_medsilos_own(anew: bool, tmp_path: Path) -> None
     check_equal(make_plan("harmofl", *IMAGES, "training.rounds=3"), tmp_path, anew=anew)
 
 
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fedsm_of_a_script_ends_with_a_super_model(anew: bool, tmp_path: Path) -> None:
     record = check_equal(make_plan("fedsm", "training.rounds=3"), tmp_path, anew=anew)
     told = record.summary().details.super_model

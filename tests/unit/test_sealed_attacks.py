@@ -183,11 +183,11 @@ def test_letters_under_another_name() -> None:
     study, models = Hospitals(terms(4)), numbers(4)
     server = relay.MaskedSums(study.terms, 1, [block(models)])
     offer = study.members["site-1"].offer(1)
-    with pytest.raises(Refused, match="site-0: its keys are of another site or round than 1"):
+    with pytest.raises(Refused, match="site-0:.*round than 1"):
         server.offer("site-0", offer)
-    with pytest.raises(Refused, match="site-1: its shares are not one box for each other site"):
+    with pytest.raises(Refused, match="site-1:.*each other site"):
         server.offer("site-1", offer.model_copy(update={"boxes": {}}))
-    with pytest.raises(Refused, match="site-0: its keys are those of another site"):
+    with pytest.raises(Refused, match="site-0:.*of another site"):
         study.gathering.add("site-0", study.members["site-1"].introduction())
     with pytest.raises(Refused, match="nobody: not a site of this study"):
         study.gathering.add("nobody", study.members["site-1"].introduction())

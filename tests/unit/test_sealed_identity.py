@@ -139,7 +139,7 @@ def test_a_chain_holds_if_those_between_may_sign(ca: bool) -> None:
     if ca:
         check[0](*check[1:])
     else:
-        with pytest.raises(Refused, match="site-0: its certificate is signed by one that may not"):
+        with pytest.raises(Refused, match="site-0:.*that may not"):
             check[0](*check[1:])
 
 
@@ -168,9 +168,9 @@ def test_a_server_that_swaps_keys_is_noticed() -> None:
     for said, false in swapped.items():
         with pytest.raises(Refused, match=f"site-2: .*{said}"):
             fresh_members["site-0"].meet(Roster(introductions=(*honest[:2], false)))
-    with pytest.raises(Refused, match="the server: it relays another key of this site"):
+    with pytest.raises(Refused, match="the server:.*of this site"):
         fresh_members["site-0"].meet(Roster(introductions=(study.assembly.introductions[0], *honest[1:])))
-    with pytest.raises(Refused, match="the server: the sites whose keys it relays"):
+    with pytest.raises(Refused, match="the server:.*keys it relays"):
         fresh_members["site-0"].meet(Roster(introductions=(honest[0], honest[2], honest[1])))
     fresh_members["site-0"].meet(Roster(introductions=tuple(honest)))
 

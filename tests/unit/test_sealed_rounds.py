@@ -234,7 +234,7 @@ def test_a_round_that_is_dealt_otherwise_than_it_was_offered() -> None:
         with pytest.raises(Refused, match=said):
             site.seal(false, [own], groups)
     site.seal(deal, [own], groups)
-    with pytest.raises(Refused, match="asks for a second upload under the same masks"):
+    with pytest.raises(Refused, match="asks for a.*the same masks"):
         site.seal(deal, [own], groups)
 
 
@@ -267,7 +267,7 @@ def test_state_of_another_study_or_a_damaged_one() -> None:
     with pytest.raises(MedsiloError, match="secrets are damaged") as error:
         Member.load(terms(3), Unsigned(), saved[:-9])
     assert not error.value.private and error.value.__suppress_context__
-    with pytest.raises(MedsiloError, match="has not got the keys of the others"):
+    with pytest.raises(MedsiloError, match="has not got.*of the others"):
         Member.begin(terms(3), "site-0", Unsigned()).offer(1)
 
 

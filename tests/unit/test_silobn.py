@@ -13,15 +13,12 @@ from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.learning.statistics import adapt_batch_norm
 from medsilo.runs.record import Record
-from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
 from tests import inprocess
-from tests.conftest import make_plan
-from tests.sites import site_of
+from tests.conftest import SMALL, make_plan
+from tests.sites import CPU, site_of
 
 SITES, NEW = ["a", "b"], "z"
-CPU = SiteSettings(device="cpu")
-SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 PLAN = make_plan("silobn", *SMALL, f"participation.evaluation_sites=[{NEW}]", sites=SITES)
 
 

@@ -9,6 +9,8 @@ from tests import seats
 from tests.seats import SEATS, Grown, Seat, seated, stale
 from tests.sizes import ROUND_FILES, Imports, Ratchet, attributes, from_a_run, from_the_source, reached, table
 
+pytestmark = pytest.mark.xdist_group("house rules")  # which read the same files
+
 
 # ---------------------------------------------------------------------------------------------------- sizes
 def test_no_size_has_risen() -> None:

@@ -16,8 +16,8 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Round, SentUpdate, SiteRound
 from medsilo_lab.api import Run
 from tests.conftest import SITES, make_plan
-from tests.sites import site_of
-from tests.unit.test_coordinator import CPU, Answers, Script, Scripted, Study, honest, task_and_round
+from tests.sites import sites_of
+from tests.unit.test_coordinator import Answers, Script, Scripted, Study, honest, task_and_round
 
 A, B, C = SITES
 
@@ -238,7 +238,7 @@ def bent(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> An
 
 def score_of_the_others(method: str, folder: Path, script: Script, *changes: str) -> float:
     plan = make_plan(method, *ALIKE, *changes, sites=FIVE)
-    participants = {site: site_of(plan, site, FIVE, CPU, folder / "sites" / site) for site in FIVE}
+    participants = sites_of(plan, folder, FIVE)
     coordinator = Coordinator(plan, FIVE, Scripted(participants, script), Record(folder), "scripted")
     summary = coordinator.run()
     assert list(summary.outliers) == ([] if script is honest else [B])

@@ -83,6 +83,7 @@ def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(k
     assert done.returncode == 0 and "shut down" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_site_without_medsilo_says_why_it_takes_no_job(kits: Path, tmp_path: Path) -> None:
     guard = kits / "st-anna/local/custom"
     assert (guard / GUARD).exists() and not (kits / "localhost/local/custom").exists()

@@ -10,6 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from medsilo.core.errors import PlanError
 from medsilo.registry import TASKS
+from tests.conftest import slow_but
 
 SMALL = {
     "synthetic-activity": {"persons": 6, "windows": 5},
@@ -133,7 +134,9 @@ LEARNING = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "numbers", "batch", "rate", "epochs", "chance", "wanted"), LEARNING)
+@pytest.mark.parametrize(
+    ("name", "numbers", "batch", "rate", "epochs", "chance", "wanted"), slow_but(LEARNING[1::2], LEARNING, ())
+)
 def test_default_network_learns_the_pooled_data(name, numbers, batch, rate, epochs, chance, wanted):
     task, sites = TASKS[name](**numbers), hospitals(2)
     data = [task.load(site, sites, 0, None) for site in sites]

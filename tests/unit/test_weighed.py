@@ -27,7 +27,7 @@ from medsilo_zoo.fedlws import FedLWS
 from tests import inprocess
 from tests.conftest import SITES, WEIGHED, make_plan, slow_but
 from tests.mixed import result_of
-from tests.sites import site_of
+from tests.sites import sites_of
 from tests.unit import test_baselines as baselines
 from tests.unit.test_algorithms import SMALL, assert_close
 from tests.unit.test_harmofl import assert_resumes
@@ -303,7 +303,7 @@ def test_fedce_s_sites_score_the_model_without_them(tmp_path: Path) -> None:
         "fedce", *SMALL, *NO_BATCH_NORM, "training.rounds=2", "participation.evaluation_sites=[hospital-z]"
     )
     everyone = [*SITES, "hospital-z"]
-    sites = {site: site_of(plan, site, everyone, CPU, tmp_path / "sites" / site) for site in everyone}
+    sites = sites_of(plan, tmp_path, everyone, CPU)
     sent: dict[str, dict[str, Tensor]] = {}
 
     def listen(line: Any) -> None:

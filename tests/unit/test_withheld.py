@@ -18,11 +18,10 @@ from medsilo_lab.report.formats import text_table
 from medsilo_lab.report.read import read_all
 from medsilo_lab.study.cells import Row, cells_of, run_cell
 from tests import inprocess
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, SMALL, make_plan
 from tests.sites import site_of
 
 A, B, C = SITES
-SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 STRICT = SiteSettings(device="cpu", min_patients_per_metric=5)
 
 

@@ -1,0 +1,94 @@
+"""The papers' figures from finished runs, with their data (docs/research/reproduce.md says how each is read).
+
+    python -m results.analyses KIND RUN... -o FOLDER [--seed N] [--cases N] [--reach LENGTH] [--steps N]
+        [--iterations N] [--network NETWORK] [--pictures] [--device DEVICE] [--data FOLDER] [--settings FOLDER]
+
+The machine must have the data of all sites. Exits with 1 where something is missing, or where a model should not leave.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from medsilo.cli import options
+from medsilo.cli.options import settings_of
+from medsilo.core.errors import MedsiloError
+from results.analyses.analysis import KINDS, Question, analyse
+
+
+def positive(value: object) -> int:
+    """Return a whole number from 1 on."""
+    text = str(value)
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def length(value: object) -> float:
+    """Return a finite number above 0."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{str(value)!r} is not a number above 0")
+    return number
+
+
+def told(check: Callable[[object], Any]) -> Callable[[str], Any]:
+    """A check of the command line, whose words argparse passes on."""
+
+    def of(text: str) -> Any:
+        try:
+            return check(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return of
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draw one kind of figure."""
+    parser = argparse.ArgumentParser(prog="python -m results.analyses", description="Figures from finished runs.")
+    parser.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a finished run")
+    parser.add_argument("-o", "--out", required=True, type=told(options.output_folder), help="the folder to write")
+    parser.add_argument("--seed", type=int, default=0, help="of directions, maps and attacks")
+    parser.add_argument("--cases", type=told(positive), help="so many of each site (default: by kind)")
+    parser.add_argument("--reach", type=told(length), default=1.0, help="landscape, profile: in lengths")
+    parser.add_argument("--steps", type=told(positive), help="landscape, profile: to the edge (default: 10)")
+    parser.add_argument("--iterations", type=told(positive), default=300, help="inversion: of the attacker")
+    parser.add_argument("--network", help="drift, tsne: one of the method's networks, e.g. selector")
+    parser.add_argument("--pictures", action="store_true", help="inversion: draw images that are not synthetic, too")
+    parser.add_argument("--device", help=options.DEVICES)
+    parser.add_argument("--data", type=Path, help=options.DATA)
+    parser.add_argument("--settings", type=Path, help=options.SITE_CONFIGS)
+    chosen = vars(parser.parse_args(arguments))
+    kind, runs, out = (chosen.pop(name) for name in ("kind", "runs", "out"))
+    given = {name: chosen.pop(name) for name in ("device", "data", "settings", "pictures")}
+    try:
+        settings = settings_of(given["device"], given["data"], given["settings"], pictures=given["pictures"])
+        files, found = analyse(kind, runs, Question(settings, **chosen), out)
+    except MedsiloError as error:
+        print(f"{kind}: {error} {error.private}".rstrip(), file=sys.stderr)
+        return 1
+    print(*found.lines, *files, sep="\n")
+    return 1 if found.warns else 0
+
+
+def quick() -> int:
+    """Show that it runs, on a study of drawn hospitals."""
+    from medsilo_lab.api import run
+
+    with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
+        task = {"name": "synthetic-histology", "size": 32, "patients": 16, "patches": 4}
+        plan = {"algorithm": {"name": "fedavg"}, "task": task, "participation": {"sites": ["a", "b"]}}
+        run(plan, folder=Path(place, "run"), changes=["training.rounds=1", "network.name=small-cnn"], device="cpu")
+        return main(["convergence", f"{place}/run", "-o", f"{place}/figures"])
+
+
+if __name__ == "__main__":
+    sys.exit(quick() if sys.argv[1:] == ["--quick"] else main())

@@ -1,0 +1,248 @@
+"""Show what a curious server could see (HarmoFL, Fig. 7; Geiping et al. 2020): images from what leaves a site.
+
+The server looks for an image that would have given what it received, and prefers smooth ones. Two things are tried: the
+amplitudes of HarmoFL's round 1, of one image (which never leaves alone) and averaged as they leave; and the gradient of
+one image alone with a known label at the initial weights, the easiest case there is. What leaves a site in a round is
+weaker for the attacker: weights after many steps on many images.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from medsilo.core.errors import MedsiloError
+from medsilo.learning.amplitude import AmplitudeNorm
+from medsilo.learning.compute import LossFunction
+from medsilo.learning.loop import batches
+from medsilo.learning.seeds import generator_for
+from results.analyses.analysis import AnalysisResult, Question
+from results.analyses.figures import COLOURS, MARKERS, panels
+from results.analyses.finished import FinishedRun, drawn
+
+CASES = 2  # images of each site that are attacked
+OTHERS = 32  # images of the site that chance is taken from
+STEP, SMOOTH = 0.1, 1e-2  # Geiping et al.: the step of the signed gradient; weight of total variation, in our units
+Mismatch = Callable[[Tensor], Tensor]
+
+
+# ---------------------------------------------------------------------------------------------------- the attacks
+def total_variation(image: Tensor) -> Tensor:
+    """Mean difference of neighbours: [..., H, W] to a number."""
+    return image.diff(dim=-1).abs().mean() + image.diff(dim=-2).abs().mean()
+
+
+def reconstruct(mismatch: Mismatch, start: Tensor, low: float, high: float, iterations: int, smooth: float) -> Tensor:
+    """The image within [low, high] that fits best: Adam on the gradient's sign, the step falling to zero."""
+    image = start.detach().clone().requires_grad_()
+    optimizer = torch.optim.Adam([image], lr=STEP * (high - low))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
+    for _ in range(iterations):
+        objective = mismatch(image) + smooth * total_variation(image) / (high - low)
+        (gradient,) = torch.autograd.grad(objective, image)
+        image.grad = gradient.sign()
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            image.clamp_(low, high)
+    return image.detach()
+
+
+def gradients(
+    network: nn.Module, loss: LossFunction, images: Tensor, targets: Tensor, graph: bool = False
+) -> list[Tensor]:
+    """The gradient of the loss with respect to every trained weight."""
+    weights = [weight for weight in network.parameters() if weight.requires_grad]
+    return list(torch.autograd.grad(loss(network(images), targets), weights, create_graph=graph))
+
+
+def gradient_mismatch(network: nn.Module, loss: LossFunction, targets: Tensor, seen: Sequence[Tensor]) -> Mismatch:
+    """1 − cos of the angle between the gradient that was seen and a candidate's (Geiping et al., Eq. 4)."""
+    length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(seen))))
+
+    def mismatch(images: Tensor) -> Tensor:
+        own = gradients(network, loss, images, targets, graph=True)
+        product = sum(((mine * theirs).sum() for mine, theirs in zip(own, seen, strict=True)), torch.zeros(()))
+        return 1 - product / (length * torch.stack([g.square().sum() for g in own]).sum().sqrt() + 1e-12)
+
+    return mismatch
+
+
+def amplitude_mismatch(shared: Tensor) -> Mismatch:
+    """‖|F(x)| − A‖² / ‖A‖² over the frequencies of A that are shared."""
+
+    def mismatch(images: Tensor) -> Tensor:
+        return (amplitude(images[0], shared.shape) - shared).square().sum() / shared.square().sum()
+
+    return mismatch
+
+
+def amplitude(image: Tensor, shape: Sequence[int]) -> Tensor:
+    """|F(x)| of [C, H, W], so many of its frequencies as HarmoFL shares."""
+    return torch.fft.rfft2(image).abs()[tuple(slice(length) for length in shape)]
+
+
+def without_phase(shared: Tensor, shape: Sequence[int]) -> Tensor:
+    """The direct inverse, all phases 0: [C, H, W]."""
+    spectrum = torch.zeros(*shape[:-1], shape[-1] // 2 + 1, dtype=torch.complex64, device=shared.device)
+    spectrum[tuple(slice(length) for length in shared.shape)] = shared.to(spectrum.dtype)
+    return torch.fft.irfft2(spectrum, s=list(shape[-2:]))
+
+
+# ---------------------------------------------------------------------------------------------------- the scores
+def psnr(image: Tensor, truth: Tensor, span: float) -> float:
+    """Peak signal-to-noise ratio in dB; infinite when both are the same."""
+    error = float((image.double() - truth.double()).square().mean())
+    return 10 * math.log10(span**2 / error) if error else math.inf
+
+
+def ssim(image: Tensor, truth: Tensor, span: float) -> float:
+    """MONAI's structural similarity of [C, H, W]."""
+    from monai.metrics.regression import SSIMMetric  # here, because importing MONAI takes seconds
+
+    window = min(11, (min(truth.shape[-2:]) - 1) // 2 * 2 + 1)
+    similarity = SSIMMetric(2, data_range=span, win_size=window)(image[None], truth[None])
+    return float(similarity)  # type: ignore[arg-type]
+
+
+MEASURES = {"psnr": psnr, "ssim": ssim}
+Scores = dict[str, dict[str, float]]  # by guess and measure
+
+
+def aligned(image: Tensor, truth: Tensor) -> Tensor:
+    """The image shifted around its edges, and turned by 180° if that fits better, as near to the truth as it gets.
+
+    An amplitude knows neither where an image begins nor which way up it is; a person who looks at it does not mind.
+    """
+    candidates = []
+    for turned in (image, image.flip(-1, -2)):
+        fit = torch.fft.irfft2(torch.fft.rfft2(truth) * torch.fft.rfft2(turned).conj(), s=list(truth.shape[-2:])).sum(0)
+        down, right = divmod(int(fit.argmax()), fit.shape[1])
+        candidates.append(torch.roll(turned, (down, right), (-2, -1)))
+    return min(candidates, key=lambda candidate: float((candidate - truth).square().sum()))
+
+
+# ---------------------------------------------------------------------------------------------------- the analysis
+def inversions(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
+    """Every attack on some training images of each site, scored beside what comes without any attack."""
+    if len(runs) > 1:
+        raise MedsiloError("inversion depends on the plan and the data, not on what was learned: give one run")
+    run = runs[0]
+    shape = run.plan.task.shape
+    if shape is None or len(shape) != 3:
+        raise MedsiloError(f"inversion looks for flat images of one size; task {run.plan.task.name} has none")
+    attacks = [attack for site in run.sites for attack in _attacks(run, site, asked)]
+    rows = list(attacks[0]["scores"])
+    means = {row: {key: _mean([one["scores"][row][key] for one in attacks]) for key in MEASURES} for row in rows}
+    figures = {"inversion": _draw_scores(rows, attacks)}
+    if run.plan.task.synthetic or asked.settings.pictures:
+        figures["inversion-images"] = _draw_images(attacks)
+    images = [{"site": one["site"], "scores": _listed(one["scores"])} for one in attacks]
+    data = {"mean": _listed(means), "images": images}
+    lines = [f"{row:<46} PSNR {both['psnr']:6.2f} dB  SSIM {both['ssim']:.3f}" for row, both in means.items()]
+    return AnalysisResult(data, figures, lines)
+
+
+def _attacks(run: FinishedRun, site: str, asked: Question) -> list[dict[str, Any]]:
+    compute = asked.settings.compute()
+    train = run.data(site, asked.settings).train
+    cases = drawn(train, OTHERS, asked.seed, site)
+    pool = [(cases[place][0].to(compute.device), cases[place][1]) for place in range(len(cases))]
+    images = torch.stack([image for image, _ in pool])
+    low, high = float(images.min()), float(images.max())
+    span = high - low
+    networks = {name: network.to(compute.device) for name, network in run.plan.build_networks().items()}
+    model = networks["model"].eval()
+    shared = site_amplitude(run, site, train, asked) if run.plan.algorithm.amplitude else None
+    found = []
+    for place, (truth, target) in enumerate(pool[: asked.cases or CASES]):
+        generator = generator_for(asked.seed, "inversion", site, place)
+        noise = torch.rand(truth.shape, generator=generator).to(truth) * span + low
+
+        def solve(mismatch: Mismatch, start: Tensor = noise[None]) -> Tensor:
+            return reconstruct(mismatch, start, low, high, asked.iterations, SMOOTH)[0]
+
+        targets = target[None].to(compute.device)
+        seen = gradients(model, run.plan.task.goal.loss, truth[None], targets)
+        guesses = {"its gradient": solve(gradient_mismatch(model, run.plan.task.goal.loss, targets, seen))}
+        if shared is not None:
+            alone = amplitude(truth, shared.shape)
+            guesses["its amplitude, no phase"] = without_phase(alone, truth.shape).clamp(low, high)
+            guesses["its amplitude, phase sought"] = solve(amplitude_mismatch(alone))
+            guesses["average amplitude, no phase"] = without_phase(shared, truth.shape).clamp(low, high)
+            guesses["average amplitude, phase sought"] = solve(amplitude_mismatch(shared))
+        others = torch.cat([images[:place], images[place + 1 :]])
+        guesses |= {"chance: noise": noise, "chance: mean of the site's other images": others.mean(0)}
+        scores = {name: score(guess, truth, span) for name, guess in guesses.items()}
+        each = [score(other, truth, span) for other in others]
+        for name, pick in (("another image, on average", _mean), ("the most alike other image", max)):
+            scores[f"chance: {name}"] = {key: pick([one[key] for one in each]) for key in MEASURES}
+        found.append({"site": site, "scores": scores, "pictures": {"image": truth} | guesses, "range": (low, high)})
+    return found
+
+
+def site_amplitude(run: FinishedRun, site: str, train: Dataset, asked: Question) -> Tensor:
+    """The average amplitude that leaves this site in round 1, as its training makes it (without training.truncate)."""
+    compute = asked.settings.compute()
+    layer = run.plan.algorithm.input_layer(run.plan.build_networks())
+    if not isinstance(layer, AmplitudeNorm):
+        raise MedsiloError(f"{run.plan.algorithm.name} sends no amplitude")
+    layer.to(compute.device).train()
+    for epoch in range(run.plan.training.local_epochs):
+        order = generator_for(run.plan.seed, site, "shuffle", 1, epoch)
+        for inputs, _ in batches(train, run.plan.training.batch_size, compute, order):
+            layer(inputs)
+    return layer.used.clone()
+
+
+def score(guess: Tensor, truth: Tensor, span: float) -> dict[str, float]:
+    """PSNR and SSIM of a guess as it is or aligned, whichever is higher; chance is scored alike."""
+    images = (guess, aligned(guess, truth))
+    return {name: max(measure(image, truth, span) for image in images) for name, measure in MEASURES.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _listed(scores: Scores) -> dict[str, dict[str, float | str]]:
+    """For JSON, which has no infinity."""
+    return {
+        row: {key: "inf" if math.isinf(value) else value for key, value in both.items()} for row, both in scores.items()
+    }
+
+
+def _draw_scores(rows: Sequence[str], attacks: Sequence[dict[str, Any]]) -> Figure:
+    figure, ((left, right),) = panels(1, 2, 4.6, 0.45 * len(rows) + 0.6)
+    sites = list(dict.fromkeys(attack["site"] for attack in attacks))
+    for attack in attacks:
+        look = sites.index(attack["site"])
+        for panel, key in ((left, "psnr"), (right, "ssim")):
+            values = [attack["scores"][row][key] for row in rows]
+            marker, colour = MARKERS[look % len(MARKERS)], COLOURS[look % len(COLOURS)]
+            panel.scatter(values, range(len(rows)), s=22, marker=marker, c=colour, alpha=0.8, label=attack["site"])
+    left.set(yticks=range(len(rows)), yticklabels=rows, xlabel="PSNR in dB")
+    right.set(yticks=range(len(rows)), yticklabels=[], xlabel="SSIM")
+    for panel in (left, right):
+        panel.invert_yaxis()
+        panel.grid(axis="y", alpha=0.3)
+    handles = dict(zip(*reversed(left.get_legend_handles_labels()), strict=True))
+    right.legend(handles.values(), handles.keys(), fontsize=7)
+    return figure
+
+
+def _draw_images(attacks: Sequence[dict[str, Any]]) -> Figure:
+    figure, axes = panels(len(attacks), len(attacks[0]["pictures"]), 1.5, 1.6)
+    for attack, line in zip(attacks, axes, strict=True):
+        low, high = attack["range"]
+        for panel, (name, picture) in zip(line, attack["pictures"].items(), strict=True):
+            shown = ((picture.cpu() - low) / (high - low)).clamp(0, 1).numpy()
+            panel.imshow(shown.transpose(1, 2, 0) if len(shown) == 3 else shown[0], cmap="gray", vmin=0, vmax=1)
+            panel.set(xticks=[], yticks=[])
+            panel.set_title(name.replace(", ", ",\n").replace(": ", ":\n").replace("site's ", "site's\n"), fontsize=7)
+        line[0].set_ylabel(attack["site"], fontsize=7)
+    return figure

@@ -1,0 +1,72 @@
+"""Dishonest hospitals against every method and defence, on the synthetic tasks, in one process.
+
+    python -m results.attacks [--write] [--wide] [--minutes N] [--cells DIR]
+
+Runs the studies that are not done yet, one file each under --cells, and prints results/attacks.csv, which --write
+writes. Stopped at any time, it goes on with the next study; `--minutes 0` runs none. About 90 minutes of one core;
+--wide, all methods with all attacks and defences, takes many. Exits with 1 when something is left to be done, or when
+the best defence loses more than the goal allows in an attack that is not named there.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+from results import result_files
+from results.attacks.cells import SMALLEST, TABLE, WIDE, cells, kept, result_of
+from results.attacks.table import study
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = result_files.FOLDER / "attacks.csv"
+SIZES = {"tiny": SMALLEST, "quick": SMALLEST[1:], "table": TABLE, "wide": WIDE}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m results.attacks", description="Dishonest hospitals.")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="a few studies of a second each")
+    size.add_argument("--quick", dest="size", action="store_const", const="quick", help="only show that it runs")
+    size.add_argument("--wide", dest="size", action="store_const", const="wide", help="everything with everything")
+    parser.add_argument("--write", action="store_true", help="write results/attacks.csv")
+    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "attacks", help="where results are kept")
+    parser.add_argument("--minutes", type=float, help="begin no study after so many minutes")
+    chosen = parser.parse_args(arguments)
+    warnings.filterwarnings("ignore")  # of torch and MONAI
+    torch.set_num_threads(1)
+    blocks = SIZES[chosen.size or "table"]
+    if chosen.size == "quick":
+        with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
+            return run_cells(blocks, Path(place), None)
+    left = run_cells(blocks, chosen.cells, chosen.minutes)
+    found, unnamed = study(blocks, chosen.cells, tiny=chosen.size == "tiny")
+    if chosen.write:
+        FILE.write_text(found.text(), "utf-8")
+        result_files.write_index()
+    print(found.text())
+    for one in unnamed:
+        print(f"missed and not named: {one}", file=sys.stderr)
+    return 1 if left or unnamed else 0
+
+
+def run_cells(blocks: tuple, folder: Path, minutes: float | None) -> int:
+    """Run what is not done yet; returns how many cells are left."""
+    every, started, left = list(cells(blocks)), time.monotonic(), 0
+    for number, cell in enumerate(every, 1):
+        over = minutes is not None and time.monotonic() - started >= 60 * minutes
+        if over and not kept(cell, folder):
+            left += 1
+            continue
+        result = result_of(cell, folder)
+        score = "–" if result.score is None else f"{100 * result.score:.1f}"
+        what = f"{cell.setting.title}, {cell.method}, {cell.attack}, {cell.bad} bad, {cell.defence}, seed {cell.seed}"
+        print(f"{number}/{len(every)} {what}: {score}", file=sys.stderr, flush=True)
+    return left
+
+
+if __name__ == "__main__":
+    sys.exit(main())

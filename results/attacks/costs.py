@@ -1,0 +1,120 @@
+"""Measure the cost of a defence at the server: a round of its mixer under each, against the plain mean in the same run.
+
+Five hospitals send the model of a U-Net; every measurement runs in a process of its own. Time: the processor's, from
+the first contribution to the result, the fastest of several rounds. Memory: the peak above what the process held
+before, with contributions made one at a time and handed over. Needs Linux (it forks, and reads the peak from /proc).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.mixing import in_a_fork
+from medsilo.core.files import write_json
+from medsilo.core.parent_watch import most_held
+from medsilo.core.tensors import Tensors
+from medsilo.mixing.defence import AggregationSettings
+from medsilo.mixing.mixers import Aggregator, WeightedMean
+from medsilo.models.architectures import UNet
+from results.attacks.cells import DEFENCES, PLAIN, SITES
+
+ROOT = Path(__file__).resolve().parents[2]
+REPEATS = 5
+LARGE, SMALL = (32, 64, 128, 256, 512), (4, 8)  # features of the U-Net
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds and bytes of a defence, as multiples of the plain mean's."""
+
+    defence: str
+    seconds: float
+    memory: float
+
+
+def kept_costs(folder: Path, tiny: bool) -> list[Cost]:
+    """Return what was measured before, or measure it now, in a process that is small."""
+    file = folder / "costs.json"
+    if not file.exists():
+        # For the peaks, freed memory goes back at once: they show what is held and not how the heap is fragmented.
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "results.attacks.costs", *(["--tiny"] if tiny else [])]
+        done = subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+        write_json(file, json.loads(done.stdout))
+    return [Cost(**values) for values in json.loads(file.read_text("utf-8"))]
+
+
+def costs(features: tuple[int, ...], repeats: int) -> list[Cost]:
+    """Measure every defence against the plain mean."""
+    UNet(features=SMALL).build(1, 2)  # imports MONAI, once and not in every process
+    found = {
+        name: (in_a_fork(seconds_of, name, features, repeats), in_a_fork(bytes_of, name, features)) for name in DEFENCES
+    }
+    plain = found[PLAIN]
+    return [Cost(name, seconds / plain[0], held / (plain[1] or 1)) for name, (seconds, held) in found.items()]
+
+
+def seconds_of(defence: str, features: tuple[int, ...], repeats: int) -> float:
+    """Return the processor's seconds of a round: what else the machine does shows little in them."""
+    torch.set_num_threads(1)
+    sent = list(models(features))
+    a_round(defence, features, iter(sent))  # warms up
+    times = []
+    for _ in range(repeats):
+        began = time.process_time()
+        a_round(defence, features, iter(sent))
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+def bytes_of(defence: str, features: tuple[int, ...]) -> int:
+    """Return the peak above what was held before."""
+    torch.set_num_threads(1)
+    a_round(defence, SMALL, models(SMALL))  # what torch loads when it is first used does not count
+    before = most_held()
+    a_round(defence, features, models(features))
+    return most_held() - before
+
+
+def a_round(defence: str, features: tuple[int, ...], sent: Iterator[Tensors]) -> Tensors:
+    """Mix what the hospitals send."""
+    mixer = mixer_of(defence, features)
+    mixer.start(SITES)
+    for site, tensors in zip(SITES, sent, strict=True):
+        mixer.add(site, tensors, 1)
+    mixer.finish()
+    return mixer.current(SITES[0])
+
+
+def models(features: tuple[int, ...]) -> Iterator[Tensors]:
+    """Yield the hospitals' models, made as they are asked for."""
+    torch.manual_seed(0)
+    given = UNet(features=features).build(1, 2).state_dict()
+    for _ in SITES:
+        yield {
+            name: tensor + 0.01 * torch.randn_like(tensor) if tensor.is_floating_point() else tensor.clone()
+            for name, tensor in given.items()
+        }
+
+
+def mixer_of(defence: str, features: tuple[int, ...]) -> Aggregator:
+    """Return the mean over hospitals as a plan with this defence makes it."""
+    with torch.device("meta"):
+        apart = [name for name, _ in UNet(features=features).build(1, 2).named_buffers()]
+    mixer = WeightedMean()
+    shield = AggregationSettings.model_validate(DEFENCES[defence].mixing).shield(frozenset(apart))
+    if shield:
+        mixer.defend(shield)
+    return mixer
+
+
+if __name__ == "__main__":
+    size = (SMALL, 1) if {"--tiny", "--quick"} & {*sys.argv} else (LARGE, REPEATS)
+    print(json.dumps([asdict(cost) for cost in costs(*size)]))

@@ -1,0 +1,157 @@
+"""Models of finished runs on the test data of every site, where all of them are on this machine.
+
+python -m results.cross runs/local                 # every site's model at every site
+python -m results.cross runs/adafed runs/fedbn     # the runs' models together, beside each run's alone
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from torch import nn
+
+from medsilo.cli.options import run_settings, settings_of
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors
+from medsilo.core.tensors import Tensors
+from medsilo.federation.disclosure import finite
+from medsilo.federation.participant import Participant
+from medsilo.federation.site_context import SiteContext
+from medsilo.plan import load_plan
+from medsilo.runs import paths
+from medsilo.runs.schema import Summary
+from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import SiteSettings
+from medsilo_lab.deploy.source import Source
+from medsilo_lab.study.external_test import finished_run
+
+Scores = dict[str, float | None]  # by site
+TOLERANCE = 1e-6  # between a site's score in the summary and the same score again
+
+
+class Judge(Participant):
+    """A site that scores models which came from elsewhere on its test data."""
+
+    def model_with(self, tensors: Tensors) -> nn.Module:
+        """Return the study's model as another site has it, in place of this site's own."""
+        self.state.model.load_state_dict(tensors)
+        return self.state.model
+
+    def score(self, model: nn.Module) -> float | None:
+        """Return a model's score on this site's test data."""
+        compute, task = self.state.compute, self.place.plan.task
+        with compute.reproducible(self.place.plan.seed):
+            model = model.to(compute.device)
+            return finite(self.evaluation.evaluate(self.data.test, lambda: None, model, task.goal.measuring)[1])
+
+
+def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, Scores]:
+    """The score of every site's best model on every site's test data, {whose model: {whose data: score}}.
+
+    settings: where the data are, by default those of the run itself.
+    """
+    summary = finished_run(run_folder)
+    plan, sites = load_plan(run_folder / paths.PLAN), summary.agreed.sites
+    absent = [site for site in sites if not _model_of(run_folder, site).is_file()]
+    if absent:
+        raise MedsiloError(
+            f"run {run_folder.resolve().name} has no model of {', '.join(absent)}: its sites keep their models and "
+            "data, so nobody can compare them; only a run of federated sites in the simulator or in process has them "
+            "on one machine"
+        )
+    settings = settings or run_settings(run_folder)
+    settings.check_sites(plan.participation.everyone)
+    scores: dict[str, Scores] = {site: {} for site in sites}
+    for site in sites:  # one site's data at a time
+        at = Judge(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site)))
+        for owner in sites:
+            tensors, _ = load_tensors(_model_of(run_folder, owner))
+            scores[owner][site] = at.score(at.model_with(tensors))
+        same_as_before(site, scores[site][site], summary)
+    return scores
+
+
+def _model_of(run_folder: Path, site: str) -> Path:
+    return paths.site_folder(run_folder, site) / paths.BEST
+
+
+def same_as_before(site: str, score: float | None, summary: Summary) -> None:
+    """Raise where a model's score on its own site's test data is not the summary's, if that has it."""
+    known = summary.score(site) if summary.sites[site].test else score
+    if score != known and (score is None or known is None or abs(score - known) > TOLERANCE):
+        raise MedsiloError(
+            f"{site}'s model has {summary.metric} {score} on its own test data, but {known} in the run's summary: "
+            "the data or medsilo are not those of the run; give its data (--data, --settings), or run it again"
+        )
+
+
+def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None) -> tuple[Scores, dict[str, Scores]]:
+    """Return the test scores of these runs' models together, and of each run's alone, {run: {site: score}}.
+
+    settings: where the data are, by default those of the first run.
+    """
+    if len(runs) < 2:
+        raise MedsiloError("one model alone is no committee; give the folders of two runs or more")
+    if len({run.name for run in runs}) < len(runs):
+        raise MedsiloError("two of these runs have the same name; give folders of different names, each once")
+    summaries = {run: finished_run(run) for run in runs}
+    sites = list(summaries[runs[0]].agreed.sites)
+    for run, summary in summaries.items():
+        if list(summary.agreed.sites) != sites:
+            raise MedsiloError(f"run {run.name} has other hospitals than the first; give runs of one federation")
+    plan, settings = load_plan(runs[0] / paths.PLAN), settings or run_settings(runs[0])
+    settings.check_sites(plan.participation.everyone)
+    together: Scores = {}
+    alone: dict[str, Scores] = {run.name: {} for run in runs}
+    for site in sites:  # one site's data at a time
+        sources = [Source.open(paths.site_folder(run, site)) for run in runs]  # as the hospital has them
+        committee = Source.together(sources)
+        at = Judge(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
+        for run, source in zip(runs, sources, strict=True):
+            alone[run.name][site] = at.score(source.network)
+            same_as_before(site, alone[run.name][site], summaries[run])
+        together[site] = at.score(committee.network)
+    return together, alone
+
+
+def table(corner: str, rows: Mapping[str, Scores]) -> str:
+    """Return the scores as text, with each row's mean over the sites that are known."""
+    told = {name: [*own.values(), fmean(known) if (known := _known(own)) else None] for name, own in rows.items()}
+    heads = [corner, *next(iter(rows.values())), "mean"]
+    first, widths = max(map(len, [corner, *rows])), [max(len(head), 5) for head in heads[1:]]
+    lines = [heads, *([name, *("–" if one is None else f"{one:.3f}" for one in own)] for name, own in told.items())]
+    return "\n".join(
+        f"{line[0]:<{first}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(line[1:], widths, strict=True))
+        for line in lines
+    )
+
+
+def _known(scores: Scores) -> list[float]:
+    return [score for score in scores.values() if score is not None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table of one run, or of several together."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--settings", type=Path)
+    parser.add_argument("--device")
+    given = parser.parse_args(arguments)
+    try:
+        before = run_settings(given.runs[0])
+        settings = settings_of(given.device, given.data, given.settings, before, **ALL_MINE)
+        if len(given.runs) == 1:
+            print(table("model of", cross(given.runs[0], settings)))
+        else:
+            together, alone = committee_scores(given.runs, settings)
+            print(table("models of", {**alone, "all together": together}))
+    except MedsiloError as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,53 @@
+"""FLamby's published tables again, each cell held against the published one.
+
+    python -m results.flamby --data DATA [--seeds 42,43,44,45,46]
+
+A cell agrees where the means over seeds are within two standard errors of their difference. Ends with 1 where one
+does not. One seed has no spread, so nothing is judged by it. Takes minutes. Nothing is downloaded: the sets' own
+folders lie in DATA.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from medsilo.core.errors import MedsiloError
+from results.flamby import HEADS, HEART, compare
+from tests.patients import write_hearts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tables and print each cell."""
+    parser = argparse.ArgumentParser(prog="python -m results.flamby", description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--seeds", default="42,43,44,45,46", help="the published ones by default")
+    parser.add_argument("--quick", action="store_true", help="only show that it runs, on drawn patients")
+    given = parser.parse_args(arguments)
+    if given.quick:
+        with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
+            write_hearts(Path(place, HEART.folder))
+            short = replace(HEART, rounds=1, rates=dict([*HEART.rates.items()][:1]), personal=())
+            print(*compare(Path(place), [42], print, [short]), sep="\n")
+        return 0
+    try:
+        cells = list(compare(given.data, [int(seed) for seed in given.seeds.split(",")], print))
+    except MedsiloError as error:
+        print(error, file=sys.stderr)
+        return 1
+    rows = [HEADS, *(cell.row() for cell in cells)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)))
+    judged = [cell for cell in cells if cell.judged]
+    agree = sum(cell.agrees for cell in judged)
+    print(f"{agree} of {len(judged)} cells are within two standard errors")
+    if len(judged) < len(cells):
+        print(f"{len(cells) - len(judged)} are not judged: one seed has no spread; give two --seeds or more")
+    return 0 if agree == len(judged) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""Hospitals with labels, channels and columns of their own, against the same hospitals with all of them.
+
+    python -m results.labels [--seeds N] [--data DIR] [--quick] [--write]
+
+Prints results/labels.csv, which --write writes. DATA holds the set `hippocampus`; without it that part is left out.
+Every row makes the same number of training steps; a fifth hospital that did not train, and has everything, tests the
+model. About ten minutes on a free core.
+"""
+
+import argparse
+import csv
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import nibabel
+import numpy as np
+from scipy.stats import t as student
+
+from medsilo.plan import parse_plan
+from medsilo.site.settings import EachSites, SiteSettings, make_settings
+from results import result_files
+from results.result_files import Study, Table
+from tests.inprocess import run
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = result_files.FOLDER / "labels.csv"
+SITES, JUDGE = ("a", "b", "c", "d"), "judge"
+STRUCTURES = ("anterior", "posterior")
+DREW = dict(zip(SITES, (1, 1, 2, 2), strict=True))  # the structure that a hospital drew
+CHANNELS = ("FLAIR", "T1", "T2", "T1c")
+COLUMNS = tuple(f"x{number:02}" for number in range(18))
+ADAM = {"optimizer": "adam", "momentum": 0, "weight_decay": 0, "learning_rate": 0.01, "batch_size": 2}
+LEAST = 3  # seeds of a file that is written
+
+Own = Mapping[str, Mapping[str, Any]]  # by hospital, what its data settings say beside the folder
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to train."""
+
+    title: str
+    own: Own
+    sites: tuple[str, ...] = SITES
+    task: Mapping[str, Any] = field(default_factory=dict)
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedavg", "weighting": "uniform"})
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of the page."""
+
+    title: str
+    words: str
+    write: Callable[[Path, int, bool], None]  # the hospitals' files, by seed; whether few
+    plan: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    scores: Mapping[str, str]  # of the judge: title -> figure; the first is the mean
+
+
+def everything(**own: Any) -> Own:
+    """Return hospitals that have all."""
+    return dict.fromkeys((*SITES, JUDGE), own)
+
+
+# ------------------------------------------------------------------------------------------------ real volumes
+def hippocampus(source: Path) -> Callable[[Path, int, bool], None]:
+    """Return what deals the volumes: 50 to each hospital and 60 to the judge; masks whole, and of one structure."""
+
+    def write(folder: Path, seed: int, few: bool) -> None:
+        names = sorted(path.name for path in (source / "images").glob("*.nii.gz"))
+        order = np.random.default_rng(seed).permutation(len(names))
+        each = 5 if few else 50
+        for place, number in enumerate(order[: each * 4 + (4 if few else 60)]):
+            site = (*SITES, JUDGE)[min(place // each, 4)]
+            mask: Any = nibabel.load(source / "labels" / names[number])
+            values = np.asarray(mask.dataobj).astype(np.uint8)
+            _copy(source / "images" / names[number], folder / site / "images" / names[number])
+            _save(folder / site / "labels" / names[number], values, mask.affine)
+            if site != JUDGE:
+                _save(folder / site / "drawn" / names[number], (values == DREW[site]).astype(np.uint8), mask.affine)
+
+    return write
+
+
+def _copy(source: Path, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, path)
+
+
+def _save(path: Path, values: np.ndarray, affine: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(values, affine), path)
+
+
+def _drawn(marked: bool) -> Own:
+    """Return hospitals that drew one structure each, whose masks say 1."""
+    own = {"images": "images/*.nii.gz", "labels": "drawn/*.nii.gz"}
+    parts = {
+        site: {
+            **own,
+            "label_map": {1: STRUCTURES[drew - 1]},
+            "unannotated": [STRUCTURES[2 - drew]] if marked else [],
+        }
+        for site, drew in DREW.items()
+    }
+    return {**parts, JUDGE: {}}
+
+
+def volumes(source: Path) -> Part:
+    """Hippocampus: two hospitals drew the anterior part, two the posterior."""
+    return Part(
+        "Structures: two hospitals drew one, two the other",
+        "Hippocampus volumes of the Medical Segmentation Decathlon (CC BY-SA 4.0), one centre dealt to four "
+        "hospitals of 50 by each seed; of 60 others the twelve of the test part "
+        "are tested. Two hospitals drew the anterior part, two the posterior. "
+        "*Naive* takes what was not drawn for background.",
+        hippocampus(source),
+        {
+            "task": {
+                "name": "nifti-folder",
+                "labels": list(STRUCTURES),
+                "size": [20, 28, 20],
+                "intensity": {"kind": "z-score"},
+            },
+            "network": {"name": "unet", "dimensions": 3, "features": [8, 16, 32], "norm": "instance"},
+            "training": {**ADAM, "rounds": 160, "local_steps": 3, "schedule": "poly"},
+        },
+        (
+            Row("all drew both", everything()),
+            Row("each drew one, named in `unannotated`", _drawn(True)),
+            Row("the same, by ConDistFL", _drawn(True), method={"name": "condistfl"}),
+            Row("each drew one, naive", _drawn(False)),
+        ),
+        {"mean Dice": "dice", "anterior": "dice_anterior", "posterior": "dice_posterior"},
+    )
+
+
+# ------------------------------------------------------------------------------------------------ channels
+def write_brains(folder: Path, seed: int, few: bool) -> None:
+    """Write heads with lesions that every channel shows, each with a contrast and noise of its own."""
+    contrast, noise, width = (0.35, -0.2, 0.3, 0.25), (0.25, 0.2, 0.25, 0.3), 20
+    places = np.stack(np.meshgrid(*[np.arange(width)] * 3, indexing="ij"), -1) + 0.5
+    for number, site in enumerate((*SITES, JUDGE)):
+        for case in range(5 if few else 15):
+            drawn = np.random.default_rng([seed, number, case])
+            head = ((places - width / 2) ** 2).sum(-1) < (width * 0.45) ** 2
+            lesions = np.zeros_like(head)
+            for _ in range(drawn.integers(1, 4)):
+                middle = drawn.uniform(0.3, 0.7, 3) * width
+                lesions |= ((places - middle) ** 2).sum(-1) < drawn.uniform(2, 4) ** 2
+            lesions &= head
+            name = f"{site}{case:03}.nii.gz"
+            for place, channel in enumerate(CHANNELS):
+                image = (1 + contrast[place] * lesions + noise[place] * drawn.normal(size=head.shape)) * head
+                _save(folder / site / channel / name, image.astype(np.float32), np.eye(4))
+            _save(folder / site / "labels" / name, lesions.astype(np.uint8), np.eye(4))
+
+
+def _taken(channels: Mapping[str, int]) -> Own:
+    """Return hospitals that took the first so many channels."""
+    return {
+        site: {
+            "images": [f"{channel}/*.nii.gz" for channel in CHANNELS[: channels.get(site, 4)]],
+            "labels": "labels/*.nii.gz",
+            "unannotated": list(CHANNELS[channels.get(site, 4) :]),
+        }
+        for site in (*SITES, JUDGE)
+    }
+
+
+ALL_FOUR, FEWER = _taken({}), _taken({"b": 3, "c": 2, "d": 1})
+BRAINS = Part(
+    "Channels: hospitals with 4, 3, 2 and 1 of four",
+    "GENERATED heads of 20 voxels a side with lesions that every channel shows with its own contrast and noise; 15 at "
+    "each hospital and 3 of 15 others tested, with all four channels. `lacking: 0.25` drops a quarter of the "
+    "channels in training.",
+    write_brains,
+    {
+        "task": {"name": "nifti-folder", "modalities": list(CHANNELS), "size": [20, 20, 20], "lacking": 0.0},
+        "network": {"name": "unet", "dimensions": 3, "features": [8, 16], "norm": "instance"},
+        "training": {**ADAM, "rounds": 16, "local_steps": 6},
+    },
+    (
+        Row("all have four", ALL_FOUR),
+        Row("4, 3, 2, 1", FEWER),
+        Row("4, 3, 2, 1, with `lacking: 0.25`", FEWER, task={"lacking": 0.25}),
+        Row("the three that lack channels are left out", ALL_FOUR, sites=("a",)),
+    ),
+    {"Dice": "dice"},
+)
+
+
+# ------------------------------------------------------------------------------------------------ columns
+def write_tables(folder: Path, seed: int, few: bool) -> None:
+    """Write tables of 18 columns, of which each hospital of the second kind lacks some."""
+    drawn = np.random.default_rng(seed)
+    weights = drawn.normal(size=len(COLUMNS))
+    for site in (*SITES, JUDGE):
+        count = 2000 if site == JUDGE else 60 if few else 300
+        values = drawn.normal(size=(count, len(COLUMNS)))
+        values[:, 1::2] = 0.7 * values[:, ::2] + 0.7 * values[:, 1::2]  # pairs of columns tell of each other
+        outcome = drawn.random(count) < 1 / (1 + np.exp(-0.8 * values @ weights))
+        (folder / site).mkdir(parents=True)
+        with (folder / site / "cases.csv").open("w", newline="") as file:
+            lines = csv.writer(file)
+            lines.writerow([*COLUMNS, "outcome", "patient"])
+            lines.writerows(
+                [*map(float, row), int(one), case] for case, (row, one) in enumerate(zip(values, outcome, strict=True))
+            )
+
+
+LACKS = {"b": COLUMNS[:4], "c": COLUMNS[4:9], "d": COLUMNS[9:15]}
+EVERYWHERE = [name for name in COLUMNS if not any(name in lacks for lacks in LACKS.values())]
+TABLES = Part(
+    "Columns: three of four hospitals lack 4, 5 and 6 of 18",
+    "GENERATED tables of 18 numbers, 300 lines at each hospital and 400 that are tested, with all columns. Logistic "
+    "regression, `missing: mark`.",
+    write_tables,
+    {
+        "task": {
+            "name": "table",
+            "columns": list(COLUMNS),
+            "target": "outcome",
+            "labels": ["0", "1"],
+            "missing": "mark",
+        },
+        "training": {"rounds": 20, "batch_size": 32, "learning_rate": 0.1},
+    },
+    (
+        Row("all have 18", everything()),
+        Row(
+            "named in `unannotated`",
+            {**everything(), **{site: {"unannotated": list(lacks)} for site, lacks in LACKS.items()}},
+        ),
+        Row("only the 3 columns that all have", everything(), task={"columns": EVERYWHERE}),
+    ),
+    {"AUROC": "auroc", "accuracy": "accuracy"},
+)
+
+
+# ------------------------------------------------------------------------------------------------ running
+def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str, float]:
+    """Train one row, and return what the judge found."""
+    steps = {"rounds": 1} if few else {}
+    more = len(SITES) / len(row.sites)  # fewer hospitals make more steps each
+    training = {**part.plan["training"], **steps}
+    if "local_steps" in training:
+        training["local_steps"] = 1 if few else round(training["local_steps"] * more)
+    plan = parse_plan(
+        {
+            **part.plan,
+            "seed": seed,
+            "algorithm": dict(row.method),
+            "task": {**part.plan["task"], **row.task},
+            "training": training,
+            "participation": {"sites": list(row.sites), "evaluation_sites": [JUDGE]},
+            "model_selection": {"keep": "last", "validate_every": training["rounds"]},
+        }
+    )
+    known = make_settings({"public_data": True, "min_patients_per_metric": 1, "device": "cpu"}, "benchmark")
+    sites = {
+        site: make_settings(
+            {**known.model_dump(), "data": {"folder": str(folder / site), **row.own[site]}}, "benchmark"
+        )
+        for site in (*row.sites, JUDGE)
+    }
+    settings = EachSites(**{name: getattr(known, name) for name in SiteSettings.model_fields}, sites=sites)
+    found = run(plan, settings=settings).summary.evaluation_sites[JUDGE].figures
+    return {title: float(found[name] or 0.0) for title, name in part.scores.items()}
+
+
+def interval(values: Sequence[float]) -> str:
+    """Return a mean and its 95 % interval over seeds."""
+    half = student.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{mean(values):+.2f} ({mean(values) - half:+.2f} to {mean(values) + half:+.2f})"
+
+
+def section(part: Part, seeds: Sequence[int], few: bool) -> Table:
+    """Run a part, and return its table."""
+    found: dict[str, list[dict[str, float]]] = {row.title: [] for row in part.rows}
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            part.write(Path(folder), seed, few)
+            for row in part.rows:
+                found[row.title].append(judged(part, row, Path(folder), seed, few))
+                print(f"{part.title}: seed {seed}, {row.title}: {found[row.title][-1]}", file=sys.stderr, flush=True)
+    first, *_ = part.scores
+    whole = found[part.rows[0].title]
+    rows = []
+    for title, own in found.items():
+        scores = [f"{100 * mean(one[name] for one in own):.2f}" for name in part.scores]
+        gaps = [100 * (one[first] - other[first]) for one, other in zip(own, whole, strict=True)]
+        rows.append([title, *scores, interval(gaps) if own is not whole else ""])
+    heads = ("", *part.scores, f"{first} against the first row, points (95 % interval over seeds)")
+    return Table(heads, rows, part.title, seeds=str(len(seeds)))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make the file."""
+    parser = argparse.ArgumentParser(prog="python -m results.labels")
+    parser.add_argument("--seeds", type=int, default=LEAST)
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument(
+        "--quick", action="store_true", help="one seed, few cases and a step or a round: only that it runs"
+    )
+    parser.add_argument("--write", action="store_true")
+    chosen = parser.parse_args(arguments)
+    seeds = range(1 if chosen.quick else chosen.seeds)
+    source = chosen.data / "hippocampus"
+    parts = [*([volumes(source)] if source.is_dir() else []), BRAINS, TABLES]
+    header = result_files.header_of(FILE) | {"date": [time.strftime("%Y-%m-%d", time.gmtime())]}
+    text = Study(header, [section(part, seeds, chosen.quick) for part in parts]).text()
+    print(text)
+    if chosen.write and len(seeds) >= LEAST and len(parts) == 3:
+        FILE.write_text(text, "utf-8")
+        result_files.write_index()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The cells of a page: made in order, whole seeds first, kept in folders so that a page that was stopped goes on."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.brains import write_heads
+from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import SiteSettings, make_settings
+from medsilo_lab.study.cells import Cell, Row, run_cell
+from medsilo_lab.study.compare import Asked
+from medsilo_lab.study.verdict import Statistics
+from medsilo_lab.study.verdict_file import About, Verdict
+from results.har import write_windows
+from results.looks import looking
+from results.pages import BRAINS, BRCA, HAR, HEART, Page, Part
+from results.patients import write_patients
+from results.sites import differing
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders of cells and of real data."""
+
+    cells: Path
+    data: Path
+
+
+@dataclass
+class Comparison:
+    """A part of a page with its cells."""
+
+    part: Part
+    folder: Path
+    cells: Sequence[Cell]
+
+    @classmethod
+    def of(cls, page: str, part: Part, places: Places) -> "Comparison":
+        """Return it; a wrong plan is an error before anything starts."""
+        name = part.name if part.shift is None else f"{part.name}-{part.shift}"
+        folder = places.cells / page / name
+        asked = Asked(
+            task=part.task or None,
+            plan=ROOT / part.plan if part.plan else None,
+            methods=(),
+            row=part.rows,
+            seeds=range(part.seeds),
+            changes=part.changes,
+            out=folder,
+            folds=part.folds,
+        )
+        return cls(part, folder, asked.all_cells())
+
+    def turn(self, row: Row) -> int:
+        """Return when a row is made: 0 for those that are made together, seed by seed; then one after the other."""
+        names = (row.title, row.method)
+        return next((turn for turn, name in enumerate(self.part.later, 1) if name in names), 0)
+
+    @property
+    def first(self) -> list[Cell]:
+        """The cells of all rows but those that are made last."""
+        return [cell for cell in self.cells if not self.turn(cell.row)]
+
+    def whole_seeds(self) -> list[int]:
+        """Return the seeds with which all rows but the last ones are finished."""
+        left = {cell.seed for cell in self.first if not cell.summary()}
+        return [seed for seed in dict.fromkeys(cell.seed for cell in self.cells) if seed not in left]
+
+    def compared(self) -> list[Cell]:
+        """Return the cells that the page compares: of whole seeds, with each of the last rows that has them all."""
+        seeds = self.whole_seeds()
+        own = [cell for cell in self.cells if cell.seed in seeds]
+        left = {cell.row for cell in own if not cell.summary()}
+        return [cell for cell in own if cell.row not in left]
+
+    def settings(self, places: Places) -> SiteSettings:
+        """Return every site's settings; recorded activity and tables are first put in order, and volumes written."""
+        source = places.data / self.part.data if self.part.data else None
+        if source and self.part.data == HAR:
+            source = write_windows(source, self.folder / "windows", self.part.shift)
+        elif source and self.part.data in (HEART, BRCA):
+            source = write_patients(source, self.folder / "tables")
+        elif self.part.data == BRAINS:
+            source = write_heads(self.folder / "heads")
+        return make_settings({**ALL_MINE, "data": source, "device": "cpu"}, "results")
+
+    def verdict(self, against: str) -> Verdict:
+        """Return what the compared cells say."""
+        return Statistics(self.compared(), against).verdict(About(title=self.part.title), [])
+
+
+def comparisons(name: str, page: Page, places: Places, shift: int | None = None) -> list[Comparison]:
+    """Return a page's parts; `shift` is another seed for the shift that is induced."""
+    parts = [
+        replace(part, shift=shift) if shift is not None and part.shift is not None else part for part in page.parts
+    ]
+    return [Comparison.of(name, part, places) for part in parts]
+
+
+def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds: int | None = None) -> list[str]:
+    """Run what is not finished, seed by seed over all parts, the later rows last; returns what failed.
+
+    No run begins after `until`. With `seeds`, only so many of them.
+    """
+    order = sorted(
+        ((part, cell) for part in parts for cell in part.cells if seeds is None or cell.seed < seeds),
+        key=lambda pair: (pair[0].turn(pair[1].row), pair[1].seed),
+    )
+    left = [(part, cell) for part, cell in order if not cell.summary()]
+    settings: dict[int, SiteSettings] = {}
+    failures = []
+    for number, (part, cell) in enumerate(left, 1):
+        if until is not None and time.monotonic() >= until:
+            break
+        if id(part) not in settings:
+            settings[id(part)] = part.settings(places)
+        with looking(cell.row.title), differing(part.part.made_up):
+            failure = run_cell(cell, settings[id(part)])
+        summary = cell.summary()
+        told = f"{summary.mean_test:.4f}, {summary.seconds:.0f} s" if summary else f"FAILED: {failure}"
+        where = f"{part.folder.parent.name}/{part.folder.name}"
+        print(
+            f"{time.strftime('%H:%M:%S')} {number}/{len(left)} {where}: {cell.name}: {told}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if failure:
+            failures.append(f"{part.part.title}: {cell.name}: {failure}")
+    return failures

@@ -1,0 +1,36 @@
+"""Generated hospitals that differ by a power that is given.
+
+Appearance is the task's own `shift`. For the others the generated task is changed while a run lasts: how many hospitals
+label the other structure, and how far two families of sensors are apart.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+from medsilo.tasks.synthetic import activity, prostate
+from medsilo.tasks.synthetic.activity import COMMON, FAMILIES, Sensor
+from results.pages import ANATOMY, SENSORS, Shift
+
+
+def apart(family: Sensor, power: float) -> Sensor:
+    """Return sensors that are so many times as far from the common ones as this family is."""
+
+    def moved(common: float, own: float) -> float:
+        return common + power * (own - common)
+
+    return Sensor(
+        tuple(map(moved, COMMON.gains, family.gains)),
+        tuple(map(moved, COMMON.offsets, family.offsets)),
+        moved(COMMON.noise, family.noise),
+        moved(COMMON.rate, family.rate),
+    )
+
+
+def differing(shift: Shift | None) -> AbstractContextManager[Any]:
+    """Let generated hospitals differ so."""
+    if shift and shift.kind == ANATOMY:
+        return patch.object(prostate, "DARK_ORGANS", tuple(range(int(shift.power))))
+    if shift and shift.kind == SENSORS:
+        return patch.object(activity, "FAMILIES", tuple(apart(family, shift.power) for family in FAMILIES))
+    return nullcontext()

@@ -1,0 +1,91 @@
+"""The tests of what changed: each capability's, as docs/seats.yaml names them, and those that import what changed.
+
+    python -m tests.changed [BASE]     # against main unless another commit is named; `make test-changed` runs it
+
+First comes the engine's quick ring. Of a package beside the engine the slow tests run, too; of the engine they wait for
+`make test-slow`. What changed beside code and tests is told: `make test` alone knows it.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tests.seats import SEATS, all_seated, modules, tests_of
+from tests.sizes import Imports
+
+ROOT = Path(__file__).parents[1]
+ENGINE, TESTS = "medsilo", ROOT / "tests"
+PARALLEL = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")
+
+
+def changed(base: str) -> list[str]:
+    """Return the files that differ from where this branch left `base`, and those that git does not know yet."""
+    where = _git("merge-base", base, "HEAD")[0]
+    return sorted({*_git("diff", "--name-only", where), *_git("ls-files", "--others", "--exclude-standard")})
+
+
+def _git(*words: str) -> list[str]:
+    done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(
+            f"git {' '.join(words)}: {done.stderr.strip()}; name a commit that is here: make test-changed BASE=main"
+        )
+    return done.stdout.splitlines()
+
+
+def module_of(file: str) -> str:
+    """Return the module of ours that a file is, or that it lies in, as a template does; "" for others."""
+    known = {path.relative_to(ROOT).as_posix(): name for name, path in modules().items()}
+    folder = Path(file).parent.as_posix()
+    return known.get(file) or (known.get(f"{folder}/__init__.py", "") if file.startswith("custom/") else "")
+
+
+def tests_for(files: Iterable[str]) -> tuple[set[Path], set[Path], list[str]]:
+    """Return the tests of the engine's changes, those of other packages', and the files that no table knows."""
+    of_module = {name: seat for seat, names in all_seated()["modules"].taken.items() for name in names}
+    of_seat = {seat.capability: set(tests_of(seat)) for seat in SEATS.seats}
+    engine, beside, others = set[Path](), set[Path](), []
+    for file in files:
+        module, path = module_of(file), ROOT / file
+        if module:
+            own = engine if module.partition(".")[0] == ENGINE else beside
+            own |= of_seat[of_module[module]] | importing(module)
+        elif path.is_relative_to(TESTS) and path.name.startswith("test_") and path.is_file():
+            engine.add(path)
+        elif path.is_relative_to(TESTS) and path.suffix == ".py":
+            engine |= importing(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        else:
+            others.append(file)
+    return engine - beside, beside, others
+
+
+def importing(module: str) -> set[Path]:
+    """Return the files of tests that import a module by its name."""
+    found = set()
+    for path in TESTS.rglob("test_*.py"):
+        if module in (text := path.read_text("utf-8")) or module.rpartition(".")[2] in text:
+            reader = Imports({module: path})
+            reader.visit(ast.parse(text))
+            found |= {path} if reader.found else set()
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the tests, and return 1 where one fails."""
+    engine, beside, others = tests_for(changed(arguments[0] if arguments else "main"))
+    codes = []
+    for marks, found in (("not slow and not long", engine), ("not long", beside)):
+        if found:
+            names = sorted(path.relative_to(ROOT).as_posix() for path in found)
+            print(f"{len(names)} files, {marks}:", *names, flush=True)
+            command = [sys.executable, "-m", "pytest", "-m", marks, *PARALLEL, *names]
+            codes.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
+    if others:
+        print("make test alone has the tests of:", *others)
+    return int(any(code not in (0, 5) for code in codes))  # 5: all of them are in another ring
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
