@@ -25,7 +25,7 @@ from medsilo.schedule.layer import Layer
 from medsilo.site.policy import Policy
 from medsilo.site.settings import SiteSettings
 
-NAME = "canary"
+NAME: Literal["canary"] = "canary"
 BYTES = 4 << 20  # that a line is measured with
 GIB = 1 << 30
 
@@ -33,7 +33,7 @@ GIB = 1 << 30
 class Canary(Layer):
     """Has hospitals tell whether they are ready, and measures their lines."""
 
-    name: Literal["canary"] = NAME
+    name: Literal["canary"] = "canary"
 
     def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:
         if not plan.task.synthetic:
