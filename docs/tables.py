@@ -41,6 +41,7 @@ from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import paths, schema, site_files
 from medsilo.schedule.declared import PrivacyOffer
 from medsilo.schedule.participation import Participation
+from medsilo.schedule.secure_aggregation import SecureAggregationSettings
 from medsilo.schedule.transport import TransportSettings
 from medsilo.site.settings import Quotas, SiteSettings
 from medsilo_lab.study import verdict_file
@@ -52,6 +53,7 @@ APPROVAL = ("approval",)
 PAGES = (
     "research/methods.md",
     "research/which-method.md",
+    "research/reproduce.md",
     "research/extend.md",
 )
 REFERENCE = ("reference/keys.md", "reference/commands.md", "reference/run-folder.md")
@@ -400,6 +402,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-participation": lambda: section(Participation, "participation"),
     "plan-aggregation": lambda: section(AggregationSettings, "aggregation"),
     "plan-robust": lambda: one_of(ROBUST, "aggregation.robust", "rule"),
+    "plan-secure-aggregation": lambda: section(SecureAggregationSettings, "secure_aggregation"),
     "plan-transport": lambda: section(TransportSettings, "transport"),
     "plan-model-selection": lambda: section(ModelSelection, "model_selection"),
     "plan-privacy": lambda: section(PrivacyOffer, "privacy"),
@@ -435,6 +438,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
     "evidence-headlines": evidence.headlines,
+    "evidence-reruns": evidence.reruns,
+    "evidence-impact": evidence.impact,
+    "evidence-impact-studies": evidence.impact_studies,
 }
 
 

@@ -282,8 +282,8 @@ PAGES = PluginTable("medsilo.pages", "types:FunctionType", {})
 # Layers that a plan names; those that always stand there are in federation/site_stack.py and server_stack.py.
 LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {"canary": "medsilo.check.canary:Canary"})
 
-# Secure aggregation, by the name of `transport.sealing`.
-AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.aggregation:SecureAggregation", {})
+# Secure aggregation, by the name of `secure_aggregation.mode`.
+AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.secure_aggregation:SecureAggregation", {})
 
 TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}  # by the plan's sections
 
@@ -291,7 +291,7 @@ TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network"
 def table_of(key: str) -> Registry:
     """Return the table that a plan's key takes its name from; `layers.0` is a layer with its place."""
     section = key.partition(".")[0]
-    return AGGREGATIONS if section == "transport" else TABLES.get(section, LAYERS)
+    return AGGREGATIONS if section == "secure_aggregation" else TABLES.get(section, LAYERS)
 
 
 def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
@@ -312,9 +312,8 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
         elif name and name not in table and (absent := next(filterfalse(is_installed, said), None)):
             told = f"package {absent} of this plan is not installed here; install {in_words(said[absent])}"
             if absent.startswith(SOURCE):
-                told = (
-                    "it was a class of a Python program; define it there again, or 'medsilo new' makes a package of it"
-                )
+                told = "it was a class of a Python program; define it there again, or make a package of it "
+                told += "(python -m medsilo_lab.new)"
             raise PlanError(f"{key}.name: {name!r} is not known: {told}")
     return dict(sorted(found.items()))
 

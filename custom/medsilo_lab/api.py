@@ -36,6 +36,7 @@ from medsilo_lab import in_memory
 from medsilo_lab.consortium import lead
 from medsilo_lab.deploy.predictor import asked_to_predict
 from medsilo_lab.deploy.source import Source
+from medsilo_lab.report.deciding import OF_CLASS
 from medsilo_lab.report.page import write
 from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.study_page import write_study
@@ -118,7 +119,7 @@ class Run:
 
     @property
     def table(self) -> "DataFrame":
-        """One row for each site: its cases, its test score, the round of its model, what it sent."""
+        """One row for each site: its cases, its test score, the round of its model, what it sent, its other figures."""
         run, metric = self._result, self._result.summary.metric
         rows = []
         for site in (*run.sites, *sorted(run.summary.evaluation_sites)):
@@ -127,8 +128,25 @@ class Run:
             test, selected = own.test or {}, run.summary.selected.rounds
             scores = {metric: test.get(metric), "loss": test.get("loss"), "round": selected.get(site)}
             sent = {"bytes_up": own.bytes_up, "bytes_down": own.bytes_down, "seconds": own.seconds}
-            rows.append({"site": site, **cases, **scores, **sent})
+            cut = {"threshold": own.decisions.threshold} if own.decisions and own.decisions.decided else {}
+            further = {
+                name: value for name, value in own.figures.items() if name not in scores and not OF_CLASS.match(name)
+            }
+            rows.append({"site": site, **cases, **scores, **sent, **cut, **further})
         return _frame(rows, "site")
+
+    @property
+    def classes(self) -> "DataFrame":
+        """One row for each site and class: its test cases, and how well it is told from the rest.
+
+        Where the most probable class is what was found. A site that tells no classes has no rows.
+        """
+        run, names, rows = self._result, self.plan.task.goal.label_names, []
+        for site, own in (run.summary.sites | run.summary.evaluation_sites).items():
+            for rates in own.by_class(names):
+                name, *told = rates
+                rows.append({"site": site, "class": name, **dict(zip(rates._fields[1:], told, strict=True))})
+        return _frame(rows, ["site", "class"])
 
     @property
     def cases(self) -> "DataFrame":
@@ -227,7 +245,10 @@ class _Models(Mapping[str, nn.Module]):
         if not plan.algorithm.pooled:
             return Source.open(folder, site).network
         network = plan.algorithm.whole(plan.build_networks())
-        network.load_state_dict(load_tensors(paths.site_folder(folder, POOL) / paths.BEST)[0])
+        tensors, facts = load_tensors(paths.site_folder(folder, POOL) / paths.BEST)
+        if facts.get("plan_hash") != plan.hash:
+            raise MedsiloError(f"{paths.BEST} of {POOL} was not made by the plan.yaml of {folder.name}; repeat the run")
+        network.load_state_dict(tensors)
         return network.eval()
 
 
@@ -530,7 +551,9 @@ def _check_engine(engine: str, plan: Plan) -> None:
         raise MedsiloError(f"engine {engine!r} is not known; choose 'inprocess' or 'simulator'")
     if engine == "simulator" and (own := [name for name in plan.packages if name.startswith(SOURCE)]):
         told = f"other processes do not know {own[0].removeprefix(SOURCE)}, which is of this program"
-        raise MedsiloError(f"{told}; choose engine='inprocess', or make a package of it with 'medsilo new'")
+        raise MedsiloError(
+            f"{told}; choose engine='inprocess', or make a package of it with 'python -m medsilo_lab.new'"
+        )
 
 
 @contextmanager
@@ -566,4 +589,5 @@ def _frame(rows: Sequence[Mapping[str, Any]], index: str | list[str]) -> "DataFr
         from pandas import DataFrame
     except ImportError:
         raise MedsiloError("tables need the Python package pandas: pip install 'medsilo[notebook]'") from None
-    return DataFrame(rows).set_index(index)
+    keys = [index] if isinstance(index, str) else index
+    return DataFrame(rows, columns=None if rows else keys).set_index(index)

@@ -270,8 +270,8 @@ def test_privacy_clips_and_noises_what_trains_alone(backbone: dict[str, Any], tm
 
 def test_sealed_sums_hold_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
     open_, sealed = (
-        inprocess.run(tuned_plan(network={"from": backbone}, transport=how), folder=tmp_path / str(number))
-        for number, how in enumerate(({}, {"sealing": "pairwise"}))
+        inprocess.run(tuned_plan(network={"from": backbone}, secure_aggregation=how), folder=tmp_path / str(number))
+        for number, how in enumerate(({}, {"mode": "pairwise"}))
     )
     for name, own in open_.models["a"].state_dict().items():
         assert torch.allclose(own, sealed.models["a"].state_dict()[name], atol=1e-3), name
@@ -502,7 +502,7 @@ def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.allclose(source.network(inputs), trained(inputs), rtol=0, atol=1e-6)
         assert (source.network(inputs) - drawn.eval()(inputs)).abs().max() > 1e-4
-    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 0
+    assert main(["release", "export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 0
     weights = tmp_path / "bundle" / "models" / "model.safetensors"
     assert load_file(weights).keys() == drawn.state_dict().keys()  # medsilo is not needed to open it
 

@@ -834,7 +834,7 @@ def test_the_hospital_s_guide_works_on_a_fresh_kit(
     monkeypatch.chdir(tmp_path)
     for name in ("jobs", "provisioning", "site_configs"):
         Path(name).symlink_to(root / name)
-    assert cli.main(["kits", "provisioning/consortium.yaml", "-o", "kits"]) == 0
+    assert cli.main(["kits", "make", "provisioning/consortium.yaml", "-o", "kits"]) == 0
     (tmp_path / "data").mkdir()
     settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
     text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data"))

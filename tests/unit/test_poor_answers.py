@@ -212,10 +212,10 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
         ("check --kit nothere", 2, "there is no such folder; give the kit's [nothere]"),
         ("predict nothere x.png -o out", 1, "there is no such folder"),
         ("predict study x.png -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
-        ("export study -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
+        ("release export study -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
         ("predict study x.png -o done", 1, "has predictions already"),
-        ("kits other.yaml -o kits", 1, "no consortium's file: name, server, hospitals, people are missing"),
-        ("kits half.yaml -o kits", 1, "more"),
+        ("kits make other.yaml -o kits", 1, "no consortium's file: name, server, hospitals, people are missing"),
+        ("kits make half.yaml -o kits", 1, "more"),
         ("disclosure jobs/fedavg --kit nothere", 1, "no such folder"),
     ],
 )
@@ -344,7 +344,7 @@ def test_help_and_version_in_every_spelling(line: str, capsys: pytest.CaptureFix
 
 
 def test_only_rehearse_has_an_option_for_its_job(here: Path) -> None:
-    assert parsed(["rehearse", "--job", "jobs/fedbn"])[1]["job"] == Path("jobs/fedbn")
+    assert parsed(["kits", "rehearse", "--job", "jobs/fedbn"])[1]["job"] == Path("jobs/fedbn")
     with pytest.raises(typer.TyperException):
         parsed(["check", "--job", "jobs/fedavg"])
 

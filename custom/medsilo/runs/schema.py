@@ -3,8 +3,8 @@
 `docs/reference/run-folder.md` is made from the descriptions below: `python -m docs.tables`.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
@@ -106,7 +106,7 @@ class SiteTurn(RecordPart):
 class Turns(RecordPart):
     """status.json of a run: who has been asked and who has answered, while the study runs."""
 
-    task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of sealing")
+    task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of secure aggregation")
     round: Count = Field(description="the round")
     at: Seconds = Field(description="when this was written, in seconds since 1970")
     sites: dict[str, SiteTurn] = Field(description="site → its turn")
@@ -174,6 +174,13 @@ class Decisions(RecordPart):
         "the sum of its probability",
     )
 
+    def against_rest(self, label: int) -> tuple[int, int, int, int]:
+        """Return a class's cases and those of them found, the others' cases and those of them not taken for it."""
+        everyone = sum(map(sum, self.confusion))
+        own, right = sum(self.confusion[label]), self.confusion[label][label]
+        others, wrong = everyone - own, sum(row[label] for row in self.confusion) - right
+        return own, right, others, others - wrong
+
     @model_validator(mode="after")
     def _is_square(self) -> Self:
         if any(len(row) != len(self.confusion) for row in self.confusion):
@@ -184,6 +191,16 @@ class Decisions(RecordPart):
         if self.reliability is not None and [len(places) for places in self.reliability] != [TENTHS] * judged:
             raise ValueError(f"reliability is not {TENTHS} places for each class")
         return self
+
+
+class ClassRates(NamedTuple):
+    """A class against the rest, where the most probable class is what was found. None where there is no such case."""
+
+    name: str
+    cases: int
+    sensitivity: float | None
+    specificity: float | None
+    auroc: float | None
 
 
 class SiteResult(RecordPart):
@@ -249,6 +266,19 @@ class SiteResult(RecordPart):
         None, description="of a canary: whether its own data can be read, its GPUs, memory, disk and line, see below"
     )
 
+    def by_class(self, names: Sequence[str]) -> list["ClassRates"]:
+        """Return how well each class is told from the rest; nothing where the site does not tell classes."""
+        if self.decisions is None:
+            return []
+        rates = []
+        for label, name in enumerate(names):
+            own, right, others, rejected = self.decisions.against_rest(label)
+            area = self.figures.get("auroc" if len(names) == 2 else f"auroc_{label}")
+            rates.append(
+                ClassRates(name, own, right / own if own else None, rejected / others if others else None, area)
+            )
+        return rates
+
     @model_validator(mode="after")
     def _counts_its_test_cases(self) -> Self:
         cases = None if self.test is None else self.test.get("cases")
@@ -291,10 +321,10 @@ class SuperModelFacts(RecordPart):
     )
 
 
-class SealingFacts(RecordPart):
-    """A sealing study's words about itself."""
+class SecureAggregationFacts(RecordPart):
+    """What a study with secure aggregation says of itself."""
 
-    mode: Literal["pairwise"] = Field(description="`transport.sealing` of the plan")
+    mode: Literal["pairwise"] = Field(description="`secure_aggregation.mode` of the plan")
     keys: Text = Field(description="what the hospitals' keys rest on")
     protects: list[Text] = Field(description="against whom it protects and against whom not, and what stays open")
 
@@ -313,7 +343,7 @@ class Details(RecordPart):
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
     warnings: list[Text] = Field([], description="what is unusual about the plan's numbers")
-    sealing: SealingFacts | None = Field(None, description="what was sealed, and against whom")
+    secure_aggregation: SecureAggregationFacts | None = Field(None, description="what it protects, and against whom")
 
     def as_json(self) -> dict[str, Any]:
         """Return the keys that this method has."""

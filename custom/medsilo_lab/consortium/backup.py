@@ -196,5 +196,5 @@ def _unpacked(file: Path, place: Path) -> Backup:
                 raise ValueError("files are missing")
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, NotImplementedError, EOFError) as error:
         what = "is no whole backup" if file.exists() else "is not there"
-        raise MedsiloError(f"{file.name} {what}; use the file that medsilo backup wrote", str(error)) from error
+        raise MedsiloError(f"{file.name} {what}; use the file that medsilo kits backup wrote", str(error)) from error
     return kept

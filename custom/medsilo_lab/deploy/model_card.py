@@ -89,13 +89,20 @@ def card_facts(source: Source) -> dict[str, Any]:
         "absent": {site: result.absent for site, result in results.items() if result.absent}
         or {site: list(names) for site, names in lacking.items()},
         "scores": {site: _score(result, summary.metric) for site, result in results.items()} if summary else {},
+        "classes": {
+            site: [rates._asdict() for rates in own]
+            for site, result in results.items()
+            if (own := result.by_class(goal.label_names))
+        },
         "mean_score": summary.mean_test if summary else None,
         "pooled_score": summary.pooled_test if summary else None,
         "metric": summary.metric if summary else plan.task.goal.metric,
         "level": LEVEL,
         "evaluation_sites": sorted(summary.evaluation_sites) if summary else [],
         "privacy": plan.privacy.model_dump(mode="json") if plan.privacy else None,
-        "sealing": summary.details.sealing.as_json() if summary and summary.details.sealing else None,
+        "masked": summary.details.secure_aggregation.as_json()
+        if summary and summary.details.secure_aggregation
+        else None,
         "super_model": _super_model(super_model) if super_model else [],
         "intended_use": INTENDED_USE,
         "limits": [*(OF_A_SUPER_MODEL if super_model else ()), *LIMITS],
