@@ -669,7 +669,7 @@ def buffers(module: Any) -> None:
     "?Cell.fire_and_forget Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
     "Cell.requests_dict.get.receiving_future.get_progress Cell.send_blob",
-    "?Cell.send_request.get_header ?Cell.send_request.payload.items",
+    "?Cell.broadcast_multi_requests ?Cell.send_request.get_header ?Cell.send_request.payload.items",
 )
 def cell(module: Any) -> None:
     """A handler that is registered later takes the place of the one before. The registry finds the handler of a channel
@@ -684,8 +684,8 @@ def cell(module: Any) -> None:
         assert callable(found._process_reply) and isinstance(found.requests_dict, dict)
         takes(found._send_request, channel="c", target="t", topic="t", request=None, timeout=1.0, abort_signal=None)
         assert callable(found.send_request)
-        found.send_request = print
-        assert found.send_request is print
+        found.send_request = found.broadcast_multi_requests = print
+        assert found.send_request is print and found.broadcast_multi_requests is print
         source_holds(module.Cell, "waiter.receiving_future = future")
         source_holds(module.Adapter, "self.cell.send_blob(")
         heard: list[Any] = []
