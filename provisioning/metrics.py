@@ -76,9 +76,10 @@ def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
     """Yield all that can be read at the moment; what can't is counted."""
     party, unreadable = read_kit(kit), 0
     folder = studies_of(kit)
-    yield "up", {"party": party.name}, trouble(party) is None
+    up = trouble(party) is None  # looks at all processes, so it is asked once
+    yield "up", {"party": party.name}, up
     for name, here in events.connected(kit).items():
-        yield "site_connected", {"site": name}, here and trouble(party) is None
+        yield "site_connected", {"site": name}, here and up
     yield "certificate_end_timestamp_seconds", {}, _end(party)
     for what, about in troubles(kit, disk):
         yield "trouble", {"what": what, "about": about}, 1

@@ -465,7 +465,7 @@ def component(module: Any) -> None:
 
 @relies(
     "apis.event_type",
-    "EventType.START_RUN EventType.END_RUN EventType.SYSTEM_START EventType.JOB_COMPLETED",
+    "EventType.START_RUN EventType.END_RUN EventType.SYSTEM_START EventType.JOB_ABORTED EventType.JOB_COMPLETED",
     "EventType.BEFORE_CHECK_RESOURCE_MANAGER EventType.CLIENT_HEARTBEAT_PROCESSED",
 )
 def events(module: Any) -> None:
@@ -514,7 +514,7 @@ def facts_of_events(module: Any) -> None:
     assert module.SystemComponents.JOB_MANAGER == "job_manager"
 
 
-@relies("apis.fl_context", "FLContext.get_engine.get_component.get_job FLContext.get_prop.get")
+@relies("apis.fl_context", "FLContext.get_prop.get")
 def jobs_of_the_server(module: Any) -> None:
     """The server's engine has its components by name, and its job manager the meta of each job."""
     manager = import_module(f"{MODULES}.apis.impl.job_def_manager").SimpleJobDefManager
@@ -522,6 +522,34 @@ def jobs_of_the_server(module: Any) -> None:
     takes(
         import_module(f"{MODULES}.private.fed.server.server_engine").ServerEngine.get_component, "self", "job_manager"
     )
+
+
+@relies("apis.job_def_manager_spec", "JobDefManagerSpec")
+def the_servers_books(module: Any) -> None:
+    """The job manager tells all jobs and those in some states, and makes a copy of one with a meta that it is given."""
+    manager = import_module(f"{MODULES}.apis.impl.job_def_manager").SimpleJobDefManager
+    assert issubclass(manager, module.JobDefManagerSpec)
+    takes(manager.get_all_jobs, "self", "context")
+    takes(manager.get_jobs_by_status, "self", ["FINISHED:ABNORMAL"], "context")
+    takes(manager.clone, "self", "job", {"name": "study"}, "context")
+    source_holds(manager.clone, "new_job_id()", "JobMetaKey.STATUS.value] = RunStatus.SUBMITTED.value", "SUBMIT_TIME")
+
+
+@relies(
+    "apis.job_def",
+    "Job.job_id Job.meta JobMetaKey.CLONED_FROM.value JobMetaKey.JOB_CLIENTS JobMetaKey.JOB_DEPLOY_DETAIL",
+    "JobMetaKey.JOB_ID JobMetaKey.LAST_SCHEDULE_TIME JobMetaKey.SCHEDULE_COUNT JobMetaKey.SCHEDULE_HISTORY",
+    "JobMetaKey.STATUS.value JobMetaKey.SUBMIT_TIME.value RunStatus.ABANDONED RunStatus.FAILED_TO_RUN",
+    "RunStatus.FINISHED_ABNORMAL RunStatus.FINISHED_COMPLETED RunStatus.FINISHED_EXECUTION_EXCEPTION",
+)
+def how_jobs_end(module: Any) -> None:
+    """A job has an id and a meta, in which its state is a text that begins with FINISHED when it is over."""
+    job = module.Job("job", {}, {}, {"status": "FINISHED:ABNORMAL"})
+    assert job.job_id == "job" and job.meta["status"] == module.RunStatus.FINISHED_ABNORMAL
+    states = module.RunStatus
+    died = (states.FINISHED_ABNORMAL, states.FINISHED_EXECUTION_EXCEPTION, states.FAILED_TO_RUN, states.ABANDONED)
+    assert all(state.value.startswith("FINISHED:") for state in (*died, states.FINISHED_COMPLETED))
+    assert (module.JobMetaKey.CLONED_FROM.value, module.JobMetaKey.SUBMIT_TIME.value) == ("cloned_from", "submit_time")
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
@@ -641,7 +669,7 @@ def buffers(module: Any) -> None:
     "?Cell.fire_and_forget Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
     "Cell.requests_dict.get.receiving_future.get_progress Cell.send_blob",
-    "?Cell.send_request.get_header ?Cell.send_request.payload.items",
+    "?Cell.broadcast_multi_requests ?Cell.send_request.get_header ?Cell.send_request.payload.items",
 )
 def cell(module: Any) -> None:
     """A handler that is registered later takes the place of the one before. The registry finds the handler of a channel
@@ -656,8 +684,8 @@ def cell(module: Any) -> None:
         assert callable(found._process_reply) and isinstance(found.requests_dict, dict)
         takes(found._send_request, channel="c", target="t", topic="t", request=None, timeout=1.0, abort_signal=None)
         assert callable(found.send_request)
-        found.send_request = print
-        assert found.send_request is print
+        found.send_request = found.broadcast_multi_requests = print
+        assert found.send_request is print and found.broadcast_multi_requests is print
         source_holds(module.Cell, "waiter.receiving_future = future")
         source_holds(module.Adapter, "self.cell.send_blob(")
         heard: list[Any] = []

@@ -279,8 +279,8 @@ REPORTS = PluginTable("medsilo.reports", "types:FunctionType", {})
 # What serves a hospital's own page on its machine: gets the kit and a port, and returns a server.
 PAGES = PluginTable("medsilo.pages", "types:FunctionType", {})
 
-# Layers of other packages; the engine's own stand in federation/site_stack.py and server_stack.py.
-LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {})
+# Layers that a plan names; those that always stand there are in federation/site_stack.py and server_stack.py.
+LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {"canary": "medsilo.check.canary:Canary"})
 
 # Secure aggregation, by the name of `secure_aggregation.mode`.
 AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.secure_aggregation:SecureAggregation", {})

@@ -13,6 +13,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare_reliability import patches
 
 MOST = 8 << 20  # bytes of a message to the server's own process; a job's files come as a stream that it writes to disk
+ADMIN = "admin"  # the topic of what people ask a hospital; who asks is told when it is gone
 WAITING = 8 * MOST  # bytes of one sender that may wait to be read
 
 
@@ -23,7 +24,7 @@ class ForgottenJobs(FLComponent):
         if event_type == EventType.SYSTEM_START:
             patches.end_forgotten_jobs(fl_ctx)
             patches.bound_audit()
-            patches.ask_quietly(fl_ctx.get_engine().get_cell(), ServerCommandNames.APP_COMMAND)
+            patches.ask_quietly(fl_ctx.get_engine().get_cell(), ServerCommandNames.APP_COMMAND, ADMIN)
 
 
 class BoundedStreams(FLComponent):

@@ -449,16 +449,22 @@ def end_forgotten_jobs(fl_ctx: FLContext) -> None:
 @made_for(
     "nvflare.private.fed.server.server_engine:ServerEngine.send_app_command",
     "nvflare.private.fed.server.server_engine:ServerEngine.send_command_to_child_runner_process",
+    "nvflare.private.fed.server.message_send:send_requests",
 )
-def ask_quietly(cell: Cell, topic: str) -> None:
-    """Let a request on a topic that cannot be sent be no error in the log."""
-    own: Send = cell.send_request
+def ask_quietly(cell: Cell, *topics: str) -> None:
+    """Let a request on one of these topics that cannot be sent be no error in the log. It goes to one, or to several:
+    each of these has a topic of its own."""
+    own, own_many = cell.send_request, cell.broadcast_multi_requests
 
     def request(*given: Any, **asked: Any) -> Message:
-        asked["optional"] = asked.get("optional", False) or asked.get("topic") == topic
+        asked["optional"] = asked.get("optional", False) or asked.get("topic") in topics
         return own(*given, **asked)
 
-    cell.send_request = request
+    def requests(targets: dict, *given: Any, **asked: Any) -> dict:
+        asked["optional"] = asked.get("optional", False) or all(one.topic in topics for one in targets.values())
+        return own_many(targets, *given, **asked)
+
+    cell.send_request, cell.broadcast_multi_requests = request, requests
 
 
 @made_for(

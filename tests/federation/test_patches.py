@@ -25,9 +25,9 @@ from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.cell import Adapter, Cell
-from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
-from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
 from nvflare.fuel.f3.streaming import byte_receiver
@@ -382,9 +382,17 @@ def test_need_of_ask_quietly(cells: Cells, caplog: pytest.LogCaptureFixture) -> 
         told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         return len([words for words in told if "to-come" in words])  # others' streams end meanwhile
 
-    assert errors() > 0
-    patches.ask_quietly(cells.server, "app_command")
-    assert errors() == 0
+    def errors_over_the_gone() -> int:
+        """Of what a person asks a hospital that is gone, as `medsilo status` does."""
+        caplog.clear()
+        gone = TargetMessage("to-come", CellChannel.CLIENT_MAIN, "admin", new_cell_message({}, "status"))
+        replies = cells.server.broadcast_multi_requests({"to-come": gone}, 2.0, optional=False)
+        assert replies["to-come"].get_header(MessageHeaderKey.RETURN_CODE) != ReturnCode.OK
+        return len([one for one in caplog.records if one.levelname == "ERROR" and "to-come" in one.getMessage()])
+
+    assert errors() > 0 and errors_over_the_gone() > 0
+    patches.ask_quietly(cells.server, "app_command", "admin")
+    assert errors() == 0 and errors_over_the_gone() == 0
 
 
 def test_need_of_start_again() -> None:

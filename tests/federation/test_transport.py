@@ -145,7 +145,7 @@ def test_refusals_and_answers_that_are_no_parcel_carry_their_reason(server: Serv
 
     def die() -> None:
         for site in SITES:
-            server.submit(site, server.fetch(site)[0], refusal("the training process died", died=site == "hospital-b"))
+            server.submit(site, server.fetch(site)[0], refusal("the trainer died", passes=site == "hospital-b"))
 
     missing, got = ask(server, behave)
     assert not got

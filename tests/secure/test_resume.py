@@ -1,7 +1,9 @@
 """A study goes on after real processes were killed: over mutual TLS, with the numbers of an undisturbed run."""
 
+import shutil
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,11 @@ import pytest
 from medsilo import cli
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
+from medsilo.runs import events
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, make_plan, mounted
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium, wait_until
 from tests.secure.test_mutual_tls import gathered
@@ -139,6 +142,105 @@ def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
     fetched = lead.download(new, kit, tmp_path / "runs")
     assert fetched.name == folder.name and len(Record(fetched).rounds()) == 30
     assert read_summary(fetched) == read_summary(folder)
+
+
+def lines_of(pair: Consortium, study: str) -> list[tuple[str, str, str]]:
+    """Level, what and text of a study's lines in the server's events.log."""
+    read = [line.split("\t") for line in events.read(pair.kit(SERVER), study)]
+    return [(columns[1], columns[2], columns[6]) for columns in read]
+
+
+def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consortium, tmp_path: Path) -> None:
+    plan = make_plan("fedbn", "training.rounds=30", "participation.resume=3", sites=TWO)
+    inprocess.run(plan, folder=tmp_path / "loop")
+    write_job(tmp_path / "job", plan, study="by-itself")
+    kit, record = pair.kit(LEAD), Record(pair.kit(SERVER) / "medsilo" / "by-itself")
+
+    def until_round(number: int) -> None:
+        wait_until(lambda: len(record.rounds()) >= number, 240, f"round {number}")
+
+    first = lead.submit(tmp_path / "job", kit, print)
+    until_round(3)
+    (process,) = pair.family(SERVER, "runner_process")
+    process.kill()
+    assert ended(kit, first) in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION")
+    until_round(record.load_checkpoint()[1]["round"] + 4)
+    pair.kill(SERVER)
+    pair.start_party(SERVER)
+    wait_until(lambda: bool(record.finished()), 240, "the study's end")  # nobody typed anything
+    assert [line.round for line in record.rounds()] == list(range(1, 31))
+    jobs = (record.folder / "jobs.txt").read_text().split()
+    assert len(jobs) == 3 and ended(kit, jobs[-1]) == "FINISHED:COMPLETED"
+    assert_same_outcome(tmp_path / "loop", gathered(pair, "by-itself", TWO, tmp_path / "secure"))
+    assert lead.download(jobs[-1], kit, tmp_path / "runs").name == "by-itself"  # the lead's own still
+    told = lines_of(pair, "by-itself")
+    assert [what for _, what, _ in told if what != "away" and what != "back"] == [
+        *("began", "failed", "resumed", "failed", "resumed", "ended")
+    ]
+    assert "1 of 3" in told[1][2] and "2 of 3" in [text for _, what, text in told if what == "failed"][1]
+    assert all(level == "INFO" for level, what, _ in told if what == "failed")
+
+
+def test_a_full_disk_at_a_hospital_holds_the_study_and_one_at_the_server_ends_it_for_a_while(
+    pair: Consortium, tmp_path: Path
+) -> None:
+    changes = ["training.rounds=24", "participation.when_missing=wait", "participation.resume=2"]
+    plan = make_plan("fedbn", *changes, sites=TWO)
+    inprocess.run(plan, folder=tmp_path / "loop")
+    write_job(tmp_path / "job", plan, study="full")
+    settings = {party: pair.kit(party) / "local/medsilo.yaml" for party in (SERVER, TWO[1])}
+    before = {party: path.read_text() if path.exists() else "" for party, path in settings.items()}
+    with mounted(tmp_path / "server", "6m") as server, mounted(tmp_path / "hospital", "6m") as hospital:
+        settings[SERVER].write_text(f"{before[SERVER]}\noutput: {server}\n")
+        settings[TWO[1]].write_text(f"{before[TWO[1]]}\noutput: {hospital}\n")
+        pair.kill(SERVER)
+        pair.start_party(SERVER)
+        pair.await_hospitals()
+        record = Record(server / "full")
+
+        def fill(disk: Path) -> Path:
+            done = len(record.rounds())
+            wait_until(lambda: len(record.rounds()) > done, 120, "a round")
+            with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+                while filler.write(b"x" * 4096):
+                    pass
+            return disk / "filler"
+
+        try:
+            job = lead.submit(tmp_path / "job", pair.kit(LEAD), print)
+            wait_until(lambda: len(record.rounds()) >= 2, 120, "round 2")
+            filler = fill(hospital)
+            time.sleep(12)  # it is asked again after five seconds
+            done = len(record.rounds())
+            assert status_of(pair.kit(LEAD), job) == "RUNNING" and done < 24
+            filler.unlink()
+            wait_until(lambda: len(record.rounds()) > done, 120, "a round with room")
+
+            filler = fill(server)
+            assert ended(pair.kit(LEAD), job).startswith("FINISHED:")
+            assert not record.finished()
+            time.sleep(15)
+            assert len((record.folder / "jobs.txt").read_text().split()) == 1  # it waits for room
+            filler.unlink()
+            wait_until(lambda: bool(record.finished()), 240, "the study's end")
+            jobs = (record.folder / "jobs.txt").read_text().split()
+            assert len(jobs) == 2 and ended(pair.kit(LEAD), jobs[1]) == "FINISHED:COMPLETED"
+            assert [line.round for line in record.rounds()] == list(range(1, 25))
+            assert all(len(line.answered) == len(TWO) for line in record.rounds())
+            shutil.copytree(record.folder, tmp_path / "secure")
+            sites = {TWO[0]: pair.kit(TWO[0]) / "medsilo/full", TWO[1]: hospital / "full"}
+            for site, folder in sites.items():
+                shutil.copytree(folder / "sites" / site, tmp_path / "secure/sites" / site, dirs_exist_ok=True)
+            assert_same_outcome(tmp_path / "loop", tmp_path / "secure")
+            told = lines_of(pair, "full")
+            assert any(level == "WARNING" and "disk is full" in text for level, what, text in told if what == "failed")
+            assert [what for _, what, _ in told][-2:] == ["resumed", "ended"]
+        finally:
+            for party, text in before.items():
+                settings[party].write_text(text)
+            pair.kill(SERVER)
+            pair.start_party(SERVER)
+            pair.await_hospitals()
 
 
 @pytest.mark.long

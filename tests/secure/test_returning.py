@@ -89,7 +89,7 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
     )
     assert of_server == {"joined", "back"} and of_study == {"away", "back"}
     of_job = {line.split("\t")[2] for line in events.read(pair.kit(SERVER), job)}
-    assert {"began", "away", "back", "failed"} <= of_job
+    assert {"began", "away", "back"} <= of_job and of_job & {"ended", "failed"}
     (first, *_), at_b = events.read(pair.kit(B)), [line.split("\t")[2] for line in events.read(pair.kit(B), "seconds")]
     assert first.split("\t")[2:4] == ["joined", "the server"] and at_b.count("began") == 2
 

@@ -108,7 +108,7 @@ def test_the_guides_first_study_is_of_the_hospitals_whose_kits_they_make(root: P
         hospital["name"] for hospital in load_yaml((root / "provisioning/consortium.yaml").read_text())["hospitals"]
     }
     for page in ("docs/study/consortium.md", "provisioning/README.md"):
-        first = next(line for line in (root / page).read_text().splitlines() if line.startswith("medsilo submit"))
+        first = next(line for line in (root / page).read_text().splitlines() if line.startswith("medsilo submit jobs"))
         named = re.search(r"participation\.sites=\[(.+?)\]", first)
         assert named and {*named[1].split(",")} == made, page
 

@@ -3,8 +3,6 @@
 import threading
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from nvflare.apis.event_type import EventType
@@ -66,19 +64,6 @@ def test_a_refused_hospital_that_asks_again_is_written_once(tmp_path: Path) -> N
     for _ in range(3):
         own.handle_event(EventType.CLIENT_REGISTER_PROCESSED, said)
     assert columns(tmp_path, 1, 2, 6) == [("WARNING", "refused", "Client 'north' is disabled")]
-
-
-def test_a_job_that_died_is_written_with_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medsilo.flare.kit_events.kit_folder", lambda fl_ctx: tmp_path)
-    for status in ("FINISHED:COMPLETED", "FINISHED:EXECUTION_EXCEPTION"):
-        manager: Any = SimpleNamespace(get_job=lambda *_, s=status: SimpleNamespace(meta={"status": s}))
-        said: Any = SimpleNamespace(
-            get_prop=lambda key: {"job_id": "job-1"},
-            get_engine=lambda m=manager: SimpleNamespace(get_component=lambda name: m),
-        )
-        ServerEvents().handle_event(EventType.JOB_COMPLETED, said)
-    ((level, what, job, text),) = columns(tmp_path, 1, 2, 5, 6)
-    assert (level, what, job) == ("WARNING", "failed", "job-1") and "EXECUTION_EXCEPTION" in text
 
 
 def _write_many(kit: str, number: int) -> None:

@@ -68,6 +68,18 @@ def test_a_server_tells_rounds_bytes_and_who_missed(kits: Path) -> None:
         path.write_text(before)
 
 
+def test_a_look_asks_all_processes_no_more_often_for_more_hospitals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kits_of(tmp_path)
+    kit, asked = tmp_path / "kits/localhost", list[str]()
+    for number in range(20):
+        write(kit, Event("joined", "connected", f"h-{number}"))
+    monkeypatch.setattr(metrics, "trouble", lambda party: asked.append(party.name))
+    assert sum(name == "site_connected" for name, *_ in metrics.samples(kit)) == 20
+    assert len(asked) <= 2
+
+
 @pytest.fixture
 def led(kits: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     """A study that a job leads: a process has the job's name in its command line, as NVFlare's have."""

@@ -63,7 +63,15 @@ class Refused(MedsiloError):
     """
 
 
-class Died(Refused):
+class Passing(Refused):
+    """A refusal whose reason passes: asked again, the same party may answer."""
+
+
+class NoRoom(Passing):
+    """A disk is full."""
+
+
+class Died(Passing):
     """The process stopped while it was working on this request. A new one runs, and may answer if asked again."""
 
 

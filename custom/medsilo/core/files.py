@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from filelock import FileLock, Timeout
 
-from medsilo.core.errors import MedsiloError, YamlError
+from medsilo.core.errors import MedsiloError, NoRoom, YamlError
 
 if TYPE_CHECKING:  # many commands write and read texts only, and torch takes a second and a half to import
     from torch import Tensor
@@ -72,12 +72,14 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
         sync_names(path.parent)
     except OSError as error:
-        why = "the disk is full" if error.errno in FULL else f"{type(error).__name__} while writing"
-        raise MedsiloError(
+        full = error.errno in FULL
+        why = "the disk is full" if full else f"{type(error).__name__} while writing"
+        failed = (NoRoom if full else MedsiloError)(
             f"{path.name} could not be written: {why}. What was saved before is intact; free space or choose another "
             "output folder, and give the command again (for a run: medsilo resume)",
             private=f"{path}: {error}",
-        ) from error
+        )
+        raise failed from error
     finally:
         with suppress(OSError):
             temporary.unlink()

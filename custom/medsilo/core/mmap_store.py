@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, NoRoom
 
 ALIGNED = 64  # bytes
 AT_ONCE = 1000  # parts that the system takes in one call
@@ -71,7 +71,7 @@ class Spill:
             self._refuse(error)
 
     def _refuse(self, error: OSError) -> NoReturn:
-        raise MedsiloError(
+        raise NoRoom(
             f"the disk does not take it ({error.strerror or type(error).__name__}): free some room for temporary files "
             "on the server",
             private=tempfile.gettempdir(),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from medsilo.core.errors import Died, Lacks, MedsiloError
+from medsilo.core.errors import Lacks, MedsiloError, Passing
 from medsilo.core.text import plain
 from medsilo.runs.messages import StudyMessage
 
@@ -36,7 +36,7 @@ class Missing:
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
         """Return the refusal that an error is; its text may come from a site."""
-        return cls("refused", plain(str(error)), isinstance(error, Died), isinstance(error, Lacks))
+        return cls("refused", plain(str(error)), isinstance(error, Passing), isinstance(error, Lacks))
 
 
 class Channel(Protocol):

@@ -6,7 +6,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
-from medsilo.core.errors import MedsiloError, ParticipationError, reading
+from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Passing, reading
 from medsilo.core.tensors import Groups
 from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.channel import Missing, Transport
@@ -100,6 +100,7 @@ class Coordinator:
         else:
             self.record.begin(self.plan)
         reason: str | None = STOPPED
+        passing = True
         try:
             self._check_sites()
             if not resume:
@@ -111,9 +112,9 @@ class Coordinator:
             while self.state.done < self.plan.rounds:
                 self._round(self.state.done + 1)
             self._finish()
-            reason = None
+            reason, passing = None, False
         except MedsiloError as error:
-            reason = str(error)
+            reason, passing = str(error), isinstance(error, Passing | Aborted)
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {SEE_LOG}"
@@ -122,7 +123,7 @@ class Coordinator:
             self.state.writer.shutdown()
             self.asker.turns.end()
             led = StudyUsage(self.asker.acceptance, self.state, self.engine, self.rounds, self.ends)
-            summary = summarise(led, reason, started, time.monotonic() - clock)
+            summary = summarise(led, reason, passing, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
 

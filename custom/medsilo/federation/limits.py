@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import NoRoom, Refused
 from medsilo.core.text import size_text
 from medsilo.federation.site_state import kept_states
 from medsilo.learning.loop import steps_in
@@ -35,7 +35,7 @@ def check_limits(
         if one.most is not None and one.asked > one.most:
             if one.key == "disk_free":
                 free_now, needed = (size_text(max(0, int(gib * 2**30))) for gib in (one.most, one.asked))
-                raise Refused(
+                raise NoRoom(
                     f"this hospital's disk is full: {free_now} are free for this study, and it needs {needed}; make "
                     f"room, or lower {_where(one.key)}"
                 )
@@ -95,7 +95,7 @@ def check_disk(folder: Path, limits: Quotas) -> None:
     if taken > limits.disk * 2**30:
         raise Refused(f"the study's folder has grown over what this hospital allows ({_where('disk')})")
     if free_disk(folder) < limits.disk_free * 2**30:
-        raise Refused(f"too little of this hospital's disk would stay free ({_where('disk_free')})")
+        raise NoRoom(f"too little of this hospital's disk would stay free ({_where('disk_free')})")
 
 
 class Clock:

@@ -3,7 +3,8 @@
 import errno
 import traceback
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, Passing
+from medsilo.core.files import FULL
 from medsilo.core.package import place_in_package
 from medsilo.runs.paths import ERRORS
 
@@ -18,10 +19,21 @@ def public_reason(error: Exception) -> str:
         return f"the Python package {error.name!r} is missing at this site; install it"
     if is_out_of_memory(error):
         return "out of memory at this site; lower training.batch_size, or allow more (memory_limit in its medsilo.yaml)"
+    if _is_full(error):
+        return "this site's disk is full; free space"
     frames = ((place_in_package(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__))
     ours = [f" in {file}:{line}" for file, line in frames if file]
     place = ours[-1] if ours else ""
     return f"{type(error).__name__}{place}; {ERRORS} in the site's own results has the details"
+
+
+def passes(error: Exception) -> bool:
+    """Return whether what keeps a site from its answer may be over when it is asked again."""
+    return isinstance(error, Passing) or _is_full(error)
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in FULL
 
 
 def is_out_of_memory(error: Exception) -> bool:

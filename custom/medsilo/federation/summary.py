@@ -12,7 +12,7 @@ from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.outliers import standing_out
 from medsilo.runs.provenance import now
 from medsilo.runs.schema import Agreement, Decisions, Details, Round, RoundCount, Selection, SiteResult, Summary
-from medsilo.runs.site_files import Package
+from medsilo.runs.site_files import Package, Readiness
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, with_derived
 from medsilo.tasks.metrics import BROAD, CONFUSION, Counts, added
 from medsilo.tasks.segmentation import judged_by
@@ -39,7 +39,7 @@ class StudyUsage:
         return answer if isinstance(answer, Tested) else None
 
 
-def summarise(led: StudyUsage, reason: str | None, started: str, seconds: float) -> Summary:
+def summarise(led: StudyUsage, reason: str | None, passing: bool, started: str, seconds: float) -> Summary:
     """Say who did what, with which outcome; a study that failed has a summary, too."""
     asked, state = led.acceptance, led.state
     plan, rules = asked.plan, asked.plan.participation
@@ -49,6 +49,7 @@ def summarise(led: StudyUsage, reason: str | None, started: str, seconds: float)
     return Summary(
         status="finished" if reason is None else "failed",
         reason=reason,
+        passing=passing,
         method=plan.algorithm.name,
         title=plan.algorithm.title,
         task=plan.task.name,
@@ -133,7 +134,15 @@ def _site_result(led: StudyUsage, site: str) -> SiteResult:
         bytes_down=sum(line.bytes_down for line in known),
         seconds=round(sum(line.seconds for line in known), 3),
         memory=max((line.memory for line in known if line.memory is not None), default=None),
+        readiness=_readiness(joined, delivered),
     )
+
+
+def _readiness(joined: SiteAnswer | None, delivered: SiteAnswer | None) -> Readiness | None:
+    """Return what a site told of itself on joining, with what was measured of its line on delivering."""
+    found = joined.readiness if joined else None
+    measured = delivered.readiness if delivered else None
+    return found.changed(line=measured.line) if found and measured else found
 
 
 def tested_as(task: Task, told: Mapping[str, Any], cases: int, threshold: float | None) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.protection import acquire_lock
-from medsilo.federation.refusals import details, public_reason
+from medsilo.federation.refusals import details, passes, public_reason
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.federation.site_stack import answering
 from medsilo.flare.kit_events import StudyEvents
@@ -143,14 +143,15 @@ class MedsiloExecutor(Executor):
         except Exception as error:
             reason = plain(public_reason(error))
             self.log_error(fl_ctx, reason)
-            add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
+            with suppress(OSError):  # a disk that is full
+                add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
             died = isinstance(error, Died)
             self.events.tell("failed" if died else "refused", reason, needs_somebody=True)
             if self.folder:
                 kind = "died" if died else "refused"
                 note(self.folder, parcel.facts, kind=kind, reason=reason)
-            return refusal(reason, died, isinstance(error, Lacks))
+            return refusal(reason, passes(error), isinstance(error, Lacks))
 
     def _begin(self, parcel: StudyMessage, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
         """Return this site in the parcel's study, and its clock; asked once per process, unless it is refused."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey, SystemComponents
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
@@ -73,7 +73,7 @@ class Attendance:
 
 
 class ServerEvents(FLComponent):
-    """Writes who is there, who is refused, and which jobs ended otherwise than well."""
+    """Writes who is there, and who is refused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,8 +85,6 @@ class ServerEvents(FLComponent):
             threading.Thread(target=self._watch, args=(fl_ctx.get_engine(), kit_folder(fl_ctx)), daemon=True).start()
         elif event_type == EventType.CLIENT_REGISTER_PROCESSED:
             self._registered(fl_ctx)
-        elif event_type == EventType.JOB_COMPLETED:
-            self._ended(fl_ctx)
 
     def _watch(self, engine: Any, kit: Path) -> None:
         attendance = Attendance()
@@ -104,16 +102,6 @@ class ServerEvents(FLComponent):
         if reason and reason not in self.refused:
             self.refused[reason] = now
             write(kit_folder(fl_ctx), Event("refused", reason, needs_somebody=True))
-
-    @staticmethod
-    def _ended(fl_ctx: FLContext) -> None:
-        job_id = str((fl_ctx.get_prop(FLContextKey.EVENT_DATA) or {}).get("job_id", ""))
-        manager = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
-        job = manager.get_job(job_id, fl_ctx) if job_id and manager else None
-        status = str(job.meta.get("status", "")) if job else ""
-        if status.startswith("FINISHED:") and status != "FINISHED:COMPLETED":
-            told = f"the job's process ended as {status.removeprefix('FINISHED:')}"
-            write(kit_folder(fl_ctx), Event("failed", told, job=job_id, needs_somebody=True))
 
 
 def connections(engine: Any) -> dict[str, Seen]:

@@ -15,7 +15,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from torch import Tensor
 
-from medsilo.core.errors import Died, Lacks, MedsiloError, Refused
+from medsilo.core.errors import Lacks, MedsiloError, Passing, Refused
 from medsilo.core.mmap_store import TYPES, Spill
 from medsilo.core.text import plain
 from medsilo.runs.messages import StudyMessage
@@ -26,7 +26,7 @@ from nvflare_reliability.patches import send_tensors_by
 META = "medsilo"
 TASK = "medsilo"  # the name of every task
 SENT_AS = {str(dtype): dtype for dtype in TYPES}  # types that tensors may travel as
-REFUSAL, DIED, LACKS = "medsilo.refusal", "medsilo.died", "medsilo.lacks"
+REFUSAL, PASSES, LACKS = "medsilo.refusal", "medsilo.passes", "medsilo.lacks"
 
 
 class _ArrivalFile(Spill):
@@ -98,8 +98,8 @@ def to_parcel(shareable: Shareable) -> StudyMessage:
         reason = "a privacy filter of the site held the answer back" if filtered else f"the site answered {code}"
         told = shareable.get_header(REFUSAL)
         reason = plain(told if isinstance(told, str) and told else f"{reason}; its own log says why")
-        if shareable.get_header(DIED) is True:
-            raise Died(reason)
+        if shareable.get_header(PASSES) is True:
+            raise Passing(reason)
         if shareable.get_header(LACKS) is True:
             raise Lacks(reason)
         raise Refused(reason)
@@ -132,10 +132,10 @@ def refuse(reply: Shareable, reason: str) -> None:
     reply.set_header(REFUSAL, reason)
 
 
-def refusal(reason: str, died: bool = False, lacks: bool = False) -> Shareable:
+def refusal(reason: str, passes: bool = False, lacks: bool = False) -> Shareable:
     """A site's answer when it could not do the work."""
     reply = Shareable()
     refuse(reply, reason)
-    reply.set_header(DIED, died)
+    reply.set_header(PASSES, passes)
     reply.set_header(LACKS, lacks)
     return reply

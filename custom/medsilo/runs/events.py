@@ -25,7 +25,8 @@ WAIT = 5.0  # seconds that an event waits for other processes of the kit
 POLL = 0.5  # seconds between two looks for new lines
 TEXT = 500  # bytes of a reason
 COLUMNS = 7
-What = Literal["started", "joined", "away", "back", "refused", "began", "resumed", "ended", "failed"]
+What = Literal["started", "joined", "away", "back", "refused", "began", "resumed", "waits", "ended", "failed"]
+RUNNING, LAST = ("began", "resumed"), ("ended", "failed")  # a job, and the last words of one
 LOG = logging.getLogger(__name__)
 
 
@@ -117,10 +118,16 @@ def jobs(kit: Path) -> dict[str, str]:
     return {columns[4]: columns[5] for columns in map(_columns, read(kit)) if columns}
 
 
+def fates(kit: Path) -> dict[str, str]:
+    """Return by job whether the last that was written of it is that it runs, or has ended."""
+    found = (columns for columns in map(_columns, read(kit)) if columns and columns[2] in RUNNING + LAST)
+    return {columns[5]: columns[2] for columns in found}
+
+
 def is_news(line: str) -> bool:
     """Return whether somebody is to be told of a line at once."""
     columns = _columns(line)
-    return columns is not None and (columns[1] == "WARNING" or columns[2] in ("back", "ended"))
+    return columns is not None and (columns[1] == "WARNING" or columns[2] in ("back", *LAST))
 
 
 def shown(line: str) -> str:

@@ -38,7 +38,7 @@ def _figure(value: Any) -> int | float:
 class RecordPart(BaseModel):
     """A part of a file. Unknown keys pass, so that a newer medsilo may add some within one schema version."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, populate_by_name=True, defer_build=True)
 
     def as_json(self) -> dict[str, Any]:
         """Return the values as they stand in the file."""

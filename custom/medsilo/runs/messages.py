@@ -16,6 +16,7 @@ from medsilo.core.section import Section
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.runs.fields import LARGEST
+from medsilo.runs.site_files import Readiness
 
 MOST_CASES = 10_000_000  # of one site
 MOST_ROUNDS = 10_000_000  # of all phases of a study
@@ -118,6 +119,7 @@ class SiteAnswer(MessageFacts):
     # Parts of which a score is told with noise, and nothing else
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
     ledger: LedgerHead | None = Field(None, exclude_if=not_)  # of a hospital that counts what privacy costs
+    readiness: Readiness | None = Field(None, exclude_if=not_)  # in a canary
 
     def parcel(self, groups: Groups | None = None) -> StudyMessage:
         """Return the answer as it travels."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from medsilo.core import weight_cache
-from medsilo.core.errors import MedsiloError, reading
+from medsilo.core.errors import MedsiloError, NoRoom, reading
 from medsilo.core.files import (
     append_line,
     load_tensors,
@@ -158,7 +158,7 @@ class Record:
             append_line(self.folder / paths.ROUNDS, text.removesuffix("\n"))
         except OSError as error:
             message = f"{paths.ROUNDS} could not be written (is the disk full?); free space, then resume"
-            raise MedsiloError(message, private=str(error)) from error
+            raise NoRoom(message, private=str(error)) from error
 
     def forget_after(self, round_number: int) -> list[Round]:
         """Drop the lines of rounds that will be repeated; returns those that stay."""

@@ -24,7 +24,7 @@ from medsilo.runs.fields import (
     Share,
     Text,
 )
-from medsilo.runs.site_files import Package
+from medsilo.runs.site_files import Package, Readiness
 
 SEE_LOG = "see the server's log"  # the end of the reason of a run that an error ended that nobody foresaw
 STOPPED = "stopped"  # why a run ended that somebody or something stopped in its middle
@@ -262,6 +262,9 @@ class SiteResult(RecordPart):
     memory: Count | None = Field(
         None, description="bytes that the site's process held at most while it answered, the most of all rounds"
     )
+    readiness: Readiness | None = Field(
+        None, description="of a canary: whether its own data can be read, its GPUs, memory, disk and line, see below"
+    )
 
     def by_class(self, names: Sequence[str]) -> list["ClassRates"]:
         """Return how well each class is told from the rest; nothing where the site does not tell classes."""
@@ -353,6 +356,9 @@ class Summary(RecordPart):
     form: Literal[1] = Field(default=SCHEMA, alias="schema", description="the version of this table")
     status: Literal["finished", "failed"] = Field(description="how the run ended")
     reason: Text | None = Field(None, description="why it failed, in one line")
+    passing: bool = Field(
+        False, strict=True, description="whether what ended it passes, so that it may go on by itself"
+    )
     method: Text = Field(description="the method's name in plans")
     title: Text = Field(description="the method's name for readers")
     task: Text | None = Field(None, description="the task's name in plans")

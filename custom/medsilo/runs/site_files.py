@@ -1,6 +1,6 @@
 """The files in a hospital's own folder of a study, as typed models, and where its numbers come from."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -69,6 +69,22 @@ class LogEntry(RecordPart):
     method: Text = ""
     rounds: Count = Field(0, description="of the plan")
     lead: Text = ""
+
+
+class Readiness(RecordPart):
+    """A hospital's answer to a canary, a part at a time; nothing of it says what is in its data."""
+
+    data: Literal["readable", "not readable", "not set"] | None = Field(
+        None, description="whether its own data can be read: their first file opens"
+    )
+    device: Annotated[Text, Field(max_length=400)] = Field(
+        "", description="`cpu` or `cuda`, or why its settings' device is not there"
+    )
+    gpus_promised: Count | None = Field(None, description="GPUs that its `resources.json` promises")
+    gpus: Count | None = Field(None, description="GPUs that are there")
+    memory: Count | None = Field(None, description="GiB of memory that are free on its device")
+    disk: Count | None = Field(None, description="GiB that are free where its studies are kept")
+    line: Amount | None = Field(None, description="bytes per second to it, measured by the server")
 
 
 class Package(RecordPart):

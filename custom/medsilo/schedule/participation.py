@@ -35,9 +35,10 @@ class Participation(Feature):
     )
     when_missing: Literal["stop", "wait", "continue"] = Field(
         "stop",
-        description="`stop`: retry once if the training process crashed; if a site is still missing, the study ends. "
-        "`wait`: ask a site that is lost or whose training process crashed again until `patience` is over (a refusal "
-        "is final). `continue`: go on without it. All three end the study when fewer than `minimum` sites contribute",
+        description="`stop`: retry once if the training process crashed or a disk is full; if a site is still missing, "
+        "the study ends. `wait`: ask a site that is lost, whose training process crashed or whose disk is full again "
+        "until `retry_timeout` is over (another refusal is final). `continue`: go on without it. All three end the "
+        "study when fewer than `minimum` sites contribute",
     )
     timeout: int = Field(
         MEASURED["timeout"],
@@ -48,6 +49,13 @@ class Participation(Feature):
     )
     retry_timeout: int = Field(
         3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
+    )
+    resume: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description="how often a study between hospitals goes on by itself: after its job, the server's process or "
+        "machine died, and when the server's disk has room again. 0: never, a lead types `medsilo resume`",
     )
     require_same_versions: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(
         (),

@@ -30,18 +30,28 @@ def _connecting(screen: Console, kit: Path) -> None:
 
 def submit(
     screen: Console,
-    job: options.Job,
+    job: options.JobOrNone = None,
     *,
     kit: Annotated[Path | None, option("KIT", options.OWN_KIT)] = None,
+    canary: Annotated[
+        bool, typer.Option("--canary", help="no job: a round on synthetic data that says which hospitals are ready")
+    ] = False,
     plan: options.PlanFile = None,
     changes: options.Changes,
     out: options.OutFolderOrNone = None,
-) -> None:
+) -> int:
     """Submit a job to a consortium, or write it into a folder as it would be submitted.
 
     Waits until all hospitals have joined (at most 2 minutes), says why one can't, and prints the job's id. With --out
     nothing is sent: that is for NVFlare's own tools, and for hospitals that review a job before they run it.
+
+    With --canary each hospital says within two minutes whether its package fits, whether its data can be read, which
+    GPUs and how much memory it has. Its line is measured. It ends with 1 unless all are ready.
     """
+    if canary:
+        return _send_canary(screen, job, kit, changes)
+    if job is None:
+        raise MedsiloError("which job? give its folder, such as jobs/fedavg, or --canary")
     if (kit is None) == (out is None):
         raise MedsiloError("where to? give --kit to submit the job, or --out to write it into a folder")
     screen.note("checking the job")
@@ -59,6 +69,19 @@ def submit(
         submitted = out
     screen.say(f"job: {submitted}" if out else str(submitted))
     screen.answer(job=submitted)
+    return 0
+
+
+def _send_canary(screen: Console, job: str | None, kit: Path | None, changes: list[str]) -> int:
+    if job or kit is None:
+        raise MedsiloError("--canary sends a job of its own; give --kit, and no job")
+    _connecting(screen, kit)
+    from medsilo_lab.consortium import canary
+
+    found = canary.send(kit, changes, screen.warn)
+    screen.say(*(one.line(name) for name, one in found.items()))
+    screen.answer(hospitals={name: one.as_json() for name, one in found.items()})
+    return 0 if all(one.ready for one in found.values()) else 1
 
 
 def status(

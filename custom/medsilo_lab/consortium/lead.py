@@ -24,7 +24,7 @@ from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.text import is_safe_name, plain
 from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS, read_progress, read_rounds, read_summary
-from medsilo.runs.schema import Progress, Round
+from medsilo.runs.schema import Progress, Round, Summary
 from nvflare_reliability.patches import connect
 
 COMPLETED, ABORTED = "FINISHED:COMPLETED", "FINISHED:ABORTED"
@@ -126,7 +126,7 @@ def _watch_start(session: Session, job_id: str, say: Say, sites: Collection[str]
             return
         if _is_over(job["status"]):
             raise MedsiloError(_why_over(job, _left(session, job_id), sites))
-        lacking = [said for said in _obstacles(job) if job["status"] == "SUBMITTED" and LACKING in said]
+        lacking = [said for said in obstacles(job) if job["status"] == "SUBMITTED" and LACKING in said]
         if lacking and sites:
             session.abort_job(job_id)
             raise MedsiloError(f"not started: {lacking[0]}")
@@ -136,7 +136,7 @@ def _watch_start(session: Session, job_id: str, say: Say, sites: Collection[str]
                 say(f"goes on without {site}: {reason}")
             return
         if time.monotonic() > deadline:
-            waits = "; ".join(_obstacles(job)) or "the hospitals have not joined yet"
+            waits = "; ".join(obstacles(job)) or "the hospitals have not joined yet"
             say(f"{job['status']}: {waits}; 'medsilo status {job_id} --watch' goes on looking")
             return
         time.sleep(POLL)
@@ -144,7 +144,7 @@ def _watch_start(session: Session, job_id: str, say: Say, sites: Collection[str]
 
 def _why_over(job: dict[str, Any], left: Progress | None, sites: Collection[str]) -> str:
     """Return why a job ended before it was seen to run. left: how its study ended, if it had one."""
-    why = [job["status"], *([left.reason] if left and left.reason else _obstacles(job))]
+    why = [job["status"], *([left.reason] if left and left.reason else obstacles(job))]
     began = not sites or bool(left and left.rounds)
     if job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1]):  # only NVFlare knows why
         unable = (
@@ -258,7 +258,7 @@ def status(kit: Path, job_id: str | None = None) -> State:
         if job_id:
             job = session.get_job_meta(job_id)
             here = {client.name for client in info.client_info}
-            one = _job_state(job, _waits(session, job_id, job["status"], here) or tuple(_obstacles(job)))
+            one = _job_state(job, _waits(session, job_id, job["status"], here) or tuple(obstacles(job)))
             return State((one,), hospitals=_hospitals(session, info, [one]) if one.status == "RUNNING" else ())
         here = {client.name for client in info.client_info}
         listed = session.list_jobs(detailed=True, reverse=True, limit=20)
@@ -322,10 +322,10 @@ def _waits(session: Session, job_id: str, status: str, here: Collection[str]) ->
 
     job = session.get_job_meta(job_id)
     away = sorted(named_in(job.get("deploy_map")) - set(here))
-    return (*([f"not connected: {plain(', '.join(away))}"] if away else []), *_obstacles(job))
+    return (*([f"not connected: {plain(', '.join(away))}"] if away else []), *obstacles(job))
 
 
-def _obstacles(job: dict[str, Any]) -> list[str]:
+def obstacles(job: dict[str, Any]) -> list[str]:
     """Return why a job waits or could not start, as NVFlare's scheduler and the hospitals said."""
     if job["status"] == "SUBMITTED":
         return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]  # without the time
@@ -370,7 +370,7 @@ class _Watching:
     def look(self, session: Session) -> str | None:
         """Tell what is new; returns the job's status when it is over."""
         job = session.get_job_meta(self.job_id)
-        for line in _obstacles(job):
+        for line in obstacles(job):
             self._say_once(line)
         status = job["status"]
         if status == "RUNNING":
@@ -430,19 +430,22 @@ def _so_far(session: Session, job_id: str, after: int = 0) -> Progress | None:
 
 def _left(session: Session, job_id: str) -> Progress | None:
     """Return the same from what a job left when it was over; nothing where it left nothing."""
+    ended, rounds, refusal = outcome_left(session, job_id)
+    if ended is None:
+        return Progress(planned=0, metric="", reason=refusal) if refusal else None
+    return Progress(
+        study=ended.study, planned=ended.rounds.planned, metric=ended.metric, rounds=rounds, reason=ended.reason
+    )
+
+
+def outcome_left(session: Session, job_id: str) -> tuple[Summary | None, list[Round], str | None]:
+    """Return what a job that is over left: its study's outcome and rounds; or, without a study, why it failed."""
     with tempfile.TemporaryDirectory() as folder:
         workspace = _download(session, job_id, Path(folder))
-        run, refusal = _run_in(workspace), _refusal_in(workspace)
+        run = _run_in(workspace)
         if run is None or not (run / paths.SUMMARY).exists():
-            return Progress(planned=0, metric="", reason=refusal) if refusal else None
-        ended = read_summary(run)
-        return Progress(
-            study=ended.study,
-            planned=ended.rounds.planned,
-            metric=ended.metric,
-            rounds=read_rounds(run, True),
-            reason=ended.reason,
-        )
+            return None, [], _refusal_in(workspace)
+        return read_summary(run), read_rounds(run, True), None
 
 
 def _download(session: Session, job_id: str, folder: Path) -> Path:

@@ -38,6 +38,7 @@ OWN_COMPONENTS = {  # of the server's own process
     "returning_sites": "nvflare_reliability.liveness.ReturningSites",
     "known_hospitals": "medsilo.flare.admission.KnownHospitals",
     "kit_events": "medsilo.flare.kit_events.ServerEvents",
+    "resumed_studies": "medsilo.flare.resuming.ResumedStudies",
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from medsilo.core.errors import Aborted, Died, MedsiloError, Refused
+from medsilo.core.errors import Aborted, Died, MedsiloError, Passing, Refused
 from medsilo.core.files import make_folder
 from medsilo.core.mmap_store import bytes_of
 from medsilo.core.tensors import Groups
@@ -104,6 +104,8 @@ class IsolatedParticipant:
                 self._renew()
             if message["died"]:
                 raise Died(message["reason"], private=message["details"])
+            if message["passes"]:
+                raise Passing(message["reason"], private=message["details"])
             raise Refused(message["reason"], private=message["details"])
         return StudyMessage(groups, message["facts"])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from medsilo.core.errors import Aborted, Died
 from medsilo.federation.process.isolated import receive, send
-from medsilo.federation.refusals import details, is_out_of_memory, public_reason
+from medsilo.federation.refusals import details, is_out_of_memory, passes, public_reason
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite, training_site
 from medsilo.runs.messages import StudyMessage
@@ -47,6 +47,7 @@ class Worker:
                 died = isinstance(error, Died)
                 whole = not died and not is_out_of_memory(error)
                 said = {"reason": public_reason(error), "details": details(error), "whole": whole, "died": died}
+                said["passes"] = passes(error)
                 send(self.end, said)
 
     def _site(self) -> TrainingSite:

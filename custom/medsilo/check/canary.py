@@ -1,0 +1,125 @@
+"""A canary: a study of one round on synthetic data that says which hospitals are ready, and how fast their lines are.
+
+Nothing of a hospital's own data leaves: it tells whether they can be read, and nothing that is in them.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+
+import psutil
+import torch
+
+from medsilo.check.rehearsal import free_memory
+from medsilo.core.errors import MedsiloError
+from medsilo.federation.channel import Channel, Missing, Outgoing, Receive
+from medsilo.federation.limits import free_disk
+from medsilo.federation.site_context import Site, SiteContext
+from medsilo.learning.compute import Stop
+from medsilo.runs.messages import StudyMessage
+from medsilo.runs.site_files import Readiness
+from medsilo.schedule.layer import Layer
+from medsilo.site.policy import Policy
+from medsilo.site.settings import SiteSettings
+
+NAME: Literal["canary"] = "canary"
+BYTES = 4 << 20  # that a line is measured with
+GIB = 1 << 30
+
+
+class Canary(Layer):
+    """Has hospitals tell whether they are ready, and measures their lines."""
+
+    name: Literal["canary"] = "canary"
+
+    def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:
+        if not plan.task.synthetic:
+            yield f"layers: {NAME} is for synthetic data alone; take it out, or choose such a task"
+
+    def leaves(self, plan: Any) -> Iterable[str]:
+        yield (
+            "Whether this hospital's own data can be read, its device and number of GPUs, and how many whole GiB of "
+            "memory and disk are free."
+        )
+
+    def site(self, inner: Site, place: SiteContext) -> Site:
+        return ReadySite(inner, place)
+
+    def server(self, inner: Channel, plan: Any) -> Channel:
+        return LineMeter(inner)
+
+
+class ReadySite:
+    """A site that tells on joining whether it is ready."""
+
+    def __init__(self, inner: Site, place: SiteContext) -> None:
+        self.inner, self.place = inner, place
+
+    def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
+        groups = {name: own for name, own in parcel.groups.items() if name != NAME}
+        reply = self.inner.answer(replace(parcel, groups=groups), stop)
+        if parcel.facts["task"] == "join":
+            reply.facts["readiness"] = readiness(self.place).as_json()
+        return reply
+
+
+class LineMeter:
+    """A channel that sends more on delivering, and measures how long it takes."""
+
+    def __init__(self, inner: Channel) -> None:
+        self.inner = inner
+        self.load = {"bytes": torch.randint(256, (BYTES,), dtype=torch.uint8)}  # that no line makes smaller
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+        sent: dict[str, float] = {}
+
+        def going(site: str) -> StudyMessage:
+            parcel = outgoing(site)
+            if parcel.facts["task"] != "deliver":
+                return parcel
+            sent[site] = monotonic()
+            return replace(parcel, groups={**parcel.groups, NAME: self.load})
+
+        def coming(site: str, reply: StudyMessage) -> None:
+            if site in sent:
+                worked = reply.facts.get("seconds")
+                took = monotonic() - sent[site] - (worked if isinstance(worked, float) else 0.0)
+                reply.facts["readiness"] = Readiness(line=BYTES / max(took, 1e-3)).as_json()
+            receive(site, reply)
+
+        return self.inner.ask(sites, going, coming, timeout)
+
+
+def readiness(place: SiteContext) -> Readiness:
+    """Look at a hospital's machine and at whether its data can be read."""
+    settings = place.settings
+    promised = Policy.read(place.kit.kit / "local").gpus if place.kit else 0
+    try:
+        compute = settings.compute()
+        device, memory = compute.device.type, free_memory(compute)
+    except MedsiloError as error:
+        device, memory = f"none: {error}", psutil.virtual_memory().available
+    return Readiness(
+        data=data_state(settings),
+        device=device,
+        gpus_promised=promised,
+        gpus=torch.cuda.device_count(),
+        memory=memory // GIB,
+        disk=free_disk(place.folder) // GIB,
+    )
+
+
+def data_state(settings: SiteSettings) -> Literal["readable", "not readable", "not set"]:
+    """Return whether the first file of a hospital's own data opens."""
+    if settings.data is None:
+        return "not set"
+    try:
+        settings.data.check_folder()
+        files = (Path(place, name) for place, _, names in os.walk(settings.data.folder) for name in names)
+        with next(files).open("rb") as first:
+            return "readable" if first.read(1) else "not readable"
+    except (MedsiloError, OSError, StopIteration):
+        return "not readable"

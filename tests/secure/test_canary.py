@@ -1,0 +1,52 @@
+"""A canary through a real fleet, over mutual TLS: which hospitals are ready, within two minutes."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from medsilo import cli
+from medsilo.runs import events
+from tests.conftest import SITES
+from tests.secure.consortium import LEAD, SERVER, Consortium
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
+ONE, OTHER = SITES[:2]
+
+
+def test_a_canary_says_of_each_hospital_whether_it_is_ready(
+    pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    local = pair.kit(OTHER) / "local/medsilo.yaml"
+    before, data = local.read_text(), tmp_path / "data"
+    data.mkdir()
+    (data / "case-of-jones.png").write_bytes(b"x")
+
+    def sent(*more: str) -> tuple[int, dict]:
+        capsys.readouterr()
+        started = time.monotonic()
+        code = cli.main(["submit", "--canary", "--kit", str(pair.kit(LEAD)), "--json", *more])
+        assert time.monotonic() - started < 120
+        return code, json.loads(capsys.readouterr().out)["hospitals"]
+
+    try:
+        local.write_text(yaml.safe_dump((yaml.safe_load(before) or {}) | {"data": {"folder": str(data)}}))
+        code, found = sent()
+        assert code == 0 and set(found) == {ONE, OTHER}
+        assert [found[site]["data"] for site in (ONE, OTHER)] == ["not set", "readable"]
+        assert all(one["ready"] and one["device"] == "cpu" and one["line"] > 1e4 for one in found.values())
+        assert all(one["memory"] is not None and one["disk"] is not None for one in found.values())
+        assert "jones" not in json.dumps(found)
+        (data / "case-of-jones.png").unlink()
+        code, found = sent("--set", f"participation.sites=[{ONE}, {OTHER}, {SITES[2]}]")
+        assert code == 1 and found[ONE]["ready"]
+        assert found[OTHER]["reached"] and "data" in found[OTHER]["reason"]
+        assert not found[SITES[2]]["reached"]
+        local.write_text(yaml.safe_dump((yaml.safe_load(before) or {}) | {"device": "cuda:7"}))
+        code, found = sent()
+        assert code == 1 and found[ONE]["ready"] and "cuda:7" in found[OTHER]["reason"]
+    finally:
+        local.write_text(before)
+    assert sum("\tbegan\t" in line for line in events.read(pair.kit(SERVER))) >= 3

@@ -1,0 +1,64 @@
+"""A canary: what each hospital tells of itself, what the lead reads of it, and that nothing of the data leaves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medsilo.check.canary import data_state
+from medsilo.core.errors import PlanError
+from medsilo.federation import inprocess
+from medsilo.plan import load_plan
+from medsilo.runs.record import Record
+from medsilo.runs.schema import SiteResult
+from medsilo.runs.site_files import Readiness
+from medsilo.site.settings import make_settings
+from medsilo_lab.consortium.canary import Found, _plan_for, _why_not
+from tests.conftest import SITES
+
+READY = {"data": "readable", "device": "cpu", "gpus_promised": 0, "gpus": 0, "memory": 12, "disk": 80, "line": 3e6}
+
+
+def settings_with(folder: Path) -> Any:
+    return make_settings({"device": "cpu", "data": {"folder": str(folder)}}, "medsilo.yaml")
+
+
+def test_each_hospital_says_that_it_is_ready(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "kidney-7.nii.gz").write_bytes(b"x")
+    inprocess.run(_plan_for(SITES, []), folder=tmp_path / "run", settings=settings_with(data))
+    summary = Record(tmp_path / "run").summary()
+    assert summary and summary.finished and summary.rounds.done == 1
+    for own in summary.sites.values():
+        told = own.readiness
+        assert told and told.data == "readable" and told.device == "cpu" and told.line and told.memory is not None
+        assert _why_not(own) == ""
+    assert "kidney" not in (tmp_path / "run/summary.json").read_text()
+
+
+def test_data_that_can_not_be_read_are_told_as_such_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    states = [data_state(settings_with(tmp_path / name)) for name in ("empty", "absent")]
+    assert states == ["not readable", "not readable"]
+    assert data_state(make_settings({"device": "cpu"}, "x")) == "not set"
+
+
+def test_the_lead_reads_what_is_wrong_at_each_hospital() -> None:
+    def why(missed: dict[str, str] | None = None, **told: Any) -> str:
+        readiness = Readiness.model_validate(READY | told)
+        return _why_not(SiteResult(missed_ends=missed or {}, readiness=readiness))
+
+    assert why() == "" and "data" in why(data="not readable") and "2 GPUs, and 1" in why(gpus_promised=2, gpus=1)
+    assert why(device="none: there is no GPU here") == "none: there is no GPU here"
+    assert why({"join": "refused: not approved"}) == "refused: not approved"
+    line = Found(True, "", Readiness.model_validate(READY)).line("north")
+    assert line.startswith("north: ready") and "24 Mbit/s" in line and "12 GiB" in line
+    assert Found(False, "it is not connected").line("south").startswith("south: not reached")
+
+
+def test_a_canary_is_for_synthetic_data(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="canary is for synthetic data"):
+        load_plan("jobs/fedavg/plans/image-folder.yaml", ['layers=[{"name": "canary"}]'])
+    assert _plan_for(["one"], []).participation.when_missing == "stop"
+    assert _plan_for(["one", "two"], []).participation.when_missing == "continue"
