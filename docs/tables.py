@@ -35,7 +35,7 @@ from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.mixing.defence import AggregationSettings
 from medsilo.models.network import Network
-from medsilo.plan import ModelSelection, Plan
+from medsilo.plan import ModelSelection, Plan, StudyDescription
 from medsilo.privacy.mechanisms import PrivacyRequirements
 from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import paths, schema, site_files
@@ -403,6 +403,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-aggregation": lambda: section(AggregationSettings, "aggregation"),
     "plan-robust": lambda: one_of(ROBUST, "aggregation.robust", "rule"),
     "plan-secure-aggregation": lambda: section(SecureAggregationSettings, "secure_aggregation"),
+    "plan-study": lambda: section(StudyDescription, "study"),
     "plan-transport": lambda: section(TransportSettings, "transport"),
     "plan-model-selection": lambda: section(ModelSelection, "model_selection"),
     "plan-privacy": lambda: section(PrivacyOffer, "privacy"),

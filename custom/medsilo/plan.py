@@ -10,7 +10,7 @@ from string import ascii_lowercase
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 from torch import nn
 
 from medsilo.core import weight_cache
@@ -37,6 +37,7 @@ from medsilo.tasks.task import Task
 
 FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
 OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
+LONGEST_LINE = 300  # bytes of a line in the lead's words
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -57,6 +58,23 @@ class ModelSelection(Feature):
     )
 
 
+def _one_line(text: str) -> str:
+    if text != plain(text, LONGEST_LINE):
+        raise ValueError(f"not one line of at most {LONGEST_LINE} bytes; shorten it, or leave line breaks out")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
+
+
+class StudyDescription(Section):
+    """The study in its lead's words: every hospital reads them before it approves, and on every page."""
+
+    title: Line = Field("", description="the study's title, in one line; every page shows it")
+    purpose: Line = Field("", description="what the model is for and why these data are needed; one line")
+    contact: Line = Field("", description="who answers questions: a name, a role, an address; one line")
+
+
 class OutsidePackage(Section):
     """An installed package that a plan uses beside medsilo."""
 
@@ -74,6 +92,7 @@ class Plan(Section):
     (3, 'activity-cnn')
     """
 
+    study: StudyDescription = StudyDescription()
     algorithm: Annotated[SerializeAsAny[Algorithm], BeforeValidator(METHODS.read)]
     task: Annotated[SerializeAsAny[Task], BeforeValidator(TASKS.read)]
     network: Annotated[SerializeAsAny[Network], BeforeValidator(NETWORKS.read)] = Field(None)  # type: ignore[assignment]  # by default the task's own

@@ -20,7 +20,7 @@ from medsilo.check.method_facts import FACTS
 from medsilo.cli import main
 from medsilo.core.files import load_yaml
 from medsilo.registry import METHODS
-from medsilo_lab.report.findings import REFERENCES
+from medsilo_lab.study.verdict_file import REFERENCES
 from results.result_files import header_of, rows_of
 from tests.commands import parsed
 from tests.conftest import make_plan

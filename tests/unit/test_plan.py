@@ -408,6 +408,9 @@ OTHERS = {
     "training.warmup": 1,
     "training.clip": 1.0,
     "training.class_weights": "balanced",
+    "study.title": "Kidneys",
+    "study.purpose": "to find kidneys",
+    "study.contact": "lead@clinic.example",
     "participation.sites": "[hospital-a, hospital-b]",
     "participation.evaluation_sites": "[hospital-z]",
     "participation.minimum": 2,
@@ -437,6 +440,13 @@ def keys_of(values: dict, prefix: str = "") -> set[str]:
     for key, value in values.items():
         keys |= keys_of(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}"}
     return keys
+
+
+def test_the_lead_s_words_are_one_line_each() -> None:
+    with pytest.raises(PlanError, match=r"study\.purpose"):
+        parse_plan(make_plan("fedavg").resolved() | {"study": {"purpose": "one\ntwo"}})
+    with pytest.raises(PlanError, match=r"study\.title"):
+        parse_plan(make_plan("fedavg").resolved() | {"study": {"title": "x" * 400}})
 
 
 def test_the_hash_changes_with_any_value() -> None:

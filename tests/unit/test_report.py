@@ -1,11 +1,14 @@
 """The report says what the run folders say: every number, every failure, and nothing that could harm its reader."""
 
+import base64
+import csv
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +19,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
 from medsilo.runs import paths
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, SiteResult, SiteRound, Summary
+from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, SiteResult, SiteRound, StudyFacts, Summary
 from medsilo.runs.site_files import Package, Provenance
 from medsilo_lab.report import charts, page, panels, pictures, template
 from medsilo_lab.report.formats import text_table
@@ -177,6 +180,11 @@ class Page(HTMLParser):
         return next(row for row in rows if row and row[0].strip().startswith(start))
 
 
+def without_links(text: str) -> str:
+    """Return a page without the links from terms to their meanings."""
+    return re.sub(r'<a class="term"[^>]*>([^<]*)</a>', r"\1", text)
+
+
 def rendered(folders: list[Path], title: str = "A title") -> tuple[str, Page]:
     text = page.render(read_all(folders), title)
     return text, Page(text)
@@ -191,6 +199,63 @@ def test_the_table_holds_the_numbers_of_the_summaries(folders: list[Path]) -> No
         cells = [run.summary.mean_test, run.summary.pooled_test, *(run.score(site) for site in SITES)]
         shown = ["–" if cell is None else f"{cell:.3f}" for cell in cells]
         assert parsed.row(run.label, "results")[1:] == shown
+
+
+def csv_files(text: str) -> dict[str, list[list[str]]]:
+    """Return the CSV files within a page, by name."""
+    found = re.findall(r'download="([^"]*)\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', text)
+    return {name: [*csv.reader(StringIO(base64.b64decode(content).decode()))] for name, content in found}
+
+
+def captions(text: str) -> list[str]:
+    """Return the captions of a page's tables and figures, as text."""
+    found = re.findall(r"<(caption|figcaption)>(.*?)</\1>", text, re.DOTALL)
+    return [re.sub(r"<[^>]*>", "", words) for _, words in found]
+
+
+def test_each_table_is_a_csv_file_with_its_numbers(folders: list[Path]) -> None:
+    text, parsed = rendered(folders)
+    files = csv_files(text)
+    assert len(files) == len(re.findall("<table(?! class=.pictures)", text)) >= 5
+    by_name = {line[0]: line[1:] for line in files["test-accuracy-by-method-and-site"][1:]}
+    for run in read_all(folders):
+        exact = [run.summary.mean_test, run.summary.pooled_test, *(run.score(site) for site in SITES)]
+        assert by_name[run.label] == ["–" if value is None else str(value) for value in exact]
+        assert parsed.row(run.label, "results")
+
+
+def test_no_name_in_a_csv_file_is_a_formula(tmp_path: Path) -> None:
+    text, _ = rendered([save(tmp_path, summary_of("fedavg", "=1+1", {"a": 0.5, "b": 0.6}))])
+    cells = [cell for lines in csv_files(text).values() for line in lines for cell in line]
+    assert "'=1+1" in cells and not [cell for cell in cells if cell.startswith("=")]
+
+
+def test_each_caption_says_how_many(folders: list[Path]) -> None:
+    found = captions(rendered(folders)[0])
+    assert len(found) > 10 and not [words for words in found if not re.search(r"n = \d", words)]
+    assert f"n = {sum(SITES.values())} test cases" in " ".join(found)
+
+
+def test_a_term_links_to_its_meaning_once(folders: list[Path]) -> None:
+    text, parsed = rendered(folders[:1])
+    terms = re.findall(r'<a class="term" href="#([\w-]+)" title="([^"]+)"', text)
+    assert {name for name, _ in terms} >= {"term-seed", "term-accuracy"}
+    assert len(terms) == len({name for name, _ in terms}) and {name for name, _ in terms} <= set(parsed.ids)
+    assert not re.search(r'<table class="sortable">(?:(?!</table>).)*class="term"', text, re.DOTALL)
+
+
+def test_title_purpose_and_contact_stand_before_the_numbers(tmp_path: Path) -> None:
+    words = {"title": "Kidneys <2>", "purpose": "find kidneys", "contact": "lead@clinic.example"}
+    one = save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5}, description=StudyFacts(**words)))
+    _, parsed = rendered([one])
+    assert all(told in parsed.header_text for told in words.values())
+
+
+def test_classes_have_their_names(tmp_path: Path) -> None:
+    told = {"classes": {"train": [60, 36], "validation": None, "test": None}}
+    labelled = summary_of("fedavg", "FedAvg", {"a": 0.5}, {"a": told}, labels=["well", "ill"])
+    _, parsed = rendered([save(tmp_path, labelled)])
+    assert ["Site", "well", "ill"] in parsed.rows
 
 
 def test_sorting_uses_full_precision_and_knows_missing_values(folders: list[Path]) -> None:
@@ -224,7 +289,7 @@ def test_failure_and_missing_rounds_stand_on_the_first_screen(folders: list[Path
 
 def test_single_runs_side_by_side_are_not_ranked(folders: list[Path]) -> None:
     _, parsed = rendered(folders)
-    assert "none is ranked: 'medsilo compare' ranks methods." in parsed.header_text
+    assert "none ranked" in parsed.header_text
     assert "0.850" not in parsed.header_text
 
 
@@ -350,7 +415,8 @@ def test_not_a_number_counts_as_missing(tmp_path: Path) -> None:
 
 def test_one_run_one_site(tmp_path: Path) -> None:
     _, parsed = rendered([save(tmp_path, summary_of("fedavg", "FedAvg", {"only": 0.5}))])
-    assert "FedAvg reaches a mean test accuracy of 0.500 at the one site, with one seed (0)." in parsed.header_text
+    assert "FedAvg reaches a mean test accuracy of 0.500" in parsed.header_text
+    assert "at the one site" in parsed.header_text and "n = 40 test cases" in parsed.header_text
     assert "ranked" not in parsed.header_text
 
 

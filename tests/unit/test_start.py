@@ -20,6 +20,7 @@ from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.case_index import CaseIndex
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.start import trial
 from medsilo_lab.start.choices import Draft, nested
 from medsilo_lab.start.dataset_facts import DatasetFacts, look_at, patient_in
 from medsilo_lab.start.dataset_layout import OF_PLAN, OF_SETTINGS, DatasetLayout, advice, in_yaml, look, text_of
@@ -432,11 +433,16 @@ def test_init_needs_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert not (tmp_path / "study").exists()
 
 
+def test_the_trial_has_as_many_rounds_on_every_machine_and_for_every_plan() -> None:
+    tried = [trial.alone(make_plan("fedavg", f"training.rounds={rounds}")) for rounds in (2, 50)]
+    assert [(one.algorithm.name, one.rounds) for one in tried] == [("local", trial.ROUNDS)] * 2
+
+
 @pytest.mark.slow
 def test_a_classification_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr("medsilo_lab.start.trial.MOST", 3)
+    monkeypatch.setattr("medsilo_lab.start.trial.ROUNDS", 3)
     command = ["init", str(write_classes(tmp_path / "data")), "-o", str(tmp_path / "study"), "--device", "cpu"]
     assert main(command) == 0
     assert (tmp_path / "study/trial/report.html").is_file()
@@ -476,7 +482,7 @@ def test_the_tutorial_runs_as_it_stands(
     Other pages show more of what these commands say, and one further command. The trial makes fewer rounds.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("medsilo_lab.start.trial.MOST", 3)
+    monkeypatch.setattr("medsilo_lab.start.trial.ROUNDS", 3)
     names = ("start/tutorial.md", "start/your-data.md", "study/join.md")
     pages = "\n".join((root / "docs" / name).read_text("utf-8") for name in names)
     shown = re.findall(r"```\nmedsilo (.*)\n```\n\n```text\n([^`]*)```", pages)

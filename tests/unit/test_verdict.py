@@ -178,7 +178,7 @@ def test_rows_of_other_norms_get_a_local_row_of_their_own() -> None:
     alone = {row.title: own and own.title for row, own in found.alone.items()}
     assert alone["frozen"] == "local (batch-statistics)" and alone["fedavg"] == alone["fedbn"] == "local"
     frozen = next(row for row in found.rows if row.title == "frozen")
-    assert found._unlike(frozen, found.base[frozen]) == "norm batch-statistics against batch"  # type: ignore[arg-type]
+    assert found._unlike(frozen, found.base[frozen]) == "normalisation layer batch-statistics instead of batch"  # type: ignore[arg-type]
     without = [cell for cell in cells if cell.row.title != "local (batch-statistics)"]
     assert frozen not in Statistics(without, None).alone
 

@@ -62,6 +62,7 @@ def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
     training, who, own = plan.training, plan.participation, plan.privacy
     promise = f"ε = {own.epsilon:g} at δ = {own.delta:g} for each {own.unit}" if own else "none"
     return [
+        *((name, told or f"not stated (study.{name} in the plan)") for name, told in plan.study.model_dump().items()),
         ("method", f"{plan.algorithm.title} ({plan.algorithm.name})"),
         ("task", f"{plan.task.name}, scored by {plan.task.goal.metric}"),
         ("network", f"{plan.network.name}, {plan.parameters:,} parameters of all networks together"),

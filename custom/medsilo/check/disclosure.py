@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from medsilo.check.demands import floors_beside, price_list
 from medsilo.check.plan_words import words_table
 from medsilo.core.rounding import Resolution
-from medsilo.core.text import aligned, size_text
+from medsilo.core.text import aligned, counted
 from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.learning.training import Training
@@ -110,19 +110,13 @@ def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None) -
 
 
 def left_in_short(plan: Plan) -> list[str]:
-    """Return what leaves each site in short lines, naming no site."""
-    alike: dict[tuple[str, int], list[str]] = {}
-    for leak in leaks(plan):
-        alike.setdefault((leak.group, leak.bytes), []).append(leak.when)
+    """Return what leaves each site, for readers who know neither tensors nor bytes; it names no site."""
     return [
-        *(
-            f"{name}: {size_text(size)} in round{'s' * (not own[0].isdecimal() or len(own) > 1)} {', '.join(own)}."
-            for (name, size), own in alike.items()
-        ),
+        f"What training on this hospital's patients changed, over {counted(plan.rounds, 'round')}: "
+        f"{leaving(plan.algorithm)}.",
         *through_features(plan),
         *told_besides(plan),
-        "Numbers: cases of each part, losses, scores and counts over validation and test cases, as far as the hospital "
-        "tells them; seconds and memory.",
+        "Numbers of cases, losses and scores, as far as the hospital discloses them; running times.",
     ]
 
 

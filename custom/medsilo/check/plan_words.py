@@ -10,11 +10,12 @@ NOTE = "None of them may be a person's, an address, a file or a record number."
 
 
 def words_table(plan: Plan) -> Table:
-    """Return the names of hospitals, classes, channels, columns and their levels."""
+    """Return the study's description and the names of hospitals, classes, channels, columns and their levels."""
     return Table(TITLE, ("key", "words"), [[key, ", ".join(words)] for key, words in _words(plan) if words], NOTE)
 
 
 def _words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    yield from ((f"study.{name}", [told] if told else []) for name, told in plan.study.model_dump().items())
     yield "participation.sites", [*plan.participation.sites]
     yield "participation.evaluation_sites", [*plan.participation.evaluation_sites]
     yield "labels", [*plan.task.goal.label_names]

@@ -11,7 +11,17 @@ from medsilo.federation.server_state import ServerState
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.outliers import standing_out
 from medsilo.runs.provenance import now
-from medsilo.runs.schema import Agreement, Decisions, Details, Round, RoundCount, Selection, SiteResult, Summary
+from medsilo.runs.schema import (
+    Agreement,
+    Decisions,
+    Details,
+    Round,
+    RoundCount,
+    Selection,
+    SiteResult,
+    StudyFacts,
+    Summary,
+)
 from medsilo.runs.site_files import Package, Readiness
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, with_derived
 from medsilo.tasks.metrics import BROAD, CONFUSION, Counts, added
@@ -63,6 +73,8 @@ def summarise(led: StudyUsage, reason: str | None, passing: bool, started: str, 
         plan_hash=plan.hash,
         packages={name: Package(**facts) for name, facts in plan.code.items()},
         study=asked.study,
+        description=StudyFacts(**plan.study.model_dump()),
+        labels=list(plan.task.goal.label_names),
         network=plan.network.name,
         parameters=sum(parameter.numel() for parameter in state.layout["model"].parameters()),
         rounds=RoundCount(planned=plan.rounds, done=state.done),

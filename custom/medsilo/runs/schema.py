@@ -350,6 +350,14 @@ class Details(RecordPart):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
+class StudyFacts(RecordPart):
+    """The study in its lead's words, as the plan has them."""
+
+    title: str = Field("", description="the study's title")
+    purpose: str = Field("", description="what the model is for")
+    contact: str = Field("", description="who answers questions")
+
+
 class Summary(RecordPart):
     """summary.json: the outcome of a run."""
 
@@ -372,6 +380,8 @@ class Summary(RecordPart):
     plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
     packages: dict[Text, Package] = Field({}, description="package whose code ran → its `version` and `hash`")
     study: Text | None = Field(None, description="the run's name")
+    description: StudyFacts = Field(StudyFacts(), description="`title`, `purpose`, `contact`: the study in words")
+    labels: list[Text] = Field([], description="the names of the classes or structures, in their order")
     network: Text | None = Field(None, description="the network's name")
     parameters: Count | None = Field(None, description="how many numbers the network learns")
     rounds: RoundCount = Field(description="`planned` and `done`")

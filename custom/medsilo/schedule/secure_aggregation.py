@@ -45,7 +45,7 @@ class SecureAggregation(Feature):
         """
 
 
-CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every tensor that leaves a hospital."
+CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every update that leaves a hospital."
 
 
 class SecureAggregationSettings(Feature):

@@ -165,6 +165,7 @@ def _say_answer(screen: Console, folder: Path, page: Path, following: str) -> "V
         screen.say(f"  {site}: {verdict_in_words(one)}")
     if verdict.between and verdict.between != verdict.headline:
         screen.say(verdict.between)
+    screen.say(*verdict.other_networks)
     screen.say(f"\nverdict: {folder / paths.VERDICT}\nreport: {page}\n{following}")
     return verdict
 

@@ -44,7 +44,7 @@ def init(
 ) -> int:
     """Look at a folder of images, tables or recordings; write medsilo.yaml and a job, each choice with its reason.
 
-    Checks them, trains every hospital alone for a minute or two, and writes that run's page. Overwrites nothing
+    Checks them, trains every hospital alone over twelve rounds, and writes that run's page. Overwrites nothing
     (docs/start/tutorial.md).
     """
     if (folder is None) == (example is None):
@@ -82,7 +82,7 @@ def init(
         trial = out / dataset_layout.TRIAL if go and not no_train else None
         steps = dataset_layout.advice(sight.several, out, stopped, enough_minutes(plan.rounds * a_round))
         if trial:
-            tried = alone(plan, a_round)
+            tried = alone(plan)
             about = f": about {duration(tried.rounds * a_round)}" if a_round else ""
             screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other{about}")
             settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan.task, Path(ready))

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from medsilo.core.text import counted
 from medsilo.runs import paths
 from medsilo.site import signed
 from medsilo_lab.deploy import model_card
@@ -56,8 +57,8 @@ def write_validation(
             cell(judged.told["test"], missing="not told"),
         ]
         rows.append(((release.folder.name, f"release {release.hash[:12]}"), cells))
-    first = rows[0][1][0]["text"]
-    headline = f"Here the model reaches {metric} {first} over {found[0].test.scores.cases} cases."
+    first, tested = rows[0][1][0]["text"], found[0].test.scores
+    headline = f"Here the model reaches {metric} {first} over {tested.cases} cases."
     if len(found) > 1:
         told = found[1].against(found[0])
         headline = (
@@ -71,6 +72,7 @@ def write_validation(
         headline,
         context=f"{releases[0].manifest.title}; signed by {signed.fingerprint(releases[0].lead)}",
         notices=list(_doubts(releases, found)),
+        n=f"n = {counted(tested.cases, 'test case')} of {counted(tested.people, 'patient')}",
         rows=rows,
         study=_study(releases[0]),
         pictures=sorted(paths.site_folder(folder, site).glob(PICTURES)),

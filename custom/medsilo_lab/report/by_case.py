@@ -7,6 +7,7 @@ from itertools import groupby
 from statistics import mean, median, stdev
 from typing import Any
 
+from medsilo.core.text import counted
 from medsilo_lab.report.charts import Series, line_chart, swatch, ticks
 from medsilo_lab.report.formats import cell
 from medsilo_lab.report.read import RunResult
@@ -27,10 +28,18 @@ def pictures(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     return [{"label": run.label, "pictures": own} for run, own in drawn if own]
 
 
-def _picture(caption: str, note: str, series: Sequence[Series], **how: Any) -> dict[str, Any]:
+def _picture(caption: str, note: str, patients: int, series: Sequence[Series], **how: Any) -> dict[str, Any]:
     legend = [{"name": one.name, "swatch": swatch(one.style, one.joined)} for one in series]
     chart = line_chart(series, title=caption, **how)
-    return {"caption": caption, "note": note, "chart": chart, "legend": legend, "heads": [], "rows": []}
+    return {
+        "caption": caption,
+        "note": note,
+        "n": f"n = {counted(patients, 'patient')}",
+        "chart": chart,
+        "legend": legend,
+        "heads": [],
+        "rows": [],
+    }
 
 
 # ---------------------------------------------------------------------------------------------------- survival
@@ -51,6 +60,7 @@ def _survival(run: RunResult, key: str) -> Iterator[dict[str, Any]]:
         "Survival by risk group",
         "Share of test cases without the event by time (Kaplan and Meier's estimate), in two halves: at the median of "
         "the risk that the model gives a site's cases. To the right it rests on few patients; the table counts them.",
+        sum(map(len, groups)),
         [Series(name, [y for _, y in own], n, places=[x for x, _ in own]) for n, (name, own) in enumerate(lines)],
         key=key,
         x_label="time, in the data's unit",
@@ -110,6 +120,7 @@ def _sizes(run: RunResult, key: str) -> Iterator[dict[str, Any]]:
             f"Found minus drawn{f': {structure}' if structure else ''}",
             "Each point is a patient: what was found minus what was drawn, by the mean of both (Bland and Altman). "
             "Between the limits 95 of 100 differences are expected, if they scatter normally.",
+            len(every),
             [*lines, *dots],
             key=f"{key}-{number}",
             x_label=f"mean of both, {unit}",

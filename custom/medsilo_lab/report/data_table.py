@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from medsilo.core.text import counted
 from medsilo.runs.site_files import FilesFound, Pair
 from medsilo_lab.report.charts import Dot, dot_chart
 from medsilo_lab.report.formats import cell
 from medsilo_lab.report.read import RunResult
 
 PARTS = ("train", "validation", "test")
-Table = tuple[str, Sequence[str], list[tuple[str, list[dict[str, Any]]]]]  # its title, its heads, its rows
+Rows = list[tuple[str, list[dict[str, Any]]]]
+Table = tuple[str, Sequence[str], Rows, str]  # its title, its heads, its rows, and what they rest on
 
 
 def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
@@ -20,11 +22,25 @@ def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
         return
     told, unit = [run.site(site) for site in run.sites], "slices" if run.summary.sliced else "cases"
     parts = [[(site.cases or {}).get(part) for part in PARTS] for site in told]
-    yield f"{unit.capitalize()} by part", PARTS, _rows(run.sites, parts, 0)
+    yield f"{unit.capitalize()} by part", PARTS, _rows(run.sites, parts, 0), _sample(parts, unit)
     classes = [(site.classes or {}).get("train") for site in told]
     if widest := max((len(counts) for counts in classes if counts), default=0):
         rows: list[Sequence[int | None]] = [counts or [None] * widest for counts in classes]
-        yield f"Training {unit} by class", [str(label) for label in range(widest)], _rows(run.sites, rows, 1)
+        yield f"Training {unit} by class", run.class_names(widest), _rows(run.sites, rows, 1), _sample(rows, unit)
+
+
+def finding(found: Sequence[Table]) -> str:
+    """Return how unequal the hospitals' training data are, as the section's heading says it."""
+    training = [cells[0]["value"] for _, cells in found[0][2] if cells[0]["value"] != ""] if found else []
+    if not training:
+        return "Who has what"
+    least, most = min(training), max(training)
+    unit = found[0][0].split()[0].lower()
+    return f"Each hospital trains on {least if least == most else f'{least} to {most}'} {unit}"
+
+
+def _sample(rows: Sequence[Sequence[int | None]], unit: str) -> str:
+    return f"n = {sum(count or 0 for row in rows for count in row)} {unit} at {counted(len(rows), 'site')}"
 
 
 def _rows(
@@ -54,7 +70,7 @@ def shifts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
             continue
         dots = [Dot(site, (low + high) / 2, n, (low, high)) for n, (site, (low, high)) in enumerate(ranges.items())]
         chart = dot_chart(dots, key=f"shift-{number}", title=f"{name} at every site")
-        charts.append({"title": name, "chart": chart})
+        charts.append({"title": name, "n": f"n = {counted(len(ranges), 'site')}", "chart": chart})
     return charts
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from medsilo.core.errors import YamlError
-from medsilo.core.text import plain
+from medsilo.core.text import counted
 from medsilo.runs.schema import Decisions, ReliabilityBin
 from medsilo_lab.report.charts import Series, line_chart, swatch, ticks
 from medsilo_lab.report.formats import cell, number
-from medsilo_lab.report.read import RunResult
+from medsilo_lab.report.read import RunResult, sample
 
 LOSS = 0.1  # net benefit below which a curve is not drawn
 Point = tuple[float, float]
@@ -186,9 +185,11 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     last = [(run.label, style, own[-1]) for style, (run, own) in zip(looks, by_run, strict=True) if own]
     sites = [(row.name, style, row) for style, row in enumerate(row for row in rows if not row.several)]
     whole = last if several or len(sites) < 2 else [(EVERYONE, len(sites), row) for _, _, row in last]
-    classes = _classes(runs, len(rows[0].told.confusion))
+    classes = runs[0].class_names(len(rows[0].told.confusion))
+    everyone = {sum(map(sum, own.told.confusion)) for _, _, own in last}
     last_rows = [row for _, _, row in whole]
     return {
+        "n": f"n = {counted(everyone.pop(), 'test case')}" if len(everyone) == 1 else sample(runs),
         "two": len(classes) == 2,
         "second": classes[-1],
         "at_threshold": [_at_threshold(row) for row in rows] if len(classes) == 2 else [],
@@ -204,27 +205,6 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
         "curves": curves(last if several else sites, whole if len(classes) == 2 else []),
         "places": [line for row in rows if row.told.reliability for line in _places(row)],
     }
-
-
-def _classes(runs: Sequence[RunResult], count: int) -> list[str]:
-    """Return the classes' numbers, with the names that the plan gives them."""
-    numbers = [f"class {label}" for label in range(count)]
-    labels = _planned(runs[0], "task").get("labels")
-    if not isinstance(labels, list) or len(labels) != count:
-        return numbers
-    return [f"{number} ({plain(str(label), 40)})" for number, label in zip(numbers, labels, strict=True)]
-
-
-def _planned(run: RunResult, key: str) -> Mapping[str, Any]:
-    """Return a section of a run's plan; nothing where it can't be read."""
-    from medsilo.core.files import load_yaml  # brings torch, which a page without classes doesn't need
-
-    try:
-        plan = load_yaml(run.plan)
-    except YamlError:
-        return {}
-    found = plan.get(key) if isinstance(plan, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def _at_threshold(row: DecisionRow) -> Row:

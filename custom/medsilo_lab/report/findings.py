@@ -1,10 +1,10 @@
 """Say what the runs show, in sentences and small tables, and what they do not show. No drawing, no HTML.
 
-Beside the first sentence stands whether models have learned: below guessing, hardly, still rising.
+Beside the first sentence stands whether models have learned: below guessing, hardly, not converged.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, combinations, pairwise
@@ -13,10 +13,9 @@ from typing import Any, Literal
 from medsilo.runs.schema import Summary
 from medsilo_lab.report.formats import moment_of, number, short, shown
 from medsilo_lab.report.panels import Subject
-from medsilo_lab.report.read import RunResult, same, spans
+from medsilo_lab.report.read import RunResult, same, sample, spans
 
 MOST_ABSENCE_NOTICES = 6
-REFERENCES = ("local", "central")  # what no federation makes: federations are held against them
 STANDS_OUT = "Stands out"
 SYNTHETIC = (
     "The data are synthetic. The numbers show that the software works; they say nothing about patients, and the order "
@@ -37,21 +36,53 @@ class Notice:
     text: str
 
 
+def finding(runs: Sequence[RunResult]) -> str:
+    """Return the page's title: what a run reaches; several are not ranked, since each is one seed."""
+    if len(runs) > 1:
+        return f"{len(runs)} runs side by side, none ranked"
+    (run,) = runs
+    if run.failed:
+        return f"{run.label} failed"
+    if not _telling(run):
+        return f"{run.label}: no site has a test score"
+    return f"{run.label} reaches a mean test {run.summary.metric} of {number(run.summary.mean_test)}"
+
+
 def answer(runs: Sequence[RunResult]) -> str:
-    """Return what a run reaches; several are not ranked, since each is one seed."""
+    """Return what the title rests on."""
     if len(runs) > 1:
         return (
-            f"{len(runs)} runs side by side. Each has one seed, and another seed may change their order, so none is "
-            "ranked: 'medsilo compare' ranks methods."
+            "Each run has one seed, and another seed may change their order, so none is ranked. 'medsilo compare' "
+            "ranks methods."
         )
     (run,) = runs
-    telling = [site for site in run.sites if run.score(site) is not None]
+    telling = _telling(run)
     if run.failed or not telling:
         return "No site has a test score."
     over = f"over {len(telling)} sites" if len(telling) > 1 else "at the one site"
     seed = "one seed" if run.summary.seed is None else f"one seed ({run.summary.seed})"
-    reached = f"a mean test {run.summary.metric} of {number(run.summary.mean_test)}"
-    return f"{run.label} reaches {reached} {over}, with {seed}."
+    return f"The mean {over}, {sample(runs)}, with {seed}. Another seed gives other scores."
+
+
+def results(metric: str | None, scores: Mapping[str, float | None]) -> str:
+    """Return the heading of the results: where the score is lowest and highest."""
+    known = {site: score for site, score in scores.items() if score is not None}
+    if len(known) < 2:
+        return f"Test {metric or 'score'} at every site"
+    low, high = min(known, key=lambda site: known[site]), max(known, key=lambda site: known[site])
+    return f"Test {metric} is lowest at {low} ({known[low]:.2f}) and highest at {high} ({known[high]:.2f})"
+
+
+def learning(runs: Sequence[RunResult]) -> str:
+    """Return the heading of the curves: whether validation still rises."""
+    rising = [is_still_rising(run) for run in runs if not run.failed]
+    if not rising or statistics.fmean(rising) <= 0.5:
+        return "Learning, round by round"
+    return "Validation still improved when training ended"
+
+
+def _telling(run: RunResult) -> list[str]:
+    return [site for site in run.sites if run.score(site) is not None]
 
 
 def notices(runs: Sequence[RunResult]) -> list[Notice]:
@@ -164,10 +195,12 @@ def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
     }
     shared = {name: same(runs, view) for name, view in facts.items()}
     differing = [name for name, value in shared.items() if value is None]
+    rows = [(run.label, [facts[name](run) for name in differing]) for run in runs]
     return {
         "shared": {name: value for name, value in shared.items() if value is not None},
         "differing": differing,
-        "rows": [(run.label, [facts[name](run) for name in differing]) for run in runs],
+        "rows": rows,
+        "lines": [["Run", *differing], *([label, *told] for label, told in rows)],
         "runs": runs,
     }
 
@@ -233,11 +266,11 @@ def _hardly(run: RunResult) -> bool:
     return share >= -BELOW and is_little(share, run.summary.metric)
 
 
-RISING, FURTHER = "is still rising", "'medsilo run RUN --more 20' trains a run further."
+UNCONVERGED, FURTHER = "has not converged", "'medsilo run RUN --more 20' trains a run further."
 SAID: dict[str, tuple[str, Callable[[RunResult], bool]]] = {
     "is below guessing": ("Below guessing", lambda run: _better(run) < -BELOW),
-    "has hardly learned": ("Hardly better than guessing", _hardly),
-    RISING: ("Still rising after the last round", is_still_rising),
+    "has not learned": ("Hardly better than guessing", _hardly),
+    UNCONVERGED: ("Not converged after the last round", is_still_rising),
 }
 
 
@@ -250,5 +283,5 @@ def learned(subjects: Sequence[Subject]) -> str:
         named = [label for label, own in found.items() if own and statistics.fmean(own) > 0.5]
         if named:
             words.append(f" The model {one}." if len(subjects) == 1 else f" {several}: {', '.join(named)}.")
-            words.append(f" {FURTHER}" if one == RISING else "")
+            words.append(f" {FURTHER}" if one == UNCONVERGED else "")
     return "".join(words)

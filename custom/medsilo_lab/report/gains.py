@@ -14,13 +14,18 @@ from medsilo.core.text import counted, is_safe_name
 from medsilo.runs import paths
 from medsilo_lab.report.charts import Dot, dot_chart, dot_ticks
 from medsilo_lab.report.findings import CHOSEN, SYNTHETIC, learned
-from medsilo_lab.report.formats import between, bytes_text, number, seconds_text
+from medsilo_lab.report.formats import between, number, seconds_text
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.template import fill, save
-from medsilo_lab.study.verdict_file import HospitalGain, Level, PairedDifference, Verdict, read_verdict
+from medsilo_lab.study.verdict_file import REFERENCES, HospitalGain, Level, PairedDifference, Verdict, read_verdict
 from medsilo_lab.study.words import evidence_of, in_patients, in_points, needed_in_words, points
 
+TITLES = {
+    "better": "federated training with {} helps",
+    "worse": "federated training with {} is worse than single-site",
+    "inconclusive": "inconclusive whether federated training with {} helps",
+}
 LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}  # the marker
 LEAST = 3  # hospitals behind a number of all: of two, each could work out the other's
 WIDTH, EDGE = 320, 16  # of a picture
@@ -37,6 +42,35 @@ class GainLine:
     missing: str = ""  # what would make a verdict of it
 
 
+def finding(verdict: Verdict) -> str:
+    """Return the comparison's title: the answer to its first question, in a few words."""
+    if verdict.first and verdict.declared:
+        words = TITLES[_word(verdict.first)].format(verdict.declared)
+        return words[0].upper() + words[1:]
+    if verdict.gains:
+        better = sum(one.word == "better" for one in verdict.gains.values())
+        return f"Federated training is better at {better} of {counted(len(verdict.gains), 'hospital')}"
+    return ranking(verdict)
+
+
+def _word(found: PairedDifference) -> str:
+    return ("better" if found.mean > 0 else "worse") if found.sure else "inconclusive"
+
+
+def ranking(verdict: Verdict) -> str:
+    """Return which federated methods are better than the baseline, in a few words."""
+    named = verdict.against or "none"
+    asked = [row for row in verdict.rows if row.against and row.difference.mean and row.method not in REFERENCES]
+    if not asked:
+        return f"{counted(len(verdict.rows), 'configuration')} side by side"
+    ahead = [
+        row.title for row in asked if row.difference.mean and row.difference.mean.sure and row.difference.mean.mean > 0
+    ]
+    if not ahead:
+        return f"No method is significantly better than {named}"
+    return f"Better than {named}: {', '.join(ahead)}"
+
+
 def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the question, its lines with their pictures on one scale, and what to know of them. sites: only these."""
     if verdict.gains:
@@ -45,10 +79,9 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
     for row in verdict.rows:
         one = row.difference.mean
         if row.against and one:
-            word = ("better" if one.mean > 0 else "worse") if one.sure else "inconclusive"
-            lines.append(GainLine(row.title, word, one))
+            lines.append(GainLine(row.title, _word(one), one))
     asked = f"Which method is better than {verdict.against}?" if verdict.against else "How do these methods compare?"
-    return _drawn(asked, "Method", lines, verdict, "Differences are corrected for all lines (Holm).")
+    return _drawn(asked, "Method", lines, verdict, "Differences are corrected for the number of methods.")
 
 
 def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, Any]:
@@ -60,7 +93,7 @@ def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, An
             lines.append(GainLine(name, one.word, one.gain, needed_in_words(one.needed)))
     asked = f"with {verdict.declared}" if verdict.declared else "with any of these methods"
     beforehand = "This question was asked before the runs. " if verdict.declared else ""
-    note = f"{beforehand}The verdicts are corrected for {counted(len(verdict.gains), 'hospital')} (Holm)"
+    note = f"{beforehand}The verdicts are corrected for {counted(len(verdict.gains), 'hospital')}"
     note += "." if verdict.declared else " and all methods."
     return _drawn(
         f"Does federated training {asked} help, against single-site training?", "Hospital", lines, verdict, note
@@ -94,7 +127,26 @@ def _drawn(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict
         }
         for place, (one, dot) in enumerate(zip(lines, dots, strict=True))
     ]
-    return {"question": question, "head": head, "rows": rows, "note": note}
+    told = {"caption": f"Difference in test {verdict.metric}", "n": _sample_of(lines), "lines": _lines(lines)}
+    return {"question": question, "head": head, "rows": rows, "note": note, **told}
+
+
+def _sample_of(lines: Sequence[GainLine]) -> str:
+    """Return what the lines of a first screen rest on: all together, else the most that one does."""
+    patients = max((one.found.patients or 0 for one in lines), default=0)
+    seeds = max((one.found.seeds for one in lines), default=0)
+    tested = counted(patients, "test patient") if patients else "test patients not disclosed"
+    return f"n = {tested}, {counted(seeds, 'seed')}"
+
+
+def _lines(lines: Sequence[GainLine]) -> list[list[object]]:
+    """Return the lines as a CSV file has them."""
+    heads: list[object] = ["name", "verdict", "difference", "low", "high", "test patients", "seeds"]
+    return [heads, *([one.name, one.verdict, *_numbers(one.found)] for one in lines)]
+
+
+def _numbers(found: PairedDifference) -> tuple[object, ...]:
+    return found.mean, found.low, found.high, found.patients, found.seeds
 
 
 def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list[Path]:
@@ -118,8 +170,9 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalGain, run: RunResult
     """The sheet as text. run: the first one of the method that is asked about."""
     return fill(
         "sheet.html",
-        f"Decision sheet for {site}",
-        context=f"{verdict.task_title} · {counted(len(verdict.sites), 'hospital')} · {one.method}",
+        f"{site}: {TITLES[one.word].format(one.method)}",
+        description=run.summary.description,
+        context=f"Hospital's decision · {verdict.task_title} · {counted(len(verdict.sites), 'hospital')}",
         answer=answer(verdict.metric, site, one) + learned([Subject(one.method, [run])]),
         notices=[],
         facts=dict(_facts(verdict, site, one, run)),
@@ -146,9 +199,9 @@ def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> It
     alone = [found for row, found in known if row.method == "local"]
     # Where there are several, of other norms, it is the one that the gain is against.
     alone.sort(key=lambda found: abs(joined.mean - found.mean - one.gain.mean))
-    yield f"Test {verdict.metric}, together", _level(joined)
+    yield f"Test {verdict.metric}, federated", _level(joined)
     if alone:
-        yield f"Test {verdict.metric}, alone", _level(alone[0])
+        yield f"Test {verdict.metric}, single-site", _level(alone[0])
     tested = verdict.patients.get(site)
     same = tested is None or run.patients.get(site) == tested  # other seeds may test others
     words = run.tested_in_words(site) if same else f"at least {counted(tested or 0, 'test patient')}"
@@ -158,8 +211,6 @@ def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> It
     yield "Rounds", f"{rounds} of {run.summary.rounds.done}"
     if rounds:
         yield "Work each round", seconds_text(None if told.seconds is None else told.seconds / rounds)
-        yield "Sent in all", bytes_text(told.bytes_up)
-        yield "Received in all", bytes_text(told.bytes_down)
     if spent := run.spent.get(site):
         yield "Privacy (ε)", "no bound" if spent.study is None else f"{spent.study:.3f} at δ {spent.delta:g}"
 

@@ -8,17 +8,19 @@ from typing import Any
 from markupsafe import Markup
 
 from medsilo.core.errors import reading
-from medsilo.core.text import counted
+from medsilo.core.text import counted, epsilon_text
 from medsilo.runs import paths
 from medsilo.runs.schema import SiteResult
+from medsilo.runs.site_files import Spent
 from medsilo_lab.report import by_case, data_table, deciding, findings, panels
 from medsilo_lab.report.charts import Dot, Series, line_chart, styles, swatch, ticks
-from medsilo_lab.report.findings import REFERENCES, guessing_at, learned, provenance
+from medsilo_lab.report.findings import guessing_at, learned, provenance
 from medsilo_lab.report.formats import SUPPRESSED, between, cell, score_text, text_table
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.pictures import shares, timeline
-from medsilo_lab.report.read import RunResult, all_sites, last_round, read, read_all, same, spans
+from medsilo_lab.report.read import RunResult, all_sites, last_round, read, read_all, same, sample, spans
 from medsilo_lab.report.template import fill, save
+from medsilo_lab.study.verdict_file import REFERENCES
 
 
 def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
@@ -34,29 +36,39 @@ def render(runs: Sequence[RunResult], title: str) -> str:
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([run.summary.method in REFERENCES for run in runs])
     chances = guessing_at(all_sites(runs), runs)
+    holdings = list(data_table.tables(runs))
+    results = _results(runs)
     return fill(
         "page.html",
-        title,
+        findings.finding(runs),
+        description=same(runs, lambda run: run.summary.description),
+        n=sample(runs),
+        n_runs=f"n = {counted(len(runs), 'run')}",
         single=len(runs) == 1,
         sites=all_sites(runs),
-        context=_context(runs),
+        context=_context(runs, title),
         answer=findings.answer(runs) + learned(subjects),
         notices=findings.notices(runs),
-        results=_results(runs),
+        results=results,
+        scores_title=findings.results(
+            results["metric"], {site: same(runs, partial(RunResult.score, site=site)) for site in all_sites(runs)}
+        ),
+        learning_title=findings.learning(runs),
         dots=_dots(runs, looks, chances),
         guessing=any(chances),
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
         by_case=by_case.pictures(runs),
         overlays=panels.overlays(subjects),
-        holdings=list(data_table.tables(runs)),
+        holdings=holdings,
+        holding=data_table.finding(holdings),
         shifts=data_table.shifts(runs),
         curves=_curves(runs),
         harmonised=panels.harmonised(subjects),
         similarity=panels.similarity(subjects),
         super_models=panels.super_models(subjects),
         unseen=panels.unseen(subjects),
-        spent=[(run.label, site, one) for run in runs for site, one in run.spent.items()],
+        spent=[((run.label, site), _spent(one)) for run in runs for site, one in run.spent.items()],
         participation=[_participation(run, n) for n, run in enumerate(runs) if run.summary.method != "central"],
         costs=panels.costs(subjects),
         provenance=provenance(runs),
@@ -69,10 +81,21 @@ def report_of(folder: Path) -> tuple[str, Path]:
     return text_table(read(folder)), write([folder], folder / paths.REPORT, folder.name)
 
 
-def _context(runs: Sequence[RunResult]) -> str:
-    """Task, network and size of the comparison in one line below the title."""
+def _spent(one: Spent) -> list[dict[str, Any]]:
+    """Return what a study and all studies cost a hospital, what is allowed, and at which δ."""
+    costs = (one.study, one.all_studies)
+    rest = (one.allowed, one.delta)
+    return [
+        *(cell(cost, epsilon_text(cost)) for cost in costs),
+        *(cell(number, "" if number is None else f"{number:g}") for number in rest),
+    ]
+
+
+def _context(runs: Sequence[RunResult], name: str) -> str:
+    """Name, task, network and size of the page's runs in one line below the title."""
     count = len(all_sites(runs))
     parts = [
+        name,
         same(runs, lambda run: run.summary.task_title or run.summary.task),
         counted(count, "site"),
         runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
@@ -113,7 +136,10 @@ def _dots(runs: Sequence[RunResult], looks: Sequence[int], chances: Sequence[flo
         [Dot(run.label, run.score(site), style, run.intervals.get(site)) for site in sites]
         for style, run in zip(looks, runs, strict=True)
     ]
-    return panels.site_scores(metric, sites, methods, chances)
+    tested = {
+        site: f"n = {cases}" for site in sites if (cases := same(runs, partial(RunResult.tested_in_words, site=site)))
+    }
+    return panels.site_scores(metric, sites, methods, chances, {"": sample(runs)} | tested)
 
 
 def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
@@ -149,13 +175,25 @@ def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
             {
                 "run": run,
                 "chart": _chart(f"curve-{position}", run.label, series, runs if alike else [run]) if series else None,
-                "rounds": range(last_round([run]) + 1),
+                **_validated(run, sites),
+                "n": f"n = {counted(run.cases_in('validation'), 'validation case')}",
             }
         )
     return {
         "site_legend": [{"name": site, "swatch": swatch(style)} for style, site in enumerate(sites)],
         "runs": per_run,
     }
+
+
+def _validated(run: RunResult, sites: Sequence[str]) -> dict[str, Any]:
+    """Return a run's curves as a table: heads, and each site's values with the round that was tested."""
+    rounds = range(last_round([run]) + 1)
+    rows = []
+    for site in (site for site in sites if site in run.sites):
+        curve, selected = run.site(site).validation, run.summary.selected.rounds.get(site)
+        values = [cell(curve[round_] if round_ < len(curve) else None) for round_ in rounds]
+        rows.append((site, [*values, cell(selected)]))
+    return {"heads": [*map(str, rounds), "Tested"], "rows": rows}
 
 
 def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunResult]) -> Markup:
@@ -182,6 +220,7 @@ def _participation(run: RunResult, place: int) -> dict[str, Any]:
     return {
         "run": run,
         "chart": timeline(run, f"time-{place}") if run.rounds else None,
+        "n": f"n = {counted(len(run.rounds), 'round')} at {counted(len(run.sites), 'site')}",
         "shares": shares(run, f"shares-{place}"),
         "everyone": everyone,
         "absences": [(f"Round{'s' * (len(own) > 1)} {spans(own)}", *whose) for whose, own in rounds.items()],

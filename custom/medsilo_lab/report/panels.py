@@ -5,7 +5,7 @@ panel is about one run, or about the seeds of a study's row.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -13,6 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from medsilo.core.text import counted
 from medsilo_lab.report.charts import Dot, dot_chart, dot_ticks
 from medsilo_lab.report.formats import MISSING, bytes_text, cell, number, seconds_text
 from medsilo_lab.report.pictures import matrix_strip, others
@@ -60,6 +61,7 @@ def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
                 "source": same(subject.runs, lambda run: _pretrained(run.summary.details.pretraining)),
                 "by_round": _by_round(subject.runs[0], f"weights-{place}"),
                 "sites": found[0].sites,
+                "n": f"n = {counted(len(found[0].sites), 'site')}, {counted(len(found), 'run')}",
                 "rows": list(zip(found[0].sites, rows, strict=True)),
             }
         )
@@ -97,13 +99,18 @@ def super_models(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
             {
                 "subject": subject,
                 "names": names,
-                "tables": [(title, _frequencies(told, names, sites)) for title, told in tables],
+                "tables": [(title, _frequencies(told, names, sites), _counted_of(told)) for title, told in tables],
                 "kept": [site for site in sites if not all(site in one.agreed for one in facts)],
                 "rule": rule,
                 "thresholds": [f"{one.threshold:g}" for one in facts if one.threshold is not None],
             }
         )
     return panels
+
+
+def _counted_of(told: Sequence[dict[str, dict[str, int]]]) -> str:
+    """Return the number of choices behind a table of frequencies."""
+    return f"n = {counted(sum(sum(chosen.values()) for one in told for chosen in one.values()), 'choice')}"
 
 
 def _frequencies(
@@ -150,7 +157,9 @@ def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
             [run.summary.score(site) for run in subject.runs if site in run.summary.evaluation_sites] for site in sites
         ]
         rows.append((subject.label, [_over_seeds([one for one in own if one is not None], number) for own in scores]))
-    return {"sites": sites, "rows": rows, "several": any(subject.several for subject in told)}
+    tested = [run.summary.test_cases(site) or 0 for subject in told[:1] for run in subject.runs[:1] for site in sites]
+    n = f"n = {counted(sum(tested), 'test case')}"
+    return {"sites": sites, "rows": rows, "n": n, "several": any(subject.several for subject in told)}
 
 
 def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[str, Any]:
@@ -195,11 +204,16 @@ def _most_memory(run: RunResult) -> int | None:
 
 
 def site_scores(
-    metric: str, sites: Sequence[str], methods: Sequence[Sequence[Dot]], chances: Sequence[float | None]
+    metric: str,
+    sites: Sequence[str],
+    methods: Sequence[Sequence[Dot]],
+    chances: Sequence[float | None],
+    tested: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """Return a chart for each site with a row per method; of one method alone one chart with a row per site.
 
-    methods: the scores of each at all sites; chances: what guessing reaches there.
+    methods: the scores of each at all sites; chances: what guessing reaches there; tested: what a site's scores rest
+    on, and those of all sites under "".
     """
     if not any(dot.value is not None for dots in methods for dot in dots):
         return []
@@ -211,5 +225,6 @@ def site_scores(
     for n, (site, dots, chance) in enumerate(zip(titles, charts, chances, strict=True)):
         title = f"Test {metric} at {site or 'every site'}"
         guide = None if chance is None else (chance, f"Guessing reaches {chance:.3f}.")
-        drawn.append({"title": site, "chart": dot_chart(dots, marks, key=f"dots-{n}", title=title, guide=guide)})
+        chart = dot_chart(dots, marks, key=f"dots-{n}", title=title, guide=guide)
+        drawn.append({"title": site or title, "n": tested.get(site, ""), "chart": chart})
     return drawn

@@ -13,13 +13,14 @@ from typing import Any
 from PIL import Image
 
 from medsilo.core.errors import MedsiloError, reading
-from medsilo.core.text import counted
+from medsilo.core.text import counted, plain
 from medsilo.runs import paths
 from medsilo.runs.reading import read_of_sites, read_provenance, read_rounds, read_summary, read_text
 from medsilo.runs.schema import Round, SiteResult, Summary
 from medsilo.runs.site_files import FilesFound, Provenance, Spent
 
 LARGEST_PICTURE = 2_000_000  # bytes
+LONGEST_NAME = 40  # bytes of a class's name
 Interval = tuple[float, float]
 DRAWN = ("concordance", "dice")  # metrics of which single cases are drawn
 OVERLAYS = ("best", "median", "worst")
@@ -88,6 +89,21 @@ class RunResult:
         return counted(cases, "slice" if self.summary.sliced else "case") + of
 
     @property
+    def tested(self) -> int:
+        """The test cases of all sites, as far as they disclose them."""
+        return sum(self.summary.test_cases(site) or 0 for site in self.sites)
+
+    def cases_in(self, part: str) -> int:
+        """Return the cases of a part of the data at all sites, as far as they disclose them."""
+        return sum((self.site(site).cases or {}).get(part) or 0 for site in self.sites)
+
+    def class_names(self, count: int) -> list[str]:
+        """Return the names of so many classes; their numbers where the plan names none."""
+        names = [plain(name, LONGEST_NAME) for name in self.summary.labels]
+        named = len(names) == count and names != [str(label) for label in range(count)]
+        return names if named else [f"class {label}" for label in range(count)]
+
+    @property
     def mean_curve(self) -> list[float | None]:
         """Validation, mean over sites; no value where a site has none: over fewer sites it would jump for no reason."""
         by_round = zip_longest(*(self.site(site).validation for site in self.sites))
@@ -150,6 +166,16 @@ def same(runs: Sequence[RunResult], view: Callable[[RunResult], Any]) -> Any:
     """Return what all runs agree on, or None."""
     values = {view(run) for run in runs}
     return values.pop() if len(values) == 1 else None
+
+
+def sample(runs: Sequence[RunResult]) -> str:
+    """Return what the runs' test scores rest on, as a caption says it."""
+    cases, patients = same(runs, lambda run: run.tested), same(runs, lambda run: sum(run.patients.values()))
+    if not cases:
+        return f"n = {counted(len(runs), 'run')}"
+    whole = all(set(run.sites) <= set(run.patients) for run in runs)
+    unit = "test slice" if all(run.summary.sliced for run in runs) else "test case"
+    return f"n = {counted(cases, unit)}" + (f" of {counted(patients, 'patient')}" if patients and whole else "")
 
 
 def last_round(runs: Iterable[RunResult]) -> int:

@@ -10,19 +10,20 @@ from markupsafe import Markup
 
 from medsilo.core.text import counted
 from medsilo.runs import paths
+from medsilo.runs.schema import StudyFacts
 from medsilo_lab.report import data_table, deciding, findings, panels
 from medsilo_lab.report.charts import Dot, Series, band_of, line_chart, styles, swatch, values_of
-from medsilo_lab.report.findings import REFERENCES, STANDS_OUT, Notice, guessing_at, learned, provenance
+from medsilo_lab.report.findings import STANDS_OUT, Notice, guessing_at, learned, provenance
 from medsilo_lab.report.formats import between, cell, number
-from medsilo_lab.report.gains import first_screen
+from medsilo_lab.report.gains import finding, first_screen, ranking
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.template import fill, save
-from medsilo_lab.study.verdict_file import Level, PairedDifference, Verdict, VerdictRow, read_verdict
+from medsilo_lab.study.verdict_file import REFERENCES, Level, PairedDifference, Verdict, VerdictRow, read_verdict
 from medsilo_lab.study.words import points
 
 DARKEST = 0.3  # the gain whose cell is darkest
-TESTED = (("Mean over sites", "declared"), ("p", "after Holm"))  # the question that was declared
+TESTED = (("Mean over sites", "declared"), ("p", "corrected"))  # the question that was declared
 EXPLORED = ("Pooled over cases", "Worst site")
 FEW = 6  # seeds that are named one by one
 Rows = dict[str, list[RunResult]]  # a row's finished runs, by its title
@@ -56,16 +57,30 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
     looks = styles([row.method in REFERENCES for row in rows])
     chances = guessing_at(verdict.sites, runs)
     subjects = [Subject(title, own) for title, own in found.items()]
+    holdings = list(data_table.tables(runs))
     return fill(
         template,
-        about.title,
+        finding(verdict),
+        description=_description(verdict, runs),
+        n=_sample(verdict),
+        n_runs=f"n = {counted(len(runs), 'run')}",
+        n_validation=f"n = {counted(max((run.cases_in('validation') for run in runs), default=0), 'validation case')}, "
+        f"{counted(len(runs), 'run')}",
+        ranking=ranking(verdict),
+        joined=_joined(verdict),
+        scores_title=findings.results(verdict.metric, _best_known(verdict)),
+        learning_title=findings.learning(runs),
         about=about,
         verdict=verdict,
         context=_context(verdict),
         tested_sites=_sites(verdict),
         first=first_screen(verdict),
         answer=verdict.headline + learned(subjects),
-        between=[verdict.between] * bool(verdict.first) + [seen.words for seen in [verdict.could_have_seen] if seen],
+        between=[
+            *[verdict.between] * bool(verdict.first),
+            *verdict.other_networks,
+            *(seen.words for seen in [verdict.could_have_seen] if seen),
+        ],
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
         difference_heads=[*TESTED, *((name, "exploratory") for name in EXPLORED), *_sites(verdict, "exploratory")],
@@ -73,7 +88,8 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
-        holdings=list(data_table.tables(runs)),
+        holdings=holdings,
+        holding=data_table.finding(holdings),
         shifts=data_table.shifts(runs),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curve=_curve(found, looks, verdict.metric),
@@ -100,12 +116,44 @@ def _context(verdict: Verdict) -> str:
         verdict.task_title,
         counted(len(sites), "site"),
         *([counted(sum(verdict.patients.values()), "test patient")] if verdict.patients else []),
-        f"{len(verdict.rows)} rows",
+        counted(len(verdict.rows), "configuration"),
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if len(seeds) <= FEW else f"{len(seeds)} seeds",
         *([f"{verdict.folds} folds"] if verdict.folds else []),
         verdict.network,
     ]
     return " · ".join(parts)
+
+
+def _description(verdict: Verdict, runs: Sequence[RunResult]) -> StudyFacts:
+    """Return the study in its lead's words, with the page's own title where it was given one."""
+    told = runs[0].summary.description if runs else StudyFacts()
+    return told.changed(title=verdict.about.title or told.title)
+
+
+def _sample(verdict: Verdict) -> str:
+    """Return what the comparison's numbers rest on."""
+    seeds = counted(len(verdict.seeds), "seed")
+    if not verdict.patients:
+        return f"n = {counted(len(verdict.runs), 'run')}, {seeds}"
+    return f"n = {counted(sum(verdict.patients.values()), 'test patient')}, {seeds}"
+
+
+def _joined(verdict: Verdict) -> str:
+    """Return at how many hospitals a method is better than single-site training."""
+    better = [
+        site
+        for site in verdict.sites
+        if any((one := row.joining.get(site)) and one.sure and one.mean > 0 for row in verdict.rows)
+    ]
+    if not better:
+        return "No method is significantly better than single-site training"
+    return f"A method is better than single-site training at {len(better)} of {counted(len(verdict.sites), 'hospital')}"
+
+
+def _best_known(verdict: Verdict) -> dict[str, float | None]:
+    """Return the scores by site of the configuration that the comparison asks about, else of the first."""
+    asked = [row for row in verdict.rows if row.title in (verdict.declared, verdict.against)] or verdict.rows[:1]
+    return {site: one.mean if one else None for row in asked[:1] for site, one in row.sites.items()}
 
 
 def _sites(verdict: Verdict, more: str = "") -> list[tuple[str, str]]:
@@ -192,7 +240,8 @@ def _dots(verdict: Verdict, looks: Sequence[int], chances: Sequence[float | None
         ]
         for style, row in zip(looks, verdict.rows, strict=True)
     ]
-    return panels.site_scores(verdict.metric, verdict.sites, methods, chances)
+    tested = {site: f"n = {words}" for site, words in _sites(verdict) if words}
+    return panels.site_scores(verdict.metric, verdict.sites, methods, chances, {"": _sample(verdict)} | tested)
 
 
 def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
@@ -243,7 +292,7 @@ def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> Iterator[str]:
         )
     yield (
         "An interval that includes zero does not mean that two methods are equal; it means that these runs cannot tell "
-        "them apart. Hyper-parameters were the same for all rows unless a row says otherwise, which may suit one "
+        "them apart. Settings were the same for all configurations unless one says otherwise, which may suit one "
         "method better than another."
     )
     yield from findings.limits_of_all(runs)

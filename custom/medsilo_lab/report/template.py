@@ -13,8 +13,11 @@ from markupsafe import Markup
 from medsilo import __version__
 from medsilo.core.files import write_text
 from medsilo.core.text import epsilon_text
+from medsilo.runs.schema import StudyFacts
+from medsilo_lab.report import glossary
 from medsilo_lab.report.formats import number
 from medsilo_lab.report.read import picture_of
+from medsilo_lab.report.table_files import csv_link, link_of
 
 HERE = Path(__file__).parent
 
@@ -31,13 +34,19 @@ def templates_in(*folders: Path) -> Environment:
     )
 
 
-def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
-    """A page as text; it depends on nothing but its content. folder: where a plug-in's own template lies."""
+def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts | None = None, **content: Any) -> str:
+    """A page as text; it depends on nothing but its content.
+
+    title: the finding. description: the study in its lead's words. folder: where a plug-in's own template lies.
+    """
     environment = templates_in(folder, HERE)
     environment.filters |= {"score": number, "epsilon": epsilon_text, "headings": headings, "picture": picture_of}
+    environment.filters |= {"csv": csv_link, "csv_lines": link_of, "zip": zip}
+    environment.filters |= {"explained": glossary.explained, "terms": glossary.found}
     script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
     return environment.get_template(template).render(
         title=title,
+        description=description or StudyFacts(),
         style=Markup((HERE / "style.html").read_text(encoding="utf-8").strip()),
         script=Markup(script),
         script_hash=script_hash(script),
@@ -47,8 +56,9 @@ def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
 
 
 def headings(content: str) -> list[tuple[str, Markup]]:
-    """Return the anchor and the words of every section's heading, in the page's order."""
-    return [(anchor, Markup(words)) for anchor, words in re.findall(r'<h2 id="([\w-]+)">(.*?)</h2>', content)]
+    """Return the anchor and the short name, or the words, of every section's heading, in the page's order."""
+    found = re.findall(r'<h2 id="([\w-]+)"(?: data-short="([^"]*)")?>(.*?)</h2>', content)
+    return [(anchor, Markup(short or words)) for anchor, short, words in found]
 
 
 def script_hash(script: str) -> str:

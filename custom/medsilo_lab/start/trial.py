@@ -15,8 +15,7 @@ from medsilo.site.shared_cache import keeping_ready
 from medsilo_lab.start.dataset_layout import place_of
 from medsilo_lab.start.fitting import Machine
 
-LEAST, MOST = 2, 12  # rounds; small plans have learned something after twelve
-TIME = 90.0  # seconds of training, in which as many rounds are made as fit
+ROUNDS = 12  # the same on every machine, so that a slow one teaches no less; small plans have learned something then
 
 
 def machine_of(settings: SiteSettings) -> Machine:
@@ -49,7 +48,6 @@ def _checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
     return check(Visit(site, plan, local=local, source=source), note)
 
 
-def alone(plan: Plan, seconds: float) -> Plan:
-    """Return the plan of the trial: as many rounds of so many seconds as fit."""
-    rounds = int(min(max(TIME / seconds if seconds else MOST, LEAST), MOST))
-    return plan.with_changes(["algorithm.name=local", f"training.rounds={rounds}", "participation.evaluation_sites=[]"])
+def alone(plan: Plan) -> Plan:
+    """Return the plan of the trial: single-site training over a fixed number of rounds."""
+    return plan.with_changes(["algorithm.name=local", f"training.rounds={ROUNDS}", "participation.evaluation_sites=[]"])

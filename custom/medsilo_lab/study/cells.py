@@ -68,8 +68,8 @@ def unlike(one: Plan, other: Plan) -> str | None:
     """Return in words how the network of one plan differs from that of another; None if it does not."""
     (mine, norm), (theirs, their_norm) = kind_of(one), kind_of(other)
     if mine != theirs:
-        return f"network {mine} against {theirs}"
-    return None if norm == their_norm else f"norm {norm} against {their_norm}"
+        return f"network {mine} instead of {theirs}"
+    return None if norm == their_norm else f"normalisation layer {norm} instead of {their_norm}"
 
 
 def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row]:

@@ -12,10 +12,12 @@ from medsilo_lab.study.cells import Row, base_plan, cells_of
 from medsilo_lab.study.compare import Study
 from medsilo_lab.study.verdict_file import About
 
-# Hospitals as small as many are. Numbers that leave room between training alone and pooled data; no setting was found,
-# and none was sought further, in which the methods for unlike hospitals are significantly above FedAvg.
+# Hospitals as small as many are: six patients to learn from. Each tests 48 others, since with few test patients no
+# comparison decides. Chosen among four sizes by validation scores of the seeds 100 to 102: no test score was looked at.
 SMALL = (
-    "task.patients=12",
+    "task.patients=60",
+    "task.patches=4",
+    "task.shares=[0.1, 0.1, 0.8]",
     "task.size=32",
     "training.batch_size=8",
     "training.local_epochs=3",
@@ -32,12 +34,17 @@ ROWS = (
     "AdaFed: algorithm.name=adafed network.norm=batch",
     f"{POOLED}: algorithm.name=central",
 )
+STUDY = {
+    "title": "Demo: three synthetic hospitals",
+    "purpose": "to show whether hospitals with few patients gain from federated training",
+    "contact": "whoever ran this demo",
+}
 AT_ONCE = 2
 
 
 def demo_plan(rounds: int) -> Plan:
     """Return the plan that the rows change."""
-    return parse_plan(base_plan(), [*SMALL, f"training.rounds={rounds}"])
+    return parse_plan({**base_plan(), "study": STUDY}, [*SMALL, f"training.rounds={rounds}"])
 
 
 def demo_study(output: Path, rounds: int, seeds: Sequence[int], say: Callable[[str], None]) -> Study:
@@ -46,6 +53,6 @@ def demo_study(output: Path, rounds: int, seeds: Sequence[int], say: Callable[[s
     if folder.exists():
         raise MedsiloError(f"run folder {folder} exists; wait a second and try again")
     cells = cells_of(demo_plan(rounds), [Row.parse(text) for text in ROWS], seeds, [], folder)
-    about = About(title="Demo: three synthetic hospitals", machine=f"{os.cpu_count()} CPU cores")
+    about = About(title=STUDY["title"], machine=f"{os.cpu_count()} CPU cores")
     settings = SiteSettings(device="cpu", studies=None)
     return Study(folder, about, cells, TOGETHER, settings=settings, at_once=AT_ONCE, say=say)

@@ -331,7 +331,7 @@ class Statistics:
         """Return which methods are better than the row that all are held against."""
         held = {row: found for row, found in differences.items() if row.federated}
         if self.against is None:
-            return "No row is named to hold the others against, so nothing is tested; see --baseline."
+            return "No baseline is named, so no method is compared with another; see --baseline."
         if not held:
             none = f"No other federated method has a finished run on {self.against}'s test cases."
             return "" if self._declared else none
@@ -343,11 +343,11 @@ class Statistics:
             )
         ahead = [row for row, found in held.items() if found.sure and found.mean > 0]
         ahead.sort(key=lambda row: -held[row].mean)
-        rest = self._also(differences, ahead) + self._other_norms(held)
+        rest = self._also(differences, ahead)
         if not ahead:
             return (
-                f"No federated method is significantly better than {self.against} {self.where}: no interval stays "
-                f"above zero after correction for {len(differences)} comparisons.{rest}"
+                f"No federated method is significantly better than {self.against} {self.where}, corrected for "
+                f"{len(differences)} comparisons.{rest}"
             )
         listed = "; ".join(f"{row.title} by {in_points(held[row])}" for row in ahead)
         text = f"Better than {self.against} {self.where}: {listed}.{rest}"
@@ -368,13 +368,6 @@ class Statistics:
         lower = [row.title for row, one in differences.items() if one.sure and one.mean < 0]
         found = {"Significantly higher, but no federation": higher, "Significantly lower": lower}
         return "".join(f" {words}: {', '.join(titles)}." for words, titles in found.items() if titles)
-
-    def _other_norms(self, held: Mapping[Row, PairedDifference]) -> str:
-        """Rows whose networks have another norm than the base's: what they gain may be the norm's."""
-        told = {row.title: words for row in held if (base := self.base[row]) and (words := self._unlike(row, base))}
-        return "".join(
-            f" {title} differs from {self.against} in more than the method: {w}." for title, w in told.items()
-        )
 
 
 def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:

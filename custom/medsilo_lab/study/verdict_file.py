@@ -20,6 +20,8 @@ from medsilo.runs.fields import (
 )
 from medsilo.runs.reading import read_versioned
 
+REFERENCES = ("local", "central")  # what no federation makes: federations are held against them
+
 
 class Level(RecordPart):
     """A row's score over its seeds."""
@@ -170,6 +172,15 @@ class Verdict(RecordPart):
     runs: list[RunOfRow] = Field(
         description="`row`, `seed`, folder (`run`) and, if there are folds, `fold` of each finished run"
     )
+
+    @property
+    def other_networks(self) -> list[str]:
+        """Return for each federated configuration with another network that its difference may be the network's."""
+        return [
+            f"{row.title} differs from {row.against} in more than the method: {row.unlike}."
+            for row in self.rows
+            if row.unlike and row.method not in REFERENCES
+        ]
 
     @property
     def holds_for(self) -> str:

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import SmallCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
@@ -88,6 +89,11 @@ class SyntheticHistology(Task):
     shift: float = Field(default=1.0, ge=0, le=2, description="how much the looks of the sites differ; 0: not at all")
     patients: int = Field(default=64, ge=3, le=10_000, description="patients per site")
     patches: int = Field(default=8, ge=2, le=1000, description="patches per patient, half of them of each class")
+    shares: SiteData.Shares | None = Field(
+        default=None,
+        description="of train, validation and test, by patient; `null`: patients take turns, a half, a fifth and three "
+        "tenths",
+    )
     size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a patch in pixels")
 
     @property
@@ -107,7 +113,9 @@ class SyntheticHistology(Task):
         staining = random.uniform(0.85, 1.15, self.patients)[patients]
         images = develop(tissue, nuclei, staining, appearance, random)
         names = patient_names(position, self.patients)
-        return SiteData.by_patient(images, labels, patients, names)
+        drawn = seed_for(seed, self.name, "parts", position)
+        parts = SiteData.parts_by_draw(names, self.shares, drawn) if self.shares else None
+        return SiteData.by_patient(images, labels, patients, names, parts)
 
     def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
         """Amounts of tissue and of nuclei, [cases, size, size] each, before any site looks at them."""
