@@ -8,18 +8,20 @@ from pathlib import Path
 
 from benchmarks.brains import write_heads
 from benchmarks.results.har import write_windows
-from benchmarks.results.looks import looking
+from benchmarks.results.looks import look_of, looking
 from benchmarks.results.pages import BRAINS, BRCA, HAR, HEART, Page, Part
 from benchmarks.results.patients import write_patients
 from benchmarks.results.sites import differing
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.site.shared_cache import keeping_ready
 from medsilo_lab.study.cells import Cell, Row, run_cell
 from medsilo_lab.study.compare import Asked
 from medsilo_lab.study.verdict import Statistics
 from medsilo_lab.study.verdict_file import About, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
+READY = "ready"  # folder of images that are ready for the network, beside the cells
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,12 @@ class Comparison:
             source = write_heads(self.folder / "heads")
         return make_settings({**ALL_MINE, "data": source, "device": "cpu"}, "benchmarks.results")
 
+    def ready(self, settings: SiteSettings, row: Row) -> SiteSettings:
+        """Return settings under which hospitals' own images are read once for all rows with the same look."""
+        folder = self.folder / READY / (look_of(row.title) or "plain")
+        folder.mkdir(parents=True, exist_ok=True)
+        return keeping_ready(settings, self.cells[0].plan.task, folder)
+
     def verdict(self, against: str) -> Verdict:
         """Return what the compared cells say."""
         return Statistics(self.compared(), against).verdict(About(title=self.part.title), [])
@@ -119,7 +127,7 @@ def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds
         if id(part) not in settings:
             settings[id(part)] = part.settings(places)
         with looking(cell.row.title), differing(part.part.made_up):
-            failure = run_cell(cell, settings[id(part)])
+            failure = run_cell(cell, part.ready(settings[id(part)], cell.row))
         summary = cell.summary()
         told = f"{summary.mean_test:.4f}, {summary.seconds:.0f} s" if summary else f"FAILED: {failure}"
         where = f"{part.folder.parent.name}/{part.folder.name}"
