@@ -12,16 +12,19 @@ from benchmarks.results.looks import look_of, looking
 from benchmarks.results.pages import BRAINS, BRCA, HAR, HEART, Page, Part
 from benchmarks.results.patients import write_patients
 from benchmarks.results.sites import differing
+from medsilo.core.files import write_json
+from medsilo.runs import paths
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.site.shared_cache import keeping_ready
 from medsilo_lab.study.cells import Cell, Row, run_cell
 from medsilo_lab.study.compare import Asked
+from medsilo_lab.study.reuse import ComparisonFacts
 from medsilo_lab.study.verdict import Statistics
 from medsilo_lab.study.verdict_file import About, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
-READY = "ready"  # folder of images that are ready for the network, beside the cells
+READY = "ready"  # of the folder of images that are ready for the network, beside the part's
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,14 @@ class Comparison:
             source = write_heads(self.folder / "heads")
         return make_settings({**ALL_MINE, "data": source, "device": "cpu"}, "benchmarks.results")
 
+    def begin(self) -> None:
+        """Make the folder a comparison's, so that one that was stopped goes on."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / paths.COMPARISON, ComparisonFacts(settings={}).model_dump())
+
     def ready(self, settings: SiteSettings, row: Row) -> SiteSettings:
         """Return settings under which hospitals' own images are read once for all rows with the same look."""
-        folder = self.folder / READY / (look_of(row.title) or "plain")
+        folder = self.folder.with_name(f"{self.folder.name}-{READY}") / (look_of(row.title) or "plain")
         folder.mkdir(parents=True, exist_ok=True)
         return keeping_ready(settings, self.cells[0].plan.task, folder)
 
@@ -125,6 +133,7 @@ def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds
         if until is not None and time.monotonic() >= until:
             break
         if id(part) not in settings:
+            part.begin()
             settings[id(part)] = part.settings(places)
         with looking(cell.row.title), differing(part.part.made_up):
             failure = run_cell(cell, part.ready(settings[id(part)], cell.row))

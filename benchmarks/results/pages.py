@@ -319,15 +319,13 @@ def _sensors(power: float) -> Part:
 
 
 SELF_MADE = ("centred", "standardised", "stains normalised")
+PLAIN = (ALONE, "central", "adafed")
 OF_LABORATORIES = (
-    "local: algorithm.name=local",
-    "central: algorithm.name=central",
     f"fedavg: {FEDAVG}",
     f"fedavg, twice the steps: {FEDAVG} training.local_epochs=2",
     FEDBN.replace("FedBN", "fedbn", 1),
     WHOLE,
     MEAN_BAND,
-    "adafed: algorithm.name=adafed",
 )
 HARMONISED, DOUBLED = ("HarmoFL, whole", "HarmoFL, mean"), "fedavg, twice the steps"
 LABORATORIES = Page(
@@ -346,7 +344,9 @@ LABORATORIES = Page(
             "cells",
             "",
             (
+                *PLAIN,
                 *OF_LABORATORIES,
+                *(f"{name}, {look}: algorithm.name={name}" for look in SELF_MADE for name in PLAIN),
                 *(row.replace(": ", f", {look}: ", 1) for look in SELF_MADE for row in OF_LABORATORIES),
                 STEP,
             ),

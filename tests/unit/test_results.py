@@ -250,9 +250,9 @@ def test_further_questions_are_answered_and_changed_images_are_read_apart(places
     pairs = (("fedavg, centred", "fedavg"), ("local", "fedavg"))
     part = replace(tiny(LABORATORIES.parts[0], 4, ("fedavg, centred",)), asked=(*pairs, ("adafed", "fedavg")))
     page = replace(LABORATORIES, parts=(part,))
-    parts = comparisons("laboratories", page, places)
+    parts = comparisons("questions", page, places)
     assert make(parts, places, None) == []
-    found = [line for table in study("laboratories", page, parts).tables for line in table.lines()]
+    found = [line for table in study("questions", page, parts).tables for line in table.lines()]
     found = [line for line in found if line["quantity"] == MEAN]
     own = [line for line in found if line["part"] == DECLARED]
     assert [(line["configuration"], line["baseline"]) for line in own] == [*pairs]
@@ -261,7 +261,7 @@ def test_further_questions_are_answered_and_changed_images_are_read_apart(places
         same = explored[line["configuration"]]
         assert [line[name] for name in ("value", "low", "high")] == [same[name] for name in ("value", "low", "high")]
         assert float(line["p"]) <= 1 and line["n"] == same["n"] == "10" and line["seeds"] == "4"
-    ready = {path.name: {*path.glob("*.safetensors")} for path in (parts[0].folder / "ready").iterdir()}
+    ready = {path.name: {*path.glob("*.safetensors")} for path in parts[0].folder.with_name("cells-ready").iterdir()}
     assert {name: len(files) for name, files in ready.items()} == {"plain": 20, "centred": 20}
     for name, files in ready.items():
         means = torch.cat([load_file(file)["inputs"].mean((2, 3)).ravel() for file in files])
@@ -304,6 +304,7 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     assert "0 of 2 seeds; 0 of 8 runs" in nothing.header["runs"][0] and not nothing.tables
     assert nothing.header["unfinished"] == "0 of 8 runs"
     make(parts, own, None, seeds=1)
+    assert comparisons("tiny", page, own)[0].whole_seeds() == [0]  # as the command finds it the next time
     (half,) = study("tiny", page, parts).header["runs"]
     assert "1 of 2 seeds; 4 of 8 runs" in half and "not done" not in half
     for cell in parts[0].cells:
