@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from scipy import stats
 
-from benchmarks.result_files import MEAN, Study, Table
+from benchmarks.result_files import DECLARED, MEAN, Study, Table
 from benchmarks.results.figures import results_of
 from benchmarks.results.making import Comparison
 from benchmarks.results.pages import HAR, LOOKS, Page, Part
@@ -21,7 +21,6 @@ from benchmarks.results.tables import differences, points, scores
 from medsilo_lab.study.evidence import LEAST_SEEDS, LEVEL, holm
 from medsilo_lab.study.verdict_file import Verdict, VerdictRow
 
-DECLARED = "declared questions"
 REMARK = "remark"  # what was written by hand above a file's table, which is kept
 
 

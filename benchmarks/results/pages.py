@@ -338,7 +338,8 @@ LABORATORIES = Page(
     "and epochs; central makes as many steps as both laboratories together. HarmoFL's step takes two gradients, "
     "hence the rows with twice the steps. A row whose name ends with a look has images that were changed each by "
     "itself, before anybody trained (`benchmarks/results/looks.py`): the mean of each channel taken off; mean 0 and "
-    "deviation 1; Macenko's reference stains by MONAI, which are those of another stain (H&E).",
+    "deviation 1; Macenko's reference stains by MONAI, which are those of another stain (H&E). AdaFed on "
+    "changed images was declared, too, and left out for want of time before any of its runs.",
     (
         Part(
             "cells",
@@ -346,7 +347,7 @@ LABORATORIES = Page(
             (
                 *PLAIN,
                 *OF_LABORATORIES,
-                *(f"{name}, {look}: algorithm.name={name}" for look in SELF_MADE for name in PLAIN),
+                *(f"{name}, {look}: algorithm.name={name}" for look in SELF_MADE for name in PLAIN[:2]),
                 *(row.replace(": ", f", {look}: ", 1) for look in SELF_MADE for row in OF_LABORATORIES),
                 STEP,
             ),

@@ -13,12 +13,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from benchmarks import result_files
-from benchmarks.result_files import MEAN, parsed
+from benchmarks.result_files import DECLARED, MEAN, parsed
 from benchmarks.results import __main__ as command_line
 from benchmarks.results.har import in_order, shifted, write_windows
 from benchmarks.results.looks import looking
 from benchmarks.results.making import Comparison, Places, comparisons, make
-from benchmarks.results.page import DECLARED, changed, command, study
+from benchmarks.results.page import changed, command, study
 from benchmarks.results.pages import (
     ANATOMY,
     BRAINS,
