@@ -24,7 +24,7 @@ from mixing import in_a_fork
 from timing import fastest, fastest_in_turn, run
 from torch import Tensor, nn
 
-from medsilo.core.lifeline import most_held
+from medsilo.core.parent_watch import most_held
 from medsilo.learning.layers import batch_norm_names
 from medsilo.learning.statistics import batch_norm_input_statistics
 from medsilo.mixing.layout import WIDEST

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from benchmarks import masked_images, result_files
 from benchmarks.masked_images import MaskedImages
 from benchmarks.result_files import Study, Table
-from medsilo.core import shelf
+from medsilo.core import weight_cache
 from medsilo.plan import Plan, parse_plan
 from medsilo.registry import METHODS
 from medsilo.runs.paths import GLOBAL, LAST
@@ -37,7 +37,7 @@ from medsilo_adapters.frozen import values_of
 from tests import inprocess
 
 ROOT = Path(__file__).resolve().parents[1]
-METHODS.give(MaskedImages, shelf.hash_of_file(Path(masked_images.__file__)))
+METHODS.give(MaskedImages, weight_cache.hash_of_file(Path(masked_images.__file__)))
 FILE = result_files.FOLDER / "adapters.csv"
 PRETRAINING, SCRATCH, START = "pretraining", "all, from initial weights", "from"
 ADAPTED = {"train": ["adapters", "head"], START: True}
@@ -213,9 +213,9 @@ def plan_of(part: Part, row: str, epsilon: float, rate: float, seed: int, backbo
     how = {**ROWS.get(row, {"train": "all", "method": "masked-images"})}
     method = how.pop("method", "fedavg")
     if how.pop(START, False):
-        own = {"sha256": shelf.hash_of_file(backbone), "bytes": backbone.stat().st_size}
+        own = {"sha256": weight_cache.hash_of_file(backbone), "bytes": backbone.stat().st_size}
         how[START] = {"file": backbone.name, "confirmed": True, **own}
-        shelf.look_in(backbone.parent)
+        weight_cache.look_in(backbone.parent)
     first, rounds = (1, 1) if quick else part.rounds
     task = {"name": "synthetic-prostate", "size": 32, "patients": 4, "slices": 3} if quick else part.plan["task"]
     more = {"privacy": {"epsilon": epsilon, "delta": DELTA, "unit": "patient"}} if epsilon else {}
@@ -227,7 +227,7 @@ def plan_of(part: Part, row: str, epsilon: float, rate: float, seed: int, backbo
             "network": {"name": "tuned", "of": part.of, **how},
             "training": {**part.plan["training"], "learning_rate": rate, "rounds": rounds if row in ROWS else first},
             "participation": {"sites": list(part.sites if row in ROWS else part.first)},
-            "tracking": {"select": "best" if best else "last", "validate_every": 3 if best else 10_000},
+            "model_selection": {"keep": "best" if best else "last", "validate_every": 3 if best else 10_000},
             "seed": seed,
             **more,
         }
@@ -408,7 +408,7 @@ def work(asked: argparse.Namespace, place: Path) -> Iterator[tuple[str, tuple[st
 
 def settings_of(sites: Mapping[str, dict[str, Any]], names: Iterable[str]) -> SiteSettings:
     """Return the settings of these hospitals; nobody needs protection from what is told of public data."""
-    open_ = {"device": "cpu", "public_data": True, "smallest_metric": 1}
+    open_ = {"device": "cpu", "public_data": True, "min_patients_per_metric": 1}
     each = {name: make_settings({**open_, "data": sites[name]}, "the benchmark") for name in names if name in sites}
     return EachSites(**open_, sites=each)
 

@@ -38,7 +38,7 @@ from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.goal import Goal
+from medsilo.tasks.objective import Objective
 
 SHAPES = {"2-D": (256, 16, (3, 256, 256)), "3-D": (24, 2, (1, 96, 96, 96))}  # cases, batch, shape
 FEATURES = (32, 64, 128, 256)
@@ -65,7 +65,7 @@ def plan_of(method: str, task: dict[str, Any], **sections: Any) -> Plan:
     return parse_plan(values)
 
 
-def goal_of_masks() -> Goal:
+def goal_of_masks() -> Objective:
     """Return how the loss of masks of one structure is made."""
     return plan_of("fedavg", {"name": "synthetic-prostate"}).task.goal
 
@@ -162,7 +162,7 @@ def engine(
     batch: int,
     shape: tuple[int, ...],
     compute: Compute,
-    goal: Goal,
+    goal: Objective,
     channels_last: bool = False,
 ) -> Callable[[], object]:
     """Return an epoch by the engine's loop; channels_last: how images and weights lie in memory."""
@@ -284,7 +284,7 @@ def whole_round(device: str) -> Figures:
     for method in ("fedavg", "harmofl", "fedsm"):
         plan, sites = plan_of(method, task, network=network, training=training), SITES
         with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as place:
-            settings = SiteSettings(device=device, smallest_average=1)
+            settings = SiteSettings(device=device, min_cases_per_average=1)
             site = site_of(plan, sites[0], sites, settings, Path(place, "run", "sites", sites[0]))
             trainer, phase = site.participant.trainer, plan.course.phase_of(1)
 

@@ -17,14 +17,14 @@ from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Tensors
 from medsilo.federation.disclosure import finite
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.schema import Summary
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.deploy.source import Source
-from medsilo_lab.study.judging import finished_run
+from medsilo_lab.study.external_test import finished_run
 
 Scores = dict[str, float | None]  # by site
 TOLERANCE = 1e-6  # between a site's score in the summary and the same score again
@@ -64,7 +64,7 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, S
     settings.check_sites(plan.participation.everyone)
     scores: dict[str, Scores] = {site: {} for site in sites}
     for site in sites:  # one site's data at a time
-        at = Judge(Place(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site)))
+        at = Judge(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site)))
         for owner in sites:
             tensors, _ = load_tensors(_model_of(run_folder, owner))
             scores[owner][site] = at.score(at.model_with(tensors))
@@ -107,7 +107,7 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
     for site in sites:  # one site's data at a time
         sources = [Source.open(paths.site_folder(run, site)) for run in runs]  # as the hospital has them
         committee = Source.together(sources)
-        at = Judge(Place(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
+        at = Judge(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
         for run, source in zip(runs, sources, strict=True):
             alone[run.name][site] = at.score(source.network)
             same_as_before(site, alone[run.name][site], summaries[run])

@@ -30,9 +30,9 @@ from typing import Any, cast
 
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite
-from medsilo.runs.messages import ANSWERS, PARTS, Counted, Parcel, Request
+from medsilo.runs.messages import ANSWERS, PARTS, Counted, Request, StudyMessage
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -45,13 +45,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from medsilo.core.lifeline import most_held
-from medsilo.course.phase import views
+from medsilo.core.parent_watch import most_held
 from medsilo.deploy.supermodel import THRESHOLDS
 from medsilo.federation.coordinator import Coordinator
 from medsilo.methods.fedsm import FedSM
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
+from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.scans import Scan, write_volume
 from medsilo.tasks.task import Cases, SiteData
@@ -142,8 +142,10 @@ def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[flo
         cases = {"tiles": Tiles, "slices": Slices}[kind](plan, Path(place))
         reading = fastest(lambda: in_memory(cases), 3)
         data = SiteData(cases if from_files else in_memory(cases), in_memory(cases), in_memory(cases))
-        settings = make_settings({"device": device, "limits": {"least_cases": 1}, "smallest_average": 1}, "a benchmark")
-        site = TrainingSite(Participant(Place(plan, SITES[0], SITES, settings, Path(place) / "site"), data))
+        settings = make_settings(
+            {"device": device, "quotas": {"min_training_cases": 1}, "min_cases_per_average": 1}, "a benchmark"
+        )
+        site = TrainingSite(Participant(SiteContext(plan, SITES[0], SITES, settings, Path(place) / "site"), data))
         bench = site.participant.trainer.bench("shuffle", 1, lambda: None)
 
         def tell_apart(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -165,7 +167,7 @@ def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
     task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
     plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})
-    settings = SiteSettings(device="cpu", smallest_average=1)  # its patients are drawn
+    settings = SiteSettings(device="cpu", min_cases_per_average=1)  # its patients are drawn
     site = inprocess.run(plan, settings=settings).summary.sites[SITES[0]]
     with torch.device("meta"):
         networks = plan.build_networks()
@@ -187,7 +189,7 @@ class MadeUp:
             receive(site, self.answer(outgoing(site).facts, number))
         return {}
 
-    def answer(self, facts: dict[str, Any], number: int) -> Parcel:
+    def answer(self, facts: dict[str, Any], number: int) -> StudyMessage:
         asked = Request.received(facts)
         chosen, sums = {"chosen": {"global": 1}}, [1.0] * len(THRESHOLDS)
         told: dict[str, dict[str, Any]] = {
@@ -209,7 +211,7 @@ class MadeUp:
             seconds=0.0,
             memory=0,
             warnings=[],
-            withheld=[],
+            suppressed=[],
             **told[asked.task],
         )
         return answer.parcel(self.groups(number) if asked.task == "round" else {})

@@ -107,7 +107,7 @@ def _drawn(marked: bool) -> Own:
         site: {
             **own,
             "label_map": {1: STRUCTURES[drew - 1]},
-            "absent": [STRUCTURES[2 - drew]] if marked else [],
+            "unannotated": [STRUCTURES[2 - drew]] if marked else [],
         }
         for site, drew in DREW.items()
     }
@@ -135,7 +135,7 @@ def volumes(source: Path) -> Part:
         },
         (
             Row("all drew both", everything()),
-            Row("each drew one, named in `absent`", _drawn(True)),
+            Row("each drew one, named in `unannotated`", _drawn(True)),
             Row("the same, by ConDistFL", _drawn(True), method={"name": "condistfl"}),
             Row("each drew one, naive", _drawn(False)),
         ),
@@ -236,7 +236,10 @@ TABLES = Part(
     },
     (
         Row("all have 18", everything()),
-        Row("named in `absent`", {**everything(), **{site: {"absent": list(lacks)} for site, lacks in LACKS.items()}}),
+        Row(
+            "named in `unannotated`",
+            {**everything(), **{site: {"absent": list(lacks)} for site, lacks in LACKS.items()}},
+        ),
         Row("only the 3 columns that all have", everything(), task={"columns": EVERYWHERE}),
     ),
     {"AUROC": "auroc", "accuracy": "accuracy"},
@@ -258,11 +261,11 @@ def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str
             "algorithm": dict(row.method),
             "task": {**part.plan["task"], **row.task},
             "training": training,
-            "participation": {"sites": list(row.sites), "unseen": [JUDGE]},
-            "tracking": {"select": "last", "validate_every": training["rounds"]},
+            "participation": {"sites": list(row.sites), "evaluation_sites": [JUDGE]},
+            "model_selection": {"keep": "last", "validate_every": training["rounds"]},
         }
     )
-    known = make_settings({"public_data": True, "smallest_metric": 1, "device": "cpu"}, "benchmark")
+    known = make_settings({"public_data": True, "min_patients_per_metric": 1, "device": "cpu"}, "benchmark")
     sites = {
         site: make_settings(
             {**known.model_dump(), "data": {"folder": str(folder / site), **row.own[site]}}, "benchmark"
@@ -270,7 +273,7 @@ def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str
         for site in (*row.sites, JUDGE)
     }
     settings = EachSites(**{name: getattr(known, name) for name in SiteSettings.model_fields}, sites=sites)
-    found = run(plan, settings=settings).summary.unseen[JUDGE].figures
+    found = run(plan, settings=settings).summary.evaluation_sites[JUDGE].figures
     return {title: float(found[name] or 0.0) for title, name in part.scores.items()}
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 from timing import run
 
-from medsilo.core.lifeline import most_held
+from medsilo.core.parent_watch import most_held
 from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan

@@ -10,10 +10,10 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from medsilo.core.errors import MedsiloError
-from medsilo.course.algorithm import Algorithm
-from medsilo.course.phase import Group
-from medsilo.course.workbench import Workbench
 from medsilo.learning import layers
+from medsilo.schedule.algorithm import Algorithm
+from medsilo.schedule.phase import Group
+from medsilo.schedule.train_context import TrainContext
 
 THUMBNAIL = 8  # values along each side of the picture that one vector of features has to give
 
@@ -42,17 +42,17 @@ class MaskedImages(Algorithm):
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
         yield from super().conflicts(plan, dict(networks))
-        if plan.tracking.select != "last":
-            yield f"tracking.select: {self.name} trains no head, so that scores choose nothing; set last"
+        if plan.model_selection.keep != "last":
+            yield f"model_selection.keep: {self.name} trains no head, so that scores choose nothing; set last"
 
-    def cautions(self, sites: Sequence[str]) -> list[str]:
+    def warnings(self, sites: Sequence[str]) -> list[str]:
         return ["scores are those of a head that does not train: they say nothing of the backbone"]
 
     def groups(self) -> tuple[Group, ...]:
         model = Group("model", lambda modules: modules["model"].state_dict())
         return model, Group("decoder", lambda modules: modules["decoder"].state_dict())
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         """Train both networks, by images alone."""
         decoder, other = bench.modules["decoder"], bench.optimizers["decoder"]
 

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medsilo.core.lifeline import most_held
-from medsilo.core.spill import stored
+from medsilo.core.mmap_store import stored
+from medsilo.core.parent_watch import most_held
 from medsilo.mixing import contributions
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 

@@ -60,7 +60,7 @@ from benchmarks.nnunet import PARTS, SITE, Ours, Theirs, nnunet_folders, preproc
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import patients_of
-from medsilo_lab.start.looker import Folder, first_sight, write_start
+from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, write_start
 from medsilo_lab.start.trial import machine_of
 from medsilo_nnunet.question import SegmentationQuestion
 
@@ -118,7 +118,7 @@ def sets(folder: Path, data: Path, size: Size) -> dict[str, Set]:
 
 def default_of(own: Set, place: Path) -> Plan:
     """Return the plan that `medsilo init` writes."""
-    folder = Folder(own.folder / SITE, SITE, lambda: machine_of(SiteSettings(device="cpu")), "cpu")
+    folder = DatasetLayout(own.folder / SITE, SITE, lambda: machine_of(SiteSettings(device="cpu")), "cpu")
     return write_start(place, first_sight(folder).choices)
 
 
@@ -248,7 +248,7 @@ class Outcome:
 
 def compared(own: Set, plan: Plan, seed: int, share: float, by_steps: bool, place: Path) -> Outcome:
     """Train and score all three."""
-    plan = plan.with_changes([f"seed={seed}", f"tracking.validate_every={EPOCHS}"])
+    plan = plan.with_changes([f"seed={seed}", f"model_selection.validate_every={EPOCHS}"])
     side = Ours(plan, own.folder, place / "study")
     trained, tested = side.cases("train"), side.cases("test")
     rounds = max(1, round(share * plan.training.rounds))

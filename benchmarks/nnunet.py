@@ -35,12 +35,12 @@ import torch
 from torch import nn
 
 from benchmarks.brains import HOSPITALS, QUESTION, narrow, plans_of, write_hospitals
-from medsilo.course.phase import views
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request
+from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import patients_of
@@ -105,7 +105,7 @@ def study(plans: dict[str, Any], size: Size, seed: int) -> Plan:
             "task": task,
             "participation": {"sites": [SITE]},
             "training": AS_NNUNET | training,
-            "tracking": {"validate_every": size.epochs},
+            "model_selection": {"validate_every": size.epochs},
             "seed": seed,
         }
     )
@@ -117,7 +117,7 @@ class Ours:
     def __init__(self, plan: Plan, folder: Path, place: Path, device: str = "cpu", workers: int = 0) -> None:
         source = DataSource(folder=folder / SITE)
         settings = SiteSettings(data=source, device=device, workers=workers, public_data=True)
-        self.plan, self.site = plan, TrainingSite(Participant(Place(plan, SITE, [SITE], settings, place)))
+        self.plan, self.site = plan, TrainingSite(Participant(SiteContext(plan, SITE, [SITE], settings, place)))
         given = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
         self.round = 0

@@ -16,9 +16,9 @@ from timing import fastest_in_turn, note, run
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.core.lifeline import forget_most, most_held
+from medsilo.core.parent_watch import forget_most, most_held
 from medsilo.learning.compute import Compute
-from medsilo.learning.loop import Lesson, OutputLoss, lesson
+from medsilo.learning.loop import OutputLoss, TrainStep, lesson
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.models.architectures import SmallCnn, UNet
 from medsilo.privacy.noise import NoiseSource
@@ -33,7 +33,7 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # netw
 }
 
 
-def lessons(model: nn.Module, cases: int) -> dict[str, Lesson]:
+def lessons(model: nn.Module, cases: int) -> dict[str, TrainStep]:
     """Return both ways to learn from a batch of so many cases."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     secret = NoiseSource()

@@ -29,7 +29,7 @@ from medsilo.mixing.mixers import WeightedMean
 from medsilo_secagg.fixed_point import FixedPoint, Flat
 from medsilo_secagg.identity import Unsigned
 from medsilo_secagg.member import Member
-from medsilo_secagg.relay import Gathering, MaskedSums
+from medsilo_secagg.relay import KeyCollection, MaskedSums
 from medsilo_secagg.streams import add_streams, derive
 from medsilo_secagg.terms import SealedBlock, Terms
 
@@ -101,7 +101,7 @@ def clear(given: list[Model]) -> Cost:
 def meeting(terms: Terms) -> dict[str, Member]:
     """Return hospitals that know each other's keys."""
     members = {site: Member.begin(terms, site, Unsigned()) for site in terms.sites}
-    gathering = Gathering(terms)
+    gathering = KeyCollection(terms)
     for site, member in members.items():
         gathering.add(site, member.introduction())
     assembly = gathering.assembly()

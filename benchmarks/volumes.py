@@ -45,13 +45,13 @@ from monai.transforms import (
 from timing import note, run
 from torch import nn
 
-from medsilo.course.phase import views
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.federation.trainer import SHUFFLE
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import Request, StudyMessage
+from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import write_volume
 from medsilo.tasks.sources import DataSource
@@ -115,7 +115,7 @@ class Ours:
 
     def __init__(self, plan: Plan, site: str, folder: Path, place: Path, device: str = "cpu") -> None:
         settings = SiteSettings(data=DataSource(folder=folder), device=device, public_data=True)
-        self.plan, self.site = plan, TrainingSite(Participant(Place(plan, site, list(SPACINGS), settings, place)))
+        self.plan, self.site = plan, TrainingSite(Participant(SiteContext(plan, site, list(SPACINGS), settings, place)))
         given = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
         self.round = 0
@@ -132,7 +132,7 @@ class Ours:
             self.site.participant.data.validation, lambda: None, self.site.participant.state.model
         )[1]
 
-    def answer(self) -> Parcel:
+    def answer(self) -> StudyMessage:
         self.round += 1
         asked = Request(
             task="round", round=self.round, study="s", plan=self.plan.hash, sites=tuple(SPACINGS), last=self.round - 1

@@ -27,22 +27,22 @@ from docs.markdown import table
 from medsilo import extend
 from medsilo.cli import all_commands
 from medsilo.cli import main as medsilo
-from medsilo.core import shelf
+from medsilo.core import weight_cache
 from medsilo.core.section import Section
-from medsilo.course.declared import PrivacyOffer
-from medsilo.course.participation import Participation
-from medsilo.course.transport import TransportSettings
 from medsilo.extend import methods as extend_methods
 from medsilo.extend import networks as extend_networks
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
-from medsilo.mixing.defence import Mixing
+from medsilo.mixing.defence import AggregationSettings
 from medsilo.models.network import Network
-from medsilo.plan import Plan, Tracking
-from medsilo.privacy.mechanisms import Demands
+from medsilo.plan import ModelSelection, Plan
+from medsilo.privacy.mechanisms import PrivacyRequirements
 from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import paths, schema, site_files
-from medsilo.site.settings import Limits, SiteSettings
+from medsilo.schedule.declared import PrivacyOffer
+from medsilo.schedule.participation import Participation
+from medsilo.schedule.transport import TransportSettings
+from medsilo.site.settings import Quotas, SiteSettings
 from medsilo_lab.study import verdict_file
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
 from nvflare_reliability.timeouts import Timeouts, limits
@@ -57,8 +57,8 @@ PAGES = (
 REFERENCE = ("reference/keys.md", "reference/commands.md", "reference/run-folder.md")
 PROTECTION = (
     "public_data",
-    "smallest_metric",
-    "score_cases",
+    "min_patients_per_metric",
+    "score_rounding",
     "calibration",
     "records",
     "studies",
@@ -276,7 +276,7 @@ RUN_TREE: Mapping[str, str] = {
     f"{paths.SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the "
     "selector as safetensors, `plan.yaml`, and `supermodel.json` with the threshold and every file's SHA-256. Each "
     "site has one of its own, too",
-    f"{shelf.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
+    f"{weight_cache.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
     f"{paths.JOB}/": "the submitted job (simulator only)",
     f"{paths.NVFLARE}/": "NVFlare's workspace (simulator only)",
@@ -398,16 +398,16 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-network": lambda: one_of(NETWORKS, "network", "network"),
     "plan-training": lambda: section(Training, "training"),
     "plan-participation": lambda: section(Participation, "participation"),
-    "plan-mixing": lambda: section(Mixing, "mixing"),
-    "plan-robust": lambda: one_of(ROBUST, "mixing.robust", "rule"),
+    "plan-mixing": lambda: section(AggregationSettings, "mixing"),
+    "plan-robust": lambda: one_of(ROBUST, "aggregation.robust", "rule"),
     "plan-transport": lambda: section(TransportSettings, "transport"),
-    "plan-tracking": lambda: section(Tracking, "tracking"),
+    "plan-tracking": lambda: section(ModelSelection, "tracking"),
     "plan-privacy": lambda: section(PrivacyOffer, "privacy"),
     "plan-rest": top_level,
-    "limits": lambda: section(Limits, "limits"),
+    "limits": lambda: section(Quotas, "limits"),
     "protection": lambda: settings(PROTECTION),
     "approval": lambda: settings(APPROVAL),
-    "demands": lambda: section(Demands, "privacy"),
+    "demands": lambda: section(PrivacyRequirements, "privacy"),
     "run-tree": lambda: tree(RUN_TREE),
     "summary": lambda: fields(schema.Summary),
     "agreed": lambda: fields(schema.Agreement, "agreed."),

@@ -137,7 +137,7 @@ def troubles(kit: Path, disk: float = DISK, now: float | None = None) -> Trouble
         day = datetime.fromtimestamp(end, UTC)
         found["certificate", party.name] = f"a certificate of {party.name} ends on {day:%Y-%m-%d}; renew its kit"
     if folder.is_dir() and (free := shutil.disk_usage(folder).free) < disk * 1e9:
-        told = f"{free / 1e9:.1f} GB are free for studies at {party.name}, fewer than {disk:g}; see medsilo clean"
+        told = f"{free / 1e9:.1f} GB are free for studies at {party.name}, fewer than {disk:g}; see medsilo prune"
         found["disk", party.name] = told
     lines = command_lines() if party.party == "server" else ""
     for run in _runs(folder) if lines else ():

@@ -16,7 +16,7 @@ import pytest
 import torch
 from _pytest.junitxml import xml_key
 
-from medsilo.core.spill import _File
+from medsilo.core.mmap_store import _File
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.cli.comparing import USUAL_SEEDS, seeds_of

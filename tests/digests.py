@@ -29,7 +29,7 @@ SMALL = {
     "synthetic-prostate": ["task.patients=4", "task.size=32", "task.slices=4", "training.batch_size=8"],
 }
 AMPLITUDE = 'algorithm.amplitude={"band": 0.1}'
-SITE = SiteSettings(device="cpu", share_personal_model=True, smallest_average=1)
+SITE = SiteSettings(device="cpu", share_personal_model=True, min_cases_per_average=1)
 VARIANTS = {  # whatever takes a path of its own through the engine
     "fedavg, amplitude": ("synthetic-histology", "fedavg", [AMPLITUDE]),
     "fedbn, both halves": ("synthetic-histology", "fedbn", [AMPLITUDE, "algorithm.perturbation={}"]),
@@ -59,8 +59,8 @@ VARIANTS = {  # whatever takes a path of its own through the engine
     "fedsm, apfl": ("synthetic-activity", "fedsm", ['algorithm.personal_method={"name": "apfl"}']),
     "fedsm, pfedme": ("synthetic-activity", "fedsm", ['algorithm.personal_method={"name": "pfedme"}']),
     "fedsm, fine-tuning": ("synthetic-activity", "fedsm", ['algorithm.personal_method={"name": "fine-tuning"}']),
-    "fedsm, unseen": ("synthetic-activity", "fedsm", ["participation.unseen=[hospital-d]"]),
-    "harmofl, unseen": ("synthetic-histology", "harmofl", ["participation.unseen=[hospital-d]"]),
+    "fedsm, unseen": ("synthetic-activity", "fedsm", ["participation.evaluation_sites=[hospital-d]"]),
+    "harmofl, unseen": ("synthetic-histology", "harmofl", ["participation.evaluation_sites=[hospital-d]"]),
     "fedavg, optimizer kept": ("synthetic-activity", "fedavg", ["training.optimizer_state=keep"]),
     "fedavg, truncated": ("synthetic-activity", "fedavg", ["training.truncate=true"]),
 }

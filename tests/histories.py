@@ -21,9 +21,9 @@ from filelock import FileLock, Timeout
 
 from medsilo.core.files import load_facts, save_tensors
 from medsilo.federation.account import PrivacyAccount
-from medsilo.privacy.mechanisms import Charge, Demands, Gaussian, SampledGaussian
+from medsilo.privacy.mechanisms import Charge, Gaussian, PrivacyRequirements, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.site.ledger import CountedStudy, Ledger, Spending
 
 TRACED = (
@@ -46,7 +46,7 @@ class Job:
     root: Path
     study: str
     of: Gaussian | SampledGaussian
-    demands: Demands | None = None
+    demands: PrivacyRequirements | None = None
 
     @property
     def folder(self) -> Path:
@@ -64,18 +64,18 @@ class Job:
     def answer(self, number: int, version: int) -> None:
         """Answer one request as a participant does. version: of what the server sends with it."""
         account = self.account()
-        request = Parcel({"model": {"w": torch.tensor([float(version)])}}, {"task": "round", "round": number})
+        request = StudyMessage({"model": {"w": torch.tensor([float(version)])}}, {"task": "round", "round": number})
         reply = account.again(request)
         if reply is None:
             attempt = account.begin()
             noisy = NoiseSource().with_normal(torch.zeros(3), 1.0)
             self.folder.mkdir(exist_ok=True)
             save_tensors(self.folder / f"state-{number}.safetensors", {"w": noisy}, {"attempt": attempt})
-            reply = Parcel({"model": {"w": noisy}}, {"attempt": attempt, "samples": 5, "train_loss": 1.0})
+            reply = StudyMessage({"model": {"w": noisy}}, {"attempt": attempt, "samples": 5, "train_loss": 1.0})
             account.settle(request, reply, f"round {number}", [Charge(what="weights", of=self.of)])
         self._send(number, reply)
 
-    def _send(self, number: int, reply: Parcel) -> None:
+    def _send(self, number: int, reply: StudyMessage) -> None:
         line = json.dumps([number, reply.facts["attempt"], reply.groups["model"]["w"].tolist()]) + "\n"
         descriptor = os.open(self.sent, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(descriptor, line.encode())
@@ -211,7 +211,7 @@ class History:
     asked_anew: int
 
 
-def live(root: Path, seed: int, demands: Demands | None = None) -> History:
+def live(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> History:
     """Live through a history. All that was begun is resumed to its end."""
     draw = random.Random(seed)
     rounds = draw.randint(2, 4)

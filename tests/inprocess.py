@@ -11,8 +11,8 @@ from torch import nn
 
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
+from medsilo.federation.centralised import POOL
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.pool import POOL
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.record import new_study

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from medsilo.mixing.mixers import Mixer
+from medsilo.mixing.mixers import Aggregator
 
 
-def result_of(mixer: Mixer, site: str) -> dict[str, Tensor]:
+def result_of(mixer: Aggregator, site: str) -> dict[str, Tensor]:
     """Close the round and return what a site gets next."""
     mixer.finish()
     return mixer.current(site)

@@ -22,8 +22,8 @@ import torch
 from scipy.stats import binom
 
 from medsilo.core.files import load_tensors
-from medsilo.federation.place import Place
 from medsilo.federation.private_site import units_of
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import training_site
 from medsilo.learning.private import ClippedSum, gradients_of_cases
 from medsilo.plan import Plan, parse_plan
@@ -90,7 +90,7 @@ def write_csv(path: Path, head: list[str], lines: list[list[Any]]) -> None:
 
 def kinds(canaries: int) -> dict[str, Kind]:
     columns = [{"name": f"x{n}", "mean": 0.0, "deviation": 1.0} for n in range(canaries)]
-    recorded = {"recordings": "*.csv", "patient": "^(.*)_", "inside": {"time": "t", "label": "doing"}}
+    recorded = {"recordings": "*.csv", "patient": "^(.*)_", "recording_columns": {"time": "t", "label": "doing"}}
     signals = [{"name": f"x{n}", "mean": 0.0, "deviation": 1.0} for n in range(SIGNALS)]
     series = {"name": "series-folder", "signals": signals, "labels": [str(n) for n in range(SIGNALS)]}
     series |= {"rate": 10, "window": WINDOW, "standardise": "plan"}
@@ -171,8 +171,8 @@ def planned(kind: Kind, patients: int) -> Plan:
 def settings(root: Path, data: str, kind: Kind) -> SiteSettings:
     described = {"folder": str(root / data), "split": 1, **kind.data}
     demands = {"epsilon": 100.0, "delta": DELTA, "unit": "patient", "public": {"counts": "an audit"}}
-    own = {"device": "cpu", "records": str(root / data / "records"), "data": described, "privacy": demands}
-    return make_settings({**own, "smallest_average": 1, "limits": {"least_cases": 1}}, "an audit")
+    own = {"device": "cpu", "state_dir": str(root / data / "records"), "data": described, "privacy": demands}
+    return make_settings({**own, "min_cases_per_average": 1, "quotas": {"min_training_cases": 1}}, "an audit")
 
 
 def _weaker(times: float, seed: int | None) -> Callable[..., torch.Tensor]:
@@ -187,7 +187,7 @@ def _weaker(times: float, seed: int | None) -> Callable[..., torch.Tensor]:
 def _gradients(plan: Plan, root: Path, kind: Kind, every: list[str]) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Return the sum of the others' clipped gradients, each canary's, as the package computes them from files, and the
     noise on their sum."""
-    place = Place(plan, "a", ["a"], settings(root, "all", kind), site_folder(root / "known", "a"))
+    place = SiteContext(plan, "a", ["a"], settings(root, "all", kind), site_folder(root / "known", "a"))
     participant = training_site(place).participant
     private = participant.trainer.private
     assert private

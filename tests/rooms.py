@@ -26,7 +26,7 @@ ROOMS = {
     "methods": "one file per method",
     "federation": "the server's stack and a site's, without NVFlare; both in one process",
     "flare": "what runs inside NVFlare: controller, executor, filters, transport, jobs, simulator",
-    "check": "a site's check before it joins, and the leak report",
+    "check": "a site's check before it joins, and the disclosure report",
     "script": "a training script of the user's own: its network and metric in a plan, and a site that it trains",
     "client": "what a training script imports: `join`, around NVFlare's Client API",
     "recipes": "recipes for NVFlare: a job in which a training script learns by a method",

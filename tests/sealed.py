@@ -11,13 +11,13 @@ from torch import Tensor
 from medsilo.core.tensors import Groups, Tensors
 from medsilo_secagg.fixed_point import FixedPoint, Flat
 from medsilo_secagg.identity import Signer, Unsigned
-from medsilo_secagg.letters import Assembly, Letter
+from medsilo_secagg.letters import Roster, SecAggMessage
 from medsilo_secagg.member import Member
-from medsilo_secagg.relay import Gathering, MaskedSums
+from medsilo_secagg.relay import KeyCollection, MaskedSums
 from medsilo_secagg.streams import Words
 from medsilo_secagg.terms import SealedBlock, Terms
 
-Kind = TypeVar("Kind", bound=Letter)
+Kind = TypeVar("Kind", bound=SecAggMessage)
 
 
 def sent(letter: Kind) -> Kind:
@@ -73,10 +73,10 @@ class Hospitals:
 
     def __post_init__(self) -> None:
         self.members = {site: Member.begin(self.terms, site, self.signer(site)) for site in self.terms.sites}
-        self.gathering = Gathering(self.terms)
+        self.gathering = KeyCollection(self.terms)
         for site, member in self.members.items():
             self.gathering.add(site, sent(member.introduction()))
-        self.assembly: Assembly = sent(self.gathering.assembly())
+        self.assembly: Roster = sent(self.gathering.assembly())
         for member in self.members.values():
             member.meet(self.assembly)
 

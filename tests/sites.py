@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite, envelope_of
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
@@ -24,7 +24,7 @@ def site_of(
     **place: Any,
 ) -> TrainingSite:
     """Return one site. data: instead of those of the settings."""
-    own = Place(plan, site, sites, settings, folder, **place)
+    own = SiteContext(plan, site, sites, settings, folder, **place)
     return TrainingSite(kind(own, data, envelope_of(own)))
 
 

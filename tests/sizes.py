@@ -35,8 +35,8 @@ GOALS = {
     ALL: 36_000,
 }
 CLASSES = (
-    *("Plan", "Algorithm", "Phase", "Group", "Layer", "Task", "Network", "Mixer", "SiteSettings", "Place"),
-    *("Participant", "Trainer", "Workbench", "Coordinator", "Questioner", "ServerState", "Record"),
+    *("Plan", "Algorithm", "Phase", "Group", "Layer", "Task", "Network", "Aggregator", "SiteSettings", "SiteContext"),
+    *("Participant", "Trainer", "TrainContext", "Coordinator", "RequestScheduler", "ServerState", "Record"),
 )
 ROOM, LARGEST = 100, 1 << 40
 FIRST, ROUNDS = 2, 5  # of the rounds that are looked at: the first one prepares

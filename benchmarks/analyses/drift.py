@@ -17,13 +17,13 @@ from benchmarks.analyses.figures import panels, style
 from benchmarks.analyses.finished import FinishedRun
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import Phase, places_of, views
-from medsilo.course.workbench import Workbench
 from medsilo.federation.participant import Participant
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.compute import Stop
 from medsilo.plan import Plan
 from medsilo.runs.schema import Summary
+from medsilo.schedule.phase import Phase, places_of, views
+from medsilo.schedule.train_context import TrainContext
 from medsilo.site.settings import SiteSettings
 from tests import inprocess
 
@@ -40,7 +40,7 @@ class WatchedTrainer(Trainer):
     squares: list[float]
     sent: Sequence[tuple[Tensor, Tensor]] = ()  # weights and what they were when they arrived; outside rounds none
 
-    def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
+    def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
         bench = super().bench(purpose, number, stop)
         if self.sent:
             self.hook = bench.optimizers[self.network].register_step_post_hook(self._measure)

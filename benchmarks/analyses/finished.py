@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
-from medsilo.federation.pool import POOL
+from medsilo.federation.centralised import POOL
 from medsilo.federation.protection import read_for
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, load_plan

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.course.additions import AMPLITUDE
 from medsilo.learning.layers import head_names
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
-from medsilo.runs.messages import MOST_CASES, PARTS, Parcel
+from medsilo.runs.messages import MOST_CASES, PARTS, StudyMessage
+from medsilo.schedule.additions import AMPLITUDE
 from medsilo.tasks.task import Cases, SiteData, Task
 
 VARIANCE, MEAN = "running_var", "running_mean"
@@ -37,8 +37,8 @@ class Turn:
     plan: Plan
     task: str
     number: int
-    asked: Mapping[str, Parcel]
-    answers: Mapping[str, Parcel]
+    asked: Mapping[str, StudyMessage]
+    answers: Mapping[str, StudyMessage]
 
 
 class Attack:
@@ -262,7 +262,7 @@ class Amplitude(Attack):
                 answer.groups[AMPLITUDE][name] = forged
 
 
-def _largest(turn: Turn, answer: Parcel) -> dict[str, dict[str, float]]:
+def _largest(turn: Turn, answer: StudyMessage) -> dict[str, dict[str, float]]:
     """Return the largest value of each tensor that has a range, by group."""
     if not answer.groups:
         return {}

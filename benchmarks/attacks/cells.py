@@ -14,13 +14,13 @@ from medsilo.core.errors import PlanError
 from medsilo.core.files import write_json
 from medsilo.core.package import ENGINE, facts_of
 from medsilo.plan import Plan, parse_plan
+from medsilo.runs.outliers import standing_out
 from medsilo.runs.schema import Round
-from medsilo.runs.standing import standing_out
 
 
 @dataclass(frozen=True)
 class Defence:
-    """The plan's `mixing`, and how many of the five hospitals a round needs under it."""
+    """The plan's `aggregation`, and how many of the five hospitals a round needs under it."""
 
     mixing: Mapping[str, Any]
     minimum: int = 3
@@ -29,7 +29,7 @@ class Defence:
 PLAIN = "plain mean"
 DEFENCES: Mapping[str, Defence] = {
     PLAIN: Defence({}),
-    "share cap": Defence({"share_cap": 0.25}, 4),  # four such shares make a whole
+    "share cap": Defence({"max_weight": 0.25}, 4),  # four such shares make a whole
     "norm bound": Defence({"robust": {"name": "norm-bound"}}),
     "median": Defence({"robust": {"name": "median"}}),
     "trimmed mean": Defence({"robust": {"name": "trimmed-mean", "bad": 1}}),
@@ -125,7 +125,7 @@ class Cell:
             "seed": self.seed,
         }
         if defence.mixing:
-            values["mixing"] = dict(defence.mixing)
+            values["aggregation"] = dict(defence.mixing)
         return parse_plan(values)
 
     def file(self) -> str:

@@ -19,10 +19,10 @@ import torch
 from benchmarks.attacks.cells import DEFENCES, PLAIN, SITES
 from benchmarks.mixing import in_a_fork
 from medsilo.core.files import write_json
-from medsilo.core.lifeline import most_held
+from medsilo.core.parent_watch import most_held
 from medsilo.core.tensors import Tensors
-from medsilo.mixing.defence import Mixing
-from medsilo.mixing.mixers import Mixer, WeightedMean
+from medsilo.mixing.defence import AggregationSettings
+from medsilo.mixing.mixers import Aggregator, WeightedMean
 from medsilo.models.architectures import UNet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,12 +104,12 @@ def models(features: tuple[int, ...]) -> Iterator[Tensors]:
         }
 
 
-def mixer_of(defence: str, features: tuple[int, ...]) -> Mixer:
+def mixer_of(defence: str, features: tuple[int, ...]) -> Aggregator:
     """Return the mean over hospitals as a plan with this defence makes it."""
     with torch.device("meta"):
         apart = [name for name, _ in UNet(features=features).build(1, 2).named_buffers()]
     mixer = WeightedMean()
-    shield = Mixing.model_validate(DEFENCES[defence].mixing).shield(frozenset(apart))
+    shield = AggregationSettings.model_validate(DEFENCES[defence].mixing).shield(frozenset(apart))
     if shield:
         mixer.defend(shield)
     return mixer

@@ -18,11 +18,11 @@ from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
@@ -54,7 +54,7 @@ class LoopWithBad(Loop):
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         asked = {site: outgoing(site) for site in sites if site in self.bad}
         missing: dict[str, Missing] = {}
-        forged: dict[str, Parcel] = {}
+        forged: dict[str, StudyMessage] = {}
         for site, parcel in asked.items():
             try:
                 forged[site] = self.participants[site].answer(parcel)
@@ -71,7 +71,7 @@ class LoopWithBad(Loop):
                 missing[site] = Missing.refused(error)
         return missing
 
-    def _forge(self, asked: Mapping[str, Parcel], answers: Mapping[str, Parcel]) -> None:
+    def _forge(self, asked: Mapping[str, StudyMessage], answers: Mapping[str, StudyMessage]) -> None:
         first = min(answers)
         request = Request.received(asked[first].facts)
         self.attack.forge(
@@ -89,7 +89,9 @@ def run(plan: Plan, attack: Attack | None = None, bad: Collection[str] = ()) -> 
             data = data_of(plan.task, site, sites, plan.seed)
             if attack and site in bad:
                 data = attack.poison(data, plan.task)
-            participants[site] = TrainingSite(Participant(Place(plan, site, sites, CPU, site_folder(root, site)), data))
+            participants[site] = TrainingSite(
+                Participant(SiteContext(plan, site, sites, CPU, site_folder(root, site)), data)
+            )
         loop = LoopWithBad(participants, attack, bad) if attack else Loop(participants)
         coordinator = Coordinator(plan, sites, loop, Record(root), "in-process", settings=CPU)
         reason = None

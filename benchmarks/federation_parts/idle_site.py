@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset
 
-from medsilo.course.phase import Phase
 from medsilo.federation.evaluation import Evaluation, Measuring
 from medsilo.federation.participant import Participant
 from medsilo.federation.trainer import Trainer
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.learning.compute import Compute, Stop
+from medsilo.schedule.phase import Phase
 from medsilo.tasks.metrics import Measures
 
 

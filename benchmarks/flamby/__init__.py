@@ -307,7 +307,7 @@ class Work:
                 "network": {"name": "linear"},
                 "training": {"rounds": rounds, **training},
                 "participation": {"sites": list(sites)},
-                "tracking": {"select": "last", "validate_every": rounds},
+                "model_selection": {"keep": "last", "validate_every": rounds},
                 "seed": seed,
             }
         )

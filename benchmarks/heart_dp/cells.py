@@ -8,13 +8,13 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.heart_dp.data import Hospital, validation
-from benchmarks.heart_dp.federation import Outcome, Promise, Setup, run
+from benchmarks.heart_dp.federation import Outcome, PrivacyGuarantee, Setup, run
 
 SEEDS = (42, 43, 44, 45, 46)
 EPSILONS, DELTAS = (50.0, 10.0, 5.0, 1.0, 0.1), (0.001, 0.0001, 0.1, 0.01)
-OPEN = Promise(None, None)
-PUBLISHED = (OPEN, *(Promise(e, d) for d, e in product(DELTAS, EPSILONS)))
-BETTER = (Promise(1.0, 0.001), Promise(0.1, 0.001))
+OPEN = PrivacyGuarantee(None, None)
+PUBLISHED = (OPEN, *(PrivacyGuarantee(e, d) for d, e in product(DELTAS, EPSILONS)))
+BETTER = (PrivacyGuarantee(1.0, 0.001), PrivacyGuarantee(0.1, 0.001))
 DRAWS = 5  # of validation cases and noise, by which candidates are compared
 FULL = Setup(batch=None, start="zero", weighting="uniform")
 
@@ -24,7 +24,7 @@ class Cell:
     """One study: on the test cases of a seed, or on validation cases drawn with it."""
 
     setup: Setup
-    promise: Promise
+    promise: PrivacyGuarantee
     seed: int
     validates: bool = False
 
@@ -51,7 +51,7 @@ def kept(cell: Cell, folder: Path) -> bool:
     return (folder / cell.file).exists()
 
 
-def published(promise: Promise) -> list[Cell]:
+def published(promise: PrivacyGuarantee) -> list[Cell]:
     """Return the published study's cells for one promise."""
     return [Cell(Setup(), promise, seed) for seed in SEEDS]
 
@@ -68,7 +68,7 @@ def candidates() -> list[Setup]:
     return [*fedavg, *own]
 
 
-def chosen(promise: Promise, hospitals: dict[str, Hospital], folder: Path) -> tuple[Setup, float]:
+def chosen(promise: PrivacyGuarantee, hospitals: dict[str, Hospital], folder: Path) -> tuple[Setup, float]:
     """Return the candidate with the best mean accuracy on validation cases, and that accuracy."""
     means = {
         setup: fmean(result_of(Cell(setup, promise, seed, True), hospitals, folder).mean for seed in range(DRAWS))

@@ -42,7 +42,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Promise:
+class PrivacyGuarantee:
     """ε and δ of a study at each hospital; ε None: none."""
 
     epsilon: float | None
@@ -63,13 +63,13 @@ class Outcome:
 
 
 @cache
-def noise_of(promise: Promise, rate: float, steps: int) -> float:
+def noise_of(promise: PrivacyGuarantee, rate: float, steps: int) -> float:
     """Return the noise with which so many steps keep a promise."""
     assert promise.epsilon and promise.delta
     return noise_for(promise.epsilon, promise.delta, rate, steps)
 
 
-def run(hospitals: dict[str, Hospital], setup: Setup, promise: Promise, seed: int) -> Outcome:
+def run(hospitals: dict[str, Hospital], setup: Setup, promise: PrivacyGuarantee, seed: int) -> Outcome:
     """Train over the hospitals, and test each model on its own hospital's test cases."""
     model = _start(setup, seed)
     own = {name: _copy(model) for name in hospitals}
@@ -98,7 +98,7 @@ def run(hospitals: dict[str, Hospital], setup: Setup, promise: Promise, seed: in
 class _Site:
     """A hospital's training."""
 
-    def __init__(self, name: str, hospital: Hospital, setup: Setup, promise: Promise, seed: int) -> None:
+    def __init__(self, name: str, hospital: Hospital, setup: Setup, promise: PrivacyGuarantee, seed: int) -> None:
         self.name, self.data, self.setup, self.promise, self.seed = name, hospital.train, setup, promise, seed
         self.cases = len(hospital.train)
         self.batch = min(setup.batch or self.cases, self.cases)

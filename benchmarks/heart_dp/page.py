@@ -23,7 +23,7 @@ from benchmarks.heart_dp.cells import (
     result_of,
 )
 from benchmarks.heart_dp.data import Hospital
-from benchmarks.heart_dp.federation import Outcome, Promise, Setup
+from benchmarks.heart_dp.federation import Outcome, PrivacyGuarantee, Setup
 from benchmarks.result_files import Study, Table
 
 ERRORS = 2.0  # standard errors of the difference, within which a cell agrees
@@ -43,10 +43,10 @@ def read_published(path: Path) -> Told:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedOnly:
     """One promise: our accuracies and theirs."""
 
-    promise: Promise
+    promise: PrivacyGuarantee
     ours: Sequence[float]
     theirs: Sequence[float]
     epsilon: float
@@ -65,11 +65,13 @@ class Compared:
         return fmean(differences) - half, fmean(differences) + half
 
 
-def compared(setup: Setup, promise: Promise, hospitals: dict[str, Hospital], told: Told, folder: Path) -> Compared:
+def compared(
+    setup: Setup, promise: PrivacyGuarantee, hospitals: dict[str, Hospital], told: Told, folder: Path
+) -> ComparedOnly:
     """Return one promise's results on the test cases."""
     outcomes: list[Outcome] = [result_of(Cell(setup, promise, seed), hospitals, folder) for seed in SEEDS]
     theirs = told[promise.epsilon, promise.delta]
-    return Compared(promise, [one.mean for one in outcomes], theirs, max(one.epsilon for one in outcomes))
+    return ComparedOnly(promise, [one.mean for one in outcomes], theirs, max(one.epsilon for one in outcomes))
 
 
 def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Study, bool]:
@@ -115,7 +117,7 @@ def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Stu
     ), met
 
 
-def _named(promise: Promise) -> tuple[str, str]:
+def _named(promise: PrivacyGuarantee) -> tuple[str, str]:
     """Return ε and δ, or that there is no promise."""
     return (
         f"ε {promise.epsilon:g}" if promise.epsilon else "no privacy",
@@ -123,7 +125,7 @@ def _named(promise: Promise) -> tuple[str, str]:
     )
 
 
-def _costs(again: Sequence[Compared]) -> list[str]:
+def _costs(again: Sequence[ComparedOnly]) -> list[str]:
     """Return what bounding each case's gradient costs, and what the noise does."""
     found = {(one.promise.epsilon, one.promise.delta): one for one in again}
     cells = [found.get(key) for key in ((None, None), (50.0, 1e-3), (0.1, 1e-3))]

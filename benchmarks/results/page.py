@@ -175,7 +175,7 @@ def command(part: Part) -> str:
     words = ["medsilo", "compare", *(["--plan", part.plan] if part.plan else ["--task", part.task])]
     words += ["--seeds", ",".join(map(str, range(part.seeds))), "--at-once", "1"]
     words += ["--device", "cpu", *(["--folds", str(part.folds)] if part.folds else [])]
-    words += ["--against", part.against]
+    words += ["--baseline", part.against]
     words += [word for change in part.changes for word in ("--set", change)]
     words += ["--methods", ",".join(row for row in part.rows if ": " not in row)]
     words += [word for row in part.rows if ": " in row and not changed(row) for word in ("--row", row)]

@@ -125,7 +125,7 @@ SIMILARITY = (
     "the mean over sites is the score of the AdaFed paper; against FedBN, because AdaFed adds to it that similar sites "
     "learn more from each other"
 )
-PLAIN_SGD = ("training.momentum=0", "training.weight_decay=0", "tracking.select=last")
+PLAIN_SGD = ("training.momentum=0", "training.weight_decay=0", "model_selection.keep=last")
 
 
 def _similar(name: str, title: str, *changes: str, **more: Any) -> Part:

@@ -23,14 +23,14 @@ import nvflare.client as flare
 from torch import nn
 from torch.optim import Optimizer
 
-from medsilo.core import shelf
+from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.flare.wire import flat, unflat
 from medsilo.learning.compute import LossFunction
 from medsilo.plan import load_plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.script.network import ScriptNetwork
 from medsilo.script.site import Batch, Data, Evaluate, Metrics, ScriptSite, usual_batch
 
@@ -140,7 +140,7 @@ class Site:
         """
         self._send(self._inner.finish(metrics))
 
-    def _send(self, answer: Parcel) -> None:
+    def _send(self, answer: StudyMessage) -> None:
         tensors, meta = flat(answer)
         told = answer.facts.get("validation")
         flare.send(flare.FLModel(params=tensors, metrics=None if told is None else {"validation": told}, meta=meta))
@@ -182,7 +182,7 @@ def join(
         name = flare.get_site_name()
     folder = _app_folder()
     plan = load_plan(folder / "config" / paths.PLAN)
-    shelf.look_in(folder / "config")
+    weight_cache.look_in(folder / "config")
     output = folder.parents[1] / "medsilo"  # beside NVFlare's folders of jobs, which go with the job
     data = Data(loader, validation, samples, batch, loss)
     inner = ScriptSite(plan, name, output, model, optimizer, data, evaluate, test, scheduler)

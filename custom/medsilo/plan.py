@@ -13,25 +13,25 @@ import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 from torch import nn
 
-from medsilo.core import shelf
+from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError, PlanError, YamlError
 from medsilo.core.files import dump_yaml, load_tensors, load_yaml, read_yaml, why_unread
 from medsilo.core.package import ALWAYS, facts_of, is_here, is_ours, ours_behind
 from medsilo.core.section import SHOWN, Feature, Section, checked, in_words, near_key
 from medsilo.core.tensors import hash_of
 from medsilo.core.text import is_safe_name, plain
-from medsilo.course.algorithm import Algorithm
-from medsilo.course.declared import PrivacyOffer, Private
-from medsilo.course.layer import Layer
-from medsilo.course.participation import MOST_SITES, Participation
-from medsilo.course.phase import Blueprint, Course, Phase
-from medsilo.course.transport import TransportSettings
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import OWN_NUMBERS, USUAL, Training
-from medsilo.mixing.defence import Mixing
+from medsilo.mixing.defence import AggregationSettings
 from medsilo.mixing.forms import Form
 from medsilo.models.network import Network, parameters_of
 from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages, table_of
+from medsilo.schedule.algorithm import Algorithm
+from medsilo.schedule.declared import PrivacyOffer, Private
+from medsilo.schedule.layer import Layer
+from medsilo.schedule.participation import MOST_SITES, Participation
+from medsilo.schedule.phase import ModelFactory, Phase, Schedule
+from medsilo.schedule.transport import TransportSettings
 from medsilo.tasks.task import Task
 
 FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
@@ -39,10 +39,10 @@ OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "tas
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
-class Tracking(Feature):
+class ModelSelection(Feature):
     """The round whose model is tested and kept as the result."""
 
-    select: Literal["best", "last"] = Field(
+    keep: Literal["best", "last"] = Field(
         "best",
         description="the round whose model is tested and kept as `best`: the best on validation data (a later round "
         "has to be strictly better), or the last",
@@ -78,9 +78,9 @@ class Plan(Section):
     network: Annotated[SerializeAsAny[Network], BeforeValidator(NETWORKS.read)] = Field(None)  # type: ignore[assignment]  # by default the task's own
     training: Training = Training()
     participation: Participation
-    mixing: Mixing = Mixing()
+    aggregation: AggregationSettings = AggregationSettings()
     transport: TransportSettings = TransportSettings()
-    tracking: Tracking = Tracking()
+    model_selection: ModelSelection = ModelSelection()
     privacy: PrivacyOffer | None = Field(
         None,
         description="what the study promises of every hospital's records: differential "
@@ -93,8 +93,8 @@ class Plan(Section):
         "each with its `name` and its own keys",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="decides everything random")
-    protocol: Literal["paper", "released-code", "clinical"] = Field(
-        "clinical",
+    protocol: Literal["paper", "released-code", "default"] = Field(
+        "default",
         description="what the plan's numbers follow; it is stated in every output. A plan that contradicts what its "
         "method says of the word is refused, and so is a word of which the method says nothing",
     )
@@ -105,7 +105,7 @@ class Plan(Section):
     )
 
     @cached_property
-    def course(self) -> Course:
+    def course(self) -> Schedule:
         """The study's phases and what is delivered at its end."""
         return self.algorithm.course(self.training)
 
@@ -121,9 +121,15 @@ class Plan(Section):
         _ = self.course  # raises where these rounds are too few
         networks = self.layout()
         self.algorithm.check(networks)
-        self.algorithm.suits(self.training)
-        self.algorithm.fits(self.task)
-        own: list[Feature | Algorithm] = [self.tracking, self.algorithm, self.training, self.network, *self.features]
+        self.algorithm.check_training(self.training)
+        self.algorithm.check_task(self.task)
+        own: list[Feature | Algorithm] = [
+            self.model_selection,
+            self.algorithm,
+            self.training,
+            self.network,
+            *self.features,
+        ]
         for part in own:
             for conflict in part.conflicts(self, dict(networks)):
                 raise PlanError(conflict)
@@ -133,7 +139,7 @@ class Plan(Section):
     def features(self) -> list[Feature]:
         """All that is optional in this plan, in the order in which it is asked."""
         sealing = self.transport.aggregation
-        own = (self.participation, self.mixing, self.transport, sealing, self.privacy, *self.layers)
+        own = (self.participation, self.aggregation, self.transport, sealing, self.privacy, *self.layers)
         return [feature for feature in own if feature is not None]
 
     @property
@@ -144,7 +150,7 @@ class Plan(Section):
     @property
     def private(self) -> Private:
         """Return how the method keeps the plan's promise of privacy; raises PlanError where it can't."""
-        return self.algorithm.privately(name for name in METHODS.ours if METHODS[name].declares_account())
+        return self.algorithm.privacy_mechanism(name for name in METHODS.ours if METHODS[name].declares_account())
 
     @property
     def gradients(self) -> int:
@@ -156,20 +162,20 @@ class Plan(Section):
         secure = self.transport.aggregation
         return dict(secure.forms(self, phase)) if secure else {}
 
-    def _blueprint(self) -> Blueprint:
+    def _blueprint(self) -> ModelFactory:
         task = self.task
         make = partial(self.network.build, task.channels, task.goal.outputs)
-        return Blueprint(make, task.shape, task.channels, self.participation.sites or self._unnamed)
+        return ModelFactory(make, task.shape, task.channels, self.participation.sites or self._unnamed)
 
     @property
     def _unnamed(self) -> list[str]:
         """Names for the hospitals of a plan that names none: as many as it needs."""
         return _hospitals(self.participation.required)
 
-    def cautions(self, sites: Sequence[str]) -> list[str]:
+    def warnings(self, sites: Sequence[str]) -> list[str]:
         """Return what the person who starts the study should know of its numbers, one line each."""
-        own = (caution for feature in self.features for caution in feature.cautions(self))
-        return [*self.algorithm.cautions(sites), *own]
+        own = (caution for feature in self.features for caution in feature.warnings(self))
+        return [*self.algorithm.warnings(sites), *own]
 
     def build_networks(self) -> dict[str, nn.Module]:
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""
@@ -194,7 +200,7 @@ class Plan(Section):
 
     def validates(self, rounds: int) -> bool:
         """Return whether sites validate the model that has gone through so many rounds."""
-        return rounds % self.tracking.validate_every == 0 or rounds == self.rounds
+        return rounds % self.model_selection.validate_every == 0 or rounds == self.rounds
 
     @property
     def validations(self) -> int:
@@ -300,7 +306,7 @@ def read_plan(path: Path | str, method: Algorithm | None = None) -> Any:
 def _with_files(values: Any, folder: Path) -> Any:
     """Return a plan's values with the content of the files that its task names, and the hash of the one that its
     network begins with, in place of their names."""
-    shelf.look_in(folder, folder / shelf.FOLDER)
+    weight_cache.look_in(folder, folder / weight_cache.FOLDER)
     if not isinstance(values, dict):
         return values
     task, network = values.get("task"), values.get("network")
@@ -324,10 +330,10 @@ def _begun_with(folder: Path, name: str) -> dict[str, Any]:
     path = folder / Path(name).expanduser()  # a path as it is typed, or one that begins at the plan
     if not is_safe_name(path.name):
         raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")
-    path = next(filter(Path.is_file, (path / name for name in shelf.IN_BUNDLES)), path)
-    shelf.look_in(path.parent)
+    path = next(filter(Path.is_file, (path / name for name in weight_cache.IN_BUNDLES)), path)
+    weight_cache.look_in(path.parent)
     try:
-        return {"file": path.name, "sha256": shelf.hash_of_file(path), "bytes": path.stat().st_size}
+        return {"file": path.name, "sha256": weight_cache.hash_of_file(path), "bytes": path.stat().st_size}
     except OSError as error:
         raise PlanError(f"network.from: {path.name}: {why_unread(error, 'a file beside the plan')}") from error
 

@@ -212,7 +212,7 @@ def _imported(path: str) -> type[Any]:
 
 METHODS = Registry(
     "medsilo.methods",
-    "medsilo.course.algorithm:Algorithm",
+    "medsilo.schedule.algorithm:Algorithm",
     {
         "local": "medsilo.methods.local:Local",
         "fedavg": "medsilo.methods.fedavg:FedAvg",
@@ -280,10 +280,10 @@ REPORTS = PluginTable("medsilo.reports", "types:FunctionType", {})
 PAGES = PluginTable("medsilo.pages", "types:FunctionType", {})
 
 # Layers of other packages; the engine's own stand in federation/site_stack.py and server_stack.py.
-LAYERS = Registry("medsilo.layers", "medsilo.course.layer:Layer", {})
+LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {})
 
 # Secure aggregation, by the name of `transport.sealing`.
-AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.course.aggregation:SecureAggregation", {})
+AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.aggregation:SecureAggregation", {})
 
 TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}  # by the plan's sections
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from medsilo.extend import MedsiloError
-from medsilo.extend.networks import shelf
+from medsilo.extend.networks import weight_cache
 
 INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")  # keys that tensors lie under
 MOST_PREFIXES = 32
@@ -44,7 +44,9 @@ def _tensors_in(path: Path) -> dict[str, Tensor]:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
                 every = archive.namelist()
-                inside = [name for ending in shelf.IN_BUNDLES for name in every if f"/{name}".endswith(f"/{ending}")]
+                inside = [
+                    name for ending in weight_cache.IN_BUNDLES for name in every if f"/{name}".endswith(f"/{ending}")
+                ]
                 if sum(part.file_size for part in archive.infolist()) > MOST_UNPACKED * path.stat().st_size:
                     raise ValueError("weights that a few bytes unpack into")
                 if inside:

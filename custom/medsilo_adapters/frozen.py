@@ -1,6 +1,6 @@
 """Frozen tensors: buffers that no state dict has and no gradient reaches, once in memory for all networks.
 
-Methods, optimizers, sealing, accounts of privacy, states on the disk and leak reports work on state dicts and
+Methods, optimizers, sealing, accounts of privacy, states on the disk and disclosure reports work on state dicts and
 parameters. A frozen tensor is in neither, so they never meet it.
 """
 

@@ -36,4 +36,6 @@ class OwnAdapter(Algorithm):
         return {name: own for name, own in modules["model"].state_dict().items() if f".{OWN}." not in name}
 
     def private(self) -> Private:
-        return Private(("model",), says="the own adapter learns by noisy steps, too: the shared one depends on it")
+        return Private(
+            ("model",), disclosure_notes="the own adapter learns by noisy steps, too: the shared one depends on it"
+        )

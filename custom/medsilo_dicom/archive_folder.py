@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medsilo.extend import DataError, DataSource, Folder, Listing, Scan
+from medsilo.extend import CaseIndex, DataError, DatasetLayout, DataSource, Scan
 from medsilo_dicom.dicom_folder import REST, DicomFolder, mask_of_series
 from medsilo_dicom.dicom_masks import OVERLAP
 from medsilo_dicom.header import Header, Tree, as_compared, library, read_tree
@@ -23,7 +23,7 @@ KIND = "DICOM series, with segmentations or contours that refer to them"
 Files = tuple[tuple[Path, ...], Path | str]  # a series', and its label's
 
 
-def look(folder: Folder) -> Folder | None:
+def look(folder: DatasetLayout) -> DatasetLayout | None:
     """Say what suits a folder of studies; nothing of another, and of one without segmentations and contours."""
     tree, names = read_tree(folder.files.values()), {path: name for name, path in folder.files.items()}
     if not tree.annotations:
@@ -72,7 +72,7 @@ def _of(tree: Tree, names: Mapping[Path, str], site: str) -> Tree:
     return Tree(images, {series: own for series, own in tree.annotations.items() if series in images})
 
 
-def _structures(listings: Mapping[str, Listing]) -> tuple[list[str], dict[str, str], Counter[str]]:
+def _structures(listings: Mapping[str, CaseIndex]) -> tuple[list[str], dict[str, str], Counter[str]]:
     """Return the structures to learn, what each is called in the files, and how many studies have each one there is."""
     counts, often = Counter[str](), set[str]()
     called: dict[str, str] = {}

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from medsilo.extend import DataError, DataSource, Listing, Scan, Use, VolumeFolder
+from medsilo.extend import CaseIndex, DataError, DataSource, Inference, Scan, VolumeFolder
 from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
 from medsilo_dicom.header import STRUCTURES, Header, Tree, as_compared, library, read_headers, read_tree, words_of
 from medsilo_dicom.series import ImageSeries, make_series, mask_as_scanned, read_again, scan_of_series
@@ -56,8 +56,8 @@ class DicomFolder(VolumeFolder):
         library()
 
     @property
-    def use(self) -> Use:
-        return Use("dicom", self.inputs_of, self.in_monai())
+    def use(self) -> Inference:
+        return Inference("dicom", self.inputs_of, self.in_monai())
 
     def scan_of(self, files: tuple[Path, ...]) -> Scan:
         return scan_of_series(read_again(files))
@@ -71,15 +71,15 @@ class DicomFolder(VolumeFolder):
     def columns_of(self, scan: Scan) -> Mapping[str, float | str]:
         return {**super().columns_of(scan), **words_of(scan.source.files[0], SCANNER)}
 
-    def listing_of(self, source: DataSource, folder: Path) -> Listing:
+    def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.table or not (source.images is None or isinstance(source.images, str)):
             raise DataError("task dicom-folder reads no table and one channel; give data.images as one pattern or none")
-        files, links = Listing.files_below(folder)
+        files, links = CaseIndex.files_below(folder)
         return self.listed(read_tree(files.values()), {path: name for name, path in files.items()}, source, links)
 
-    def listed(self, tree: Tree, names: Mapping[Path, str], source: DataSource, links: Sequence[str] = ()) -> Listing:
+    def listed(self, tree: Tree, names: Mapping[Path, str], source: DataSource, links: Sequence[str] = ()) -> CaseIndex:
         """Return the cases of a tree. names: of its files, from the folder; links: folders that are not followed."""
-        listing = Listing()
+        listing = CaseIndex()
         if not tree.images:
             listing.add("left out", UNREADABLE, [names[path] for path in tree.unreadable])
             raise DataError("no DICOM series of images in the data folder; correct 'data' in the site's medsilo.yaml")
@@ -97,7 +97,7 @@ class DicomFolder(VolumeFolder):
 
     def _add(
         self,
-        listing: Listing,
+        listing: CaseIndex,
         names: Mapping[Path, str],
         headers: list[Header],
         annotations: list[Header],
@@ -137,7 +137,7 @@ def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
         raise DataError("no DICOM series fits data.images; correct it", private=str(source.images))
 
 
-def _tell_identifiers(listing: Listing, tree: Tree, names: Mapping[Path, str]) -> None:
+def _tell_identifiers(listing: CaseIndex, tree: Tree, names: Mapping[Path, str]) -> None:
     """Note which elements of the headers tell who a patient is."""
     counted: Counter[str] = Counter()
     for headers in tree.images.values():

@@ -21,7 +21,7 @@ from medsilo.check.kit import read_kit
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
-from medsilo.federation.pool import POOL
+from medsilo.federation.centralised import POOL
 from medsilo.flare import simulator
 from medsilo.flare.jobs import find_job, plan_of
 from medsilo.plan import Plan, load_plan, parse_plan
@@ -32,7 +32,7 @@ from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import Progress, Round, Summary
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo_lab import given
+from medsilo_lab import in_memory
 from medsilo_lab.consortium import lead
 from medsilo_lab.deploy.predictor import asked_to_predict
 from medsilo_lab.deploy.source import Source
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PlanLike = Plan | Mapping[str, Any] | Path | str
-Place = Path | str
+SiteContext = Path | str
 Changes = Sequence[str] | Mapping[str, Any] | str
 Sites = Sequence[str] | Mapping[str, Any]
 Engine = Literal["simulator", "inprocess"]
@@ -89,7 +89,7 @@ class Run:
     'finished'
     """
 
-    def __init__(self, folder: Place) -> None:
+    def __init__(self, folder: SiteContext) -> None:
         """Open the folder of a run, whichever engine or consortium made it."""
         self.folder = Path(folder).resolve()
         self._kept: TemporaryDirectory | None = None  # goes when this object goes
@@ -121,8 +121,8 @@ class Run:
         """One row for each site: its cases, its test score, the round of its model, what it sent."""
         run, metric = self._result, self._result.summary.metric
         rows = []
-        for site in (*run.sites, *sorted(run.summary.unseen)):
-            own = run.summary.sites.get(site) or run.summary.unseen[site]
+        for site in (*run.sites, *sorted(run.summary.evaluation_sites)):
+            own = run.summary.sites.get(site) or run.summary.evaluation_sites[site]
             cases = {part: (own.cases or {}).get(part) for part in ("train", "validation", "test")}
             test, selected = own.test or {}, run.summary.selected.rounds
             scores = {metric: test.get(metric), "loss": test.get("loss"), "round": selected.get(site)}
@@ -160,7 +160,7 @@ class Run:
         found = re.findall(r'(<section[^>]* id="([\w-]+)".*?</section>)', page, re.DOTALL)
         return SimpleNamespace(**{key.replace("-", "_"): Picture(f"{head}</head>{text}") for text, key in found})
 
-    def predict(self, images: Any, out: Place | None = None, *, site: str = "", device: str = "auto") -> Any:
+    def predict(self, images: Any, out: SiteContext | None = None, *, site: str = "", device: str = "auto") -> Any:
         """Predict new cases with the model that was tested.
 
         images: an array [cases, ...] as the model reads it, of which the model's output comes back; or files, whose
@@ -181,7 +181,7 @@ class Run:
             answers = [source.plan.task.infer(network, some.to(compute.device)).cpu() for some in values.split(64)]
         return torch.cat(answers)
 
-    def report(self, destination: Place | None = None) -> Path:
+    def report(self, destination: SiteContext | None = None) -> Path:
         """Write the HTML page about this run and return where it is; by default beside the results."""
         page = Path(destination) if destination else self.folder / paths.REPORT
         return write([self.folder], page, self.folder.name)
@@ -239,7 +239,7 @@ class Comparison:
     medsilo.core.errors.MedsiloError: docs is not a comparison: it has no verdict.json
     """
 
-    def __init__(self, folder: Place) -> None:
+    def __init__(self, folder: SiteContext) -> None:
         """Open the folder that `compare`, or `medsilo compare --out`, has written."""
         self.folder = Path(folder).resolve()
         self._kept: TemporaryDirectory | None = None
@@ -281,7 +281,7 @@ class Comparison:
             rows.append(own | {site: at and at.mean for site, at in row.sites.items()})
         return _frame(rows, "row")
 
-    def report(self, destination: Place | None = None) -> Path:
+    def report(self, destination: SiteContext | None = None) -> Path:
         """Write the HTML page about this comparison and return where it is; by default beside the results."""
         return write_study(self.folder, Path(destination) if destination else None)
 
@@ -293,15 +293,15 @@ class Comparison:
 def run(
     plan: PlanLike | None = None,
     *,
-    task: given.Kind | None = None,
+    task: in_memory.Kind | None = None,
     sites: Sites | None = None,
     model: Any = None,
     method: Any = None,
-    loss: given.Loss | None = None,
+    loss: in_memory.Loss | None = None,
     engine: Engine = "inprocess",
-    folder: Place | None = None,
+    folder: SiteContext | None = None,
     changes: Changes = (),
-    data: Place | Mapping[str, Any] | None = None,
+    data: SiteContext | Mapping[str, Any] | None = None,
     device: str = "auto",
     on_round: Callable[[Round], None] | None = None,
 ) -> Run:
@@ -355,15 +355,15 @@ def compare(
     methods: Sequence[Any] | str,
     *,
     plan: PlanLike | None = None,
-    task: given.Kind | None = None,
+    task: in_memory.Kind | None = None,
     sites: Sites | None = None,
     model: Any = None,
-    loss: given.Loss | None = None,
+    loss: in_memory.Loss | None = None,
     seeds: Sequence[int] = (0,),
-    folder: Place | None = None,
+    folder: SiteContext | None = None,
     changes: Changes = (),
     against: str | None = None,
-    data: Place | Mapping[str, Any] | None = None,
+    data: SiteContext | Mapping[str, Any] | None = None,
     device: str = "auto",
     say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
@@ -383,7 +383,7 @@ def compare(
     [('fedavg', 0), ('local', 0)]
     """
     methods = [methods] if isinstance(methods, str | type) else methods
-    rows = [one if isinstance(one, str) else given.method(one)["name"] for one in methods]
+    rows = [one if isinstance(one, str) else in_memory.method(one)["name"] for one in methods]
     base, changed = _plan(_with_own(plan, task, sites, model, None, loss), ()), _changes(changes)
     settings = _settings("medsilo.compare", data, device)
     place, kept = _place(folder, "comparison")
@@ -397,13 +397,13 @@ def compare(
 
 @_as_python
 def predict(
-    model: Place | Sequence[Place],
-    images: Place | Sequence[Place],
-    out: Place,
+    model: SiteContext | Sequence[SiteContext],
+    images: SiteContext | Sequence[SiteContext],
+    out: SiteContext,
     *,
     site: str = "",
     device: str = "auto",
-    site_config: Place | None = None,
+    site_config: SiteContext | None = None,
 ) -> list[dict[str, Any]]:
     """Predict with a run's model or a super model, and return what was found, a dictionary for each case.
 
@@ -440,7 +440,7 @@ def predict(
     return json.loads((Path(out) / "predictions.json").read_text(encoding="utf-8"))["cases"]
 
 
-def _several(places: Place | Sequence[Place]) -> list[Path]:
+def _several(places: SiteContext | Sequence[SiteContext]) -> list[Path]:
     return [Path(one) for one in ([places] if isinstance(places, Path | str) else places)]
 
 
@@ -452,7 +452,7 @@ class Lead:
     medsilo.core.errors.MedsiloError: there is no such folder; give the kit's
     """
 
-    def __init__(self, kit: Place, say: Callable[[str], None] = print) -> None:
+    def __init__(self, kit: SiteContext, say: Callable[[str], None] = print) -> None:
         """kit: the folder of your own kit; say: called with a line for what happens on the way."""
         self.kit, self.say = Path(kit), say
         read_kit(self.kit, "person")
@@ -463,7 +463,7 @@ class Lead:
         return lead.status(self.kit, job).as_json()
 
     @_as_python
-    def submit(self, job: Place, changes: Changes = (), *, plan: Place | None = None) -> str:
+    def submit(self, job: SiteContext, changes: Changes = (), *, plan: SiteContext | None = None) -> str:
         """Submit a job, wait until the hospitals have joined, and return its id. plan: in place of the job's own."""
         other = Path(plan) if plan else None
         return lead.submit(find_job(job), self.kit, self.say, _changes(changes), other)
@@ -474,14 +474,14 @@ class Lead:
         return lead.watch(job, self.kit, on_round, self.say)
 
     @_as_python
-    def fetch(self, job: str, folder: Place = "runs") -> Run:
+    def fetch(self, job: str, folder: SiteContext = "runs") -> Run:
         """Download a job's results into a folder of their own in this one."""
-        return Run(lead.fetch(job, self.kit, Path(folder)))
+        return Run(lead.download(job, self.kit, Path(folder)))
 
     @_as_python
     def abort(self, job: str) -> str:
         """End a job, wait until it has ended, and return how; what is finished is kept."""
-        return lead.abort(job, self.kit, self.say)
+        return lead.cancel(job, self.kit, self.say)
 
 
 def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
@@ -495,7 +495,7 @@ def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
 
 
 def _with_own(
-    plan: PlanLike | None, task: Any, sites: Sites | None, model: Any, method: Any, loss: given.Loss | None
+    plan: PlanLike | None, task: Any, sites: Sites | None, model: Any, method: Any, loss: in_memory.Loss | None
 ) -> PlanLike:
     """Return a plan with what was given beside it."""
     if isinstance(plan, str) and plan in METHODS and not Path(plan).exists():
@@ -510,12 +510,12 @@ def _with_own(
             raise MedsiloError("sites: give names, or data by name: {'a': ..., 'b': ...}")
         values["participation"] = {**values["participation"], "sites": names}
     if own or task is not None or loss is not None:
-        values["task"] = given.task(task, own, loss)
+        values["task"] = in_memory.task(task, own, loss)
         values.pop("network", None)  # it was the other task's
     if method is not None:
-        values["algorithm"] = given.method(method)
+        values["algorithm"] = in_memory.method(method)
     if model is not None:
-        values["network"] = given.model(model)
+        values["network"] = in_memory.model(model)
     return {key: value for key, value in values.items() if key != "packages"}
 
 
@@ -548,12 +548,12 @@ def _shown(rounds: int) -> Iterator[Callable[[Round], None]]:
         print(file=sys.stderr)
 
 
-def _settings(origin: str, data: Place | Mapping[str, Any] | None, device: str) -> SiteSettings:
+def _settings(origin: str, data: SiteContext | Mapping[str, Any] | None, device: str) -> SiteSettings:
     source = Path(data).resolve() if isinstance(data, str | Path) else data
     return make_settings({**ALL_MINE, "data": source, "device": device}, origin)
 
 
-def _place(folder: Place | None, name: str) -> tuple[Path, TemporaryDirectory | None]:
+def _place(folder: SiteContext | None, name: str) -> tuple[Path, TemporaryDirectory | None]:
     """Return where to write, and what removes it."""
     if folder is not None:
         return Path(folder), None

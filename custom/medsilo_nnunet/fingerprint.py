@@ -243,7 +243,9 @@ class Fingerprint(Section):
             for channel, intensities in zip(channels, case.intensities, strict=True):
                 channel.append(FloatHistogram.of(intensities))
         if len(shares) < max(least, 1):
-            raise Refused(f"a fingerprint of fewer than {least} cases does not leave this hospital (smallest_metric)")
+            raise Refused(
+                f"a fingerprint of fewer than {least} cases does not leave this hospital (min_patients_per_metric)"
+            )
         told = len(shares) // least * least
         return cls.model_construct(
             samples=samples,

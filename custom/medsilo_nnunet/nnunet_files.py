@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast, get_args
 
-from medsilo.extend import DataError, DataSource, Listing, MedsiloError
+from medsilo.extend import CaseIndex, DataError, DataSource, MedsiloError
 from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
@@ -19,7 +19,7 @@ SETTINGS = "dataset.json"
 class RawData:
     """The cases of a folder, in nnU-Net's layout or as the site's settings describe them."""
 
-    listing: Listing
+    listing: CaseIndex
     reader: Reader  # nnU-Net's class that reads the files
 
     @classmethod
@@ -36,7 +36,7 @@ class RawData:
             source = source.model_copy(update=_in_layout(settings, len(question.channels)))
         if source.label_map:
             raise DataError("data.label_map: nnU-Net reads masks as they are; write them with the question's labels")
-        listing = Listing.of_cases(source, folder, masks=True)
+        listing = CaseIndex.of_cases(source, folder, masks=True)
         if any(len(entry.images) != len(question.channels) for entry in listing.entries):
             given = f"the study has {len(question.channels)} channels ({', '.join(question.channels)})"
             raise DataError(f"{given}; give a pattern in data.images for each, or a column of the table")
@@ -66,7 +66,7 @@ def _in_layout(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
     return {"images": images, "labels": f"labelsTr/*{ending}"}
 
 
-def _reader(settings: Mapping[str, Any], listing: Listing) -> Reader:
+def _reader(settings: Mapping[str, Any], listing: CaseIndex) -> Reader:
     """Return the name of the class that nnU-Net chooses for these files, which is one for all."""
     with MedsiloError.needing(NEEDED):
         from nnunetv2.imageio.reader_writer_registry import determine_reader_writer_from_dataset_json

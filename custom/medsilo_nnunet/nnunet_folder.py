@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.extend import DataError, DataSource, Listing, Network, OwnFolder, Scan, Segmentation, Task, Use
+from medsilo.extend import CaseIndex, DataError, DataSource, Inference, Network, OwnFolder, Scan, Segmentation, Task
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUNet, NnUNetPlans
 from medsilo_nnunet.nnunet_parts import FOREGROUND, NnUNetParts, TrainerName, places_in
@@ -77,12 +77,12 @@ class NnUNetFolder(OwnFolder):
 
     # ------------------------------------------------------------------------------------------ what is learned
     @property
-    def goal(self) -> "NnUNetGoal":
-        return NnUNetGoal(self)
+    def goal(self) -> "NnUNetObjective":
+        return NnUNetObjective(self)
 
     @property
-    def use(self) -> "NnUNetUse":
-        return NnUNetUse(self)
+    def use(self) -> "NnUNetInference":
+        return NnUNetInference(self)
 
     @property
     def channels(self) -> int:
@@ -118,7 +118,7 @@ class NnUNetFolder(OwnFolder):
         return one == same
 
     # ------------------------------------------------------------------------------------------ from files
-    def listing_of(self, source: DataSource, folder: Path) -> Listing:
+    def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         data = RawData.of(folder, self.question, source)
         if data.reader != self.plans.image_reader_writer:
             raise DataError(
@@ -139,19 +139,21 @@ class NnUNetFolder(OwnFolder):
         places, size = places_in(notes["class_locations"]), tuple(image.shape[:0:-1])
         return self.prepared(image[None], labels[None], [shown], places, size=size, values=shown)
 
-    def note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
+    def note(self, listing: CaseIndex, every: Sequence[Any], source: DataSource) -> None:
         absent = self.absent(source)
         not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
         here = [set(own) for name, own in self.question.regions.items() if name not in absent]
         # A region around a drawn one is shown by what it has beside that.
         gone = {value for one in not_drawn for value in one.difference(*(own for own in here if own <= one))}
         drawn = [one.entry.name for one in every if gone & set(one.facts.values)]
-        listing.add("stops", "masks show a structure that data.absent names; correct data.absent or the masks", drawn)
+        listing.add(
+            "stops", "masks show a structure that data.unannotated names; correct data.unannotated or the masks", drawn
+        )
         empty = [one.entry.name for one in every if not any(one.facts.values)]
         listing.add("note", "masks are empty: no structure of the question is in them", empty)
 
 
-class NnUNetGoal(Segmentation):
+class NnUNetObjective(Segmentation):
     """nnU-Net's loss, and its measures on the images' own grids."""
 
     unbounded = "nnU-Net's loss is one of whole batches, so no bound holds for a case; choose task nifti-folder"
@@ -188,7 +190,7 @@ class NnUNetGoal(Segmentation):
         return self.task.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
 
 
-class NnUNetUse(Use):
+class NnUNetInference(Inference):
     """New images as nnU-Net reads them, and what it finds on their own grids."""
 
     def __init__(self, task: NnUNetFolder) -> None:
@@ -245,4 +247,4 @@ class _Patches(Dataset):
         with held.opened(place) as (image, labels, places):
             assert places is not None
             patch, found = self.parts.drawn((image, labels, places), Task.seed_for(self.seed, number), certain)
-        return patch, NnUNetGoal.marked(found, held.mark)
+        return patch, NnUNetObjective.marked(found, held.mark)

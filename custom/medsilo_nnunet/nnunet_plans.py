@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medsilo.extend import Command, MedsiloError, Screen
+from medsilo.extend import Command, Console, MedsiloError
 from medsilo_nnunet import PLANNERS
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ PlannerName = Annotated[str, typer.Option(metavar="NAME", help=f"nnU-Net's plann
 
 
 def measure(
-    screen: Screen,
+    screen: Console,
     question: QuestionFile,
     *,
     cases: Annotated[int, typer.Option(metavar="NUMBER", min=1, help="training cases of all hospitals together")],
@@ -60,7 +60,7 @@ def measure(
 
 
 def plan(
-    screen: Screen,
+    screen: Console,
     question: QuestionFile,
     sent: Annotated[
         list[Path], typer.Argument(metavar="FILES", help="the hospitals' files, each named as its hospital")

@@ -16,7 +16,7 @@ from medsilo import __version__
 from medsilo.check.approving import difference, plan_in_words, standing
 from medsilo.check.at_home import KitAtHome
 from medsilo.check.demands import price_list, privacy_findings
-from medsilo.check.leaks import describe
+from medsilo.check.disclosure import describe
 from medsilo.check.spending import spending_lines, spent
 from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError

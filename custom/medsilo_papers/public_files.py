@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.extend import DataError, Scan, Sheet, SiteData, Task, Use
+from medsilo.extend import DataError, Inference, Scan, SiteData, TableReader, Task
 
 Split = Literal["patient", "paper"]
 LARGEST_VALUE = 8  # bytes, as int64
@@ -44,8 +44,8 @@ class PictureTask(Task):
         return getattr(self, "split", None) == "paper"
 
     @property
-    def use(self) -> Use:
-        return Use("images", lambda scan: self.inputs_of(scan.values))
+    def use(self) -> Inference:
+        return Inference("images", lambda scan: self.inputs_of(scan.values))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return what the network reads of a picture, one case."""
@@ -182,7 +182,7 @@ def files_in(place: Path, pattern: str = "*") -> list[Path]:
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """The rows of a CSV file that has these columns."""
-    found = Sheet().read(path, {}, columns)
+    found = TableReader().read(path, {}, columns)
     if missing := [column for column in columns if column not in found.columns]:
         raise DataError(
             f"{path.name} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}", private=str(path)

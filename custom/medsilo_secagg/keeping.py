@@ -5,12 +5,12 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, ValidationError
 
 from medsilo.core.errors import MedsiloError
-from medsilo_secagg.letters import Assembly, Box, Bytes32, Letter, Names, Offered, OneShare, SiteName
+from medsilo_secagg.letters import Box, Bytes32, Names, Offered, OneShare, Roster, SecAggMessage, SiteName
 
 Shares = tuple[OneShare, OneShare]  # of a site's seed, and of its key for pairs
 
 
-class _Hidden(Letter):
+class _Hidden(SecAggMessage):
     """A letter to oneself, whose content no text shows."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -38,7 +38,7 @@ class Secrets(_Hidden):
     terms: Bytes32  # digest
     site: SiteName
     channel: Bytes32
-    assembly: Assembly | None = None
+    assembly: Roster | None = None
     turn: Turn | None = None
     opened: dict[int, Names] = {}
 

@@ -37,7 +37,7 @@ Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES, strict=Fals
 BySite = Field(max_length=MOST_SITES)
 
 
-class Letter(BaseModel):
+class SecAggMessage(BaseModel):
     """A typed message. Types are strict, unknown keys refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -68,7 +68,7 @@ def needed(sender: str, part: P | None) -> P:
 
 
 # ------------------------------------------------------------ a study begins
-class Introduction(Letter):
+class Introduction(SecAggMessage):
     """A site's fresh X25519 key for one study, signed with its certificate."""
 
     site: SiteName
@@ -77,14 +77,14 @@ class Introduction(Letter):
     signature: Signature
 
 
-class Assembly(Letter):
+class Roster(SecAggMessage):
     """The keys of all sites, in the order of the terms, as the server relays them."""
 
     introductions: Annotated[tuple[Introduction, ...], Field(max_length=MOST_SITES, strict=False)]
 
 
 # ------------------------------------------------------------ a round
-class Offered(Letter):
+class Offered(SecAggMessage):
     """A site's fresh X25519 key for the masks of one round."""
 
     round: RoundNumber
@@ -92,14 +92,14 @@ class Offered(Letter):
     mask: Bytes32
 
 
-class Offer(Letter):
+class Offer(SecAggMessage):
     """A site's offer for a round, with shares of its two secrets in a box for each other hospital."""
 
     offered: Offered
     boxes: Annotated[dict[SiteName, Box], BySite]
 
 
-class Deal(Letter):
+class KeyShares(SecAggMessage):
     """The sites that take part in a round, and the boxes for one of them, as the server relays them."""
 
     round: RoundNumber
@@ -107,14 +107,14 @@ class Deal(Letter):
     boxes: Annotated[dict[SiteName, Box], BySite]
 
 
-class UnmaskingRequest(Letter):
+class UnmaskingRequest(SecAggMessage):
     """The sites whose uploads the server has and adds: it asks for what takes the masks off their sum."""
 
     round: RoundNumber
     sites: Names
 
 
-class Reveal(Letter):
+class Reveal(SecAggMessage):
     """One share for each site of a round: of its own mask's seed if it is added, else of its key for pairs."""
 
     round: RoundNumber

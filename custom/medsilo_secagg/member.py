@@ -73,7 +73,7 @@ class Member:
             signature=self._signer.sign(masks.introduced(self.terms, self.site, channel)),
         )
 
-    def meet(self, assembly: letters.Assembly) -> None:
+    def meet(self, assembly: letters.Roster) -> None:
         """Check the keys of all sites, as the server relays them, and take them."""
         if tuple(own.site for own in assembly.introductions) != self.terms.sites:
             raise Refused("the server: the sites whose keys it relays are not those of the study, in their order")
@@ -118,7 +118,7 @@ class Member:
 
     def seal(
         self,
-        deal: letters.Deal,
+        deal: letters.KeyShares,
         blocks: Sequence[SealedBlock],
         groups: Groups,
         weights: Mapping[str, int] | None = None,
@@ -146,12 +146,12 @@ class Member:
         self._keep(turn=turn)
         return sealed
 
-    def has_sealed(self, deal: letters.Deal) -> bool:
+    def has_sealed(self, deal: letters.KeyShares) -> bool:
         """Return whether this site has sealed what it sends in this very round, with these offers."""
         turn = self._kept.turn
         return turn is not None and bool(turn.offers) and turn.offers == deal.offers
 
-    def _begun(self, deal: letters.Deal) -> Turn:
+    def _begun(self, deal: letters.KeyShares) -> Turn:
         """Return this site's turn in the round that the server deals, with the shares of the others."""
         turn, names = self._kept.turn, tuple(own.site for own in deal.offers)
         if turn is None or turn.offers or turn.own not in deal.offers or turn.own.round != deal.round:

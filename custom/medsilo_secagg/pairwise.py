@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Groups, Modules
-from medsilo.course.aggregation import SecureAggregation
-from medsilo.course.participation import Participation
-from medsilo.course.phase import Group, Phase, ServerSide, views
-from medsilo.course.transport import TransportSettings
 from medsilo.learning.compute import Compute
-from medsilo.mixing.forms import Form, Unsealable, form_of
+from medsilo.mixing.forms import Form, ServerReadable, form_of
+from medsilo.schedule.aggregation import SecureAggregation
+from medsilo.schedule.participation import Participation
+from medsilo.schedule.phase import Group, Phase, ServerSide, views
+from medsilo.schedule.transport import TransportSettings
 from medsilo_secagg.sealed_rounds import Blocks, terms_of, threshold_of
 
 if TYPE_CHECKING:
-    from medsilo.federation.place import Place
+    from medsilo.federation.site_context import SiteContext
     from medsilo_secagg.sealed_server import SealedServer
     from medsilo_secagg.sealed_site import SealedSite
 
@@ -41,17 +41,17 @@ class Pairwise(SecureAggregation):
         """Nothing that sites send needs a server that can read it."""
         name = plan.algorithm.name
         yield from _hospitals_that_cannot(plan.participation, plan.transport)
-        if plan.mixing.robust or plan.mixing.share_cap:
+        if plan.aggregation.robust or plan.aggregation.max_weight:
             yield (
-                "mixing: robust rules and shares compare what single hospitals sent, which sealing hides from the "
-                "server; set mixing.robust and mixing.share_cap to null, or transport.sealing=none"
+                "aggregation: robust rules and shares compare what single hospitals sent, which sealing hides from the "
+                "server; set aggregation.robust and aggregation.max_weight to null, or transport.sealing=none"
             )
         if plan.algorithm.pooled or not any(phase.sent for phase in plan.course.phases):
             yield f"transport.sealing: {name} sends no tensors, so there is nothing to seal; set none"
         for phase in plan.course.phases:
             forms = self.forms(plan, phase)
             for group in views(phase.sent, networks):
-                if isinstance(form := forms[group], Unsealable):
+                if isinstance(form := forms[group], ServerReadable):
                     yield (
                         f"transport.sealing: {name}'s {group} can't be sealed: {form.why}; choose another method "
                         "(fedbn, fedsm), or set transport.sealing=none"
@@ -59,7 +59,7 @@ class Pairwise(SecureAggregation):
 
     def leaves(self, plan: Any) -> Iterable[str]:
         yield from self.promises
-        if any(group.at_home for group in plan.course.delivery.given):
+        if any(group.apply_locally for group in plan.course.delivery.given):
             yield "No personal model goes to another hospital, whatever share_personal_model says."
 
     def forms(self, plan: Any, phase: Phase) -> dict[str, Form]:
@@ -77,7 +77,7 @@ class Pairwise(SecureAggregation):
         blocks = Blocks(plan, terms_of(plan, "", sorted(plan.participation.sites)), 1)
         return {name: own.expected() for name, own in blocks.of(phase, networks).items()}
 
-    def site(self, place: "Place") -> "SealedSite":
+    def site(self, place: "SiteContext") -> "SealedSite":
         from medsilo_secagg.identity import signer_of
         from medsilo_secagg.sealed_site import SealedSite
 
@@ -120,4 +120,4 @@ def _form(group: Group, server: ServerSide) -> Form:
     try:
         return form_of(group.mix(server))
     except (LookupError, AttributeError, MedsiloError):
-        return Unsealable("its mixer is made of what came before, so how it is sealed is not known beforehand")
+        return ServerReadable("its mixer is made of what came before, so how it is sealed is not known beforehand")

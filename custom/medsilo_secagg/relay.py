@@ -1,6 +1,6 @@
 """The server's side of secure aggregation: it passes on what it cannot read, and adds up what it cannot read.
 
-A study: `Gathering` collects the sites' keys. A round: `MaskedSums`, which lives as long as it.
+A study: `KeyCollection` collects the sites' keys. A round: `MaskedSums`, which lives as long as it.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ from medsilo_secagg.streams import Words, add_streams
 from medsilo_secagg.terms import SealedBlock, Terms
 
 
-class Gathering:
+class KeyCollection:
     """Collects the keys with which a study begins."""
 
     def __init__(self, terms: Terms, signer: Signer | None = None) -> None:
@@ -36,14 +36,14 @@ class Gathering:
             self._signer.check(site, introduction.certificates, introduction.signature, content)
         self._introductions[site] = introduction
 
-    def assembly(self) -> letters.Assembly:
+    def assembly(self) -> letters.Roster:
         """Return the keys of all sites, for all of them."""
         missing = [site for site in self.terms.sites if site not in self._introductions]
         if missing:
             raise ParticipationError(
                 f"sealing: the keys of {', '.join(missing)} are missing; begin again with the sites that are there"
             )
-        return letters.Assembly(introductions=tuple(self._introductions[site] for site in self.terms.sites))
+        return letters.Roster(introductions=tuple(self._introductions[site] for site in self.terms.sites))
 
 
 class MaskedSums:
@@ -71,13 +71,13 @@ class MaskedSums:
             raise Refused(f"{site}: its shares are not one box for each other site")
         self._offers[site] = offer
 
-    def deals(self, among: Collection[str] = ()) -> dict[str, letters.Deal]:
+    def deals(self, among: Collection[str] = ()) -> dict[str, letters.KeyShares]:
         """Begin the round with the sites whose offers have come, those among others; return what each is sent."""
         self._offers = {site: own for site, own in self._offers.items() if site in (among or self.terms.sites)}
         self._enough(len(self._offers), self.terms.least, "offered keys")
         self._dealt = tuple(self._offers[site].offered for site in sorted(self._offers))
         return {
-            site: letters.Deal(
+            site: letters.KeyShares(
                 round=self.number,
                 offers=self._dealt,
                 boxes={other: own.boxes[site] for other, own in self._offers.items() if other != site},

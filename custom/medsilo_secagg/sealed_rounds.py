@@ -11,14 +11,14 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import Group, Phase, views
-from medsilo.course.transport import TransportSettings
-from medsilo.mixing.forms import Form, Summed
+from medsilo.mixing.forms import Form, MeanForm
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
+from medsilo.schedule.phase import Group, Phase, views
+from medsilo.schedule.transport import TransportSettings
 from medsilo_secagg import letters
 from medsilo_secagg.fixed_point import CARRIER, FixedPoint, Flat
-from medsilo_secagg.letters import Letter, Names, SiteName
+from medsilo_secagg.letters import Names, SecAggMessage, SiteName
 from medsilo_secagg.terms import LEAST, MOST_SITES, SealedBlock, Terms
 
 WORDS = "@sealed"  # under which a group's masked numbers travel, beside its whole numbers
@@ -26,7 +26,7 @@ MOST_GROUPS = 16  # of a phase
 AgreementMark = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
-class KeyAgreement(Letter):
+class KeyAgreement(SecAggMessage):
     """The terms on which a study begins, or goes on, to seal.
 
     mark: stands for it; each has fresh keys. heaviest: no site has more training cases.
@@ -37,14 +37,14 @@ class KeyAgreement(Letter):
     heaviest: Annotated[int, Field(ge=1, le=2 * MOST_CASES)]
 
 
-class Held(Letter):
+class MaskedMessage(SecAggMessage):
     """The facts that a site needs to move its own tensors towards a mean: its round, and over how many sites it is."""
 
     round: Annotated[int, Field(ge=1, le=10_000_000)]
     sites: Annotated[int, Field(ge=LEAST, le=MOST_SITES)]
 
 
-class ServerLetter(Letter):
+class ServerMessage(SecAggMessage):
     """All that the server may tell a site beside a request; the task decides which of it the site needs.
 
     current: the mark of the agreement that it belongs to.
@@ -52,13 +52,13 @@ class ServerLetter(Letter):
 
     current: AgreementMark | None = None
     agreement: KeyAgreement | None = None
-    assembly: letters.Assembly | None = None
-    deal: letters.Deal | None = None
+    assembly: letters.Roster | None = None
+    deal: letters.KeyShares | None = None
     request: letters.UnmaskingRequest | None = None
-    held: Annotated[dict[SiteName, Held], Field(max_length=MOST_GROUPS)] = {}
+    held: Annotated[dict[SiteName, MaskedMessage], Field(max_length=MOST_GROUPS)] = {}
 
 
-class SiteLetter(Letter):
+class SiteMessage(SecAggMessage):
     """All that a site may answer to a letter; the task decides which of it the server needs.
 
     opened: the sites in the sum that it has helped to open of a round that is begun again.
@@ -87,13 +87,13 @@ class SealedGroup:
     @property
     def beside(self) -> dict[str, Tensor]:
         """The whole numbers that travel open, which tell of cases; a site keeps its own of a personal group."""
-        if not isinstance(self.form, Summed):
+        if not isinstance(self.form, MeanForm):
             return {}
         return {name: tensor for name, tensor in self.like.items() if not tensor.is_floating_point()}
 
     def weight(self, samples: int) -> int:
         """Return what a site multiplies its numbers by."""
-        return samples if isinstance(self.form, Summed) and self.form.weighted else 1
+        return samples if isinstance(self.form, MeanForm) and self.form.weighted else 1
 
     def expected(self) -> dict[str, Tensor]:
         """Return the layout of what a site sends."""
@@ -117,13 +117,13 @@ class Blocks:
 
     def _group(self, group: Group, form: Form, layout: Modules, tensors: dict[str, Tensor]) -> SealedGroup:
         flat = Flat.of({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()})
-        one = self.heaviest if isinstance(form, Summed) and form.weighted else 1
+        one = self.heaviest if isinstance(form, MeanForm) and form.weighted else 1
         fixed = FixedPoint(self._bound(group, layout), len(self.terms.sites) * one, one)
         return SealedGroup(group, form, dict(tensors), SealedBlock(group.name, flat, fixed))
 
     def _bound(self, group: Group, layout: Modules) -> float:
         """Return the plan's bound, or the range of a wide group where that is more."""
-        ranges = group.ranges(layout, self.plan.task) if group.wide else {}
+        ranges = group.ranges(layout, self.plan.task) if group.unclipped else {}
         widest = max((max(abs(low), abs(high)) for low, high in ranges.values()), default=0.0)
         return max(self.plan.transport.sealing_bound, widest)
 

@@ -8,38 +8,38 @@ from torch import Tensor
 
 from medsilo.core.errors import ParticipationError
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.course.phase import Phase
-from medsilo.federation.asking import Exchange, Questioner
 from medsilo.federation.channel import Missing
 from medsilo.federation.checks import check_forms, check_numbers
+from medsilo.federation.requests import Exchange, RequestScheduler
 from medsilo.federation.server_state import RoundAggregation, ServerState, Store
-from medsilo.mixing.forms import Summed
+from medsilo.mixing.forms import MeanForm
 from medsilo.mixing.mixers import WeightedMean
-from medsilo.runs.messages import Joined, Lettered, SiteAnswer, Task
+from medsilo.runs.messages import Joined, SecAggAnswer, SiteAnswer, Task
+from medsilo.schedule.phase import Phase
 from medsilo_secagg.identity import Certified, Signer, Unsigned
-from medsilo_secagg.letters import Assembly, Deal, needed
-from medsilo_secagg.relay import Gathering, MaskedSums
+from medsilo_secagg.letters import KeyShares, Roster, needed
+from medsilo_secagg.relay import KeyCollection, MaskedSums
 from medsilo_secagg.sealed_rounds import (
     WORDS,
     Blocks,
-    Held,
     KeyAgreement,
+    MaskedMessage,
     SealedGroup,
-    ServerLetter,
-    SiteLetter,
+    ServerMessage,
+    SiteMessage,
     terms_of,
 )
 from medsilo_secagg.streams import Words
 from medsilo_secagg.terms import Terms
 
-Take = Callable[[str, SiteLetter], None]
+Take = Callable[[str, SiteMessage], None]
 PREFIX = "@sealed"  # of keys in a checkpoint; no group has such a name
 
 
 class SealedServer(RoundAggregation):
     """Leads the sealed part of a study: it takes sums that no party alone can open in place of answers in clear."""
 
-    def __init__(self, asker: Questioner, state: ServerState, signer: Signer | None = None) -> None:
+    def __init__(self, asker: RequestScheduler, state: ServerState, signer: Signer | None = None) -> None:
         """signer: the server's own, which tells whose keys are signed falsely before anybody else is sent them."""
         super().__init__(state)
         self.signer = signer
@@ -48,8 +48,8 @@ class SealedServer(RoundAggregation):
         self.layout, self.mixers = state.layout, state.mixers
         self.terms: Terms  # its sites have agreed on keys
         self.blocks: Blocks
-        self._told = ServerLetter()  # what all are told
-        self._deals: dict[str, Deal] = {}
+        self._told = ServerMessage()  # what all are told
+        self._deals: dict[str, KeyShares] = {}
         self._round: MaskedSums | None = None
         self._begin({})
 
@@ -64,7 +64,7 @@ class SealedServer(RoundAggregation):
             self.terms = terms_of(self.plan, self.asker.study, here)
             agreement = KeyAgreement(mark=token_hex(16), sites=self.terms.sites, heaviest=heaviest)
             here, assembly = self._agree(agreement)
-        self.blocks, self._told = Blocks(self.plan, self.terms, heaviest), ServerLetter(current=agreement.mark)
+        self.blocks, self._told = Blocks(self.plan, self.terms, heaviest), ServerMessage(current=agreement.mark)
         signed = all(own.certificates for own in assembly.introductions)
         transport = self.plan.transport
         self.state.details["sealing"] = {
@@ -73,37 +73,37 @@ class SealedServer(RoundAggregation):
             "protects": transport.promises,
         }
 
-    def _agree(self, agreement: KeyAgreement) -> tuple[list[str], Assembly | None]:
+    def _agree(self, agreement: KeyAgreement) -> tuple[list[str], Roster | None]:
         """Do the two steps; returns who is left after the first one that somebody did not do, and all keys if nobody
         was."""
-        gathering = Gathering(self.terms, self.signer)
+        gathering = KeyCollection(self.terms, self.signer)
 
-        def introduced(site: str, said: SiteLetter) -> None:
+        def introduced(site: str, said: SiteMessage) -> None:
             gathering.add(site, needed(site, said.introduction))
 
-        here = self._agreed(ServerLetter(agreement=agreement), introduced)
+        here = self._agreed(ServerMessage(agreement=agreement), introduced)
         if here != list(self.terms.sites):
             return here, None
         assembly = gathering.assembly()
-        here = self._agreed(ServerLetter(agreement=agreement, assembly=assembly), lambda site, said: None)
+        here = self._agreed(ServerMessage(agreement=agreement, assembly=assembly), lambda site, said: None)
         return here, assembly if here == list(self.terms.sites) else None
 
-    def _agreed(self, told: ServerLetter, take: Take) -> list[str]:
+    def _agreed(self, told: ServerMessage, take: Take) -> list[str]:
         """Tell all sites the same; returns who has answered."""
         exchange = self._ask("agree", 0, self.terms.sites, told, take)
         self.asker.check(exchange, "keys of the study")
         return sorted(exchange.replies)
 
-    def _ask(self, task: Task, number: int, sites: Sequence[str], letter: ServerLetter, take: Take) -> Exchange:
+    def _ask(self, task: Task, number: int, sites: Sequence[str], letter: ServerMessage, take: Take) -> Exchange:
         """Send these sites a letter; `take` is given a site's answer and raises Refused."""
 
         def words(site: str) -> tuple[Groups, dict[str, Any]]:
             return {}, {"sealing": letter.facts()}
 
         def taken(site: str, answer: SiteAnswer, sent: Groups) -> None:
-            assert isinstance(answer, Lettered)
+            assert isinstance(answer, SecAggAnswer)
             check_forms(sent, {})
-            take(site, SiteLetter.read(site, answer.sealing))
+            take(site, SiteMessage.read(site, answer.sealing))
 
         return self.asker.ask(task, number, sites, words, taken)
 
@@ -123,7 +123,7 @@ class SealedServer(RoundAggregation):
         sums = self._round = MaskedSums(self.terms, number, [own.block for own in self.groups.values()])
         opened: list[tuple[str, ...]] = []
 
-        def offered(site: str, said: SiteLetter) -> None:
+        def offered(site: str, said: SiteMessage) -> None:
             sums.offer(site, needed(site, said.offer))
             opened.append(said.opened)
 
@@ -177,18 +177,18 @@ class SealedServer(RoundAggregation):
             return
         sites, sums = self._open_sums(self._round, number)
         for name, own in self.groups.items():
-            if isinstance(own.form, Summed):
+            if isinstance(own.form, MeanForm):
                 self._hand_over(own, own.block.read(sums[name], sum(self._weights(own, sites).values())), sites)
             else:  # all are given the same, those that were missing too
                 mean = own.block.read(sums[name], len(sites), len(sites))
-                self.store.keep(name, mean, Held(round=number, sites=len(sites)))
+                self.store.keep(name, mean, MaskedMessage(round=number, sites=len(sites)))
 
     def _open_sums(self, sums: MaskedSums, number: int) -> tuple[tuple[str, ...], dict[str, Words]]:
         """Have the masks taken off; returns whose numbers are in the sums. Raises ParticipationError, with the sites'
         reasons, where too few help."""
         request, missing = sums.survivors(), dict[str, Missing]()
 
-        def revealed(site: str, said: SiteLetter) -> None:
+        def revealed(site: str, said: SiteMessage) -> None:
             sums.reveal(site, needed(site, said.reveal))
 
         try:
@@ -206,7 +206,7 @@ class SealedServer(RoundAggregation):
         """Give the mean that the server may read to the group's mixer, with the first site's whole numbers."""
         tensors = {**mean, **self._beside[own.name][min(sites)]}
         tensors = {name: tensors[name] for name in own.like}
-        assert isinstance(own.form, Summed)
+        assert isinstance(own.form, MeanForm)
         if own.form.enter is None:
             ranges = {own.name: own.group.ranges(self.layout, self.plan.task)}
             check_numbers({own.name: tensors}, [own.group], ranges, {})
@@ -219,9 +219,9 @@ class SealedStore(Store):
     """The last mean of each group that the server hands on to all sites, and moves nothing towards."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[Tensors, Held]] = {}
+        self._kept: dict[str, tuple[Tensors, MaskedMessage]] = {}
 
-    def keep(self, group: str, mean: Tensors, held: Held) -> None:
+    def keep(self, group: str, mean: Tensors, held: MaskedMessage) -> None:
         """Take the place of a group's earlier mean."""
         self._kept[group] = mean, held
 
@@ -229,7 +229,7 @@ class SealedStore(Store):
         """Return a group's mean; None before the first round of it has ended."""
         return self._kept[group][0] if group in self._kept else None
 
-    def told(self, groups: Mapping[str, Tensors]) -> dict[str, Held]:
+    def told(self, groups: Mapping[str, Tensors]) -> dict[str, MaskedMessage]:
         """Return what a site is told of the means among what it is sent."""
         return {group: self._kept[group][1] for group in groups if group in self._kept}
 
@@ -246,4 +246,4 @@ class SealedStore(Store):
         for group, told in facts.get("sealed", {}).items():
             prefix = f"{PREFIX}/{group}/"
             mean = {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}
-            self.keep(group, mean, Held.read("the checkpoint", told))
+            self.keep(group, mean, MaskedMessage.read("the checkpoint", told))

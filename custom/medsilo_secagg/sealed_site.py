@@ -11,24 +11,24 @@ import torch
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors
-from medsilo.course.phase import Phase, views
 from medsilo.federation.checks import check_forms, check_numbers
-from medsilo.federation.place import Envelope
-from medsilo.mixing.forms import Pulled, Summed
+from medsilo.federation.site_context import UpdateCodec
+from medsilo.mixing.forms import MeanForm, PullForm
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request
+from medsilo.schedule.phase import Phase, views
 from medsilo_secagg.identity import Signer
-from medsilo_secagg.letters import Deal, needed
+from medsilo_secagg.letters import KeyShares, needed
 from medsilo_secagg.member import SERVER_SAYS, Member
 from medsilo_secagg.sealed_rounds import (
     WORDS,
     Blocks,
-    Held,
     KeyAgreement,
+    MaskedMessage,
     SealedGroup,
-    ServerLetter,
-    SiteLetter,
+    ServerMessage,
+    SiteMessage,
     terms_of,
 )
 from medsilo_secagg.terms import SealedBlock
@@ -43,7 +43,7 @@ class _Seat:
     blocks: Blocks
 
 
-class SealedSite(Envelope):
+class SealedSite(UpdateCodec):
     """One site of a sealed study. What it keeps is on its disk before anything that rests on it leaves."""
 
     keeps_at_home = True
@@ -60,21 +60,21 @@ class SealedSite(Envelope):
     # ------------------------------------------------------------------ letters
     def letter(self, asked: Request) -> dict[str, Any]:
         """Do what a letter asks; returns the answer's."""
-        told = ServerLetter.read(SERVER_SAYS, asked.sealing)
+        told = ServerMessage.read(SERVER_SAYS, asked.sealing)
         if asked.task == "agree":
             seat = self._agreeing(needed(SERVER_SAYS, told.agreement), asked.study)
             if told.assembly:
                 seat.member.meet(told.assembly)
-                answer = SiteLetter()
+                answer = SiteMessage()
             else:
-                answer = SiteLetter(introduction=seat.member.introduction())
+                answer = SiteMessage(introduction=seat.member.introduction())
         else:
             seat = self._current(told)
             if asked.task == "offer":
                 opened = seat.member.opened.get(asked.round, ())
-                answer = SiteLetter(offer=seat.member.offer(asked.round), opened=opened)
+                answer = SiteMessage(offer=seat.member.offer(asked.round), opened=opened)
             else:
-                answer = SiteLetter(reveal=seat.member.unmask(needed(SERVER_SAYS, told.request)))
+                answer = SiteMessage(reveal=seat.member.unmask(needed(SERVER_SAYS, told.request)))
         self._keep(seat)
         return answer.facts()
 
@@ -92,14 +92,14 @@ class SealedSite(Envelope):
         """Raise Refused, before anything is kept or sealed, where numbers that would be sent can't be."""
         groups = views(phase.sent, modules)
         check_numbers(groups, phase.sent, self._ranges, {})
-        seat = self._current(ServerLetter.read(SERVER_SAYS, asked.sealing))
+        seat = self._current(ServerMessage.read(SERVER_SAYS, asked.sealing))
         for name, own in seat.blocks.of(phase, self._layout).items():
             for tensor in groups[name].keys() & set(own.block.flat.names):
                 own.block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
         """Return what is sent; `groups` in clear where they are not sealed."""
-        told = ServerLetter.read(SERVER_SAYS, asked.sealing)
+        told = ServerMessage.read(SERVER_SAYS, asked.sealing)
         seat = self._current(told)
         sealed = seat.blocks.of(phase, self._layout)
         if not sealed:
@@ -114,7 +114,7 @@ class SealedSite(Envelope):
         return {**groups, **sent}
 
     def _sealed_once(
-        self, seat: _Seat, deal: Deal, blocks: list[SealedBlock], groups: Groups, weights: dict[str, int]
+        self, seat: _Seat, deal: KeyShares, blocks: list[SealedBlock], groups: Groups, weights: dict[str, int]
     ) -> Tensors:
         """Return what this site seals in a round; what it has sealed when its answer was lost, to the last bit.
 
@@ -131,14 +131,14 @@ class SealedSite(Envelope):
 
     def _entered(self, own: SealedGroup, tensors: Tensors) -> dict[str, torch.Tensor]:
         floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-        if isinstance(own.form, Summed) and own.form.enter:
+        if isinstance(own.form, MeanForm) and own.form.enter:
             floats = dict(own.form.enter(floats, self._arrived[own.name]))
         return floats
 
     # ------------------------------------------------------------------ what is given
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
         """Return what came, with this site's own tensors in place of the means that it moves them towards."""
-        held = ServerLetter.read(SERVER_SAYS, asked.sealing).held
+        held = ServerMessage.read(SERVER_SAYS, asked.sealing).held
         if not held.keys() <= groups.keys() or any(own.round > asked.round for own in held.values()):
             raise Refused("the server: it tells of means that it does not send, or of a round to come")
         self._arrived = {
@@ -147,11 +147,11 @@ class SealedSite(Envelope):
         return self._arrived
 
     @torch.no_grad()
-    def _pulled(self, name: str, held: Held, mean: Tensors, modules: Modules) -> Tensors:
+    def _pulled(self, name: str, held: MaskedMessage, mean: Tensors, modules: Modules) -> Tensors:
         """Return θ + (1 - λ) K/(K - 1) (m - θ) of this site's own θ, m being the mean of all K."""
         phase = self.plan.course.phase_of(held.round)
         form = self.plan.sealed_forms(phase).get(name)
-        if not isinstance(form, Pulled):
+        if not isinstance(form, PullForm):
             raise Refused("the server: it tells of a mean that this site moves nothing towards")
         mine = views(phase.sent, modules)[name]
         floats = {other: tensor for other, tensor in mine.items() if tensor.is_floating_point()}
@@ -164,7 +164,7 @@ class SealedSite(Envelope):
         return {**mine, **pulled}
 
     # ------------------------------------------------------------------ what is kept
-    def _current(self, told: ServerLetter) -> _Seat:
+    def _current(self, told: ServerMessage) -> _Seat:
         seat = self._seat()
         if seat is None or seat.agreement.mark != told.current:
             raise Refused("this site has not the keys that the server goes on with; stop the study and resume it")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from medsilo.extend import DataError, DataSource, Sheet
+from medsilo.extend import DataError, DataSource, TableReader
 from medsilo_series import waves
 
-KINDS = (*Sheet.PLAIN, ".txt", *waves.ENDINGS)
+KINDS = (*TableReader.PLAIN, ".txt", *waves.ENDINGS)
 MOST_NAMES = 100_000  # of labels or patients in a file
 FEWEST = 0.5, 1.5  # of the usual time between rows: what is shorter or longer is a gap
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -58,7 +58,7 @@ class Reader:
 
     def __init__(self, limits: Mapping[str, tuple[float, float]], source: DataSource, label: bool = True) -> None:
         """limits: of what is possible, by the plan's signals; label: whether it is read, too."""
-        self.limits, self.source, inside = limits, source, source.inside
+        self.limits, self.source, inside = limits, source, source.recording_columns
         self.label, self.patients = inside.label if label else None, inside.patient
         self.texts = tuple(filter(None, (self.label, self.patients)))
         others = [name for name in (inside.label, inside.patient, inside.time) if name]
@@ -93,7 +93,7 @@ class Reader:
     # ------------------------------------------------------------------------------------------ rows
     def _from_rows(self, path: Path, signals: bool) -> Recording:
         read = {self.names[name]: name for name in self.limits} if signals else {}
-        time = self.source.inside.time if signals else None
+        time = self.source.recording_columns.time if signals else None
         needed = read | {name: name for name in (*self.texts, *([time] if time else []))}
         rows = _Rows(source=self.source, numbers=tuple(read), texts=self.texts, time=time).read(path, needed)
         if rows.uneven:
@@ -123,14 +123,14 @@ class Reader:
             return np.where((values >= low) & (values <= high), values, np.float32("nan"))
 
     def _from_wave(self, path: Path, signals: bool) -> Recording:
-        if self.texts or self.source.inside.time:
+        if self.texts or self.source.recording_columns.time:
             raise DataError(f"WFDB and EDF hold no labels and patients that are read; write them to {DataSource.TABLE}")
         wave, values = waves.rows_of(path, [self.names[name] for name in self.limits] if signals else [])
         return Recording(self._bounded(values), np.arange(wave.rows) == 0, rate=wave.rate)
 
 
 @dataclass
-class _Rows(Sheet):
+class _Rows(TableReader):
     """The rows of a CSV file as numbers, which are kept in little memory."""
 
     source: DataSource = field(kw_only=True)
@@ -157,12 +157,12 @@ class _Rows(Sheet):
             self.wrong.append(place)
         for name in self.texts:
             known = self.known[name]
-            self.codes[name].append(known.setdefault(cells[places[name]].strip()[: Sheet.LONGEST], len(known)))
+            self.codes[name].append(known.setdefault(cells[places[name]].strip()[: TableReader.LONGEST], len(known)))
             if len(known) > MOST_NAMES:
                 raise DataError(f"a column of labels or patients has more than {MOST_NAMES} different ones; correct it")
         self.count += 1
-        if self.count * len(cells) > Sheet.MOST_CELLS:
-            raise DataError(f"the table has more than {Sheet.MOST_CELLS} numbers; divide it")
+        if self.count * len(cells) > TableReader.MOST_CELLS:
+            raise DataError(f"the table has more than {TableReader.MOST_CELLS} numbers; divide it")
 
     def _number(self, cell: str) -> float:
         text = cell.strip()

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Classification, DataError, DataSource, Listing, Sheet, SignalFolder, Use
+from medsilo.extend import CaseIndex, Classification, DataError, DataSource, Inference, SignalFolder, TableReader
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
 
@@ -31,7 +31,7 @@ class SeriesFolder(SignalFolder):
     """
 
     title: ClassVar[str] = "A hospital's own time series: classification by windows"
-    use: ClassVar[Use] = Use("series")
+    use: ClassVar[Inference] = Inference("series")
     files: ClassVar[str] = "recordings"
     target: ClassVar[str] = "class"
 
@@ -73,31 +73,31 @@ class SeriesFolder(SignalFolder):
     def may_be_absent(self) -> tuple[str, ...]:
         return ()
 
-    def listing_of(self, source: DataSource, folder: Path) -> Listing:
+    def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.images or source.labels:
             raise DataError("data: recordings have no images or labels; name files under data.recordings")
-        if source.each_alone and source.inside.patient:
+        if source.each_alone and source.recording_columns.patient:
             raise DataError(
-                "data.inside.patient: a file is read or left out as a whole, so one patient in it could change what is "
+                "data.recording_columns.patient: a file is read or left out as a whole, so one patient in it could change what is "
                 "read of the others; write a file for each patient where the plan promises privacy"
             )
-        listing = Listing.of_recordings(source, folder)
+        listing = CaseIndex.of_recordings(source, folder)
         reader, known = Reader(self.limits, source), self.known_labels(source)
         shown = by_patient(listing, reader) if reader.texts else {}
         strangers = [
             f"{entry.name}: {label}"
             for entry in listing.entries
             for label in shown.get(entry.name) or [str(entry.label)]
-            if Sheet.level(label) not in known
+            if TableReader.level(label) not in known
         ]
-        where = "" if reader.label or source.table else ", or name the column that has it under data.inside"
+        where = "" if reader.label or source.table else ", or name the column that has it under data.recording_columns"
         what = f"recordings have a label that is not among the plan's ({', '.join(self.labels)})"
         listing.add("stops", f"{what}; add it to data.label_map{where}", strangers)
         return listing
 
-    def classes_of(self, listing: Listing, source: DataSource) -> Known:
+    def classes_of(self, listing: CaseIndex, source: DataSource) -> Known:
         known = self.known_labels(source)
-        return {entry.name: known.get(Sheet.level(str(entry.label))) for entry in listing.entries}
+        return {entry.name: known.get(TableReader.level(str(entry.label))) for entry in listing.entries}
 
     def maker(self, source: DataSource) -> Callable[..., Any]:
         return partial(self._made, reader=Reader(self.limits, source), known=self.known_labels(source))
@@ -109,7 +109,7 @@ class SeriesFolder(SignalFolder):
         if recording.patients:
             own = recording.patients.rows == recording.patients.names.index(patient)
         told = recording.labels
-        values = [known.get(Sheet.level(name)) for name in told.names] if told else [label]
+        values = [known.get(TableReader.level(name)) for name in told.names] if told else [label]
         usable = [own is not None for own in values]
         found = cut(recording, self.cutting(recording, reader.source), own, usable)
         if not len(found.inputs) or not any(usable):
@@ -133,7 +133,7 @@ class SeriesFolder(SignalFolder):
     def own_scales(self, source: DataSource) -> tuple[Tensor, Tensor]:
         """Return `scales_of` all of a hospital's recordings."""
         reader = Reader(self.limits, source, label=False)
-        found = Listing.of_recordings(source, source.folder)
+        found = CaseIndex.of_recordings(source, source.folder)
         paths = dict.fromkeys(entry.images[0] for entry in found.entries)
         every = (found.inputs for path in paths for _, _, found in self.windows(path, reader))
         return self.scales_of(torch.from_numpy(inputs) for inputs in every if len(inputs))
@@ -152,7 +152,7 @@ class SeriesFolder(SignalFolder):
             )
         return Cutting(self.window, self.step or self.window, self.missing, share.numerator, share.denominator)
 
-    def note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
+    def note(self, listing: CaseIndex, every: Sequence[Any], source: DataSource) -> None:
         listing.add("note", LOST, [one.entry.name for one in every if one.facts.gaps])
 
     def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class SeriesFolder(SignalFolder):
         return {"seconds": (min(seconds), max(seconds)) if seconds else None}
 
 
-def by_patient(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
+def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
     """Put an entry for each patient into a listing; return the rows of each label that each entry has, by its name."""
     entries, shown, wrong = [], {}, defaultdict(list)
     for entry in listing.entries:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medsilo.extend import DataError, MedsiloError, Sheet
+from medsilo.extend import DataError, MedsiloError, TableReader
 
 WFDB, EDF = ".hea", (".edf", ".bdf")
 ENDINGS = (WFDB, *EDF)
@@ -70,8 +70,8 @@ def _places(there: Sequence[str], names: Sequence[str]) -> list[int]:
 def _bounded(wave: Wave) -> Wave:
     if not wave.names or not 0 < wave.rate < 1e7 or len(set(wave.names)) < len(wave.names):
         raise DataError(DAMAGED)
-    if not 0 < wave.rows * len(wave.names) <= Sheet.MOST_CELLS:
-        raise DataError(f"a recording has no samples, or more than {Sheet.MOST_CELLS}; divide it")
+    if not 0 < wave.rows * len(wave.names) <= TableReader.MOST_CELLS:
+        raise DataError(f"a recording has no samples, or more than {TableReader.MOST_CELLS}; divide it")
     return wave
 
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn, no_grad
 
 from medsilo.extend import Task
-from medsilo.extend.methods import FedAvg, PlanError, Workbench, absent_in, labels_in, marks_in
+from medsilo.extend.methods import FedAvg, PlanError, TrainContext, absent_in, labels_in, marks_in
 
 SMALL = 1e-5
 PLACES = 3  # axes of an output that has places
@@ -30,13 +30,13 @@ class ConDistFL(FedAvg):
     weight: float = Field(1.0, ge=0, le=1000, description="weight of the distillation")
     temperature: float = Field(0.5, gt=0, le=100, description="τ of both models' scores in it")
 
-    def fits(self, task: Task) -> None:
+    def check_task(self, task: Task) -> None:
         if task.goal.overlaps:
             raise PlanError(
                 f"algorithm.name: {self.name} shares a place out among structures, and regions overlap; choose fedavg"
             )
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         arrived = copy.deepcopy(bench.modules["model"]).requires_grad_(False).eval()
 
         def objective(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -8,15 +8,15 @@ import torch
 from pydantic import Field
 
 from medsilo.extend import Algorithm, Group, Phase
-from medsilo.extend.methods import BY_ITSELF, PlanError, Training, UniformMean, Unsealable, generator_for, network
+from medsilo.extend.methods import BY_ITSELF, PlanError, ServerReadable, Training, UniformMean, generator_for, network
 
 
 class OnlyAnswer(UniformMean):
     """The model of the one hospital that trained; without an answer it stays as it was."""
 
     @property
-    def sealed(self) -> Unsealable:
-        return Unsealable("one hospital's model is handed on at a time, which no sum hides")
+    def sealed(self) -> ServerReadable:
+        return ServerReadable("one hospital's model is handed on at a time, which no sum hides")
 
 
 class Cyclic(Algorithm):
@@ -41,10 +41,10 @@ class Cyclic(Algorithm):
             network("model"),
             lambda server: OnlyAnswer(),
             undefended="mixing: a round of cyclic weight transfer has a single hospital's model, so no robust rule can "
-            "hold for it; choose fedavg, or set mixing.robust=null",
+            "hold for it; choose fedavg, or set aggregation.robust=null",
         )
         told = "in a round one hospital trains and sends its model, which the next is given as it is"
-        return [Phase("train", rounds, (model,), self.work, turn=self.turn, says=(told,))]
+        return [Phase("train", rounds, (model,), self.work, turn=self.turn, disclosure_notes=(told,))]
 
     def turn(self, number: int, sites: Sequence[str], seed: int) -> str:
         """Return whose turn it is."""
@@ -53,7 +53,7 @@ class Cyclic(Algorithm):
             place = int(torch.randperm(len(sites), generator=generator_for(seed, "cycle", cycle))[place])
         return sites[place]
 
-    def suits(self, training: Training) -> None:
+    def check_training(self, training: Training) -> None:
         if self.amplitude and not self.amplitude.released_alone:
             raise PlanError(
                 "algorithm.amplitude: only one hospital trains in the round that measures it; set "

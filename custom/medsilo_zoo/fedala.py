@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.extend.methods import (
-    Blueprint,
-    Lesson,
     MeanOfOwn,
+    ModelFactory,
     Modules,
-    Workbench,
+    TrainContext,
+    TrainStep,
     called_with,
     copy_into,
     keeping_statistics,
@@ -61,7 +61,7 @@ class FedALA(MeanOfOwn):
     )
     passes: int = Field(30, ge=1, le=1000, description="the most passes of that first time")
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)
         weighed = [modules["model"].get_parameter(name) for name in self._weighed(modules["model"])]
         return modules | {"aggregation": Aggregation(weighed)}
@@ -69,7 +69,7 @@ class FedALA(MeanOfOwn):
     def arrived(self, modules: Modules, came: bool) -> None:
         cast(Aggregation, modules["aggregation"]).waits.fill_(came)
 
-    def personalise(self, bench: Workbench) -> None:
+    def personalise(self, bench: TrainContext) -> None:
         """Take over the mean that arrived, once: what is validated is where training sets out from."""
         own, mean = bench.modules["model"], bench.modules["global"]
         aggregation = cast(Aggregation, bench.modules["aggregation"])
@@ -88,7 +88,7 @@ class FedALA(MeanOfOwn):
         copy_into(own, mean)
         own.load_state_dict(mixture(), strict=False)
 
-    def learn(self, bench: Workbench) -> float:
+    def learn(self, bench: TrainContext) -> float:
         self.personalise(bench)  # where nothing was validated before
         return bench.train()
 
@@ -107,7 +107,7 @@ class Mixture:
     def __call__(self) -> dict[str, Tensor]:
         return {name: self.start[name] + self.way[name] * weight for name, weight in self.weights.items()}
 
-    def lesson(self, bench: Workbench, step: float) -> Lesson:
+    def lesson(self, bench: TrainContext, step: float) -> TrainStep:
         """Return how W learns from a batch: by a plain step, and cut to [0, 1]."""
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend.methods import LateMean, ServerSide, Shares, WeighingMethod, uncompiled
+from medsilo.extend.methods import ServerSide, Shares, StalenessWeightedMean, WeighingMethod, uncompiled
 
 BETAS = (0.5, 0.999)  # of Adam
 
@@ -26,7 +26,7 @@ class FedAWA(WeighingMethod):
     server_lr: float = Field(0.001, gt=0, le=1, description="learning rate of the server's Adam on the sites' weights")
     server_steps: int = Field(1, ge=1, le=1000, description="steps of the server's Adam in a round")
 
-    def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
+    def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
         """Optimise T of the sites that answered; that of the others waits."""
         total = sum(mean.samples.values())
         before = [mean.memory.get(site, {"T": n / total})["T"] for site, n in mean.samples.items()]

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from medsilo.extend import Group
-from medsilo.extend.methods import Blueprint, FineTuning, Modules, has_body_and_head, head_names, network
+from medsilo.extend.methods import FineTuning, ModelFactory, Modules, has_body_and_head, head_names, network
 
 
 class FedBABU(FineTuning):
@@ -20,7 +20,7 @@ class FedBABU(FineTuning):
     name: Literal["fedbabu"] = "fedbabu"  # type: ignore[assignment]
     epochs: int = Field(5, ge=0, le=1000, description="passes of fine-tuning before each evaluation; 0 keeps h_0")
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)
         head = set(head_names(modules["global"]))
         for name, weight in modules["global"].named_parameters():

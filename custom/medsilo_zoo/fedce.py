@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from medsilo.extend import Group, Refused
 from medsilo.extend.methods import (
-    Blueprint,
-    LateMean,
+    ModelFactory,
     Modules,
     Numbers,
     ServerSide,
     SharedNumbers,
     Shares,
+    StalenessWeightedMean,
+    TrainContext,
     WeighingMethod,
-    Workbench,
     copy_into,
 )
 
@@ -38,7 +38,7 @@ class FedCE(WeighingMethod):
 
     name: Literal["fedce"] = "fedce"
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         """A site says what was `missed`, 1 − the mean score of the models without it, and is told its `share` a_k.
 
         It keeps the sum of scores, and their number; the first round counts as a score of 0.
@@ -54,7 +54,7 @@ class FedCE(WeighingMethod):
             lambda server: SharedNumbers(lambda site: {"share": server.mixers["model"].shares.get(site, 0.0)}),
             personal=True,
             ranges=lambda modules, task: dict.fromkeys(("missed", "share"), (0.0, 1.0)),
-            says=lambda tensors: [
+            disclosure_notes=lambda tensors: [
                 "contribution: in every round 1 minus the mean score over the validation cases, as it is told, of the "
                 "shared models without this site's part in them; each round adds one score to that mean"
             ],
@@ -62,7 +62,7 @@ class FedCE(WeighingMethod):
         return *super().groups(), contribution
 
     # What a site does
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         """Score the model without this site's own part, and train."""
         numbers = dict(bench.modules["contribution"].named_buffers())
         share = float(numbers["share"])
@@ -81,7 +81,7 @@ class FedCE(WeighingMethod):
         return loss
 
     # What the server does
-    def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
+    def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
         told = cast(SharedNumbers, server.mixers["contribution"])
         sites = list(mean.samples)
         before = [mean.memory.get(site, {"share": 1 / len(sites)})["share"] for site in sites]

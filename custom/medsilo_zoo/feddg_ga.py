@@ -8,15 +8,15 @@ from pydantic import Field
 from medsilo.extend import Group
 from medsilo.extend.methods import (
     Average,
-    Blueprint,
     Identity,
-    LateMean,
+    ModelFactory,
     Modules,
     Numbers,
     ServerSide,
     Shares,
+    StalenessWeightedMean,
+    TrainContext,
     WeighingMethod,
-    Workbench,
 )
 
 WIDEST = 100.0  # a gap between two mean losses; beyond it all is one
@@ -36,7 +36,7 @@ class FedDGGA(WeighingMethod):
     name: Literal["feddg-ga"] = "feddg-ga"
     step: float = Field(0.2, gt=0, le=1, description="d: how far the weights move in the first round, all together")
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         """A site sends G_i as `value`; it keeps the loss L_i(θ_i) of the round before, if that was `measured`."""
         return {"model": build(), "gap": Numbers(value=0.0, own_loss=0.0, measured=False)}
 
@@ -49,7 +49,7 @@ class FedDGGA(WeighingMethod):
             personal=True,
             title="generalisation gap",
             ranges=lambda modules, task: {"gap": (-WIDEST, WIDEST)},
-            says=lambda tensors: [
+            disclosure_notes=lambda tensors: [
                 "gap: in every round, how much larger the mean loss over all training cases is under the shared model "
                 "than under this site's own, from losses as they are told; 0 where none is"
             ],
@@ -57,7 +57,7 @@ class FedDGGA(WeighingMethod):
         )
         return gap, *super().groups()
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         """Measure the gap of the model that has arrived, train, and measure the loss for the next gap."""
         model, gap = bench.modules["model"], bench.modules["gap"]
         value, own_loss, measured = map(gap.get_buffer, ("value", "own_loss", "measured"))
@@ -71,7 +71,7 @@ class FedDGGA(WeighingMethod):
         measured.fill_(own is not None)
         return loss
 
-    def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
+    def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
         """Move the weights of all sites towards those whose gap is large; `memory` has the weights and the rounds."""
         sites, before = server.sites, {"a": 1 / len(server.sites), "rounds": 0.0}
         a = {site: mean.memory.get(site, before)["a"] for site in sites}

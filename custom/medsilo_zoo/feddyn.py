@@ -7,14 +7,14 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.extend.methods import (
-    Blueprint,
+    Aggregator,
     DynamicStep,
-    Mixer,
+    ModelFactory,
     Modules,
     Private,
     ServerSide,
     ServerStep,
-    Workbench,
+    TrainContext,
     correcting,
     learning_weights,
     pull_towards,
@@ -35,17 +35,19 @@ class FedDyn(ServerStep):
     weighting: Literal["uniform"] = "uniform"
     alpha: float = Field(0.01, gt=0, le=1000, description="α: strength of the dynamic regulariser")
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)
         return modules | {"gradient": zeros_like(modules["model"])}
 
     def private(self) -> Private:
-        return Private(("model",), says="g_k and h follow from noisy weights; the pull is added to the noisy gradient")
+        return Private(
+            ("model",), disclosure_notes="g_k and h follow from noisy weights; the pull is added to the noisy gradient"
+        )
 
-    def step(self, server: ServerSide) -> Mixer:
+    def step(self, server: ServerSide) -> Aggregator:
         return DynamicStep(self.alpha)
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         """− g_k + α (w_k − w) in the gradient is a pull towards w + g_k/α."""
         weights = learning_weights(bench.modules["model"])
         gradients: list[Tensor] = list(bench.modules["gradient"].parameters())

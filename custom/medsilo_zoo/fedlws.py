@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend.methods import LateMean, PlanError, ServerSide, ServerStep, Shares, Training
+from medsilo.extend.methods import PlanError, ServerSide, ServerStep, Shares, StalenessWeightedMean, Training
 
 
 class FedLWS(ServerStep):
@@ -29,18 +29,18 @@ class FedLWS(ServerStep):
     least: float = Field(0.01, ge=0, le=10, description="the least τ of a layer")
     most: float = Field(0.2, ge=0, le=10, description="the greatest τ of a layer")
 
-    def suits(self, training: Training) -> None:
+    def check_training(self, training: Training) -> None:
         if self.least > self.most:
             raise PlanError(f"algorithm.least: {self.least:g} is more than algorithm.most={self.most:g}; lower it")
 
-    def step(self, server: ServerSide) -> LateMean:
-        return LateMean(self.shares, self.shrunk)
+    def step(self, server: ServerSide) -> StalenessWeightedMean:
+        return StalenessWeightedMean(self.shares, self.shrunk)
 
-    def shares(self, mean: LateMean) -> Shares:
+    def shares(self, mean: StalenessWeightedMean) -> Shares:
         """Return p_k."""
         return mean.samples if self.weighting == "samples" else dict.fromkeys(mean.samples, 1.0)
 
-    def shrunk(self, mean: LateMean) -> Shares:
+    def shrunk(self, mean: StalenessWeightedMean) -> Shares:
         """Return γ of every tensor: that of its layer."""
         weights = torch.tensor(list(self.shares(mean).values()), dtype=torch.float64)
         gammas = {layer: self.gamma(own, weights) for layer, own in mean.products(layer_of).items()}

@@ -14,13 +14,13 @@ from medsilo.extend import Group, Phase, Refused, Task
 from medsilo.extend.methods import (
     Average,
     Averaging,
-    Blueprint,
+    ModelFactory,
     Modules,
     PlanError,
     Private,
     Ranges,
     Tensors,
-    Workbench,
+    TrainContext,
     network,
     seed_for,
     site_mean,
@@ -155,7 +155,7 @@ class FedRDN(Averaging):
             raise PlanError("algorithm.amplitude: fedrdn normalises images itself; set it to null")
         return self
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         if build.shape is not None and len(build.shape) < 2:
             raise PlanError("algorithm.name: fedrdn normalises images, and a table's columns are none; choose fedavg")
         return {"model": build(), INPUT: ChannelNorm(len(build.sites), build.channels)}
@@ -172,11 +172,13 @@ class FedRDN(Averaging):
             average=Average(
                 "mean and deviation of each channel, averaged over a site's training images", lambda images, _: images
             ),
-            wide=True,
+            unclipped=True,
             title="channel statistics",
             ranges=table_ranges,
             check=of_one_hospital,
-            says=lambda tensors: ["channels: all other hospitals of the study are given them, too, in the clear"],
+            disclosure_notes=lambda tensors: [
+                "channels: all other hospitals of the study are given them, too, in the clear"
+            ],
             undefended="mixing: each hospital alone tells of its images, so no robust rule can hold for fedrdn's "
             "statistics; use fedavg or fedbn",
         )
@@ -188,9 +190,11 @@ class FedRDN(Averaging):
         ]
 
     def private(self) -> Private:
-        return Private(("model",), says="the channels' statistics leave once, cut and with noise of their own account")
+        return Private(
+            ("model",), disclosure_notes="the channels' statistics leave once, cut and with noise of their own account"
+        )
 
-    def measure(self, bench: Workbench) -> float:
+    def measure(self, bench: TrainContext) -> float:
         """μ_k = 1/n Σ_i μ(x_i), σ_k = 1/n Σ_i σ(x_i), over the positions of each channel of image i."""
         norm = cast(ChannelNorm, bench.modules[INPUT])
         found = norm.statistics(inputs for inputs, _ in bench.data())
@@ -202,7 +206,7 @@ class FedRDN(Averaging):
         norm = cast(ChannelNorm, modules[INPUT])
         norm.take(torch.cat(list(norm.statistics(inputs()))).mean(0))
 
-    def train(self, bench: Workbench) -> float:
+    def train(self, bench: TrainContext) -> float:
         """Every image takes the statistics of a drawn hospital; a site that missed the first round has no own yet."""
         norm = cast(ChannelNorm, bench.modules[INPUT])
         if not norm.measured:

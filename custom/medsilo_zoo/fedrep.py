@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from medsilo.extend.methods import FedPer, Workbench, head_names, keeping_statistics, learning_only
+from medsilo.extend.methods import FedPer, TrainContext, head_names, keeping_statistics, learning_only
 
 
 class FedRep(FedPer):
@@ -22,7 +22,7 @@ class FedRep(FedPer):
         10, ge=0, le=1000, description="passes in which the head alone learns, before the plan's for the body alone"
     )
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         model = bench.modules["model"]
         head = set(head_names(model))
         body = {name for name, _ in model.named_parameters()} - head

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from medsilo.extend import Task
 from medsilo.extend.methods import (
-    Blueprint,
-    Lesson,
+    ModelFactory,
     Modules,
     OutputLoss,
     PlanError,
     SharedAndOwn,
+    TrainContext,
     Training,
-    Workbench,
+    TrainStep,
     balanced_softmax,
     called_with,
     copy_into,
@@ -42,14 +42,14 @@ class FedRoD(SharedAndOwn):
 
     name: Literal["fedrod"] = "fedrod"
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)
         heads = nn.ModuleList(deepcopy(head) for head in head_layers(modules["global"]))
         for weight in heads.parameters():
             nn.init.zeros_(weight)
         return modules | {"own-head": heads}
 
-    def personalise(self, bench: Workbench) -> None:
+    def personalise(self, bench: TrainContext) -> None:
         """The site's model is φ with the head g + h_k."""
         model = bench.modules["model"]
         copy_into(model, bench.modules["global"])
@@ -58,7 +58,7 @@ class FedRoD(SharedAndOwn):
                 model.get_parameter(name).add_(more)
 
     @contextmanager
-    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
         """From each batch h_k learns first, so that both lessons know φ and g as they met the batch."""
         shared = bench.modules["global"]
 
@@ -76,13 +76,13 @@ class FedRoD(SharedAndOwn):
     def check(self, modules: Modules) -> None:
         has_body_and_head(modules["global"], self.name)
 
-    def suits(self, training: Training) -> None:
+    def check_training(self, training: Training) -> None:
         if training.class_weights != "none":
             raise PlanError(
                 f"training.class_weights: {self.name} balances classes itself, by balanced softmax; set none"
             )
 
-    def fits(self, task: Task) -> None:
+    def check_task(self, task: Task) -> None:
         if not task.goal.classifies:
             raise PlanError(
                 f"algorithm.name: {self.name} balances the classes of cases, which task {task.name} doesn't have; "

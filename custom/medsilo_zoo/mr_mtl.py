@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from medsilo.extend.methods import MeanOfOwn, Private, Weighting, Workbench, correcting, pull_back
+from medsilo.extend.methods import MeanOfOwn, Private, TrainContext, Weighting, correcting, pull_back
 
 
 class MRMTL(MeanOfOwn):
@@ -24,9 +24,9 @@ class MRMTL(MeanOfOwn):
     )
 
     def private(self) -> Private:
-        return Private(("model",), says="the pull to the mean is added to the noisy gradient")
+        return Private(("model",), disclosure_notes="the pull to the mean is added to the noisy gradient")
 
-    def learn(self, bench: Workbench) -> float:
+    def learn(self, bench: TrainContext) -> float:
         """w_k ← w_k − η (∇F_k(w_k) + λ (w_k − w̄)), with w̄ as it arrived."""
         own, mean = (list(bench.modules[name].parameters()) for name in ("model", "global"))
         with correcting(bench.optimizers["model"], pull_back(own, self.pull, to=mean)):

@@ -11,7 +11,7 @@ import torch
 from medsilo.core.errors import ParticipationError, Refused
 from medsilo.federation.channel import Missing
 from medsilo.federation.directions import RoundDirections
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.schema import Round
 from tests.conftest import SITES, make_plan
 from tests.unit.test_coordinator import GO_ON, SMALL, Answers, Study, assert_equal
@@ -69,10 +69,10 @@ A, B, C = SITES
 Times = Callable[[str, int], float]
 
 
-def lying(group: str, times: Times) -> Callable[[str, Parcel, Callable[[], Parcel]], Answers]:
+def lying(group: str, times: Times) -> Callable[[str, StudyMessage, Callable[[], StudyMessage]], Answers]:
     """Sites whose trained weights are so many times as large, within the bound; refusals travel as refusals."""
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         try:
             reply = work()
         except Refused as error:
@@ -119,7 +119,7 @@ def test_what_follows_is_the_study_without_that_site(tmp_path: Path) -> None:
     """As if its answer had been lost: nothing of the round that was undone is left at the server or the others."""
     taken, _ = led(tmp_path / "taken", "fedavg", "model", lambda site, n: 1000 if (site, n) == (C, 1) else 1)
 
-    def lost(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def lost(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         gone = (site, asked.facts["task"], asked.facts["round"]) == (C, "round", 1)
         return Missing("lost", "") if gone else [(site, reply)]
@@ -143,7 +143,7 @@ def test_who_goes_on_is_asked_no_more_and_a_rate_that_is_too_high_ends_as_before
 def test_one_hospitals_word_takes_no_round_back(tmp_path: Path) -> None:
     """A sends next to nothing, so that whoever trains stands out, and then says that it can't train any more."""
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = asked.facts["task"], asked.facts["round"]
         if task == "round" and site == C:  # whose line is down
             return Missing("lost", "")

@@ -8,11 +8,11 @@ import pytest
 
 from medsilo.core.errors import Refused
 from medsilo.federation.coordinator import Coordinator
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.kit import KitFiles
 from medsilo_secagg.identity import Certified, signer_of
-from medsilo_secagg.letters import Assembly
+from medsilo_secagg.letters import Roster
 from medsilo_secagg.member import Member
 from medsilo_secagg.sealed_rounds import terms_of, threshold_of
 from tests import sealed
@@ -59,7 +59,7 @@ def test_the_server_its_lead_and_relays_count_as_no_hospitals(tmp_path: Path) ->
         study = sealed.terms(3, sites=tuple(sorted(("st-anna", "north", name))))
         signers = {site: signer_in(kits / site, kind if site == name else "client") for site in study.sites}
         members = {site: Member.begin(study, site, signers[site]) for site in study.sites}
-        assembly = Assembly(introductions=tuple(members[site].introduction() for site in study.sites))
+        assembly = Roster(introductions=tuple(members[site].introduction() for site in study.sites))
         with pytest.raises(Refused, match=f"^{name}: .*{said.get(name, 'the server or a relay')}"):
             members["north"].meet(assembly)
 
@@ -115,7 +115,7 @@ def test_keys_that_are_signed_falsely_cost_their_sender_its_place_and_nobody_els
     kits = {site: make_kit(folder / "kits" / site, site) for site in (*HOSPITALS, "server")}
     plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", *GO_ON, "training.rounds=1", sites=HOSPITALS)
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         answer = work()
         if site == "d" and "introduction" in (told := answer.facts.get("sealing", {})):
             change(told["introduction"])

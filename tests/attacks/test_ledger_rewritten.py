@@ -16,14 +16,14 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.federation.account import ledger_of
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.ledger_watch import LedgerWatch
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import training_site
 from medsilo.plan import parse_plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.paths import LEDGER_HEADS, site_folder
-from medsilo.site.book import Book
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import KEPT, OWN_KEY, CountedStudy, Ledger, ledgers
+from medsilo.site.query_budget import QueryBudget
 from tests import inprocess
 from tests.unit.test_account import PRIVATE, ask, settings_of, weights
 from tests.unit.test_approvals import make_kit
@@ -152,9 +152,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
 
 
-def place_of(root: Path, photos: Path, kit: KitFiles | None = None) -> Place:
+def place_of(root: Path, photos: Path, kit: KitFiles | None = None) -> SiteContext:
     settings = settings_of(photos, epsilon=20.0)
-    return Place(parse_plan(PRIVATE), "a", ["a"], settings, site_folder(root / "study", "a"), kit=kit)
+    return SiteContext(parse_plan(PRIVATE), "a", ["a"], settings, site_folder(root / "study", "a"), kit=kit)
 
 
 def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ class Sends:
 
     def ask(self, sites: Any, outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         self.asked.append(outgoing("a").facts)
-        receive("a", Parcel(facts={"ledger": self.heads.pop(0), "warnings": ["own"]}))
+        receive("a", StudyMessage(facts={"ledger": self.heads.pop(0), "warnings": ["own"]}))
         return {}
 
 
@@ -206,13 +206,16 @@ def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> N
 
     def ask(sends: Sends) -> None:  # every time another process of the server
         watch = LedgerWatch(sends, tmp_path / LEDGER_HEADS)
-        watch.ask(["a"], lambda site: Parcel(), lambda site, own: told.append(own.facts["warnings"]), 1)
+        watch.ask(["a"], lambda site: StudyMessage(), lambda site, own: told.append(own.facts["warnings"]), 1)
 
     sends = Sends(*heads, heads[1], fresh)
     for _ in range(5):  # every time another process of the server
         watch = LedgerWatch(sends, tmp_path / LEDGER_HEADS)
         watch.ask(
-            ["a"], lambda site: Parcel(facts={"round": 1}), lambda site, own: told.append(own.facts["warnings"]), 1
+            ["a"],
+            lambda site: StudyMessage(facts={"round": 1}),
+            lambda site, own: told.append(own.facts["warnings"]),
+            1,
         )
     assert told[:3] == [["own"]] * 3
     assert told[3][1].startswith("its privacy ledger had 4 lines and now has 3 others")
@@ -220,7 +223,7 @@ def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> N
     assert "ledgers" not in sends.asked[0] and sends.asked[2]["ledgers"] == [heads[1]]
     with pytest.raises(Refused, match="lines"):
         LedgerWatch(Sends({**fresh, "lines": "4"}), tmp_path / LEDGER_HEADS).ask(
-            ["a"], lambda s: Parcel(), told.append, 1
+            ["a"], lambda s: StudyMessage(), told.append, 1
         )
 
 
@@ -244,7 +247,7 @@ def test_a_whole_study_after_the_ledger_was_put_back_says_so(photos: Path, tmp_p
 # ---------------------------------------------------------------------------------------------------- for people
 def test_the_command_knows_whose_key_signs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = make_kit(tmp_path / "kit", "a")
-    book = Book(tmp_path / "kit/medsilo/_hospital/a")
+    book = QueryBudget(tmp_path / "kit/medsilo/_hospital/a")
     ledger = ledger_of(book, DATA, files)
     ledger.charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt", ROUND)
     verify = ["ledger", "show", "--kit", str(tmp_path / "kit")]
@@ -284,15 +287,15 @@ def test_odd_heads_in_answers_are_refused_and_change_nothing_of_others(tmp_path:
     class Both(Sends):
         def ask(self, sites: Any, outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
             self.asked.append(outgoing("a").facts)
-            receive("a", Parcel(facts={"ledger": ours}))
-            return receive("b", Parcel(facts={"ledger": self.heads.pop(0)})) or {}  # type: ignore[func-returns-value]
+            receive("a", StudyMessage(facts={"ledger": ours}))
+            return receive("b", StudyMessage(facts={"ledger": self.heads.pop(0)})) or {}  # type: ignore[func-returns-value]
 
     for own in odd_ones:
         got.clear()
         sends = Both(own)
         try:
             LedgerWatch(sends, tmp_path / LEDGER_HEADS).ask(
-                ["a", "b"], lambda site: Parcel(), lambda site, reply: got.append((site, reply.facts)), 1
+                ["a", "b"], lambda site: StudyMessage(), lambda site, reply: got.append((site, reply.facts)), 1
             )
             taken += 1
         except Refused as error:

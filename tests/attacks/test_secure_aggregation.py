@@ -15,7 +15,7 @@ from torch import Tensor
 
 from medsilo.federation.coordinator import Coordinator
 from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo_secagg.sealed_rounds import SealedGroup
@@ -41,14 +41,14 @@ class LyingServer(Scripted):
     """Carries the server's requests to real hospitals: round 2 begins with what round 1 began with, without d."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        settings = SiteSettings(device="cpu", smallest_average=1)
+        settings = SiteSettings(device="cpu", min_cases_per_average=1)
         super().__init__(
             {site: site_of(plan, site, HOSPITALS, settings, folder / "sites" / site) for site in HOSPITALS}, self.lie
         )
         self.first: dict[str, Model] = {}
         self.trained: Model = {}  # d's model of round 1, which no server should know
 
-    def lie(self, site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def lie(self, site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = asked.facts["task"], asked.facts["round"]
         if number == 2 and task in ("offer", "round", "unmask"):
             if site == "d":

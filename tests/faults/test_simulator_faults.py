@@ -17,7 +17,7 @@ from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.flare.jobs import CUSTOM, canonical_job, write_job
 from medsilo.plan import Plan
-from medsilo.privacy.mechanisms import Demands
+from medsilo.privacy.mechanisms import PrivacyRequirements
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
@@ -233,7 +233,7 @@ def test_what_could_not_start_leaves_its_name_free(tmp_path: Path) -> None:
         simulator.run(plan, run, CPU, job)
     assert {path.name for path in run.iterdir()} == {"nvflare.log"}
     with pytest.raises(MedsiloError, match="0 of 1 sites answered"):
-        simulator.run(plan, run, SiteSettings(device="cpu", privacy=Demands(epsilon=1.0, delta=1e-5)))
+        simulator.run(plan, run, SiteSettings(device="cpu", privacy=PrivacyRequirements(epsilon=1.0, delta=1e-5)))
     assert simulator.run(plan, run, CPU).summary().finished
     log = (run / "nvflare.log").read_text()
     assert "ZeroDivisionError" in log and "0 of 1 sites answered" in log

@@ -39,7 +39,7 @@ from nvflare.private.fed.server.server_command_agent import ServerCommandAgent
 from nvflare.private.fed.server.server_engine import ServerEngine
 
 from medsilo.flare import transport
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from tests.conftest import SITES
 from tests.federation.test_transport import Server, echo
 
@@ -148,7 +148,7 @@ def deliver_once() -> None:
 
     actor = threading.Thread(target=behave, daemon=True)
     actor.start()
-    assert not server.transport.ask(SITES, lambda site: Parcel(), lambda site, parcel: None, 10.0)
+    assert not server.transport.ask(SITES, lambda site: StudyMessage(), lambda site, parcel: None, 10.0)
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline:
         assert server.monitor.is_alive()

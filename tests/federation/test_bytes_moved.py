@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.core import lifeline
+from medsilo.core import parent_watch
 
 SCRIPT = """
 import json, os, resource, torch
-from medsilo.core.lifeline import reuse_blocks
+from medsilo.core.parent_watch import reuse_blocks
 from medsilo.federation.bounds import Bounds
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.runs.messages import Parcel
@@ -43,7 +43,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.skipif(not lifeline.STATUS.exists(), reason="counts as Linux does")
+@pytest.mark.skipif(not parent_watch.STATUS.exists(), reason="counts as Linux does")
 def test_an_answer_is_written_once_and_memory_is_used_again() -> None:
     """From the hospital's tensor to the mean, with an answer that waits for its turn. Both ends are one process.
 

@@ -57,7 +57,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_three_hospitals_of_different_spacing_end_with_masks_on_their_own_grids(data: Path, tmp_path: Path) -> None:
-    plan, settings = plan_of("fedavg", 4, features=[8, 16]), SiteSettings(device="cpu", data=data, smallest_metric=1)
+    plan, settings = (
+        plan_of("fedavg", 4, features=[8, 16]),
+        SiteSettings(device="cpu", data=data, min_patients_per_metric=1),
+    )
     run = tmp_path / "simulator"
     simulator.run(plan, run, settings)
     inprocess.run(plan, folder=tmp_path / "loop", settings=settings)
@@ -90,7 +93,7 @@ def test_methods_that_look_at_cases_take_pieces_of_volumes(
     plan = plan_of(method, 1, **network).with_changes(["training.local_epochs=1"])
     if method == "adafed":
         plan = plan.with_changes(["algorithm.pretraining.epochs=1"])
-    settings = SiteSettings(device="cpu", data=data, smallest_average=1, smallest_metric=1, pictures=True)
+    settings = SiteSettings(device="cpu", data=data, min_cases_per_average=1, min_patients_per_metric=1, pictures=True)
     run = inprocess.run(plan, folder=tmp_path / "run", settings=settings)
     assert run.summary.status == "finished"
     scores = [site.test["dice"] for site in run.summary.sites.values()]
@@ -159,7 +162,7 @@ def test_every_kind_is_trained_tested_and_predicted(kind: str, clinic: Path, tmp
     }
     plan = parse_plan(values)
     data: dict = {"folder": clinic / Path(image).parts[0]}
-    settings = {"data": data, "smallest_metric": 1, "public_data": True}
+    settings = {"data": data, "min_patients_per_metric": 1, "public_data": True}
     if task.get("kind") == "classification":
         data["table"] = "classes.csv"
     run = inprocess.run(plan, folder=tmp_path / "run", settings=make_settings(settings, "x"))

@@ -42,11 +42,11 @@ from nvflare.fuel.f3.streaming.stream_utils import CheckedExecutor
 from nvflare.fuel.utils.fobs import lobs
 
 from medsilo.core.errors import Refused
-from medsilo.core.lifeline import forget_most, most_held
-from medsilo.core.spill import Spill
+from medsilo.core.mmap_store import Spill
+from medsilo.core.parent_watch import forget_most, most_held
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
 from medsilo.flare.wire import TASK, _ArrivalFile, let_tensors_travel, refuse, to_parcel, to_shareable
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from nvflare_reliability import patches
 from nvflare_reliability.chunking import ChunkedTensors, _Chunks
 from nvflare_reliability.cleanup import MOST as SERVERS_MOST
@@ -62,7 +62,7 @@ from tests.unit.test_coordinator import Answers, Study
 
 flare_decomposers.register()
 SERVER, JOB, SITE = "server", "server.job", "hospital-a.job"
-SMALL = Parcel({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, {"task": "round", "samples": 3, "loss": 0.5})
+SMALL = StudyMessage({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, {"task": "round", "samples": 3, "loss": 0.5})
 
 
 class Cells:
@@ -156,7 +156,7 @@ def no_exit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return called
 
 
-def answer_of(parcel: Parcel) -> Shareable:
+def answer_of(parcel: StudyMessage) -> Shareable:
     """An answer as NVFlare's client sends it."""
     return with_context(to_shareable(parcel))
 
@@ -190,7 +190,9 @@ def test_answers_do_not_wait_for_the_threads_that_they_are_read_in(
 ) -> None:
     """NVFlare has 64 for all that comes in, so that 65 sites that answered at the same time were not heard again."""
     monkeypatch.setattr(blob_streamer, "callback_thread_pool", CheckedExecutor(1, "the only one"))
-    assert cells.send(answer_of(Parcel({"model": {"w": torch.randn(700, 1024)}}, {"task": "round"}))) == CellCode.OK
+    assert (
+        cells.send(answer_of(StudyMessage({"model": {"w": torch.randn(700, 1024)}}, {"task": "round"}))) == CellCode.OK
+    )
 
 
 def test_a_large_answer_lies_in_a_file_and_is_refused_where_the_disk_is_full(
@@ -199,7 +201,7 @@ def test_a_large_answer_lies_in_a_file_and_is_refused_where_the_disk_is_full(
     """However many are on their way, memory does not hold them."""
     made: list[Spill] = []
     monkeypatch.setattr(ChunkedTensors, "store", lambda: made.append(_ArrivalFile()) or made[-1])
-    large = Parcel({"model": {"w": torch.randn(700, 1024), "b": torch.ones(3)}}, {"task": "round"})
+    large = StudyMessage({"model": {"w": torch.randn(700, 1024), "b": torch.ones(3)}}, {"task": "round"})
     before = len(cells.got)
     assert cells.send(answer_of(large)) == CellCode.OK
     came = to_parcel(cells.got[before]).groups["model"]
@@ -210,7 +212,7 @@ def test_a_large_answer_lies_in_a_file_and_is_refused_where_the_disk_is_full(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(ChunkedTensors, "store", _ArrivalFile)
-    monkeypatch.setattr("medsilo.core.spill.Spill._write", full)
+    monkeypatch.setattr("medsilo.core.mmap_store.Spill._write", full)
     assert "the disk does not take it (No space left on device)" in cells.refused(answer_of(large))
     assert cells.takes()
 
@@ -231,7 +233,7 @@ def test_a_liar_about_pieces_is_refused_and_the_next_answer_is_taken(
                 (ProduceRC.EOF, None, {}) if state else (ProduceRC.OK, items, {"next": 1, "pieces": 1})
             ),
         )
-        answer = answer_of(Parcel({"model": {"w": torch.randn(700, 1024)}}, {"task": "round"}))
+        answer = answer_of(StudyMessage({"model": {"w": torch.randn(700, 1024)}}, {"task": "round"}))
         assert (
             "its tensors came in pieces that do not fit" in (why := cells.refused(answer)) or "not what it says" in why
         )
@@ -239,7 +241,7 @@ def test_a_liar_about_pieces_is_refused_and_the_next_answer_is_taken(
 
 
 def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> None:
-    surplus = Parcel({"model": {"w": torch.ones(2, 3), "more": torch.zeros(100_000_000 // 4)}}, SMALL.facts)
+    surplus = StudyMessage({"model": {"w": torch.ones(2, 3), "more": torch.zeros(100_000_000 // 4)}}, SMALL.facts)
     forget_most()
     before, started = most_held(), time.monotonic()
     text = cells.refused(answer_of(surplus), timeout=30)
@@ -252,9 +254,9 @@ def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> No
 
 def test_many_tensors_count_together(cells: Cells) -> None:
     surplus = {f"more {number}": torch.zeros(500_000) for number in range(12)}
-    assert "was not taken: at most 8.4 MB belong to one" in cells.refused(answer_of(Parcel({"model": surplus})))
+    assert "was not taken: at most 8.4 MB belong to one" in cells.refused(answer_of(StudyMessage({"model": surplus})))
     allowed = {name: surplus[name] for name in list(surplus)[:3]}
-    cells.send(answer_of(Parcel({"model": allowed})))
+    cells.send(answer_of(StudyMessage({"model": allowed})))
     assert to_parcel(cells.got[-1]).groups["model"].keys() == allowed.keys()
 
 
@@ -272,20 +274,20 @@ def test_pieces_that_did_not_arrive_do_not_count(cells: Cells) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Parcel(facts={"x": "x" * 30_000_000}), "its message of 30.0 MB was not taken"),
-        (Parcel(facts={"x": [1] * 100_000}), "more than 20000 values"),
-        (Parcel(facts={"x": {str(key): {} for key in range(30_000)}}), "more than 20000 values"),
+        (StudyMessage(facts={"x": "x" * 30_000_000}), "its message of 30.0 MB was not taken"),
+        (StudyMessage(facts={"x": [1] * 100_000}), "more than 20000 values"),
+        (StudyMessage(facts={"x": {str(key): {} for key in range(30_000)}}), "more than 20000 values"),
     ],
     ids=["a text of 30 MB", "many numbers", "many mappings"],
 )
-def test_what_else_is_large_is_refused_too(cells: Cells, answer: Parcel, words: str) -> None:
+def test_what_else_is_large_is_refused_too(cells: Cells, answer: StudyMessage, words: str) -> None:
     assert words in cells.refused(answer_of(answer))
     assert cells.takes()
 
 
 def test_tensors_sent_inline_are_bounded(cells: Cells) -> None:
     """As one body without references, which no setting of the server's prevents."""
-    inline = packed(answer_of(Parcel({"model": {"w": torch.zeros(5_000_000)}})))
+    inline = packed(answer_of(StudyMessage({"model": {"w": torch.zeros(5_000_000)}})))
     assert "was not taken: at most 8.4 MB" in cells.refused(inline, headers=FOBS)
     small = packed(answer_of(SMALL))
     cells.send(small, headers=FOBS)
@@ -531,7 +533,7 @@ def test_without_the_gate_such_an_answer_ends_the_process(cells: Cells, no_exit:
 
 @pytest.mark.parametrize("code", [ReturnCode.RUN_MISMATCH, ReturnCode.TASK_UNKNOWN, ReturnCode.UNSAFE_JOB])
 def test_no_return_code_of_one_site_ends_the_job(cells: Cells, code: str) -> None:
-    answer = answer_of(Parcel())
+    answer = answer_of(StudyMessage())
     answer.set_return_code(code)
     cells.send(answer)
     assert cells.got[-1].get_return_code() == ReturnCode.EXECUTION_EXCEPTION
@@ -571,7 +573,7 @@ def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
 
     def give(request: Message) -> Message:
         return new_cell_message(
-            {MessageHeaderKey.RETURN_CODE: CellCode.OK}, to_shareable(Parcel({"m": {"w": tensors[0]}}))
+            {MessageHeaderKey.RETURN_CODE: CellCode.OK}, to_shareable(StudyMessage({"m": {"w": tensors[0]}}))
         )
 
     cells.job.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic="get_task", cb=give)
@@ -627,10 +629,10 @@ def test_an_honest_answer_is_far_from_its_bounds(method: str) -> None:
     plan = make_plan(method)
     bounds = answer_bounds(plan)
     networks = plan.build_networks()
-    from medsilo.course.phase import views
+    from medsilo.schedule.phase import views
 
     for phase in plan.course.phases:
-        answer = answer_of(Parcel(views(phase.sent, networks)))
+        answer = answer_of(StudyMessage(views(phase.sent, networks)))
         check_outline([packed(answer)], Bounds(bounds.size // 2, bounds.values // 2), SITE)
 
 
@@ -639,7 +641,7 @@ def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_p
     """All phases, deliveries and tests; half of what is allowed beside the slack is for filters."""
     plan, seen = make_plan(method, *FEW), [0, 0]
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         seen[:] = max(seen[0], asked.size()), max(seen[1], reply.size())
         return [(site, reply)]

@@ -27,7 +27,7 @@ from medsilo.federation.bounds import Bounds
 from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.wire import _ArrivalFile, to_parcel
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from nvflare_reliability.chunking import (
     AHEAD,
     MOST_AHEAD,
@@ -54,7 +54,7 @@ from tests.secure.consortium import wait_until
 from tests.secure.relay import Line
 from tests.unit.test_adapters import tuned_plan
 
-LARGE = Parcel({"model": {"w": torch.arange(3_000_000.0).reshape(5, -1), "b": torch.ones(3)}}, {"task": "round"})
+LARGE = StudyMessage({"model": {"w": torch.arange(3_000_000.0).reshape(5, -1), "b": torch.ones(3)}}, {"task": "round"})
 LINE = Line(rate=4e6, delay=0.01, loss=0.005)
 GRANTED = Timeouts(silence=120.0, again=4.0)
 DOWN = 4.0  # seconds: no request can be sent meanwhile, and NVFlare's own fetching gives up
@@ -109,7 +109,7 @@ def test_a_round_of_adapters_is_their_bytes_and_one_in_a_hundred_at_most() -> No
     trained = plan.build_networks()["model"].state_dict()
     size = sum(own.nbytes for own in trained.values())
     before = cells.relay.up.passed
-    answer = answer_of(Parcel({"model": trained}, {"task": "round", "samples": 40, "loss": 0.5}))
+    answer = answer_of(StudyMessage({"model": trained}, {"task": "round", "samples": 40, "loss": 0.5}))
     assert cells.send(answer, timeout=60) == ReturnCode.OK
     came = to_parcel(cells.got[-1]).groups["model"]
     changed = {name: came[name].shape for name, own in trained.items() if not torch.equal(own, came[name])}
@@ -151,7 +151,7 @@ def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, cl
     patience = timeouts_of(make_plan("fedavg", "participation.timeout=600"))
     for cell in (cells.job, cells.site):
         RetryingRequests(cell, patience)
-    relay, large = cells.relay, Parcel({"model": {"w": torch.randn(6_000_000)}}, {"task": "round"})
+    relay, large = cells.relay, StudyMessage({"model": {"w": torch.randn(6_000_000)}}, {"task": "round"})
     codes: list[str] = []
     sending = threading.Thread(target=lambda: codes.append(cells.send(answer_of(large), timeout=60)))
     began, before = time.monotonic(), relay.up.passed
@@ -172,7 +172,7 @@ def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, cl
 @pytest.mark.slow
 def test_a_slow_line_is_not_asked_twice(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six seconds for a piece; NVFlare itself sends a reply again that takes more than five."""
-    large = Parcel({"model": {"w": torch.randn(100_000)}}, {"task": "round"})
+    large = StudyMessage({"model": {"w": torch.randn(100_000)}}, {"task": "round"})
     monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, 200_000))
     for cell in (cells.job, cells.site):
         RetryingRequests(cell, timeouts_of(make_plan("fedavg", "participation.timeout=600")))
@@ -196,7 +196,7 @@ def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: 
         for cell in (cells.job, cells.site) if patient else ():
             RetryingRequests(cell, GRANTED)
         began = time.monotonic()
-        assert cells.send(answer_of(Parcel({"model": sent}, {"task": "round"})), timeout=60) == ReturnCode.OK
+        assert cells.send(answer_of(StudyMessage({"model": sent}, {"task": "round"})), timeout=60) == ReturnCode.OK
         seconds.append(time.monotonic() - began)
         assert torch.equal(to_parcel(cells.got[-1]).groups["model"]["w"], sent["w"])
     alone, ahead = seconds
@@ -223,7 +223,7 @@ def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, 40_000))
     for cell in (cells.job, cells.site):
         RetryingRequests(cell, timeouts_of(make_plan("fedavg", "participation.timeout=600")))
-    few, began = Parcel({"model": {"w": torch.randn(10_000 * pieces)}}, {"task": "round"}), time.monotonic()
+    few, began = StudyMessage({"model": {"w": torch.randn(10_000 * pieces)}}, {"task": "round"}), time.monotonic()
     assert cells.send(answer_of(few), timeout=60) == ReturnCode.OK
     assert ways < time.monotonic() - began < ways + 1
     wait_until(lambda: bool(dropped), 5, "the sender to know")
@@ -247,7 +247,7 @@ def test_a_site_that_never_says_that_there_are_no_more_costs_one_thread(
     monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, 40_000))
     for cell in (cells.job, cells.site):
         RetryingRequests(cell, GRANTED)
-    few = Parcel({"model": {"w": torch.randn(30_000)}}, {"task": "round"})
+    few = StudyMessage({"model": {"w": torch.randn(30_000)}}, {"task": "round"})
     assert cells.send(answer_of(few), timeout=60) == ReturnCode.OK
     codes: list[str] = []
     next_one = threading.Thread(target=lambda: codes.append(cells.send(answer_of(few), timeout=60)))
@@ -300,7 +300,10 @@ def test_a_consortiums_line_takes_little_more_than_the_bytes_need(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0.9 MB/s and 200 ms each way, a fourteenth of a model of 688 MB, in pieces of the defaults."""
-    line, large = Line(rate=0.9e6, delay=0.2), Parcel({"model": {"w": torch.arange(12_000_000.0)}}, {"task": "round"})
+    line, large = (
+        Line(rate=0.9e6, delay=0.2),
+        StudyMessage({"model": {"w": torch.arange(12_000_000.0)}}, {"task": "round"}),
+    )
     for way in (cells.relay.up, cells.relay.down):
         way.line = line
     monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, PIECE))
@@ -423,9 +426,11 @@ def test_pieces_that_make_no_tensor_are_refused(false: dict) -> None:
 
 def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:
     plan = make_plan("fedavg", "participation.timeout=600")
-    assert plan.hash == plan.with_changes(["participation.silence=420", "transport.slowest=4000"]).hash
+    assert plan.hash == plan.with_changes(["participation.heartbeat_timeout=420", "transport.slowest=4000"]).hash
     write_job(tmp_path / "job", plan)
-    patient = plan.with_changes(["participation.timeout=9000", "participation.silence=3600", "transport.slowest=64"])
+    patient = plan.with_changes(
+        ["participation.timeout=9000", "participation.heartbeat_timeout=3600", "transport.slowest=64"]
+    )
     write_job(tmp_path / "patient", patient, tmp_path / "job")
     for name, side in ((SERVER, "server"), (CLIENT, "site")):
         for job, of in (("job", plan), ("patient", patient)):

@@ -23,7 +23,7 @@ LONG = ["training.rounds=1", "training.local_epochs=90", "task.patients=12", "ta
 def test_a_simulation_is_never_silent_for_ten_seconds(tmp_path: Path, root: Path) -> None:
     command = [sys.executable, "-m", "medsilo.cli", "run", "fedavg", "--out", str(tmp_path), "--name", "run"]
     (own := tmp_path / "config" / SITES[1]).mkdir(parents=True)  # a site with settings of its own
-    (own / "medsilo.yaml").write_text("smallest_metric: 1000\n")
+    (own / "medsilo.yaml").write_text("min_patients_per_metric: 1000\n")
     command += ["--settings", str(tmp_path / "config")]
     changes = [part for change in LONG for part in ("--set", change)]
     started = time.monotonic()

@@ -44,7 +44,7 @@ from nvflare.private.fed.app.simulator import simulator_runner
 from nvflare.private.fed.server import job_runner
 
 from medsilo.flare.wire import let_tensors_travel
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from nvflare_reliability import compatibility, patches
 from nvflare_reliability.chunking import ChunkedTensors, RetryingRequests
 from nvflare_reliability.compatibility import UPSTREAM
@@ -245,7 +245,7 @@ def test_need_of_Replies(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Replies.refuse
     monkeypatch.setattr(Replies, "refuse", only_end)
     before = len(cells.got)
-    cells.send(answer_of(Parcel({"model": {"w": torch.zeros(25_000_000)}})), timeout=1.0)
+    cells.send(answer_of(StudyMessage({"model": {"w": torch.zeros(25_000_000)}})), timeout=1.0)
     wait_until(lambda: bool(refused), 10, "the refusal of a piece")
     time.sleep(1.0)
     assert len(cells.got) == before

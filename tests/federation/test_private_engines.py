@@ -10,10 +10,10 @@ import pytest
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.place import Place
 from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.federation.site_context import SiteContext
 from medsilo.flare import simulator
-from medsilo.privacy.mechanisms import Demands
+from medsilo.privacy.mechanisms import PrivacyRequirements
 from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
 from medsilo.site.ledger import Ledger, ledgers
@@ -42,7 +42,7 @@ def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
     inprocess.run(plan, folder=tmp_path / "loop", settings=CPU)
     root = tmp_path / "isolated"
     one = SITES[:1]
-    site = IsolatedParticipant(Place(plan, one[0], one, CPU, site_folder(root, one[0])))
+    site = IsolatedParticipant(SiteContext(plan, one[0], one, CPU, site_folder(root, one[0])))
     try:
         loop = Loop({one[0]: site})  # type: ignore[dict-item]
         Coordinator(plan, one, loop, Record(root), "in-process").run()
@@ -55,7 +55,7 @@ def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
 def test_the_simulator_writes_the_ledger_of_the_loop(tmp_path: Path) -> None:
     """Hospitals that demand privacy: the same entries, in the same order at each, the same ε and the same outcome."""
     plan = promised("fedavg", *SAMPLED, BY_TWO, "privacy.scores.epsilon=0.3", "privacy.counts.epsilon=0.1")
-    own = SiteSettings(device="cpu", privacy=Demands(epsilon=4.0, delta=1e-3, unit="record"))
+    own = SiteSettings(device="cpu", privacy=PrivacyRequirements(epsilon=4.0, delta=1e-3, unit="record"))
     inprocess.run(plan, folder=tmp_path / "one/study", settings=own)
     simulator.run(plan, tmp_path / "other/study", own)
     for site in TWO:

@@ -65,7 +65,7 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
     ready = {who for line in said if line.startswith("ready: ") for who in line.removeprefix("ready: ").split(", ")}
     assert "the server" in ready and ready <= {"the server", *sites}  # the first round may be over before all are told
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
-    cautions = record.summary().details.cautions
+    cautions = record.summary().details.warnings
     assert [f"algorithm.pull 0.2 is below 1/{len(sites)}" in line for line in cautions] == [True] * (method in FEDSM)
 
 

@@ -20,7 +20,7 @@ from medsilo.core.errors import Aborted, Refused
 from medsilo.federation.channel import Missing
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from nvflare_reliability import fork_server
 from tests.conftest import SITES
 
@@ -84,18 +84,18 @@ def server() -> Iterator[Server]:
     server.close()
 
 
-def parcel_for(site: str) -> Parcel:
+def parcel_for(site: str) -> StudyMessage:
     """A personal parcel: its tensor tells whose it is."""
-    return Parcel({"personal": {"w": torch.full((3,), float(SITES.index(site) + 1))}}, {"for": site})
+    return StudyMessage({"personal": {"w": torch.full((3,), float(SITES.index(site) + 1))}}, {"for": site})
 
 
 def echo(data: Shareable) -> Shareable:
     return to_shareable(to_parcel(data))
 
 
-def ask(server: Server, behave, timeout: float = 10.0) -> tuple[dict[str, Missing], dict[str, Parcel]]:
+def ask(server: Server, behave, timeout: float = 10.0) -> tuple[dict[str, Missing], dict[str, StudyMessage]]:
     """Ask all sites while `behave` plays them in a thread of its own."""
-    got: dict[str, Parcel] = {}
+    got: dict[str, StudyMessage] = {}
     actor = threading.Thread(target=behave, daemon=True)
     actor.start()
     missing = server.transport.ask(SITES, parcel_for, lambda site, parcel: got.update({site: parcel}), timeout)
@@ -164,7 +164,7 @@ def test_what_the_coordinator_refuses_is_missing_with_its_reason(server: Server)
             task_id, data = server.fetch(site)
             server.submit(site, task_id, echo(data))
 
-    def receive(site: str, parcel: Parcel) -> None:
+    def receive(site: str, parcel: StudyMessage) -> None:
         if site == "hospital-b":
             raise Refused("holds NaN")
         if site == "hospital-c":

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.course.phase import views
 from medsilo.federation import trainer
-from medsilo.federation.place import Place
 from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.federation.site_context import SiteContext
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request
+from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 from tests.inprocess import run
@@ -41,7 +41,7 @@ KINDS = {
     "tables": [],
     "private": [*PICTURES, "privacy.epsilon=50", "privacy.delta=0.001", "network.norm=group"],
 }
-CARD = SiteSettings(device="cuda", smallest_average=1)
+CARD = SiteSettings(device="cuda", min_cases_per_average=1)
 METHODS = ["fedavg", "fedprox", "scaffold", "harmofl", "fedsm", "ditto", "moon", "fedrdn", "feddyn", "condistfl"]
 
 
@@ -151,7 +151,7 @@ def test_methods_repeat_to_the_bit(method: str) -> None:
 def test_a_process_of_its_own_with_a_memory_limit_finds_the_card(limit: int | None, tmp_path: Path) -> None:
     plan = make_plan("fedavg", *MASKS)
     settings = SiteSettings(device="cuda", memory_limit=limit)
-    site = IsolatedParticipant(Place(plan, SITES[0], plan.participation.sites, settings, tmp_path / SITES[0]))
+    site = IsolatedParticipant(SiteContext(plan, SITES[0], plan.participation.sites, settings, tmp_path / SITES[0]))
     given = views(plan.course.phase_of(1).given, plan.build_networks())
     groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=tuple(SITES), last=0)

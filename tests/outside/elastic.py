@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import Blueprint, Group, ServerSide
-from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import keeping_statistics
 from medsilo.methods.bases import ServerStep, trained_weights
-from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
+from medsilo.schedule.phase import Group, ModelFactory, ServerSide
+from medsilo.schedule.train_context import TrainContext
 
 
 class Elastic(ServerStep):
@@ -26,7 +26,7 @@ class Elastic(ServerStep):
     tau: float = Field(0.5, ge=0, le=1, description="how far the least sensitive elements go beyond the mean (τ)")
     decay: float = Field(0.95, ge=0, lt=1, description="weight of earlier batches in a sensitivity (μ)")
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)
         zeros = (nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in modules["model"].parameters())
         return modules | {"sensitivity": nn.ParameterList(zeros)}
@@ -37,7 +37,7 @@ class Elastic(ServerStep):
         )
         return sensitivity, *super().groups()
 
-    def step(self, server: ServerSide) -> Mixer:
+    def step(self, server: ServerSide) -> Aggregator:
         mean = WeightedMean if self.weighting == "samples" else UniformMean
         return mean(rate=lambda: self.rates(server))
 
@@ -47,11 +47,11 @@ class Elastic(ServerStep):
         largest = max(float(tensor.max()) for tensor in omega.values())
         return {name: 1 + self.tau - tensor.double() / (largest or 1.0) for name, tensor in omega.items()}
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         self.measure(bench)
         return super().work(bench)
 
-    def measure(self, bench: Workbench) -> None:
+    def measure(self, bench: TrainContext) -> None:
         """Ω_k ← μ Ω_k + (1 - μ) |∇f_k(w)| from batch to batch, with the model as it arrived."""
         model = bench.modules["model"].train()
         weights, omega = list(model.parameters()), list(bench.modules["sensitivity"].parameters())

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medsilo.extend import Layer, Parcel, Place, Plan, Site
+from medsilo.extend import Layer, Plan, Site, SiteContext, StudyMessage
 
 
 class GroupNoise(Layer):
@@ -30,7 +30,7 @@ class GroupNoise(Layer):
         # Two results of a group are at most 2 C apart, whatever data they rest on.
         return {f"noise on {self.group}": self.noise / 2} if task == "round" else {}
 
-    def site(self, inner: Site, place: Place) -> Site:
+    def site(self, inner: Site, place: SiteContext) -> Site:
         return NoisySite(self, inner)
 
 
@@ -38,7 +38,7 @@ class NoisySite:
     def __init__(self, layer: GroupNoise, inner: Site) -> None:
         self.layer, self.inner = layer, inner
 
-    def answer(self, parcel: Parcel, stop: Callable[[], None]) -> Parcel:
+    def answer(self, parcel: StudyMessage, stop: Callable[[], None]) -> StudyMessage:
         reply, name = self.inner.answer(parcel, stop), self.layer.group
         numbers = {key: own for key, own in reply.groups.get(name, {}).items() if own.is_floating_point()}
         if not numbers:
@@ -46,5 +46,5 @@ class NoisySite:
         length = torch.stack([tensor.double().norm() for tensor in numbers.values()]).norm()
         factor = min(1.0, self.layer.bound / max(float(length), 1e-30))
         deviation = self.layer.noise * self.layer.bound
-        noisy = {key: Place.with_noise(tensor * factor, deviation) for key, tensor in numbers.items()}
+        noisy = {key: SiteContext.with_noise(tensor * factor, deviation) for key, tensor in numbers.items()}
         return replace(reply, groups={**reply.groups, name: reply.groups[name] | noisy})

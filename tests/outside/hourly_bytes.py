@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from medsilo.extend import Channel, Layer, Parcel, Plan
+from medsilo.extend import Channel, Layer, Plan, StudyMessage
 
 
 class HourlyBytes(Layer):
@@ -25,14 +25,14 @@ class CountingChannel:
     def ask(
         self,
         sites: Sequence[str],
-        outgoing: Callable[[str], Parcel],
-        receive: Callable[[str, Parcel], None],
+        outgoing: Callable[[str], StudyMessage],
+        receive: Callable[[str, StudyMessage], None],
         timeout: float,
     ) -> Mapping[str, Any]:
-        def going(site: str) -> Parcel:
+        def going(site: str) -> StudyMessage:
             return self._count(outgoing(site))
 
-        def coming(site: str, reply: Parcel) -> None:
+        def coming(site: str, reply: StudyMessage) -> None:
             receive(site, self._count(reply))
 
         try:
@@ -40,6 +40,6 @@ class CountingChannel:
         finally:
             self.file.write_text(json.dumps(self.bytes))
 
-    def _count(self, parcel: Parcel) -> Parcel:
+    def _count(self, parcel: StudyMessage) -> StudyMessage:
         self.bytes[time.strftime("%Y-%m-%dT%H")] += parcel.size()
         return parcel

@@ -10,7 +10,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from medsilo.extend import Classification, DataError, Folder, MedsiloError, Network, Predictor, SiteData, Task, Use
+from medsilo.extend import (
+    Classification,
+    DataError,
+    DatasetLayout,
+    Inference,
+    MedsiloError,
+    Network,
+    Predictor,
+    SiteData,
+    Task,
+)
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CLASSES = ("well", "ill")
@@ -30,7 +40,7 @@ class Notes(Task):
     title: ClassVar[str] = "Notes: well or ill, by the letters of a sentence"
     channels: ClassVar[int] = len(LETTERS)
     goal: ClassVar[Classification] = Classification(CLASSES)
-    use: ClassVar[Use] = Use("notes")
+    use: ClassVar[Inference] = Inference("notes")
     needs_data: ClassVar[bool] = True
 
     name: Literal["notes"] = "notes"
@@ -87,7 +97,7 @@ class NotePredictor(Predictor):
             yield {"note": path.name, "sentence": text, **answer}
 
 
-def look(folder: Folder) -> Folder | None:
+def look(folder: DatasetLayout) -> DatasetLayout | None:
     """Say what suits a folder of notes, of one hospital or of several; nothing of another."""
     names = [name for name in folder.files if name.endswith(".txt") and Path(name).parent.name in CLASSES]
     if not names:

@@ -27,14 +27,14 @@ from PIL import Image
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, load_yaml, save_tensors
-from medsilo.core.lifeline import most_held
+from medsilo.core.parent_watch import most_held
 from medsilo.core.text import LONGEST
-from medsilo.course.phase import views
 from medsilo.federation import inprocess
-from medsilo.federation.accepting import Acceptance
+from medsilo.federation.acceptance import Acceptance
 from medsilo.plan import load_plan, parse_plan
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.record import Record
+from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import Scan
 from medsilo_adapters.checkpoint import read_checkpoint
@@ -201,7 +201,7 @@ SETTINGS = {
     },
     "output": "/out",
     "device": "cpu",
-    "limits": {"parameters": 10},
+    "quotas": {"parameters": 10},
     "memory_limit": 512,
 }
 HERE = Path(__file__).resolve().parents[2]
@@ -216,7 +216,7 @@ def test_plans(place: Path, data: st.DataObject) -> None:
         load_plan(path)
 
 
-@pytest.mark.parametrize("section", ["packages", "task", "network", "mixing", "participation", "layers"])
+@pytest.mark.parametrize("section", ["packages", "task", "network", "aggregation", "participation", "layers"])
 @pytest.mark.parametrize("value", ["{null: 1}", "{1: 1}", "{true: {}}", "[null]", "[[1], 2]"])
 def test_sections_whose_keys_are_no_texts(section: str, value: str) -> None:
     with one_line_at_most(), pytest.raises(MedsiloError, match=section):
@@ -258,7 +258,7 @@ def test_any_text_as_yaml(text: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- messages
-Spoken = list[tuple[Parcel, Parcel]]  # what was asked, and the honest answer
+Spoken = list[tuple[StudyMessage, StudyMessage]]  # what was asked, and the honest answer
 PLAN = make_plan("fedavg", "training.rounds=1")
 
 
@@ -279,7 +279,7 @@ def spoken(place: Path) -> Spoken:
 def test_answers_of_a_site(spoken: Spoken, data: st.DataObject) -> None:
     asked, answer = data.draw(st.sampled_from(spoken))
     facts = data.draw(changed(answer.facts).filter(lambda value: isinstance(value, dict)))
-    parcel = Parcel(answer.groups, facts)
+    parcel = StudyMessage(answer.groups, facts)
     acceptance = Acceptance(PLAN, "study", SITES, SITES)
     with one_line_at_most():
         acceptance.accept(SITES[0], parcel, (asked.facts["task"], asked.facts["round"]), ())

@@ -93,7 +93,7 @@ class Disturbed(Soak):
         after = time.monotonic() - over
         missed = sum(len(line.lost | line.refused) for line in record.rounds())
         if missed and plan.rounds == LONG:
-            lead.abort(self.job, self.kit, print)
+            lead.cancel(self.job, self.kit, print)
         else:
             reasons += self.until(lambda: is_finished(record), record, "the study's end")
         wait_until(lambda: self.status().startswith("FINISHED"), MOST, "the job's end")

@@ -70,7 +70,7 @@ def events(
 
 
 @dataclass(frozen=True)
-class Look:
+class CaseFacts:
     """Memory, handles and threads of one process at one time."""
 
     minute: float
@@ -88,7 +88,7 @@ class Curve:
     """Memory, handles and threads of all parties' processes, minute by minute, in a file."""
 
     path: Path
-    looks: list[Look] = field(default_factory=list)
+    looks: list[CaseFacts] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def look(self, consortium: Consortium, lap: int) -> None:
@@ -106,13 +106,15 @@ class Curve:
                         rss = round(process.memory_info().rss / 1e6, 1)
                         kind = kind_of(process.cmdline())
                         new.append(
-                            Look(minute, lap, party, kind, process.pid, rss, process.num_fds(), process.num_threads())
+                            CaseFacts(
+                                minute, lap, party, kind, process.pid, rss, process.num_fds(), process.num_threads()
+                            )
                         )
                 except psutil.Error:
                     continue
         is_new = not self.path.exists()
         with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, [column.name for column in fields(Look)])
+            writer = csv.DictWriter(file, [column.name for column in fields(CaseFacts)])
             if is_new:
                 writer.writeheader()
             writer.writerows(asdict(look) for look in new)
@@ -143,13 +145,13 @@ class Growth:
         return self.rss > GROWTH or self.handles > LEAK or self.threads > LEAK
 
 
-def growths(looks: Sequence[Look]) -> list[Growth]:
+def growths(looks: Sequence[CaseFacts]) -> list[Growth]:
     """Return the growth of every process that was seen often enough, from its first to its last warm quarter.
 
     Memory is a quarter's median. Of handles and threads the fewest count: pools of threads come and go with the work,
     and what leaks does not go.
     """
-    lives: dict[tuple[str, str, int], list[Look]] = {}
+    lives: dict[tuple[str, str, int], list[CaseFacts]] = {}
     for look in looks:
         lives.setdefault((look.party, look.kind, look.pid), []).append(look)
     found = []
@@ -220,7 +222,7 @@ class Soak:
     def go_on(self) -> None:
         """Resume the study of a job that has ended or is about to."""
         if not self.status().startswith("FINISHED"):
-            self.patiently(lambda: lead.abort(self.job, self.kit, lambda line: None))
+            self.patiently(lambda: lead.cancel(self.job, self.kit, lambda line: None))
         self.job = self.patiently(lambda: lead.resume(self.job, self.kit, lambda line: None))
         self.done["resumed"] = self.done.get("resumed", 0) + 1
 

@@ -8,7 +8,7 @@ import yaml
 from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
 from medsilo.runs.reading import read_summary
-from medsilo.site.book import Book
+from medsilo.site.query_budget import QueryBudget
 from tests.conftest import SITES
 from tests.secure.consortium import LEAD, SERVER, Consortium
 from tests.unit.test_private_numbers import LOUD, PRIVATE, parts_of
@@ -22,7 +22,7 @@ def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_pa
     local = pair.kit(HOSPITAL) / "local/medsilo.yaml"
     before = local.read_text()
     photos = write_photos(tmp_path / "photos", NAMES)
-    own = {"device": "cpu", "isolation": False, "data": str(photos), "limits": {"validation_answers": 5}}
+    own = {"device": "cpu", "isolation": False, "data": str(photos), "quotas": {"validation_answers": 5}}
     local.write_text(yaml.safe_dump(own))
     try:
         for study, rounds in (("within", 2), ("over", 2)):
@@ -32,7 +32,7 @@ def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_pa
             summary = read_summary(pair.kit(SERVER) / "medsilo" / study)
             assert (status == "FINISHED:COMPLETED") == (study == "within"), summary
         assert "needs 4 answers with scores over validation cases of this hospital, which has 2 left" in summary.reason
-        book = Book(pair.kit(HOSPITAL) / "medsilo/_hospital" / HOSPITAL)
+        book = QueryBudget(pair.kit(HOSPITAL) / "medsilo/_hospital" / HOSPITAL)
         ((asker, count),) = book.counts().items()
         assert asker.lead == LEAD and asker.study == "within"
         assert count.answered == {"train": 2, "validation": 3, "test": 1}

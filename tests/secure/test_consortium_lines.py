@@ -62,7 +62,7 @@ def plan_of(rounds: int) -> Plan:
             "task": {"name": "synthetic-histology", "patients": 6, "patches": 2, "size": 32},
             "network": VIT,
             "training": {"rounds": rounds, "batch_size": 16, "learning_rate": 0.01},
-            "participation": {"sites": NAMES, "when_missing": "wait", "patience": 1800},
+            "participation": {"sites": NAMES, "when_missing": "wait", "retry_timeout": 1800},
         }
     )
 

@@ -79,7 +79,7 @@ def study(
     with dishonest(consortium, folder), Memory(consortium, record) as memory:
         job = lead.submit(folder / name, kit, print)
         assert ended(kit, job) == "FINISHED:COMPLETED"
-    assert cli.main(["fetch", job, "--kit", str(kit), "--out", str(folder / "runs")]) == 0
+    assert cli.main(["download", job, "--kit", str(kit), "--out", str(folder / "runs")]) == 0
     return read_summary(record.folder), memory, folder / "runs" / name
 
 

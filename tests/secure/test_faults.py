@@ -174,7 +174,7 @@ def test_what_a_hospital_runs_ends_with_its_own_process(sign: signal.Signals, pa
         pair.processes[B].wait(timeout=30)
         wait_until(lambda: not living(family), 10, "the end of all that it ran")
     finally:
-        lead.abort(job, pair.kit(LEAD), print)
+        lead.cancel(job, pair.kit(LEAD), print)
         if pair.processes[B].poll() is not None:
             pair.start_party(B)
             pair.wait_for_log(B, "Successfully registered client", before)

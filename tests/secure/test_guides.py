@@ -22,7 +22,7 @@ from tests.secure.consortium import SERVER, Consortium, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("guides")]
 LEAD, HOSPITALS = "lead@clinic.example", {"st-anna": "strict-hospital", "university-clinic": "teaching-hospital"}
 CONSORTIUM = "docs/study/consortium.md"
-ABORT = "medsilo abort <id> --kit ..."
+ABORT = "medsilo cancel <id> --kit ..."
 PROGRAMS = ("medsilo ", "nvflare ", "openssl ", "python provisioning")
 FILLED = {  # what stands for a reader's own words, and this machine's name of the server
     "medsilo status --kit <kit>": "medsilo status --kit kits/it@st-anna.example",  # a person's
@@ -119,7 +119,7 @@ def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guided]:
         own = yaml.safe_load(file.read_text())["server"]
         values["server"] |= {name: own[name] for name in ("host", "port", "storage")}
         (folder / "provisioning/consortium.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-        (line,) = {line for line in lead_types(root) if line.startswith("medsilo provision")}
+        (line,) = {line for line in lead_types(root) if line.startswith("medsilo kits")}
         Walk(folder).type(line)
         assert kits.is_dir()
 
@@ -179,7 +179,7 @@ def test_the_readme_of_kits_works(guided: Guided, root: Path) -> None:
             values = yaml.safe_load(all_of_them)
             values["people"] = [one for one in values["people"] if one["role"] != "project_admin"]
             file.write_text(yaml.safe_dump(values))
-        if line.startswith("medsilo abort"):
+        if line.startswith("medsilo cancel"):
             walk.start_long()
         if line.startswith("nvflare cert approve"):
             shutil.copy(guided.root / "requests/st-anna/st-anna/st-anna.request.zip", guided.root)
@@ -189,7 +189,7 @@ def test_the_readme_of_kits_works(guided: Guided, root: Path) -> None:
         said = walk.type(line, next((own for start, own in FOLDERS.items() if line.startswith(start)), ""))
         if line.startswith("medsilo resume"):
             walk.type(ABORT)
-        if line.startswith(("medsilo abort", "medsilo resume")):
+        if line.startswith(("medsilo cancel", "medsilo resume")):
             await_end(guided, walk.job)
         if line.startswith("nvflare cert init"):
             (walk.words["<root's>"],) = re.findall(r"SHA256:[0-9A-F:]+", said)

@@ -75,7 +75,7 @@ def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.T
     One hospital does not let others have its personal model.
     """
     folder, refuses = tmp_path_factory.mktemp("watched"), TEACHING[1]
-    plan = make_plan("fedsm", "training.rounds=15", "tracking.select=last", sites=TEACHING)
+    plan = make_plan("fedsm", "training.rounds=15", "model_selection.keep=last", sites=TEACHING)
     unwilling = SiteSettings(device="cpu", share_personal_model=False)
     inprocess.run(plan, folder=folder / "loop", settings=EachSites(device="cpu", sites={refuses: unwilling}))
     write_job(folder / "job", plan, study=never_began)
@@ -87,7 +87,7 @@ def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.T
         job = out[0]
         assert (code, out, err) == (0, [job], [f"medsilo: submitted as {job}; waits until the hospitals have joined"])
         assert not [line for line in consortium.log(SERVER).splitlines() if job in line and " - ERROR - " in line]
-        code, _, err = medsilo("fetch", job, "--kit", kit, "--out", folder / "too-early")
+        code, _, err = medsilo("download", job, "--kit", kit, "--out", folder / "too-early")
         assert code == 1 and len(err) == 1 and "--watch" in err[0]
 
         running = [one.path for party in (SERVER, *SITES) for one in find_in_kit(consortium.kit(party), 1e-9)]
@@ -98,7 +98,7 @@ def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.T
     assert (code, err) == (0, [])
     rounds = [line.split()[:3] for line in out if line.startswith("round ") and "/15 " in line]  # no word of waiting
     assert rounds == [["round", f"{number}/15", site] for number in range(1, 16) for site in TEACHING]
-    assert out[-1].startswith("FINISHED:COMPLETED; results: medsilo fetch")
+    assert out[-1].startswith("FINISHED:COMPLETED; results: medsilo download")
     return Watched(job, never_began, folder / "loop")
 
 
@@ -122,7 +122,7 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
     """And what the hospitals and the server keep equals the loop."""
     kit, job = consortium.kit(LEAD), watched.job
     agrees, not_asked, _ = SITES
-    code, out, err = medsilo("fetch", job, "--kit", kit, "--out", tmp_path / "runs")
+    code, out, err = medsilo("download", job, "--kit", kit, "--out", tmp_path / "runs")
     assert (code, err) == (0, [])
     (run,) = (tmp_path / "runs").iterdir()
     assert (run / "report.html").exists() and read_summary(run).status == "finished"
@@ -137,14 +137,14 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
         assert holds(run, own) == (site == agrees)
     assert_same_outcome(watched.loop, gathered(consortium, run.name, TEACHING, tmp_path / "secure"))
 
-    code, _, err = medsilo("fetch", job, "--kit", kit, "--out", tmp_path / "runs")
+    code, _, err = medsilo("download", job, "--kit", kit, "--out", tmp_path / "runs")
     assert code == 1 and "exists" in err[0]
 
     gave_back = [
         [one for one in find_in_kit(consortium.kit(party), 1e-9) if job in one.path.name] for party in (SERVER, *SITES)
     ]  # what NVFlare left of the job: at the server what leads download, at hospitals the job's folder
     assert [len(old) for old in gave_back] == [1, 1, 0, 1] and all(remove(old) > 0 for old in gave_back if old)
-    code, _, err = medsilo("fetch", job, "--kit", kit, "--out", tmp_path / "again")
+    code, _, err = medsilo("download", job, "--kit", kit, "--out", tmp_path / "again")
     assert code == 1 and len(err) == 1 and job in err[0]
     code, out, _ = medsilo("status", "--kit", consortium.kit(MEMBER))
     assert code == 0
@@ -167,8 +167,8 @@ def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path) -> None:
         (("submit", tmp_path / "job", "--kit", tmp_path), "the folder is no kit"),
         (("submit", tmp_path / "job", "--kit", kit, "--set", "training.rounds=x"), "training.rounds"),
         (("status", "no-such-job", "--watch", "--kit", kit), "medsilo status"),
-        (("abort", "no-such-job", "--kit", kit), "no-such-job"),
-        (("fetch", "no-such-job", "--kit", kit), "no-such-job"),
+        (("cancel", "no-such-job", "--kit", kit), "no-such-job"),
+        (("download", "no-such-job", "--kit", kit), "no-such-job"),
     ]:
         code, out, err = medsilo(*arguments)
         assert (code, out, len(err)) == (1, [], 1) and words in err[0], (arguments, err)
@@ -198,7 +198,7 @@ def test_watching_survives_a_lost_connection_and_abort_ends_it(
         before = len(told)
         relay.mend()
         wait_until(lambda: len(told) > before, 60, "the rounds after it")
-        assert medsilo("abort", job, "--kit", kit)[0] == 0
+        assert medsilo("cancel", job, "--kit", kit)[0] == 0
         watching.join(timeout=60)
     assert ended == ["FINISHED:ABORTED"]
     assert told == list(range(1, len(told) + 1)) and len(told) < 500
@@ -208,14 +208,16 @@ def test_a_study_is_resumed_at_once_after_its_job_was_aborted(consortium: Consor
     kit = consortium.kit(LEAD)
     write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=500", sites=[SITES[0]]), study="at-once")
     job = lead.submit(tmp_path / "job", kit, print)
-    code, _, err = medsilo("abort", job, "--kit", kit)
+    code, _, err = medsilo("cancel", job, "--kit", kit)
     assert code == 0 and [line for line in err if job in line and "waits" in line]
     code, resumed, err = medsilo("resume", job, "--kit", kit)
     try:
         assert code == 0, err
     finally:
         (new,) = resumed or [job]
-        assert lead.abort(new, kit, print) == lead.abort(new, kit, print) == "FINISHED:ABORTED"  # also one that is over
+        assert (
+            lead.cancel(new, kit, print) == lead.cancel(new, kit, print) == "FINISHED:ABORTED"
+        )  # also one that is over
 
 
 def test_the_server_is_named_when_it_does_not_answer(

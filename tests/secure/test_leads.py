@@ -38,7 +38,7 @@ def unfinished(consortium: Consortium, tmp_path: Path) -> Iterator[tuple[str, Re
         yield job, record
     finally:
         if not status_of(consortium.kit(LEAD), job).startswith("FINISHED"):
-            lead.abort(job, consortium.kit(LEAD), print)
+            lead.cancel(job, consortium.kit(LEAD), print)
 
 
 def statistics(consortium: Consortium, who: str, job: str) -> str:
@@ -77,13 +77,13 @@ def test_a_study_is_its_submitters(
         assert "somebody else submitted it" in heard
         said = statistics(consortium, who, job)
         assert "mine" not in said and "validation" not in said
-        assert cli.main(["abort", job, "--kit", str(kit)]) == 1
+        assert cli.main(["cancel", job, "--kit", str(kit)]) == 1
 
     # When it has ended early, as after a crash, the same plan under its name is refused.
-    assert lead.abort(job, mine, print) == "FINISHED:ABORTED"
+    assert lead.cancel(job, mine, print) == "FINISHED:ABORTED"
     capsys.readouterr()
     for kit in (theirs, members):
-        for command in (("resume", job), ("fetch", job, "--out", tmp_path / "rivals")):
+        for command in (("resume", job), ("download", job, "--out", tmp_path / "rivals")):
             assert cli.main([*map(str, command), "--kit", str(kit)]) == 1
             assert "may not do this: not authorized" in capsys.readouterr().err
     before = content(record)
@@ -100,7 +100,7 @@ def test_a_study_is_its_submitters(
     assert len(rivals) == 2
     capsys.readouterr()
     for own in rivals:
-        assert cli.main(["fetch", own, "--kit", str(theirs), "--out", str(tmp_path / "rivals")]) == 1
+        assert cli.main(["download", own, "--kit", str(theirs), "--out", str(tmp_path / "rivals")]) == 1
         assert "left no results" in capsys.readouterr().err
         with lead.connected(theirs) as session:
             session.download_job_result(own, str(tmp_path / "raw"))
@@ -111,5 +111,5 @@ def test_a_study_is_its_submitters(
     new = lead.resume(job, mine, print)
     rounds = len(record.rounds())
     wait_until(lambda: len(record.rounds()) > rounds, 60, "the rounds after it")
-    assert lead.abort(new, mine, print) == "FINISHED:ABORTED"
-    assert lead.fetch(new, mine, tmp_path / "runs").name == "mine"
+    assert lead.cancel(new, mine, print) == "FINISHED:ABORTED"
+    assert lead.download(new, mine, tmp_path / "runs").name == "mine"

@@ -71,7 +71,7 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
         consortium.start_party(GOES)
         consortium.wait_for_log(GOES, f"'{GOES}' is disabled", before)
         wait_until(lambda: sites_of(lead) == {STAYS}, 60, "the hospital that stays")
-        assert main(["fetch", job, "--kit", str(lead), "--out", str(tmp_path / "runs")]) == 0
+        assert main(["download", job, "--kit", str(lead), "--out", str(tmp_path / "runs")]) == 0
         folders = (*(tmp_path / "runs").iterdir(), tmp_path / "loop")
         mine, theirs = (load_tensors(folder / "global/best.safetensors")[0] for folder in folders)
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)

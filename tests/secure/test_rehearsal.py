@@ -43,7 +43,7 @@ def test_a_consortium_is_walked_through_by_the_commands_that_are_shown(
     summary = json.loads((Path(said["run"]) / "summary.json").read_text("utf-8"))
     assert summary["rounds"]["done"] == 2 and set(summary["sites"]) == {"hospital-a", "hospital-b"}
     acts = [command.split()[1] for command in said["commands"] if command.startswith("medsilo")]
-    assert acts == ["provision", "submit", "check", "check", "approve", "submit", "status", "fetch"]
+    assert acts == ["kits", "submit", "check", "check", "approve", "submit", "status", "download"]
     assert not left_running(out)
 
 

@@ -61,7 +61,7 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
     first = lead.submit(tmp_path / "job", kit, print)
     until_round(3)
     assert cli.main(["resume", first, "--kit", str(kit)]) == 1
-    assert f"job {first} is RUNNING; 'medsilo abort {first}' ends it first" in capsys.readouterr().err
+    assert f"job {first} is RUNNING; 'medsilo cancel {first}' ends it first" in capsys.readouterr().err
     (process,) = pair.family(SERVER, "runner_process")
     process.kill()
     assert ended(kit, first) in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION")
@@ -93,7 +93,7 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
     assert cli.main(["status", third, "--watch", "--kit", str(kit)]) == 1
     watched = capsys.readouterr().out
     assert f"to go on from the last finished round: medsilo resume {third}" in watched and summary.reason in watched
-    fourth = resume(lead.fetch(third, kit, tmp_path / "runs"))  # what was fetched knows its job
+    fourth = resume(lead.download(third, kit, tmp_path / "runs"))  # what was fetched knows its job
     assert ended(kit, fourth) == "FINISHED:COMPLETED"
 
     assert [line.round for line in record.rounds()] == list(range(1, 41))
@@ -135,7 +135,7 @@ def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
     new = capsys.readouterr().out.strip()
     assert ended(kit, new) == "FINISHED:COMPLETED"
     assert set(studies.glob("*")) - known == {folder}  # no second study
-    fetched = lead.fetch(new, kit, tmp_path / "runs")
+    fetched = lead.download(new, kit, tmp_path / "runs")
     assert fetched.name == folder.name and len(Record(fetched).rounds()) == 30
     assert read_summary(fetched) == read_summary(folder)
 
@@ -145,7 +145,7 @@ def test_resuming_says_that_no_hospital_joined(pair: Consortium, tmp_path: Path,
     write_job(tmp_path / "job", make_plan("fedbn", "training.rounds=500", sites=TWO), study="nobody-joins")
     kit = pair.kit(LEAD)
     job = lead.submit(tmp_path / "job", kit, print)
-    assert lead.abort(job, kit, print) == "FINISHED:ABORTED"
+    assert lead.cancel(job, kit, print) == "FINISHED:ABORTED"
     settings = [pair.kit(site) / "local/medsilo.yaml" for site in TWO]
     before = [path.read_text() for path in settings]
     try:

@@ -77,7 +77,7 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
         assert code == 0 and "closed" not in hospitals[B]["doing"][0]
         missed = next(line.lost[B] for line in record.rounds() if B in line.lost)
     finally:
-        lead.abort(job, pair.kit(LEAD), print)
+        lead.cancel(job, pair.kit(LEAD), print)
     with capsys.disabled():
         print(f"next round {alone:.1f} s after its death; first answer {taken_in:.1f} s after its return; {missed}")
     assert alone < 25 and taken_in < 85  # beside other tests; by themselves below 10 and 60

@@ -34,7 +34,7 @@ def test_a_consortium_is_upgraded_between_rounds(
     kit, record = pair.kit(LEAD), Record(pair.kit(SERVER) / "medsilo" / "upgraded")
     first = lead.submit(tmp_path / "job", kit, print)
     wait_until(lambda: len(record.rounds()) >= 3, 120, "round 3")
-    lead.abort(first, kit, print)
+    lead.cancel(first, kit, print)
     done = record.load_checkpoint()[1]["round"]
     assert 3 <= done < 40
     try:

@@ -12,21 +12,21 @@ from benchmarks.analyses.__main__ import main as analyse
 from benchmarks.analyses.finished import read_finished
 from benchmarks.analyses.membership import check_release
 from medsilo.check.demands import price_list, privacy_findings
-from medsilo.check.leaks import describe
+from medsilo.check.disclosure import describe
 from medsilo.check.spending import spending_lines, spent
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Groups
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite, training_site
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon_of
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.paths import SPENT, site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
-from medsilo.site.book import Book, data_set
 from medsilo.site.ledger import CountedStudy, Ledger, LedgerStanding, ledger_of, ledgers
+from medsilo.site.query_budget import QueryBudget, data_set
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.report.page import write
@@ -142,7 +142,7 @@ def test_a_tampered_ledger_lets_nothing_leave(photos: Path, tmp_path: Path) -> N
 # ---------------------------------------------------------------------------------------------------- answer by answer
 def site(root: Path, data: Path, plan: dict = PRIVATE, **demands: Any) -> TrainingSite:
     folder = site_folder(root / "study", "a")
-    return training_site(Place(parse_plan(plan), "a", ["a"], settings_of(data, **demands), folder))
+    return training_site(SiteContext(parse_plan(plan), "a", ["a"], settings_of(data, **demands), folder))
 
 
 def weights(site: TrainingSite) -> Groups:
@@ -153,12 +153,12 @@ def weights(site: TrainingSite) -> Groups:
     }
 
 
-def ask(plan: Plan, groups: Groups, number: int, **facts: Any) -> Parcel:
+def ask(plan: Plan, groups: Groups, number: int, **facts: Any) -> StudyMessage:
     request = Request(task="round", round=number, study="study", plan=plan.hash, sites=("a",), **facts)
     return request.parcel(groups)
 
 
-def same(one: Parcel, other: Parcel) -> bool:
+def same(one: StudyMessage, other: StudyMessage) -> bool:
     return all(tensor.equal(other.groups["model"][name]) for name, tensor in one.groups["model"].items())
 
 
@@ -191,11 +191,11 @@ def test_a_state_that_was_not_charged_is_not_used(photos: Path, tmp_path: Path, 
         patch.setattr(Ledger, "charge", interrupt)
         first.answer(request)
     assert first.participant.state.done == -1 and list(first.folder.glob("state-1.safetensors"))
-    assert site(tmp_path, photos).participant.state.stand_after(1, 1)  # its own state is not there
+    assert site(tmp_path, photos).participant.state.restore_after(1, 1)  # its own state is not there
     assert standing(tmp_path).epsilon(1e-3) == 0
     first.answer(request)
     later = site(tmp_path, photos)
-    assert later.participant.state.stand_after(1, 1) is None and later.participant.state.done == 1
+    assert later.participant.state.restore_after(1, 1) is None and later.participant.state.done == 1
 
 
 def interrupt(*given: Any, **named: Any) -> None:
@@ -243,7 +243,7 @@ def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp
 # ---------------------------------------------------------------------------------------------------- what people see
 def test_the_ledger_shows_and_verifies(photos: Path, tmp_path: Path) -> None:
     run(tmp_path / "study", photos, "privacy.epsilon=0.5")
-    book = Book(tmp_path / "_hospital/a")
+    book = QueryBudget(tmp_path / "_hospital/a")
     [data] = ledgers(book.folder, None)
     ledger = ledger_of(book, data, None)
     shown = "\n".join(spending_lines(spent(ledger, None)))
@@ -257,14 +257,14 @@ def test_the_ledger_shows_and_verifies(photos: Path, tmp_path: Path) -> None:
     assert "What it cost in privacy" in page and "ε of this study" in page
 
 
-def test_check_and_leak_report_name_the_price(photos: Path, tmp_path: Path) -> None:
+def test_check_and_disclosure_name_the_price(photos: Path, tmp_path: Path) -> None:
     plan, own = parse_plan(PRIVATE), settings_of(photos, public={**REASON, "test": "published"})
     prices = dict(price_list(plan, own))
     assert "at most ε = 2 at δ = 0.001 for each record" in prices["tensors: model"]
     assert prices["numbers of cases"] == "0: declared public (in our annual report)"
     assert prices["score and loss over validation cases"] == "0: does not leave"
     assert "What each costs" in "\n".join(describe(plan, own))
-    book = Book(tmp_path / "_hospital/a")
+    book = QueryBudget(tmp_path / "_hospital/a")
     [before] = privacy_findings(plan, own, book)
     assert before.severity == "ok" and "cost ε = 0.000 of 5 allowed" in before.what
     run(tmp_path / "study", photos)
@@ -306,9 +306,9 @@ def test_another_folder_of_data_has_another_ledger(photos: Path) -> None:
 
 
 def test_a_hospital_that_only_sees_the_outcome_pays_for_its_numbers_alone(photos: Path, tmp_path: Path) -> None:
-    plan = parse_plan(PRIVATE, ['participation.sites=["b"]', 'participation.unseen=["a"]'])
+    plan = parse_plan(PRIVATE, ['participation.sites=["b"]', 'participation.evaluation_sites=["a"]'])
     folder = site_folder(tmp_path / "study", "a")
-    unseen = training_site(Place(plan, "a", ["a", "b"], settings_of(photos), folder))
+    unseen = training_site(SiteContext(plan, "a", ["a", "b"], settings_of(photos), folder))
     joined = Request(task="join", round=0, study="study", plan=plan.hash, sites=("a", "b"))
     assert unseen.answer(joined.parcel({})).facts["task"] == "join"
     assert standing(tmp_path).epsilon(1e-3) == 0

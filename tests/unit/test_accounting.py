@@ -15,11 +15,11 @@ from medsilo.core.section import checked
 from medsilo.privacy.accounting import epsilon, noise_for
 from medsilo.privacy.mechanisms import (
     Charge,
-    Demands,
     Gaussian,
     Geometric,
     Mechanism,
-    Promise,
+    PrivacyGuarantee,
+    PrivacyRequirements,
     Public,
     SampledGaussian,
 )
@@ -134,11 +134,11 @@ def test_mechanisms_are_bounded() -> None:
 
 
 def test_of_what_is_offered_and_demanded_the_stricter_holds() -> None:
-    offer = Promise(epsilon=2, delta=1e-5)
+    offer = PrivacyGuarantee(epsilon=2, delta=1e-5)
     assert offer.under(None) == offer
-    demands = Demands(epsilon=10, delta=1e-6, study_epsilon=1, unit="patient")
-    assert offer.under(demands) == Promise(epsilon=1, delta=1e-6, unit="patient")
-    loose = Demands(epsilon=10, delta=1e-3, unit="record")
+    demands = PrivacyRequirements(epsilon=10, delta=1e-6, study_epsilon=1, unit="patient")
+    assert offer.under(demands) == PrivacyGuarantee(epsilon=1, delta=1e-6, unit="patient")
+    loose = PrivacyRequirements(epsilon=10, delta=1e-3, unit="record")
     assert offer.under(loose) == offer
 
 

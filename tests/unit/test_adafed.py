@@ -12,10 +12,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from medsilo.check.leaks import told_besides
+from medsilo.check.disclosure import told_besides
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import ServerSide
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.site_stack import TrainingSite
@@ -24,8 +23,9 @@ from medsilo.methods.adafed import AdaFed
 from medsilo.mixing.mixers import SimilarityMix
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
+from medsilo.schedule.phase import ServerSide
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
 from tests import inprocess
@@ -211,9 +211,9 @@ class Carrier(inprocess.Loop):
 
     def __init__(self, participants: dict[str, TrainingSite]) -> None:
         super().__init__(participants)
-        self.carried: list[tuple[str, int, str, Parcel, Parcel]] = []
+        self.carried: list[tuple[str, int, str, StudyMessage, StudyMessage]] = []
         self.lost: Callable[[str, int], bool] = lambda site, number: False
-        self.change: Callable[[str, Parcel], None] = lambda site, reply: None
+        self.change: Callable[[str, StudyMessage], None] = lambda site, reply: None
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         missing = {}
@@ -294,7 +294,7 @@ def test_phases(method: str, changes: list[str], phases: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("share", ["local", "weighted", "mean"])
 def test_batch_norm_stays_or_is_mixed_or_is_averaged(share: str, tmp_path: Path) -> None:
-    study = Study(quick("adafed", f"algorithm.bn_share={share}", "tracking.select=last"), tmp_path / "run")
+    study = Study(quick("adafed", f"algorithm.bn_share={share}", "model_selection.keep=last"), tmp_path / "run")
     study.coordinator.run()
     norms = set(batch_norm_names(study.transport.participants[SITES[0]].participant.state.model))
     reply = next(r for t, n, *_, r in study.transport.carried if (t, n) == ("round", 2))
@@ -453,7 +453,7 @@ def test_f_adafed_needs_two_rounds_and_running_statistics() -> None:
 def test_sites_with_impossible_statistics_are_refused(change: Callable, message: str, tmp_path: Path) -> None:
     study = Study(quick("adafed", *GO_ON), tmp_path / "run")
 
-    def spoil(site: str, reply: Parcel) -> None:
+    def spoil(site: str, reply: StudyMessage) -> None:
         if site == SITES[1] and "statistics" in reply.groups:
             change(reply.groups["statistics"])
 

@@ -17,15 +17,14 @@ from monai.networks import nets
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from medsilo.check.leaks import leaks
+from medsilo.check.disclosure import leaks
 from medsilo.cli import main
-from medsilo.core import shelf
+from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors, save_tensors
-from medsilo.course.phase import views
 from medsilo.federation.channel import Missing
-from medsilo.federation.place import Place
 from medsilo.federation.server_stack import FileSupply
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import SuppliedSite
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.compute import Compute
@@ -33,7 +32,8 @@ from medsilo.learning.layers import head_layers
 from medsilo.learning.private import ClippedSum, gradients_of_cases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TABLES
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
+from medsilo.schedule.phase import views
 from medsilo_adapters.checkpoint import match, read_checkpoint
 from medsilo_adapters.frozen import freeze, values_of
 from medsilo_adapters.low_rank import ADAPTABLE, Adapters, adapt, adapters_of, merged_weight
@@ -69,9 +69,9 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("backbone")
     drawn = tuned_plan(network={"train": "all"}, seed=7).build_networks()["model"]
     save_tensors(folder / "vit.safetensors", drawn.state_dict())
-    shelf.look_in(folder)
+    weight_cache.look_in(folder)
     file = folder / "vit.safetensors"
-    return {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": file.stat().st_size}
+    return {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size}
 
 
 # ---------------------------------------------------------------------------------------------------- adapters
@@ -279,8 +279,8 @@ def test_sealed_sums_hold_what_trains_alone(backbone: dict[str, Any], tmp_path: 
     assert sealed.summary.sites["a"].bytes_up < 2.5 * open_.summary.sites["a"].bytes_up  # type: ignore[operator]
 
 
-def test_the_leak_report_and_a_robust_mean_see_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
-    plan = tuned_plan(network={"from": backbone}, mixing={"robust": {"name": "median"}})
+def test_the_disclosure_and_a_robust_mean_see_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
+    plan = tuned_plan(network={"from": backbone}, aggregation={"robust": {"name": "median"}})
     trained = plan.build_networks()["model"].state_dict()
     [leak] = leaks(plan)
     assert {*leak.tensors} == trained.keys() and leak.bytes == sum(own.nbytes for own in trained.values())
@@ -338,7 +338,7 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
     whole["network"]["from"] = "spleen"  # a bundle as it is unpacked
     (tmp_path / "plan.yaml").write_text(json.dumps(whole))
     begun = getattr(load_plan(tmp_path / "plan.yaml").network, "from")
-    assert begun.sha256 == shelf.hash_of_file(tmp_path / "plain.pt") and begun.file == "model.pt"
+    assert begun.sha256 == weight_cache.hash_of_file(tmp_path / "plain.pt") and begun.file == "model.pt"
 
     other = {**under, "module.encoder.2.weight": torch.ones(5, 4), "module.decoder.weight": torch.ones(1)}
     del other["module.encoder.1.bias"]
@@ -367,9 +367,9 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
 def test_what_a_file_lacks_has_to_train(tmp_path: Path) -> None:
     drawn = tuned_plan(network={"train": "all"}, seed=7).build_networks()["model"].state_dict()
     save_tensors(tmp_path / "body.safetensors", {name: own for name, own in drawn.items() if "head" not in name})
-    shelf.look_in(tmp_path)
+    weight_cache.look_in(tmp_path)
     file = tmp_path / "body.safetensors"
-    start = {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": file.stat().st_size}
+    start = {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size}
     with pytest.raises(MedsiloError, match=r"the file lacks classification_head.weight, .* add to network.train"):
         tuned_plan(network={"from": start, "train": "adapters"}).build_networks()
     model = tuned_plan(network={"from": start}).build_networks()["model"]
@@ -382,9 +382,9 @@ OTHERS = ("DenseNet121", "SwinUNETR", "ViT")
 def begun(own: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path, **start: Any) -> nn.Module:
     """Return a network that begins with a file of these tensors, for one channel and two classes."""
     save_tensors(folder / "given.safetensors", state)
-    shelf.look_in(folder)
+    weight_cache.look_in(folder)
     file = folder / "given.safetensors"
-    begins = {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": file.stat().st_size, **start}
+    begins = {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size, **start}
     network = TABLES["network"].read({"name": "tuned", "of": own, "from": begins, "train": "head"})
     return network.build(1, 2)
 
@@ -539,13 +539,13 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
     content = b"weights" * 1000
     (tmp_path / "server").mkdir()
     (tmp_path / "server" / "any name").write_bytes(content)
-    name = shelf.hash_of_file(tmp_path / "server" / "any name")
+    name = weight_cache.hash_of_file(tmp_path / "server" / "any name")
     files = {name: len(content)}
     plan = SimpleNamespace(network=SimpleNamespace(files=files))
     folders: dict[str, dict[Path, None]] = {"server": {tmp_path / "server": None}, "a": {}}
 
     def at(who: str) -> None:
-        monkeypatch.setattr(shelf, "_folders", folders[who])
+        monkeypatch.setattr(weight_cache, "_folders", folders[who])
 
     class Line:
         """The site behind a line that counts bytes."""
@@ -553,7 +553,7 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
         def __init__(self) -> None:
             at("a")
             settings = SimpleNamespace(models=(), models_disk=1.0)
-            place = Place(plan, "a", ["a"], settings, tmp_path / "hospital" / "study" / "sites" / "a")  # type: ignore[arg-type]
+            place = SiteContext(plan, "a", ["a"], settings, tmp_path / "hospital" / "study" / "sites" / "a")  # type: ignore[arg-type]
             self.site, self.bytes = SuppliedSite(place, lambda: Inner()), 0
             at("server")
 
@@ -570,13 +570,13 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
             return {}
 
     class Inner:
-        def answer(self, parcel: Parcel, stop: Any) -> Parcel:
-            return Parcel({}, {"groups": sorted(parcel.groups)})
+        def answer(self, parcel: StudyMessage, stop: Any) -> StudyMessage:
+            return StudyMessage({}, {"groups": sorted(parcel.groups)})
 
-    def asked(line: Line) -> list[Parcel]:
-        answers: list[Parcel] = []
+    def asked(line: Line) -> list[StudyMessage]:
+        answers: list[StudyMessage] = []
         supply = FileSupply(line, files)  # type: ignore[arg-type]
-        assert supply.ask(["a"], lambda site: Parcel(), lambda site, reply: answers.append(reply), 1.0) == {}
+        assert supply.ask(["a"], lambda site: StudyMessage(), lambda site, reply: answers.append(reply), 1.0) == {}
         return answers
 
     line = Line()
@@ -592,12 +592,14 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
     assert again.bytes == len(content) and kept.read_bytes() == content
 
     with pytest.raises(Refused, match="its hash is another"):
-        shelf.keep(name, memoryview(b"other"), kept.parent, 1 << 20)
+        weight_cache.keep(name, memoryview(b"other"), kept.parent, 1 << 20)
     with pytest.raises(Refused, match="models_disk"):
-        shelf.keep(name, memoryview(content), kept.parent, 100)
+        weight_cache.keep(name, memoryview(content), kept.parent, 100)
     later = b"other weights" * 400
-    shelf.keep(hashlib.sha256(later).hexdigest(), memoryview(later), kept.parent, 8000)  # room for one of the two
+    weight_cache.keep(
+        hashlib.sha256(later).hexdigest(), memoryview(later), kept.parent, 8000
+    )  # room for one of the two
     assert [path.read_bytes() for path in kept.parent.iterdir()] == [later]
     line.site.inner = None
     with pytest.raises(Refused, match="does not name"):
-        line.site.answer(Parcel({"files": {"0" * 64: torch.zeros(3, dtype=torch.uint8)}}), lambda: None)
+        line.site.answer(StudyMessage({"files": {"0" * 64: torch.zeros(3, dtype=torch.uint8)}}), lambda: None)

@@ -14,7 +14,7 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
@@ -234,16 +234,16 @@ class Listening(inprocess.Loop):
 
     def __init__(self, participants: dict[str, TrainingSite]) -> None:
         super().__init__(participants)
-        self.sent: list[tuple[str, Parcel]] = []
-        self.received: list[tuple[str, Parcel]] = []
+        self.sent: list[tuple[str, StudyMessage]] = []
+        self.received: list[tuple[str, StudyMessage]] = []
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
-        def send(site: str) -> Parcel:
+        def send(site: str) -> StudyMessage:
             parcel = outgoing(site)
             self.sent.append((site, parcel))
             return parcel
 
-        def take(site: str, reply: Parcel) -> None:
+        def take(site: str, reply: StudyMessage) -> None:
             self.received.append((site, reply))
             receive(site, reply)
 
@@ -260,7 +260,7 @@ def listen(
     return transport, coordinator
 
 
-def names_in(parcels: list[tuple[str, Parcel]]) -> set[str]:
+def names_in(parcels: list[tuple[str, StudyMessage]]) -> set[str]:
     return {name for _, parcel in parcels for group in parcel.groups.values() for name in group}
 
 

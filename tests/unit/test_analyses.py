@@ -20,16 +20,16 @@ from benchmarks.analyses.features import embed, features, maps
 from benchmarks.analyses.finished import FinishedRun, drawn, read_finished
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
-from medsilo.course.phase import views
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation import inprocess
-from medsilo.federation.place import Place
-from medsilo.federation.pool import POOL
+from medsilo.federation.centralised import POOL
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request
 from medsilo.runs.reading import read_summary
+from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
 from tests.conftest import make_plan, slow_but
@@ -225,7 +225,7 @@ def first_round(plan: Plan) -> Request:
 
 def test_batch_norm_that_stays_is_no_drift(tmp_path: Path) -> None:
     plan = image_plan("fedbn")
-    site = TrainingSite(drift.WatchedParticipant("model", Place(plan, SITES[0], SITES, CPU, tmp_path)))
+    site = TrainingSite(drift.WatchedParticipant("model", SiteContext(plan, SITES[0], SITES, CPU, tmp_path)))
     groups = views(plan.course.phase_of(1).sent, plan.build_networks())
     before = {name: tensor.clone() for name, tensor in site.participant.state.modules["model"].state_dict().items()}
     site.answer(first_round(plan).parcel(groups))
@@ -274,7 +274,7 @@ def test_a_map_depends_on_its_seed_and_keeps_groups_together() -> None:
 
 def test_models_of_different_sites_have_no_map(finished: Callable[..., Path]) -> None:
     with pytest.raises(MedsiloError, match="models of their own"):
-        maps([only(finished("fedbn", "tracking.select=last"))], Question(CPU))
+        maps([only(finished("fedbn", "model_selection.keep=last"))], Question(CPU))
 
 
 def test_a_network_of_a_super_model_has_a_map(finished: Callable[..., Path], tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_models_are_those_that_sites_tested(finished: Callable[..., Path], tmp_p
     pooled = load_tensors(central.folder / "sites" / POOL / "best.safetensors")[0]
     state = central.model(SITES[0], torch.device("cpu")).state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in pooled.items())
-    local = only(finished("local", "tracking.select=last"))
+    local = only(finished("local", "model_selection.keep=last"))
     first, second = (local.model(site, torch.device("cpu")).state_dict() for site in SITES)
     assert not all(torch.equal(first[name], second[name]) for name in first)
     with pytest.raises(MedsiloError, match="no finished run"):

@@ -28,8 +28,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.lazy import places_in
 from medsilo.extend import Algorithm, Group, Phase
 from medsilo.registry import METHODS, NETWORKS, TASKS
-from medsilo_lab import given
-from medsilo_lab.given import source_hash
+from medsilo_lab import in_memory
+from medsilo_lab.in_memory import source_hash
 from tests.conftest import SITES, make_plan
 from tests.hospital import write_balls
 
@@ -422,8 +422,8 @@ def test_a_loss_object_gets_the_targets_that_it_can_take() -> None:
     for sums in (numbers.sum(1), numbers.sum(1, keepdim=True)):  # torch would broadcast [8] against [8, 1]
         far = medsilo.run(task="regression", sites={"a": (numbers, sums)}, loss=nn.MSELoss(), device="cpu")
         assert far.summary.mean_test > 0.7
-    tasks = [given.task("segmentation", {"a": without}, loss)["name"] for loss in (both, DiceCELoss(softmax=True))]
-    assert tasks[0] != tasks[1] and tasks[0] == given.task("segmentation", {"a": without}, both)["name"]
+    tasks = [in_memory.task("segmentation", {"a": without}, loss)["name"] for loss in (both, DiceCELoss(softmax=True))]
+    assert tasks[0] != tasks[1] and tasks[0] == in_memory.task("segmentation", {"a": without}, both)["name"]
 
 
 def test_all_sites_begin_with_the_weights_of_a_module() -> None:
@@ -432,21 +432,25 @@ def test_all_sites_begin_with_the_weights_of_a_module() -> None:
     begun = still.plan.build_networks()["model"].state_dict()
     assert all(begun[name].equal(value) for name, value in net.state_dict().items())
     assert not weights(still).equal(torch.cat([value.flatten() for value in begun.values()]))  # they have learned
-    names = [given.model(net)["name"], given.model(deepcopy(net).eval())["name"], given.model(normed(1))["name"]]
+    names = [
+        in_memory.model(net)["name"],
+        in_memory.model(deepcopy(net).eval())["name"],
+        in_memory.model(normed(1))["name"],
+    ]
     assert names[0] == names[1] == still.plan.network.name != names[2]
     with torch.no_grad():
         net[0].weight += 1
     assert not still.plan.build_networks()["model"][0].weight.equal(net[0].weight)
     tied = nn.Sequential(layer := nn.Linear(4, 4), layer)
     with torch.device("meta"):
-        empty = NETWORKS[given.model(tied)["name"]]().build(4, 4)
+        empty = NETWORKS[in_memory.model(tied)["name"]]().build(4, 4)
     assert empty[0].weight is empty[1].weight and empty[0].weight.is_meta
 
 
 @pytest.mark.slow
 def test_an_objects_hash_is_the_same_in_every_process() -> None:
     code = (
-        "import torch; from torch import nn; from medsilo_lab.given import state_hash; torch.manual_seed(0); "
+        "import torch; from torch import nn; from medsilo_lab.in_memory import state_hash; torch.manual_seed(0); "
         "net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)); net.words = {'one', 'two', 'three'}; "
         "print(state_hash(net), state_hash(nn.CrossEntropyLoss(torch.ones(2))))"
     )

@@ -19,14 +19,14 @@ from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.package import ENGINE, facts_of
 from medsilo.federation.permission import Permission
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import DisclosingSite, training_site
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.site.approvals import MOST_ASKED, REMEMBERED, ApprovalLimits, Approvals, AskingPlan, approvals_of
-from medsilo.site.book import Book
 from medsilo.site.kit import KitFiles
+from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from tests.conftest import SITES, make_plan
@@ -60,7 +60,7 @@ class Home:
         self.folder, self.kit = folder, make_kit(folder, site)
         self.plan = make_plan("fedavg", *SMALL, "training.rounds=4")
         self.place = folder / "medsilo/study/sites" / site
-        self.approvals = approvals_of(Book(folder / "medsilo/_hospital" / site), self.kit, WANTED)
+        self.approvals = approvals_of(QueryBudget(folder / "medsilo/_hospital" / site), self.kit, WANTED)
 
     def approve(self, **limits: Any) -> None:
         told = ApprovalLimits.from_values(limits, "the limits")
@@ -68,7 +68,9 @@ class Home:
 
     def permission(self, plan: Plan | None = None, **given: Any) -> Permission:
         settings = WANTED.model_copy(update=given)
-        return Permission(Place(plan or self.plan, A, SITES, settings, self.place, "lead@clinic.example", self.kit))
+        return Permission(
+            SiteContext(plan or self.plan, A, SITES, settings, self.place, "lead@clinic.example", self.kit)
+        )
 
     def site(self) -> Permission:
         """The hospital's site as the executor has it."""
@@ -140,7 +142,7 @@ def test_what_is_withdrawn_at_the_last_moment_does_not_leave(home: Home, monkeyp
     site, server = home.site(), Server(home.plan)
     made = DisclosingSite.answer
 
-    def made_then_withdrawn(self: DisclosingSite, *given: Any) -> Parcel:
+    def made_then_withdrawn(self: DisclosingSite, *given: Any) -> StudyMessage:
         reply = made(self, *given)
         home.approvals.decide(home.plan.hash, "withdrawn", "engineer")
         return reply
@@ -185,7 +187,7 @@ def test_a_plan_without_names_is_approved_as_it_was_submitted(home: Home) -> Non
     values["participation"] |= {"sites": [], "minimum": 2}
     nameless = parse_plan(values)
     for sites in (SITES, SITES[:2]):
-        place = Place(nameless.among(sites), A, sites, WANTED, home.place, "lead", home.kit, nameless)
+        place = SiteContext(nameless.among(sites), A, sites, WANTED, home.place, "lead", home.kit, nameless)
         with pytest.raises(Refused, match=f"has not approved plan {nameless.hash};"):
             Permission(place).check()
         home.approvals.decide(nameless.hash, "approved", "engineer", code=nameless.code)
@@ -206,7 +208,7 @@ def test_rounds_are_counted_and_not_believed(home: Home) -> None:
     again = site.answer(first)  # as after a line that was cut: it tells nothing new and costs nothing
     assert again.facts["task"] == "round"
 
-    def other(study: str = "") -> Parcel:
+    def other(study: str = "") -> StudyMessage:
         asked = server.ask("round", 1)
         asked.facts |= {"study": study} if study else {}
         asked.groups = {
@@ -243,10 +245,10 @@ def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypa
 
 def test_without_a_kit_nothing_counts_as_approved(home: Home) -> None:
     with pytest.raises(Refused, match="with the key of its kit, and here is none"):
-        Permission(Place(home.plan, A, SITES, WANTED, home.place))
-    Permission(Place(home.plan, A, SITES, SiteSettings(), home.place)).check()
+        Permission(SiteContext(home.plan, A, SITES, WANTED, home.place))
+    Permission(SiteContext(home.plan, A, SITES, SiteSettings(), home.place)).check()
     own = settings_of("cpu", None, home.folder / "local")  # of a run on this machine, whose owner has nobody to ask
-    Permission(Place(home.plan, A, SITES, own, home.place)).check()
+    Permission(SiteContext(home.plan, A, SITES, own, home.place)).check()
 
 
 # ---------------------------------------------------------------------------------------------------- not to be forged
@@ -303,7 +305,7 @@ def test_what_another_signed_or_somebody_edited_does_not_count(home: Home, tmp_p
     home.approve(expires=int(time.time()) - 1)
     true = home.approvals.file.read_bytes()
     longer = edited(home, lambda own: own["decisions"][0]["limits"].update(expires=int(time.time()) + 3600))
-    twice = edited(home, lambda own: own["decisions"].append(own["decisions"][0] | {"limits": {}}))
+    twice = edited(home, lambda own: own["decisions"].append(own["decisions"][0] | {"quotas": {}}))
     empty = edited(home, lambda own: own.update(decisions=[]))
     unsigned = json.dumps(json.loads(true) | {"signature": ""}, indent=1).encode() + b"\n"
     for content in (longer, twice, empty, unsigned, b"", b"[]", b"{" * 9000, *other_signer(home, tmp_path)):

@@ -40,7 +40,7 @@ from benchmarks.attacks.federation import data_of, run
 from benchmarks.attacks.table import Done, best_defence, named_table
 from medsilo.federation.checks import check_ranges
 from medsilo.plan import Plan
-from medsilo.runs.messages import MOST_CASES, Parcel
+from medsilo.runs.messages import MOST_CASES, StudyMessage
 from medsilo.tasks.task import Cases
 from tests.conftest import METHODS, make_plan, slow_but
 
@@ -58,9 +58,9 @@ def five(method: str = "fedavg", *changes: str) -> Plan:
 def turn(sent: dict[str, list[float]], plan: Plan | None = None, given: tuple[float, ...] = (1.0, 2.0)) -> Turn:
     """A round of bad hospitals which were given these weights and would honestly send those."""
 
-    def parcel(weights: Tensor, statistic: float) -> Parcel:
+    def parcel(weights: Tensor, statistic: float) -> StudyMessage:
         tensors = {"layer.weight": weights, "norm.running_var": torch.tensor([statistic])}
-        return Parcel({"model": {**tensors, "norm.num_batches_tracked": torch.tensor(7)}})
+        return StudyMessage({"model": {**tensors, "norm.num_batches_tracked": torch.tensor(7)}})
 
     asked = {site: parcel(torch.tensor(given), 1.0) for site in sent}
     answers = {site: parcel(torch.tensor(weights), 3.0) for site, weights in sent.items()}
@@ -181,7 +181,7 @@ class Watched(Attack):
 
     def __init__(self, attack: Attack) -> None:
         self.attack = attack
-        self.sent: list[tuple[Turn, dict[str, Parcel]]] = []
+        self.sent: list[tuple[Turn, dict[str, StudyMessage]]] = []
 
     def forge(self, turn: Turn) -> None:
         self.attack.forge(turn)
@@ -338,7 +338,7 @@ def test_attacks_that_are_made_for_a_method() -> None:
 def test_a_run_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell(TINY, "adafed", "sign flip", 1, "median", 0)
     result = result_of(cell, tmp_path)
-    assert result.no_plan and "mixing" in str(result.reason)  # AdaFed takes no mean over hospitals
+    assert result.no_plan and "aggregation" in str(result.reason)  # AdaFed takes no mean over hospitals
     file = tmp_path / cell.file()
     file.write_text(json.dumps({**json.loads(file.read_text()), "reason": "kept"}))
     assert result_of(cell, tmp_path).reason == "kept"

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.course.phase import Blueprint, ServerSide
-from medsilo.course.workbench import Workbench
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.learning.compute import Compute
 from medsilo.learning.layers import head_layers, with_features
@@ -26,7 +24,9 @@ from medsilo.methods.fednova import reach
 from medsilo.methods.moon import contrast
 from medsilo.plan import Plan
 from medsilo.registry import METHODS, NETWORKS
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
+from medsilo.schedule.phase import ModelFactory, ServerSide
+from medsilo.schedule.train_context import TrainContext
 from tests import inprocess
 from tests.conftest import SITES, STEPPING, make_plan, slow_but
 from tests.sites import site_of
@@ -200,7 +200,7 @@ def test_an_impossible_reach_is_refused_before_anything_of_the_site_counts(tmp_p
 def lie(participant: TrainingSite) -> None:
     answer = participant.answer
 
-    def too_far(parcel: Parcel, *more: Any) -> Parcel:
+    def too_far(parcel: StudyMessage, *more: Any) -> StudyMessage:
         reply = answer(parcel, *more)
         if reply.groups:
             groups = {group: reply.groups[group] for group in ("buffers", "model")}
@@ -270,7 +270,7 @@ def test_scaffolds_first_round_is_fedavg() -> None:
 def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
     """c is the mean of all sites' own control variates, also of the one that missed a round."""
     changes = ["training.rounds=4", "participation.minimum=2", "participation.when_missing=continue"]
-    plan = make_plan("scaffold", *SMALL, *PLAIN_SGD, "tracking.select=last", *changes)
+    plan = make_plan("scaffold", *SMALL, *PLAIN_SGD, "model_selection.keep=last", *changes)
     participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     away(participants["hospital-b"], 2)
     _, coordinator = listen(plan, tmp_path / "run", participants)
@@ -284,7 +284,7 @@ def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
 def away(participant: TrainingSite, number: int) -> None:
     answer = participant.answer
 
-    def sometimes(parcel: Parcel, *more: Any) -> Parcel:
+    def sometimes(parcel: StudyMessage, *more: Any) -> StudyMessage:
         if parcel.facts["task"] == "round" and parcel.facts["round"] == number:
             raise MedsiloError("away")
         return answer(parcel, *more)
@@ -295,7 +295,7 @@ def away(participant: TrainingSite, number: int) -> None:
 def test_feddyns_h_counts_those_that_answered_among_all_sites(tmp_path: Path) -> None:
     """h = mean of all sites' g_k, whoever was away: then w + h/α is the mean of those that answered."""
     changes = ["training.rounds=3", "participation.minimum=2", "participation.when_missing=continue"]
-    plan = make_plan("feddyn", *SMALL, *PLAIN_SGD, "tracking.select=last", "algorithm.alpha=0.1", *changes)
+    plan = make_plan("feddyn", *SMALL, *PLAIN_SGD, "model_selection.keep=last", "algorithm.alpha=0.1", *changes)
     participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     away(participants["hospital-b"], 2)
     transport, coordinator = listen(plan, tmp_path / "run", participants)
@@ -506,7 +506,7 @@ def excess_after(method: str, rounds: int) -> float:
     training = Training(rounds=rounds, learning_rate=0.003, momentum=0.9, batch_size=8)
     algorithm = METHODS[method](name=method)
     data = {site: least_squares(cases, cases) for site, cases in (("a", 8), ("b", 24), ("c", 80))}
-    blueprint = Blueprint(lambda: nn.Linear(4, 1, bias=False, dtype=torch.float64), (4,), 1, tuple(data))
+    blueprint = ModelFactory(lambda: nn.Linear(4, 1, bias=False, dtype=torch.float64), (4,), 1, tuple(data))
     torch.manual_seed(0)
     first = algorithm.modules(blueprint)
     (phase,) = algorithm.phases(rounds)
@@ -529,7 +529,7 @@ def excess_after(method: str, rounds: int) -> float:
     return float(((inputs @ found - targets) ** 2).mean() - ((inputs @ best - targets) ** 2).mean())
 
 
-def bench_of(site: str, modules: dict, training: Training, data: tuple[Tensor, Tensor]) -> Workbench:
+def bench_of(site: str, modules: dict, training: Training, data: tuple[Tensor, Tensor]) -> TrainContext:
     """A site's real workbench over cases in memory."""
     optimizers = {"model": training.make_optimizer(modules["model"].parameters())}
     parts = list(zip(data[0].split(8), data[1].split(8), strict=True))
@@ -537,7 +537,7 @@ def bench_of(site: str, modules: dict, training: Training, data: tuple[Tensor, T
     def epoch(lessons: Any, number: int, most: int | None = None) -> float:
         return train_epoch(iter(parts), lessons, Compute())
 
-    return Workbench(
+    return TrainContext(
         site, ("a", "b", "c"), modules, optimizers, training, functional.mse_loss, Compute(), epoch,
         lambda: iter(parts), len(data[0]), len(parts), torch.Generator(), None,
     )  # fmt: skip

@@ -197,7 +197,7 @@ def test_3d_work_beside_plain_monai(bench: Bench, tmp_path: Path) -> None:
 def idle_study(bench: Bench, tmp_path: Path) -> Coordinator:
     """A study of the sites that the federation's benchmark plays."""
     small = ["task.size=32", "task.patients=4", "network.name=unet", "network.features=[2, 4]"]
-    plan = make_plan("fedavg", "task.name=synthetic-prostate", *small, "tracking.select=last")
+    plan = make_plan("fedavg", "task.name=synthetic-prostate", *small, "model_selection.keep=last")
     kind, settings = bench("idle_site").IdleParticipant, SiteSettings(device="cpu")
     idle = {site: site_of(plan, site, SITES, settings, tmp_path / "run" / "sites" / site, kind=kind) for site in SITES}
     return Coordinator(plan, SITES, Loop(idle), Record(tmp_path / "run"), "in-process")

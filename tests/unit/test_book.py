@@ -15,15 +15,15 @@ import pytest
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.plan import parse_plan
 from medsilo.runs.schema import Summary
-from medsilo.site.book import ANSWERS, KEY, Asker, Book, data_set
-from medsilo.site.settings import Limits, make_settings
+from medsilo.site.query_budget import ANSWERS, KEY, QueryBudget, Requester, data_set
+from medsilo.site.settings import Quotas, make_settings
 from medsilo.tasks.sources import DataSource
 from tests import inprocess
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 
-FIRST, SECOND = Asker("lead@a", "data", "one"), Asker("lead@a", "data", "two")
-OTHER, ELSEWHERE = Asker("lead@b", "data", "three"), Asker("lead@a", "other data", "four")
-FEW = Limits(train_answers=100, validation_answers=10, test_answers=2)
+FIRST, SECOND = Requester("lead@a", "data", "one"), Requester("lead@a", "data", "two")
+OTHER, ELSEWHERE = Requester("lead@b", "data", "three"), Requester("lead@a", "other data", "four")
+FEW = Quotas(train_answers=100, validation_answers=10, test_answers=2)
 PLANNED = {"train": 5, "validation": 6, "test": 1}
 
 
@@ -33,8 +33,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Book:
-    return Book(tmp_path / "book")
+def book(tmp_path: Path) -> QueryBudget:
+    return QueryBudget(tmp_path / "book")
 
 
 def run(folder: Path, data: Path, *changes: str, **settings: object) -> Summary:
@@ -46,7 +46,7 @@ def run(folder: Path, data: Path, *changes: str, **settings: object) -> Summary:
 def answered(folder: Path) -> Counter[str]:
     """The answers that site a of a folder's studies counted."""
     total: Counter[str] = Counter()
-    for count in Book(folder / "_hospital/a").counts().values():
+    for count in QueryBudget(folder / "_hospital/a").counts().values():
         total.update(count.answered)
     return total
 
@@ -73,7 +73,7 @@ def test_a_study_over_the_budget_is_refused_before_data_are_read(photos: Path, t
     assert answered(tmp_path)["validation"] == 5
 
 
-def test_each_lead_has_a_budget_of_its_own_for_each_data_set(book: Book) -> None:
+def test_each_lead_has_a_budget_of_its_own_for_each_data_set(book: QueryBudget) -> None:
     book.admit(FIRST, PLANNED, FEW)
     for _ in range(6):
         book.note(FIRST, {"validation": 1}, FEW)
@@ -85,7 +85,7 @@ def test_each_lead_has_a_budget_of_its_own_for_each_data_set(book: Book) -> None
     assert book.used("data") == {"lead@a": {"validation": 6}, "lead@b": {"validation": 6}}
 
 
-def test_a_server_that_asks_more_than_its_plan_said_gets_no_more_than_the_budget(book: Book) -> None:
+def test_a_server_that_asks_more_than_its_plan_said_gets_no_more_than_the_budget(book: QueryBudget) -> None:
     book.admit(FIRST, PLANNED, FEW)
     for _ in range(10):
         book.note(FIRST, {"train": 1, "validation": 1}, FEW)
@@ -94,7 +94,7 @@ def test_a_server_that_asks_more_than_its_plan_said_gets_no_more_than_the_budget
     assert book.counts()[FIRST].answered == {"train": 10, "validation": 10}
 
 
-def test_what_a_running_study_planned_is_spoken_for(book: Book) -> None:
+def test_what_a_running_study_planned_is_spoken_for(book: QueryBudget) -> None:
     """So that two studies, let in one after the other, don't both stop in their middle."""
     place = book.begin(FIRST.study, None)
     book.admit(FIRST, PLANNED, FEW)
@@ -110,12 +110,12 @@ NOTER = """
 import sys
 from pathlib import Path
 from medsilo.core.errors import Refused
-from medsilo.site.book import Asker, Book
-from medsilo.site.settings import Limits
+from medsilo.site.query_budget import Asker, Book
+from medsilo.site.settings import Quotas
 book, told = Book(Path(sys.argv[1])), 0
 for _ in range(int(sys.argv[3])):
     try:
-        book.note(Asker("lead", "data", sys.argv[2]), {"validation": 1}, Limits(validation_answers=40))
+        book.note(Asker("lead", "data", sys.argv[2]), {"validation": 1}, Quotas(validation_answers=40))
         told += 1
     except Refused:
         pass
@@ -133,7 +133,7 @@ def test_studies_at_once_share_one_budget(tmp_path: Path) -> None:
     told = [int(process.communicate(timeout=600)[0]) for process in processes]
     assert all(process.returncode == 0 for process in processes)
     assert sum(told) == 40  # of the 60 that they asked for
-    assert sum(count.answered["validation"] for count in Book(tmp_path).counts().values()) == 40
+    assert sum(count.answered["validation"] for count in QueryBudget(tmp_path).counts().values()) == 40
 
 
 DYING = """
@@ -162,7 +162,7 @@ def test_a_process_killed_between_note_and_answer_has_counted_it(photos: Path, t
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
-def test_a_line_that_was_cut_off_takes_no_other_with_it_and_counts(cut: int, book: Book) -> None:
+def test_a_line_that_was_cut_off_takes_no_other_with_it_and_counts(cut: int, book: QueryBudget) -> None:
     for _ in range(3):
         book.note(FIRST, {"validation": 1}, FEW)
     path = book.folder / ANSWERS
@@ -178,7 +178,7 @@ def test_records_that_cannot_be_used_let_nothing_out(photos: Path, tmp_path: Pat
     (tmp_path / "_hospital").write_text("a file where a folder should be")
     with pytest.raises((MedsiloError, OSError)):
         run(tmp_path / "study", photos)
-    book = Book(tmp_path / "own")
+    book = QueryBudget(tmp_path / "own")
     book.key()
     (book.folder / KEY).write_text("no key")
     with pytest.raises(MedsiloError, match="key cannot be read"):
@@ -189,7 +189,7 @@ def test_records_that_cannot_be_used_let_nothing_out(photos: Path, tmp_path: Pat
 HOLDER = """
 import sys, time
 from pathlib import Path
-from medsilo.site.book import Book
+from medsilo.site.query_budget import Book
 place = Book(Path(sys.argv[1])).begin(sys.argv[2], None)
 print("has it", flush=True)
 time.sleep(60)
@@ -225,7 +225,7 @@ def test_the_same_folder_is_the_same_data_however_it_is_named(tmp_path: Path) ->
     assert link == folder == data_set(DataSource(folder=tmp_path), "y") != data_set(None, "x")
 
 
-def test_groups_near_each_other(book: Book) -> None:
+def test_groups_near_each_other(book: QueryBudget) -> None:
     names = [f"p{number}" for number in range(40)]
     first = {"train": names[:20], "validation": names[20:30], "test": names[30:]}
     assert book.near("data", first, 5) == set() == book.near("data", first, 5)
@@ -238,7 +238,7 @@ def test_groups_near_each_other(book: Book) -> None:
     assert not any(name in (book.folder / "patients.jsonl").read_text() for name in names)
 
 
-def test_a_book_of_many_answers_is_read_fast(book: Book) -> None:
+def test_a_book_of_many_answers_is_read_fast(book: QueryBudget) -> None:
     book.note(FIRST, {"validation": 1}, FEW)
     path = book.folder / ANSWERS
     path.write_text(path.read_text() * 20_000)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medsilo_lab.study.boundaries import LEAST, error_at, errors_of, seeds_within
+from medsilo_lab.study.sequential_test import LEAST, error_at, errors_of, seeds_within
 
 BOUNDS = [4.8769, 3.3569, 2.6803, 2.2898, 2.0310]  # of five looks, as Lan and DeMets' papers and programs tell them
 STUDIES = 20_000

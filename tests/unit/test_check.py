@@ -38,8 +38,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
-from medsilo.site.book import Book
 from medsilo.site.policy import EXECUTOR, HARMLESS
+from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
@@ -305,7 +305,7 @@ def test_an_average_of_too_few_images_stops(local: Path) -> None:
     (local / "medsilo.yaml").write_text("device: cpu\nsmallest_average: 500\n")
     report = check(visit(plan=make_plan("harmofl", *SMALL), local=local))
     (finding,) = found(report, "rehearsal", "stops")
-    assert "smallest_average" in finding.what
+    assert "min_cases_per_average" in finding.what
 
 
 # ---------------------------------------------------------------------------------------------------- kits
@@ -693,13 +693,13 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     settings = SiteSettings.read(kit / "local")
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()
-    (note,) = found(after, "limits", "note")
+    (note,) = found(after, "quotas", "note")
     assert "asks for 11 answers with scores, one lead may have 12; a lead who had 10 already would" in note.what
     data = site_of(plan, "a", ["a"], settings, kit / "medsilo/study/sites/a").participant.disclosure.cases
     (cases,) = [table for table in after.tables if table.title == "Cases"]
     assert {row[0]: row[1] for row in cases.rows} == data  # the split that it looked at is the study's
     tight = replace(visit(site="a", local=kit / "local"), plan=plan.with_changes(["training.learning_rate=1e-7"]))
-    (stop,) = found(check(tight), "limits", "stops")
+    (stop,) = found(check(tight), "quotas", "stops")
     assert "next to nothing" in stop.what
 
 
@@ -746,7 +746,7 @@ def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: p
     local = tmp_path / "local-of-Dr-Schmidt"
     local.mkdir()
     (local / "medsilo.yaml").write_text(
-        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nlimits: {{least_cases: 1}}\n"
+        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nlimits: {{min_training_cases: 1}}\n"
     )
     private = tmp_path / "check.txt"
     arguments = ["check", str(job), "--site", "tnbc", "--settings", str(local)]
@@ -821,7 +821,7 @@ def test_the_split_that_is_checked_is_the_one_that_runs(tmp_path: Path) -> None:
     for _ in range(2):
         here = source_of(plan, settings, None, at_hospital=False)
         assert here and (here.split, here.shares) == (None, None)
-    book = Book(tmp_path / "kit" / "medsilo" / "hospital" / "a")
+    book = QueryBudget(tmp_path / "kit" / "medsilo" / "hospital" / "a")
     own = [source_of(plan, settings, book) for _ in range(2)]
     assert own[0] and own[1] and own[0].split == own[1].split == book.number("split")
 
@@ -834,14 +834,14 @@ def test_the_hospital_s_guide_works_on_a_fresh_kit(
     monkeypatch.chdir(tmp_path)
     for name in ("jobs", "provisioning", "site_configs"):
         Path(name).symlink_to(root / name)
-    assert cli.main(["provision", "provisioning/consortium.yaml", "-o", "kits"]) == 0
+    assert cli.main(["kits", "provisioning/consortium.yaml", "-o", "kits"]) == 0
     (tmp_path / "data").mkdir()
     settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
     text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data"))
     settings.write_text(text.replace("/srv/medsilo/results", str(tmp_path / "results")))
     typed = [line for line in dict.fromkeys(commands(root / "docs/study/join.md")) if "study/job" not in line]
     asked = [line for line in typed if not re.match("approve [0-9a-f]{8}", line)]  # plans that ask here
-    acts = ["check", "leak-report", "run", "predict", "ledger", "clean", "approve"]
+    acts = ["check", "disclosure", "run", "predict", "ledger", "clean", "approve"]
     assert [line.partition(" ")[0] for line in asked] == acts and len(asked) + 2 == len(typed)
     typed = asked
     for line in typed:

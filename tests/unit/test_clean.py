@@ -1,4 +1,4 @@
-"""Private files and `medsilo clean`: files are for one account alone, and old ones go without taking anything
+"""Private files and `medsilo prune`: files are for one account alone, and old ones go without taking anything
 needed."""
 
 import os
@@ -71,10 +71,10 @@ def test_what_a_finished_run_no_longer_needs_is_listed_and_then_goes(
     kept = {path for path in kept if path.parent.name != "checkpoints" and not path.name.endswith(".part")}
     old = find_old(tmp_path / "runs", 7)
     total = sum(one.bytes for one in old)
-    assert main(["clean", str(tmp_path / "runs")]) == 0
+    assert main(["prune", str(tmp_path / "runs")]) == 0
     assert f"may go: {len(old)} files and folders, {total:,} bytes" in capsys.readouterr().out
     assert all(one.path.exists() for one in old) and len(old) >= 3 + 1 + 1
-    assert main(["clean", str(tmp_path / "runs"), "--yes"]) == 0
+    assert main(["prune", str(tmp_path / "runs"), "--yes"]) == 0
     assert f"removed: {len(old)} files and folders, {total:,} bytes" in capsys.readouterr().out
     left = {path for path in (tmp_path / "runs").rglob("*") if path.is_file() and not path.is_symlink()}
     assert left == kept
@@ -142,7 +142,7 @@ def test_a_servers_kit_gives_back_what_jobs_left(run: Path, tmp_path: Path) -> N
 
 
 def test_no_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["clean", str(tmp_path / "none")]) == 1
+    assert main(["prune", str(tmp_path / "none")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -342,7 +342,7 @@ def test_images_are_read_once_for_all_runs(
     values = {"algorithm": {"name": "fedavg"}, "task": task, "network": network, "participation": {"sites": SITES}}
     plan = parse_plan({**values, "training": {"rounds": 1, "batch_size": 4, "learning_rate": 0.01}})
     (tmp_path / "plan.yaml").write_text(plan.to_yaml())
-    own = {"data": {"folder": str(tmp_path / "data")}, "smallest_metric": 1, "device": "cpu"}
+    own = {"data": {"folder": str(tmp_path / "data")}, "min_patients_per_metric": 1, "device": "cpu"}
     (tmp_path / "medsilo.yaml").write_text(json.dumps(own))
     read, usual = Counter[Path](), Scan.read
     monkeypatch.setattr(Scan, "read", lambda path, *more: read.update([path]) or usual(path, *more))

@@ -21,12 +21,12 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.package import ENGINE, facts_of
-from medsilo.federation.asking import RETRY_PAUSE
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.requests import RETRY_PAUSE
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.progress import round_lines
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
@@ -44,11 +44,11 @@ GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
 LOST = Missing("lost", "no answer")
 
 # What reaches the server instead of a site's honest answer: answers, each with its sender, or why there is none.
-Answers = list[tuple[str, Parcel]] | Missing
-Script = Callable[[str, Parcel, Callable[[], Parcel]], Answers]
+Answers = list[tuple[str, StudyMessage]] | Missing
+Script = Callable[[str, StudyMessage, Callable[[], StudyMessage]], Answers]
 
 
-def honest(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+def honest(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
     return [(site, work())]
 
 
@@ -63,7 +63,7 @@ class Scripted:
         pause: Callable[[], None] = lambda: None,
     ) -> None:
         self.participants, self.script, self.order, self.wait = participants, script, order, pause
-        self.sent: list[tuple[str, Parcel]] = []
+        self.sent: list[tuple[str, StudyMessage]] = []
         self.pauses: list[float] = []
         self.refusals: list[str] = []
 
@@ -124,7 +124,7 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def task_and_round(parcel: Parcel) -> tuple[str, int]:
+def task_and_round(parcel: StudyMessage) -> tuple[str, int]:
     return parcel.facts["task"], parcel.facts["round"]
 
 
@@ -132,7 +132,7 @@ def task_and_round(parcel: Parcel) -> tuple[str, int]:
 def without_c(method: str = "fedavg", rounds: int = 2) -> dict[str, Tensor]:
     """The model that all sites share when C never contributes to a round."""
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         return LOST if site == C and asked.facts["task"] == "round" else honest(site, asked, work)
 
     plan = make_plan(method, *SMALL, *GO_ON, f"training.rounds={rounds}")
@@ -149,8 +149,8 @@ def undisturbed() -> dict[str, Tensor]:
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
-def change_tensor(name: str, change: Callable[[Tensor], Any]) -> Callable[[Parcel], None]:
-    def falsify(reply: Parcel) -> None:
+def change_tensor(name: str, change: Callable[[Tensor], Any]) -> Callable[[StudyMessage], None]:
+    def falsify(reply: StudyMessage) -> None:
         reply.groups["model"][name] = change(reply.groups["model"][name])
 
     return falsify
@@ -164,11 +164,11 @@ def poison(value: float) -> Callable[[Tensor], Tensor]:
     return put
 
 
-def change_group(change: Callable[[dict], Any]) -> Callable[[Parcel], None]:
+def change_group(change: Callable[[dict], Any]) -> Callable[[StudyMessage], None]:
     return lambda reply: change(reply.groups["model"])
 
 
-def change_facts(**facts: Any) -> Callable[[Parcel], None]:
+def change_facts(**facts: Any) -> Callable[[StudyMessage], None]:
     return lambda reply: reply.facts.update(facts)
 
 
@@ -178,7 +178,7 @@ def medsilo_with(**facts: str) -> dict[str, Any]:
     return {**own, ENGINE: {**own[ENGINE], **facts}}
 
 
-def samples(value: Any) -> Callable[[Parcel], None]:
+def samples(value: Any) -> Callable[[StudyMessage], None]:
     return change_facts(samples=value)
 
 
@@ -265,7 +265,7 @@ def test_a_false_parcel_is_refused_by_name_and_nothing_of_it_counts(tmp_path: Pa
     """One study, in which one site tells another falsehood in every round."""
     cases = list(BAD_PARCELS.values())
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = task_and_round(asked)
         reply = work()
         if site == C and task == "round":
@@ -299,7 +299,7 @@ def test_without_c_is_another_model() -> None:
 
 @pytest.mark.parametrize("task", ["join", "round", "deliver", "test"])
 def test_one_refusal_ends_a_study_that_needs_all(task: str, tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         if site == B and asked.facts["task"] == task and asked.facts["round"] in (0, 2):
             reply.facts["study"] = "another"
@@ -327,7 +327,7 @@ def test_one_refusal_ends_a_study_that_needs_all(task: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("task", ["join", "deliver", "test"])
 def test_a_refusal_before_or_after_the_rounds_reaches_the_summary(task: str, tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         if site == B and asked.facts["task"] == task:
             reply.facts["study"] = "another"
@@ -342,7 +342,7 @@ def test_a_refusal_before_or_after_the_rounds_reaches_the_summary(task: str, tmp
 
 
 def test_the_first_of_two_answers_counts(tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         other = {name: tensor + 1 for name, tensor in reply.groups.get("model", {}).items()}
         return [(site, reply), (site, replace(reply, groups={"model": other} if other else {}))]
@@ -355,7 +355,7 @@ def test_the_first_of_two_answers_counts(tmp_path: Path) -> None:
 
 
 def test_an_unknown_site_is_refused(tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         return [("intruder", reply), (site, reply)]
 
@@ -369,7 +369,7 @@ def test_an_unknown_site_is_refused(tmp_path: Path) -> None:
 def test_a_site_cannot_answer_for_another(tmp_path: Path) -> None:
     """The transport says who sends: an answer that comes under another's name takes that one's place once only."""
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         return [(A, work())] if site == C else honest(site, asked, work)
 
     study = Study(make_plan("fedavg", *SMALL), tmp_path / "run", script)
@@ -379,9 +379,9 @@ def test_a_site_cannot_answer_for_another(tmp_path: Path) -> None:
 
 
 def test_an_answer_to_the_round_before_is_refused(tmp_path: Path) -> None:
-    late: list[Parcel] = []
+    late: list[StudyMessage] = []
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         if site == C and task_and_round(asked) == ("round", 1):
             late.append(reply)
@@ -396,7 +396,7 @@ def test_an_answer_to_the_round_before_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_answer_to_a_question_without_tensors_may_bring_none(tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         if site == B and asked.facts["task"] == "join":
             reply.groups = {"model": {LAST: torch.ones(6, 64)}}
@@ -411,7 +411,7 @@ def loses(times: int, site: str = C, task: str = "round") -> Script:
     """A script that loses a site's first answers."""
     left = [times]
 
-    def script(who: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(who: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if who == site and asked.facts["task"] == task and left[0]:
             left[0] -= 1
             return LOST
@@ -442,7 +442,7 @@ def test_continue_goes_on_and_says_who_contributed(tmp_path: Path) -> None:
 
 
 def test_continue_needs_its_minimum(tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         return LOST if site != A and task_and_round(asked) == ("round", 2) else honest(site, asked, work)
 
     study = Study(make_plan("fedavg", *SMALL, *GO_ON), tmp_path / "run", script)
@@ -465,7 +465,7 @@ def test_wait_asks_again_and_changes_nothing(task: str, tmp_path: Path) -> None:
 
 
 def test_wait_ends_when_patience_is_over(tmp_path: Path) -> None:
-    rules = ["participation.when_missing=wait", "participation.patience=6"]
+    rules = ["participation.when_missing=wait", "participation.retry_timeout=6"]
     study = Study(make_plan("fedavg", *SMALL, *rules), tmp_path / "run", loses(99), pause=lambda: sleep(0.6))
     with pytest.raises(ParticipationError, match=f"{C} lost: no answer"):
         study.run()
@@ -473,7 +473,7 @@ def test_wait_ends_when_patience_is_over(tmp_path: Path) -> None:
 
 
 def test_wait_with_a_minimum_goes_on_when_patience_is_over(tmp_path: Path) -> None:
-    rules = ["participation.when_missing=wait", "participation.patience=1", "participation.minimum=2"]
+    rules = ["participation.when_missing=wait", "participation.retry_timeout=1", "participation.minimum=2"]
     study = Study(make_plan("fedavg", *SMALL, *rules), tmp_path / "run", loses(99))
     assert study.run().status == "finished"
     assert_equal(study.model("global/last"), without_c())
@@ -491,7 +491,7 @@ def test_an_abort_while_waiting_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_server_leaves_a_failed_summary_without_its_text(tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if task_and_round(asked) == ("round", 2):
             raise OSError("/secret/path/patient-7")
         return honest(site, asked, work)
@@ -540,7 +540,7 @@ def test_a_named_site_that_is_not_there_is_missing(tmp_path: Path) -> None:
 def test_a_site_that_lost_its_own_state_says_so(tmp_path: Path) -> None:
     """Its process is new and its files are gone; one that only missed a round has nothing to say."""
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         folder = study.folder / "sites" / site
         if site == C and task_and_round(asked) == ("round", 2):
             return LOST
@@ -623,7 +623,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
     def is_flat(name: str, tensor: Tensor) -> bool:
         return name in flat and torch.allclose(tensor, first[name], rtol=0, atol=1e-8)
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         modules = study.participants[site].participant.state.modules
         networks = {name: modules[name].state_dict() for name in ("model", "local", *apart) if name in modules}
@@ -690,7 +690,7 @@ def test_what_is_sent_never_changes_afterwards(tmp_path: Path) -> None:
     """Transports send tensors later than they are handed over."""
     copies: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         for parcel in (asked, reply):
             for group in parcel.groups.values():
@@ -707,7 +707,7 @@ def test_what_is_sent_never_changes_afterwards(tmp_path: Path) -> None:
 def scores(*values: float | None, spread: float = 0.0) -> Script:
     """A script in which the sites' validation after 0, 1, 2, ... rounds is as given, on average."""
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         task, number = task_and_round(asked)
         place = {"round": number - 1, "deliver": number}.get(task)
@@ -754,13 +754,13 @@ def test_the_best_round_is_chosen_by_the_mean_validation_score(
 
 
 def test_select_last_takes_the_last(tmp_path: Path) -> None:
-    plan = make_plan("fedavg", *SMALL, "tracking.select=last")
+    plan = make_plan("fedavg", *SMALL, "model_selection.keep=last")
     study = Study(plan, tmp_path / "run", scores(0.9, 0.5, 0.1))
     assert study.run().selected.rounds == dict.fromkeys(SITES, 2)
 
 
 def test_a_score_that_one_site_cannot_give_is_no_score(tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         answers = scores(0.5, 0.9, 0.7)(site, asked, work)
         if site == A and task_and_round(asked) == ("round", 2) and isinstance(answers, list):
             answers[0][1].facts["validation"] = None
@@ -793,7 +793,7 @@ def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) 
         real = plan.task.load(site, SITES, plan.seed, None)
         data[site] = SiteData(Counted(real.train), Counted(real.validation), Counted(real.test))
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if asked.facts["task"] != "test":
             reply = work()
             assert data[site].test.looks.sum() == 0
@@ -849,7 +849,7 @@ def test_a_run_never_writes_over_another(tmp_path: Path) -> None:
 def test_a_study_that_nobody_had_to_train_for_leaves_its_name_free(when_missing: str, tmp_path: Path) -> None:
     rules = (f"participation.when_missing={when_missing}", "participation.minimum=2")
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         return honest(site, asked, work) if site == A else LOST
 
     failed = Study(make_plan("fedbn", *SMALL, *rules), tmp_path / "run", script)
@@ -868,7 +868,7 @@ def test_a_study_that_nobody_had_to_train_for_leaves_its_name_free(when_missing:
 def test_a_study_that_a_site_had_to_train_for_does_not(broken: Missing | OSError, tmp_path: Path) -> None:
     """Its first round may have come to an end or not."""
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if task_and_round(asked) == ("join", 0) or site == A:
             return honest(site, asked, work)
         if isinstance(broken, OSError):

@@ -71,7 +71,7 @@ def test_models_with_an_input_layer(tmp_path: Path) -> None:
 def test_each_site_has_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A site that withholds its score, and two that don't."""
     (own := tmp_path / "config" / SITES[1]).mkdir(parents=True)
-    (own / "medsilo.yaml").write_text("smallest_metric: 1000\n")
+    (own / "medsilo.yaml").write_text("min_patients_per_metric: 1000\n")
     config = ["--settings", str(tmp_path / "config"), "--device", "cpu"]
     changes = [part for change in SMALL for part in ("--set", change)]
     place = ["--engine", "inprocess", "--out", str(tmp_path), "--name", "run"]

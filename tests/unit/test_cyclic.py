@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from medsilo.core.errors import PlanError
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.reading import read_rounds
 from medsilo_zoo.cyclic import Cyclic
 from tests import inprocess
@@ -51,9 +51,9 @@ def test_every_cycle_has_each_hospital_once_in_an_order_of_its_own() -> None:
 
 
 def test_a_model_out_of_turn_is_refused_and_a_missed_turn_leaves_the_model_as_it_is(tmp_path: Path) -> None:
-    given: dict[tuple[str, int], Parcel] = {}
+    given: dict[tuple[str, int], StudyMessage] = {}
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = task_and_round(asked)
         if task == "round":
             given[site, number] = asked
@@ -83,7 +83,7 @@ def test_it_takes_harmofls_halves_where_all_measure_before(tmp_path: Path) -> No
     ("change", "word"),
     [
         ("transport.sealing=pairwise", "which no sum hides"),
-        ("mixing.robust.name=median", "a single hospital's model"),
+        ("aggregation.robust.name=median", "a single hospital's model"),
         ('privacy={"epsilon": 3, "delta": 1e-5}', "leave privacy out"),
         ('algorithm.amplitude={"band": 0.1}', "algorithm.amplitude.measured=before"),
     ],

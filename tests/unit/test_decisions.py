@@ -9,14 +9,14 @@ import torch
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, recall_score, roc_curve
 
-from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
-from medsilo.federation.accepting import check_counts, check_threshold
+from medsilo.core.rounding import Resolution
+from medsilo.federation.acceptance import check_counts, check_threshold
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.disclosure import CLASS
-from medsilo.federation.exact import read_measures
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.protection import planned_answers
+from medsilo.federation.raw_results import read_measures
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Counted
@@ -223,7 +223,7 @@ def test_a_hospital_that_declines_tells_neither_threshold_nor_calibration(told: 
     root, summary, _ = told
     site = summary.sites[B]
     assert site.decisions.threshold is None and site.decisions.decided is None and site.decisions.reliability is None
-    assert site.withheld == [RELIABILITY] and site.figures.keys().isdisjoint({"calibration_error", "sensitivity"})
+    assert site.suppressed == [RELIABILITY] and site.figures.keys().isdisjoint({"calibration_error", "sensitivity"})
     for name in ("sensitivity", "specificity", "calibration_error"):
         assert summary.pooled[name] == summary.sites[A].figures[name]
     assert (root / "summary.json").read_text().count('"threshold"') == 2
@@ -235,7 +235,7 @@ def test_of_patients_only_places_of_a_tenth_are_told(tmp_path: Path, monkeypatch
     plan = histology()
     monkeypatch.setattr(type(plan.task), "synthetic", False)
     assert planned_answers(plan)["validation"] == plan.rounds + 2
-    summary, sites = study(tmp_path / "run", plan, smallest_metric=6)
+    summary, sites = study(tmp_path / "run", plan, min_patients_per_metric=6)
     decisions = summary.sites[A].decisions
     assert decisions.threshold * BROAD == pytest.approx(round(decisions.threshold * BROAD))
     assert all(count % 5 == 0 for count in decisions.decided) and sum(decisions.decided) == 60

@@ -11,7 +11,7 @@ import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
-from medsilo.federation.exact import write_measures
+from medsilo.federation.raw_results import write_measures
 from medsilo.runs import paths
 from medsilo.runs.schema import Decisions, Summary
 from medsilo.tasks.segmentation import Segmentation

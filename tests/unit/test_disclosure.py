@@ -12,7 +12,7 @@ from medsilo.federation.disclosure import Disclosure
 from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.trainer import Trainer
 from medsilo.plan import parse_plan
-from medsilo.runs.messages import ANSWERS, LETTERED, Parcel
+from medsilo.runs.messages import ANSWERS, LETTERED, StudyMessage
 from medsilo.site.settings import SiteSettings, make_settings
 from tests import inprocess
 from tests.unit.test_leaks import Listening
@@ -39,7 +39,7 @@ def hospital(folder: Path) -> SiteSettings:
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[Parcel]:
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[StudyMessage]:
     """All answers of the studies of a test, whose scores and losses are exact numbers that nobody may hear."""
     evaluate, heard = Evaluation.evaluate, []
 
@@ -55,7 +55,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Parcel]:
     return heard
 
 
-def test_no_exact_number_is_in_any_message(heard: list[Parcel], tmp_path: Path) -> None:
+def test_no_exact_number_is_in_any_message(heard: list[StudyMessage], tmp_path: Path) -> None:
     settings = hospital(tmp_path / "photos")
     for method in ("fedavg", "fedbn", "ditto"):
         plan = parse_plan({**STUDY, "algorithm": {"name": method}})
@@ -71,7 +71,7 @@ def test_no_exact_number_is_in_any_message(heard: list[Parcel], tmp_path: Path) 
 
 
 def test_a_field_of_an_answer_is_made_in_disclosure_alone(
-    heard: list[Parcel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heard: list[StudyMessage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Disclosure tells every field but those of the machine: nothing goes past it."""
     told: list[set[str]] = []
@@ -79,7 +79,7 @@ def test_a_field_of_an_answer_is_made_in_disclosure_alone(
 
     def noted(self: Disclosure, found: Any) -> dict[str, Any]:
         said = tell(self, found)
-        told.append({*said, "cases", "withheld", "noisy", "warnings"})
+        told.append({*said, "cases", "suppressed", "noisy", "warnings"})
         return said
 
     monkeypatch.setattr(Disclosure, "told", noted)

@@ -15,7 +15,7 @@ from docs import evidence
 from docs.links import anchors, for_the_site, is_outward, links, target_of
 from docs.tables import PAGES, REFERENCE, TABLES, emptied, renewed
 from medsilo import __version__
-from medsilo.check.leaks import leaks, leaving
+from medsilo.check.disclosure import leaks, leaving
 from medsilo.check.method_facts import FACTS
 from medsilo.cli import main
 from medsilo.core.files import load_yaml
@@ -141,7 +141,7 @@ def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
 
 @pytest.mark.parametrize("method", [name for name in FACTS if not METHODS[name].pooled])
 def test_every_group_that_leaves_is_named(method: str, root: Path) -> None:
-    """The leak report names groups that have tensors in this plan's networks; the list has their titles."""
+    """The disclosure report names groups that have tensors in this plan's networks; the list has their titles."""
     plan = make_plan(method)
     titles = {group.name: group.title or group.name for phase in plan.course.phases for group in phase.sent}
     told = rows_of_methods(root)[method]

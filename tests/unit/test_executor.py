@@ -15,15 +15,15 @@ from nvflare.apis.workspace import Workspace
 
 from medsilo.core.errors import DataError, Died, MedsiloError, Refused
 from medsilo.federation.limits import Clock
-from medsilo.federation.reasons import public_reason
+from medsilo.federation.refusals import public_reason
 from medsilo.flare.controller import MedsiloController
 from medsilo.flare.executor import Busy, MedsiloExecutor
 from medsilo.flare.site_settings import settings_of_site
 from medsilo.flare.wire import to_parcel, to_shareable
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
-from medsilo.site.settings import Limits, SiteSettings
+from medsilo.site.settings import Quotas, SiteSettings
 from tests.conftest import make_plan
 from tests.unit.test_approvals import make_kit
 
@@ -62,9 +62,9 @@ def test_training_that_stands_still_is_given_up_and_slow_training_is_not(monkeyp
 def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     executor = MedsiloExecutor()
     slow = SimpleNamespace(answer=lambda parcel, stop: time.sleep(3))  # a batch that can't be interrupted
-    monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock(Limits())))
+    monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock(Quotas())))
     started = time.monotonic()
-    reply = executor.execute("medsilo", to_shareable(Parcel()), FLContext(), Abort(after=0.2))
+    reply = executor.execute("medsilo", to_shareable(StudyMessage()), FLContext(), Abort(after=0.2))
     assert reply.get_return_code() == ReturnCode.TASK_ABORTED
     assert time.monotonic() - started < 1.2
 
@@ -73,10 +73,12 @@ def test_work_that_nobody_waits_for_is_left(monkeypatch: pytest.MonkeyPatch, tmp
     """The server stops waiting after participation.timeout; so does the site, which is free for the next round then."""
     executor = MedsiloExecutor()
     slow = SimpleNamespace(answer=lambda parcel, stop: time.sleep(3))
-    monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock(Limits())))
+    monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock(Quotas())))
     monkeypatch.setattr(executor, "_write_private", lambda error, fl_ctx: None)
     with pytest.raises(Refused, match=r"took longer than participation\.timeout"):
-        to_parcel(executor.execute("medsilo", to_shareable(Parcel(facts={"timeout": 0.5})), FLContext(), Signal()))
+        to_parcel(
+            executor.execute("medsilo", to_shareable(StudyMessage(facts={"timeout": 0.5})), FLContext(), Signal())
+        )
 
 
 def test_own_words_leave_the_site_and_those_of_others_do_not() -> None:
@@ -121,9 +123,11 @@ def test_a_site_completes_a_plan_without_names_by_who_takes_part(tmp_path: Path)
     context = at_site(tmp_path, plan)
     (tmp_path / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\nsmallest_average: 1\n")
 
-    def join(agreed: Plan, sites: list[str]) -> Parcel:
+    def join(agreed: Plan, sites: list[str]) -> StudyMessage:
         told = {"task": "join", "round": 0, "study": "s", "plan": agreed.hash, "sites": sites, "packages": plan.code}
-        return to_parcel(MedsiloExecutor().execute("medsilo", to_shareable(Parcel(facts=told)), context, Signal()))
+        return to_parcel(
+            MedsiloExecutor().execute("medsilo", to_shareable(StudyMessage(facts=told)), context, Signal())
+        )
 
     assert join(plan.among(four), four).facts["task"] == "join"
     with pytest.raises(Refused, match="plan at this site differs"):

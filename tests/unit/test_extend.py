@@ -37,7 +37,7 @@ from medsilo.learning.compute import Compute
 from medsilo.learning.loop import batches
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, load_plan, parse_plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
@@ -176,7 +176,7 @@ def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: P
 
     class Listening(Loop):
         def ask(self, names: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Any:
-            def hear(site: str, reply: Parcel) -> None:
+            def hear(site: str, reply: StudyMessage) -> None:
                 travelled.update(*reply.groups.values())
                 receive(site, reply)
 
@@ -221,7 +221,7 @@ def test_the_simulator_refuses_what_its_settings_do_not_name(acme: Path, data: P
         simulator.run(plan, tmp_path / "run", SiteSettings(device="cpu", data=data))  # type: ignore[arg-type]
 
 
-def asked_to_join(plan: Plan, folder: Path, settings: str, site: str = SITES[0], **facts: Any) -> Parcel:
+def asked_to_join(plan: Plan, folder: Path, settings: str, site: str = SITES[0], **facts: Any) -> StudyMessage:
     """Return the answer of an executor in a kit with these settings to the first parcel of a study."""
     kit = Workspace(str(folder), site_name=site)
     config = Path(kit.get_app_config_dir("job"))
@@ -233,7 +233,7 @@ def asked_to_join(plan: Plan, folder: Path, settings: str, site: str = SITES[0],
     context.set_prop(ReservedKey.RUN_NUM, "job")
     context.set_prop(ReservedKey.IDENTITY_NAME, site)
     told = {"task": "join", "round": 0, "study": "study", "plan": plan.hash, "sites": SITES, "packages": plan.code}
-    answer = MedsiloExecutor().execute("medsilo", to_shareable(Parcel(facts=told | facts)), context, Signal())
+    answer = MedsiloExecutor().execute("medsilo", to_shareable(StudyMessage(facts=told | facts)), context, Signal())
     return to_parcel(answer)
 
 

@@ -50,7 +50,7 @@ def test_statistics_and_draws_are_those_of_the_paper_in_double_precision() -> No
     np.testing.assert_allclose(norm.eval()(hospitals[0]).numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
-SETTINGS = SiteSettings(device="cpu", smallest_average=1)
+SETTINGS = SiteSettings(device="cpu", min_cases_per_average=1)
 
 
 def test_two_rounds_equal_those_written_by_hand() -> None:
@@ -92,9 +92,9 @@ def test_two_rounds_equal_those_written_by_hand() -> None:
 
 
 def test_a_hospital_that_did_not_train_is_normalised_by_its_own() -> None:
-    plan = PLAN.with_changes(["participation.unseen=[hospital-z]", "training.rounds=1"])
+    plan = PLAN.with_changes(["participation.evaluation_sites=[hospital-z]", "training.rounds=1"])
     run = inprocess.run(plan, settings=SETTINGS)
-    assert run.summary.unseen["hospital-z"].test
+    assert run.summary.evaluation_sites["hospital-z"].test
     state = run.models["hospital-z"].state_dict()
     images = PLAN.task.load("hospital-z", [*SITES, "hospital-z"], PLAN.seed, None).train.inputs
     mean, deviation = (torch.from_numpy(values).float() for values in measured(images.double().numpy()))
@@ -132,7 +132,7 @@ def test_what_a_dishonest_hospital_sends_is_refused() -> None:
     ("changes", "said"),
     [
         (["algorithm.amplitude={}"], "fedrdn normalises images itself"),
-        (["mixing.robust.name=median"], "no robust rule can hold for fedrdn's statistics"),
+        (["aggregation.robust.name=median"], "no robust rule can hold for fedrdn's statistics"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: list[str], said: str) -> None:

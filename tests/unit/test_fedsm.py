@@ -24,7 +24,7 @@ from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedsm_extra import best_of, mixed
 from medsilo.models.architectures import Vgg11
 from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
@@ -206,7 +206,7 @@ def _only(tensors: dict[str, Tensor], prefix: str) -> Numbers:
 
 
 def lost_in(missing: dict[int, list[str]]) -> Callable[..., Answers]:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         gone = asked.facts["task"] == "round" and site in missing.get(asked.facts["round"], [])
         return Missing("lost", "no answer") if gone else [(site, work())]
 
@@ -248,9 +248,9 @@ def test_lambda_has_its_bounds_and_a_caution_below_1_over_k(tmp_path: Path) -> N
         with pytest.raises(PlanError, match=r"algorithm\.pull"):
             planned(f"algorithm.pull={pull}")
     study = Study(planned("algorithm.pull=0.3", "training.rounds=1"), tmp_path / "run")
-    caution, *_ = study.run().details.cautions
+    caution, *_ = study.run().details.warnings
     assert caution.startswith("algorithm.pull 0.3 is below 1/3") and "\n" not in caution
-    assert planned("algorithm.pull=0.34").algorithm.cautions(SITES) == []
+    assert planned("algorithm.pull=0.34").algorithm.warnings(SITES) == []
 
 
 def test_the_caution_is_one_line_on_the_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +258,7 @@ def test_the_caution_is_one_line_on_the_screen(tmp_path: Path, capsys: pytest.Ca
     changes = [word for change in small for word in ("--set", change)]
     assert main(["run", str(JOBS / "fedsm"), "--engine", "inprocess", "--out", str(tmp_path), *changes]) == 0
     cautions = [line for line in capsys.readouterr().out.splitlines() if line.startswith("caution")]
-    assert cautions == ["caution: algorithm.pull 0.3 is below 1/3: personal models lean to the other hospitals"]
+    assert cautions == ["warning: algorithm.pull 0.3 is below 1/3: personal models lean to the other hospitals"]
 
 
 def test_what_a_selector_cannot_tell_apart_is_refused() -> None:
@@ -297,7 +297,7 @@ def test_bytes_of_a_round_are_two_models_and_a_selector(sync: str, tmp_path: Pat
 
 
 def test_impossible_moments_are_refused(tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         if site == C and asked.facts["task"] == "round":
             reply.groups["moments"]["second_0"] = -reply.groups["moments"]["second_0"]
@@ -375,7 +375,7 @@ FALSE_SUMS = {
 
 @pytest.mark.parametrize(("spoil", "reason"), FALSE_SUMS.values(), ids=FALSE_SUMS)
 def test_false_sums_are_refused(spoil: Callable[[dict[str, Tensor]], Tensor], reason: str, tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         if site == C and asked.facts["task"] == "round":
             reply.groups["sums"] = {name: tensor.clone() for name, tensor in reply.groups["sums"].items()}
@@ -520,7 +520,7 @@ FALSE = {
 
 @pytest.mark.parametrize(("told", "reason"), FALSE.values(), ids=FALSE)
 def test_false_scores_of_a_super_model_are_refused(told: Any, reason: str, tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         if site == C and asked.facts["task"] == "deliver":
             reply.facts["outcome"] = told
@@ -533,7 +533,7 @@ def test_false_scores_of_a_super_model_are_refused(told: Any, reason: str, tmp_p
 def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
     for participant in study.participants.values():
-        with_settings(participant, smallest_metric=999)
+        with_settings(participant, min_patients_per_metric=999)
     found = study.run().details.super_model
     assert (found.threshold, found.curve) == (0, [])
     assert "gamma = 0" in card_facts(Source.open(study.folder / "sites" / A / "supermodel"))["super_model"][0]
@@ -542,7 +542,7 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
 def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: Path) -> None:
     plan = planned("training.rounds=1")
     cases = site_of(plan, A, SITES, CPU, tmp_path / "a").participant.disclosure.cases["train"]
-    few = SiteSettings(device="cpu", smallest_average=cases + 1)
+    few = SiteSettings(device="cpu", min_cases_per_average=cases + 1)
     with pytest.raises(
         Refused, match=f"averages {cases} images of this site's {cases} patients, and no average of fewer"
     ):
@@ -551,7 +551,7 @@ def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: 
 
 def test_a_hospital_with_too_few_validation_cases_is_left_out_of_gamma_s_curve(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
-    with_settings(study.participants[C], smallest_metric=999)
+    with_settings(study.participants[C], min_patients_per_metric=999)
     found = study.run().details.super_model
     cases = sum(len(study.participants[site].participant.data.validation) for site in (A, B))
     assert {point[1] for point in found.curve} == {cases} and found.validated[C] == {}
@@ -561,16 +561,16 @@ def test_a_hospital_with_too_few_validation_cases_is_left_out_of_gamma_s_curve(t
 @pytest.mark.parametrize("method", ["fedsm", "fedsm-extra", "fedavg", "harmofl"])
 def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: Path) -> None:
     changes = ["task.name=synthetic-histology", "task.patients=4"] if method == "harmofl" else SMALL
-    plan = make_plan(method, *changes, f"participation.unseen=[{C}]", sites=[A, B])
+    plan = make_plan(method, *changes, f"participation.evaluation_sites=[{C}]", sites=[A, B])
     study = Study(plan, tmp_path / "run")
     if method == "harmofl":
         for participant in study.participants.values():
-            with_settings(participant, smallest_average=1)
+            with_settings(participant, min_cases_per_average=1)
     summary = study.run()
     asked = {parcel.facts["task"] for site, parcel in study.transport.sent if site == C}
     assert asked == {"join", "deliver", "test"}
-    assert list(summary.sites) == [A, B] and list(summary.unseen) == [C]
-    test = summary.unseen[C].test
+    assert list(summary.sites) == [A, B] and list(summary.evaluation_sites) == [C]
+    test = summary.evaluation_sites[C].test
     assert test["cases"] == study.participants[C].participant.disclosure.cases["test"]
     scores = [summary.sites[site].test[summary.metric] for site in (A, B)]
     assert summary.mean_test == pytest.approx(sum(scores) / 2)
@@ -592,21 +592,24 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
 
 
 def test_a_missing_unseen_hospital_ends_a_run_that_stops_for_anyone_and_no_other(tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         return Missing("lost", "no answer") if site == C else [(site, work())]
 
-    plan = planned("training.rounds=1", f"participation.unseen=[{C}]", sites=[A, B])
+    plan = planned("training.rounds=1", f"participation.evaluation_sites=[{C}]", sites=[A, B])
     with pytest.raises(ParticipationError, match="join: 2 of 3 sites answered, the plan needs 3"):
         Study(plan, tmp_path / "stop", script).run()
     going_on = plan.with_changes(["participation.when_missing=continue", "participation.minimum=1"])
     summary = Study(going_on, tmp_path / "continue", script).run()
     assert summary.status == "finished"
-    assert summary.unseen[C].test is None
+    assert summary.evaluation_sites[C].test is None
 
 
 def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path: Path) -> None:
     plan = planned(
-        "algorithm.personal_method.name=fine-tuning", "training.rounds=1", f"participation.unseen=[{C}]", sites=[A, B]
+        "algorithm.personal_method.name=fine-tuning",
+        "training.rounds=1",
+        f"participation.evaluation_sites=[{C}]",
+        sites=[A, B],
     )
     data = plan.task.load(C, SITES, plan.seed, None)
     empty = Cases(data.validation.inputs[:0], data.validation.targets[:0], ())
@@ -620,11 +623,11 @@ def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path
 
 def test_what_an_unseen_hospital_may_not_be() -> None:
     with pytest.raises(PlanError, match="fedbn leaves no model for hospitals that did not train"):
-        make_plan("fedbn", "participation.unseen=[z]")
+        make_plan("fedbn", "participation.evaluation_sites=[z]")
     with pytest.raises(PlanError, match="hospital-a is under sites and under unseen"):
-        make_plan("fedsm", f"participation.unseen=[{A}]")
+        make_plan("fedsm", f"participation.evaluation_sites=[{A}]")
     with pytest.raises(PlanError, match="unseen hospitals need named sites"):
-        make_plan("fedavg", "participation.sites=[]", "participation.minimum=2", "participation.unseen=[z]")
+        make_plan("fedavg", "participation.sites=[]", "participation.minimum=2", "participation.evaluation_sites=[z]")
 
 
 # ---------------------------------------------------------------------------------------------------- afterwards
@@ -730,7 +733,7 @@ def test_protocols_name_the_rule_of_the_selector() -> None:
 
 
 def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
-    plan = planned("algorithm.pull=0.2", "training.rounds=1", f"participation.unseen=[{C}]", sites=[A, B])
+    plan = planned("algorithm.pull=0.2", "training.rounds=1", f"participation.evaluation_sites=[{C}]", sites=[A, B])
     study = refusing(Study(plan, tmp_path / "run"), B)
     study.coordinator.run()
     found = study.summary.details.super_model
@@ -744,7 +747,7 @@ def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
             assert line == [site + (" did not train" if site == C else ""), *(f"{share:.0%}" for share in shares)]
     assert f"Threshold γ: {found.threshold:g}. " in text
     assert f"the global model answers for them: {B}." in text and "is below 1/2" in text
-    unseen = study.summary.unseen[C].test["accuracy"]
+    unseen = study.summary.evaluation_sites[C].test["accuracy"]
     assert parsed.rows[parsed.rows.index(["Method", C]) + 1] == ["FedSM", f"{unseen:.3f}"]
 
 
@@ -771,7 +774,7 @@ FEDERATIONS = {
 def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str] | None = None) -> Plan:
     """Ten rounds in which one hospital has ten times the training cases of the others."""
     sites, sizes = sites or FEDERATIONS[task][0], FEDERATIONS[task][1]
-    few = SiteSettings(device="cpu", smallest_average=2)  # a small one has but five images in synthetic-prostate
+    few = SiteSettings(device="cpu", min_cases_per_average=2)  # a small one has but five images in synthetic-prostate
     same = ["training.rounds=10", "training.batch_size=8", f"task.name={task}", *sizes]
     plan = make_plan("fedsm", *same, *changes, sites=sites)
     participants = {}
@@ -811,7 +814,7 @@ def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: st
     plan = unequal(task, large, tmp_path / "run")
     assert np.mean(named_right(plan, tmp_path / "run")) > 0.9
     summary = Record(tmp_path / "run").summary()
-    assert not any("the selector names" in line for line in summary.details.cautions)
+    assert not any("the selector names" in line for line in summary.details.warnings)
 
 
 @pytest.mark.slow
@@ -836,5 +839,5 @@ def test_a_selector_that_does_not_tell_hospitals_apart_answers_for_nobody(
     found = summary.details.super_model
     assert found is not None and found.threshold == 1.0
     assert all(models.keys() == {"global"} for models in found.tested.values())
-    (told,) = (line for line in summary.details.cautions if line.startswith("the selector names the own hospital of"))
+    (told,) = (line for line in summary.details.warnings if line.startswith("the selector names the own hospital of"))
     assert "the global model answers for every image" in told

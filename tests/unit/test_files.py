@@ -17,7 +17,7 @@ import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, sweep, write_json, write_text
-from medsilo.core.spill import MOST_FILES, TYPES, _File, stored, stretches_of
+from medsilo.core.mmap_store import MOST_FILES, TYPES, _File, stored, stretches_of
 from medsilo.core.text import is_safe_name
 from medsilo.runs.record import Record
 
@@ -114,7 +114,7 @@ def test_a_file_is_handed_on_when_nobody_reads_it_any_more_and_not_before() -> N
 
 @pytest.mark.usefixtures("fresh_spills")
 def test_files_that_nobody_reads_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medsilo.core.spill.MOST_SPARE", 20_000)
+    monkeypatch.setattr("medsilo.core.mmap_store.MOST_SPARE", 20_000)
     rows = [stored([torch.zeros(1000, dtype=torch.int64)]) for _ in range(30)]
     before = len(list(Path("/proc/self/fd").iterdir()))
     rows.clear()

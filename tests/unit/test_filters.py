@@ -20,12 +20,12 @@ from torch import Tensor
 from medsilo.core.errors import Refused
 from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 
 FACTS = {"round": 3, "task": "round", "packages": {"medsilo": {"version": "1"}}}
 
 
-def parcel(dtype: torch.dtype = torch.float32, samples: int = 20) -> Parcel:
+def parcel(dtype: torch.dtype = torch.float32, samples: int = 20) -> StudyMessage:
     """A model with a counter, and an amplitude."""
     chance = torch.Generator().manual_seed(0)
     model = {
@@ -34,10 +34,10 @@ def parcel(dtype: torch.dtype = torch.float32, samples: int = 20) -> Parcel:
         "bn.num_batches_tracked": torch.tensor(123_457),
     }
     groups = {"model": model, "amplitude": {"mean": torch.rand(3, 4, generator=chance).to(dtype)}}
-    return Parcel(groups, {**FACTS, "samples": samples})
+    return StudyMessage(groups, {**FACTS, "samples": samples})
 
 
-def through(sent: Parcel, *filters: Filter) -> Parcel:
+def through(sent: StudyMessage, *filters: Filter) -> StudyMessage:
     answer = to_shareable(sent)
     for one in filters:
         answer = one.process(answer, FLContext())

@@ -22,7 +22,7 @@ from medsilo.learning.drawn import DrawnCases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
-from medsilo.tasks.listing import Listing
+from medsilo.tasks.case_index import CaseIndex
 from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_patches import from_windows, patch
 from medsilo.tasks.scans import Scan
@@ -908,7 +908,7 @@ def test_plans_that_make_no_sense_are_refused(task: str, numbers: dict, words: s
 
 
 def test_a_listing_has_no_images_opened(squares: Path) -> None:
-    listing = Listing.of_cases(source(squares, **PHOTOS), squares, masks=True)
+    listing = CaseIndex.of_cases(source(squares, **PHOTOS), squares, masks=True)
     assert [entry.name for entry in listing.entries] == sorted(f"{p}/{n}" for p in PATIENTS for n in range(2))
     assert {entry.patient for entry in listing.entries} == set(PATIENTS)
 

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.check.leaks import describe
+from medsilo.check.disclosure import describe
 from medsilo.core.errors import DataError, MedsiloError, PlanError, Refused
 from medsilo.core.files import load_tensors
-from medsilo.course.phase import views
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedper import FedPer
 from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
+from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
 from tests import inprocess
@@ -246,7 +246,7 @@ def test_statistics_are_measured_on_images_as_the_network_will_see_them(tmp_path
     assert torch.equal(measured(transport, 1), measured(plain, 1))
 
 
-def test_the_leak_report_names_the_round_in_which_amplitudes_leave() -> None:
+def test_the_disclosure_names_the_round_in_which_amplitudes_leave() -> None:
     for method, number in (("fedbn", 1), ("adafed", 2)):
         text = "\n".join(describe(make_plan(method, *HALVES[:1]), SiteSettings()))
         said = "one average amplitude spectrum per channel over the whole training set of a site"
@@ -292,7 +292,7 @@ def test_a_site_that_was_away_gets_the_amplitude_when_it_comes_back(tmp_path: Pa
     absent = participants["hospital-c"]
     answer = absent.answer
 
-    def sometimes(parcel: Parcel, *more: Any) -> Parcel:
+    def sometimes(parcel: StudyMessage, *more: Any) -> StudyMessage:
         if parcel.facts["task"] == "round" and parcel.facts["round"] in (1, 2):
             raise MedsiloError("away")
         return answer(parcel, *more)
@@ -314,7 +314,7 @@ def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_
     loser = participants["hospital-c"]
     answer = loser.answer
 
-    def after_a_fire(parcel: Parcel, *more: Any) -> Parcel:
+    def after_a_fire(parcel: StudyMessage, *more: Any) -> StudyMessage:
         if parcel.facts["task"] == "round" and parcel.facts["round"] == 3:
             for path in loser.folder.glob("state-*"):
                 path.unlink()
@@ -353,7 +353,7 @@ def assert_resumes(plan: Plan, stop_after: int, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- evaluation
 def test_sites_are_scored_with_their_own_average_first_and_the_frozen_one_after(tmp_path: Path) -> None:
-    plan = harmofl("training.rounds=2", "tracking.select=last")
+    plan = harmofl("training.rounds=2", "model_selection.keep=last")
     run = inprocess.run(plan, folder=tmp_path / "run")
     for site, data in load_data(plan).items():
         model = run.models[site].eval()
@@ -372,7 +372,7 @@ def full_spectrum(amplitude: Tensor, length: int) -> np.ndarray:
 
 def test_a_network_that_judges_by_its_batch_is_always_given_the_same_mixed_batches() -> None:
     plan = make_plan(
-        "fedavg", *SMALL, "network.name=activity-cnn", "network.norm=batch-statistics", "tracking.select=last"
+        "fedavg", *SMALL, "network.name=activity-cnn", "network.norm=batch-statistics", "model_selection.keep=last"
     )
     run, again = inprocess.run(plan), inprocess.run(plan)
     assert run.summary.sites == {
@@ -437,7 +437,7 @@ def test_sizes_that_change_between_batches_are_refused(tmp_path: Path) -> None:
             inputs, target = self.cases[place]
             return (inputs if place == 0 else inputs[:, :30]), target
 
-    any_average = SiteSettings(device="cpu", smallest_average=1)
+    any_average = SiteSettings(device="cpu", min_cases_per_average=1)
     site = participant(harmofl("training.batch_size=1"), tmp_path, any_average, train=Mixed)
     groups = views(site.participant.place.plan.course.phase_of(1).given, site.participant.state.modules)
     with pytest.raises(DataError, match=r"\[9, 30\].*\[9, 32\].*task.size"):
@@ -446,12 +446,12 @@ def test_sizes_that_change_between_batches_are_refused(tmp_path: Path) -> None:
 
 def test_a_site_refuses_an_average_of_too_few_images(tmp_path: Path) -> None:
     plan = harmofl("algorithm.amplitude.decay=0.0", "training.batch_size=4")
-    with pytest.raises(Refused, match=r"averages 4 images.*fewer than 8.*smallest_average"):
+    with pytest.raises(Refused, match=r"averages 4 images.*fewer than 8.*min_cases_per_average"):
         participant(plan, tmp_path)
-    participant(plan, tmp_path, SiteSettings(device="cpu", smallest_average=4))
+    participant(plan, tmp_path, SiteSettings(device="cpu", min_cases_per_average=4))
     participant(plan.with_changes(["algorithm.amplitude=null"]), tmp_path)
     with pytest.raises(Refused, match="fewer than 1000"):
-        participant(harmofl(), tmp_path, SiteSettings(device="cpu", smallest_average=1000))
+        participant(harmofl(), tmp_path, SiteSettings(device="cpu", min_cases_per_average=1000))
 
 
 def test_too_few_images_end_the_run_in_one_line(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.errors import Refused
-from medsilo.federation.accepting import Acceptance
+from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings
-from medsilo_lab.report import holdings, page
+from medsilo_lab.report import data_table, page
 from medsilo_lab.report.read import read, read_all
 from tests import inprocess
 from tests.conftest import SITES, make_plan
@@ -36,12 +36,12 @@ def test_a_synthetic_site_tells_its_classes(tmp_path: Path) -> None:
 def test_a_class_with_few_cases_hides_its_part(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
     open_ = of_site(plan, SITES[1], tmp_path).participant.disclosure.classes()
-    strict = of_site(plan, SITES[1], tmp_path, smallest_metric=2).participant.disclosure.classes()
+    strict = of_site(plan, SITES[1], tmp_path, min_patients_per_metric=2).participant.disclosure.classes()
     for part in PARTS:
         rare = min(count for count in open_[part] if count)
         assert strict[part] == (open_[part] if rare >= 2 else None)
     assert None in strict.values() and of_site(
-        plan, SITES[1], tmp_path, smallest_metric=99
+        plan, SITES[1], tmp_path, min_patients_per_metric=99
     ).participant.disclosure.classes() == dict.fromkeys(PARTS)
 
 
@@ -101,10 +101,10 @@ def test_the_darker_a_class_the_more_common_and_what_is_not_told_is_no_zero(tmp_
         site: {"cases": own, "classes": {"train": [75, 25, 0] if site == "a" else None}} for site, own in cases.items()
     }
     run = read(save(tmp_path, summary_of("fedavg", "FedAvg", dict.fromkeys(cases), told)))
-    (_, heads, parts), (title, classes, rows) = holdings.tables([run])
+    (_, heads, parts), (title, classes, rows) = data_table.tables([run])
     assert [[cell["text"] for cell in cells] for _, cells in parts] == [["4", "2", "–"], ["0", "1", "1"]]
     assert {cell["heat"] for _, cells in parts for cell in cells} == {0}
-    assert (heads, title, classes) == (holdings.PARTS, "Training cases by class", ["0", "1", "2"])
+    assert (heads, title, classes) == (data_table.PARTS, "Training cases by class", ["0", "1", "2"])
     (_, told), (_, untold) = rows
     assert [(cell["text"], cell["aside"], cell["heat"]) for cell in told] == [
         ("75", "75%", 0.75),

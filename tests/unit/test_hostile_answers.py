@@ -21,7 +21,7 @@ from medsilo.deploy.supermodel import THRESHOLDS
 from medsilo.federation.channel import Missing
 from medsilo.federation.coordinator import Coordinator
 from medsilo.flare.wire import DIED, REFUSAL, refusal, to_parcel
-from medsilo.runs.messages import DEEPEST, Parcel
+from medsilo.runs.messages import DEEPEST, StudyMessage
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
@@ -34,7 +34,7 @@ LONG = "x" * 30_000_000
 STEERS = "\x1b[2J\x1b]0;owned\x07\r\n"
 METHODS = ["fedavg", "fedsm"]
 pytestmark = pytest.mark.xdist_group("hostile-answers")  # honest studies are made once
-Falsify = Callable[[Parcel], Any]
+Falsify = Callable[[StudyMessage], Any]
 Key = tuple[str, str, int]
 
 
@@ -43,11 +43,11 @@ def planned(method: str) -> Any:
 
 
 @cache
-def honest_answers(method: str) -> dict[Key, Parcel]:
+def honest_answers(method: str) -> dict[Key, StudyMessage]:
     """Return the three sites' answers in a study in which nothing happened."""
-    kept: dict[Key, Parcel] = {}
+    kept: dict[Key, StudyMessage] = {}
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = kept[site, *task_and_round(asked)] = work()
         return [(site, reply)]
 
@@ -55,13 +55,15 @@ def honest_answers(method: str) -> dict[Key, Parcel]:
     return kept
 
 
-def again(method: str, folder: Path, change: Callable[[str, str, int, Parcel], Parcel | Missing]) -> list[str]:
+def again(
+    method: str, folder: Path, change: Callable[[str, str, int, StudyMessage], StudyMessage | Missing]
+) -> list[str]:
     """The same answers once more, some of them changed on their way; returns what was refused."""
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = task_and_round(asked)
         known = honest_answers(method)[site, task, number]
-        reply = Parcel({g: dict(own) for g, own in known.groups.items()}, deepcopy(known.facts))
+        reply = StudyMessage({g: dict(own) for g, own in known.groups.items()}, deepcopy(known.facts))
         changed = change(site, task, number, reply)
         return changed if isinstance(changed, Missing) else [(site, changed)]
 
@@ -121,7 +123,7 @@ def outcome(**changes: Any) -> Falsify:
 def both(cases: dict[str, Any], **changes: Any) -> Falsify:
     """Cases and whatever else makes them agree."""
 
-    def falsify(reply: Parcel) -> None:
+    def falsify(reply: StudyMessage) -> None:
         reply.facts["cases"].update(cases)
         reply.facts.update(changes)
 
@@ -187,7 +189,10 @@ ROUND = {
     "memory beyond all": (facts(memory=1e17), "memory: input should be less than or equal to"),
     "a score too many": (facts(**{STEERS: 1.0}), "extra inputs are not permitted"),
     "a score too few": (lambda reply: reply.facts.pop("validation"), "its validation: field required"),
-    "withheld ten thousand times": (facts(withheld=["test"] * 5_000), "withheld: list should have at most 2 items"),
+    "suppressed ten thousand times": (
+        facts(suppressed=["test"] * 5_000),
+        "suppressed: list should have at most 2 items",
+    ),
     "finite weights beyond all": (
         lambda reply: reply.groups.update(
             {
@@ -284,7 +289,7 @@ HOSTILE = [
 def test_a_hostile_answer_costs_its_sender_that_answer_and_nobody_else_anything(
     method: str, task: str, falsify: Falsify, reason: str, tmp_path: Path
 ) -> None:
-    def change(site: str, asked: str, number: int, reply: Parcel) -> Parcel:
+    def change(site: str, asked: str, number: int, reply: StudyMessage) -> StudyMessage:
         if (site, asked) == (C, task):
             falsify(reply)
         return reply
@@ -329,7 +334,7 @@ def places(value: Any, path: tuple = ()) -> list[tuple]:
     return found + [place for key, own in inner for place in places(own, (*path, key))]
 
 
-def mutate(reply: Parcel, drawn: random.Random) -> None:
+def mutate(reply: StudyMessage, drawn: random.Random) -> None:
     """Change, remove or add some values anywhere beside the tensors."""
     whole = reply.facts
     for _ in range(drawn.choice([1, 1, 1, 2, 5])):
@@ -355,7 +360,7 @@ def test_no_answer_at_random_ends_a_study(method: str, seed: int, tmp_path: Path
     """All five answers of one site, changed at random: 300 in all. The rest of the study stands."""
     drawn = random.Random(seed)
 
-    def change(site: str, task: str, number: int, reply: Parcel) -> Parcel:
+    def change(site: str, task: str, number: int, reply: StudyMessage) -> StudyMessage:
         if site == C:
             mutate(reply, drawn)
         return reply
@@ -370,7 +375,7 @@ def test_most_answers_at_random_are_refused() -> None:
     drawn, refused = random.Random(0), list[str]()
     for _ in range(10):
 
-        def change(site: str, task: str, round_: int, reply: Parcel) -> Parcel:
+        def change(site: str, task: str, round_: int, reply: StudyMessage) -> StudyMessage:
             if site == C:
                 mutate(reply, drawn)
             return reply

@@ -25,9 +25,9 @@ from medsilo.core.text import is_safe_name
 from medsilo.extend import methods as extend_methods
 from medsilo.extend import networks as extend_networks
 from medsilo.registry import METHODS
-from medsilo.tasks.goal import Goal
+from medsilo.tasks.inference import Inference
+from medsilo.tasks.objective import Objective
 from medsilo.tasks.task import Task
-from medsilo.tasks.use import Use
 from tests.rooms import BENEATH, DOCUMENT, PLUGINS, ROOMS, document, layers
 
 PACKAGE = Path(medsilo.__file__).parent
@@ -171,8 +171,8 @@ def test_a_task_is_three_things_and_overrides_none() -> None:
         own = {*vars(kind), *inspect.get_annotations(kind)}
         return {name for name in own if not name.startswith(("_", "model_"))}
 
-    assert [len(members(part)) for part in (Task, Goal, Use)] == [34, 25, 3]
-    assert not members(Task) & (members(Goal) | members(Use))
+    assert [len(members(part)) for part in (Task, Objective, Inference)] == [34, 25, 3]
+    assert not members(Task) & (members(Objective) | members(Inference))
     paths = [*plugin_sources(), *(path for path in sources() if part_of(path) == "tasks")]
     assert not [path for path in paths if "ignore[override]" in path.read_text("utf-8")]
 
@@ -351,7 +351,7 @@ def test_help_answers_at_once(root: Path) -> None:
 
 def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
     """`medsilo status` and its like talk to a server: a fifth of the processor time without torch."""
-    commands = (["status"], ["status", "job", "--watch"], ["abort", "job"], ["fetch", "job"])
+    commands = (["status"], ["status", "job", "--watch"], ["abort", "job"], ["download", "job"])
     loaded = modules_after(root, *([*command, "--kit", str(root)] for command in commands), code=1)
     assert "medsilo_lab.consortium.lead" in loaded
     assert loaded & {"torch", "monai", "numpy", "scipy", "medsilo.plan", "medsilo.flare.controller"} == set()
@@ -360,14 +360,14 @@ def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
 def test_what_reads_a_hospital_s_files_loads_nothing_that_trains(root: Path, tmp_path: Path) -> None:
     """A command that waits for no server answers within half a second of the processor."""
     kit = ["--kit", str(tmp_path)]
-    commands = (["approve", *kit], ["ledger", *kit], ["clean", str(tmp_path / "none")])
+    commands = (["approve", *kit], ["ledger", *kit], ["prune", str(tmp_path / "none")])
     loaded = modules_after(root, *commands, code=1)
     assert loaded & {"torch", "monai", "scipy", "nvflare", "medsilo.plan"} == set()
 
 
 def test_a_plan_is_read_without_torch_s_compiler(root: Path) -> None:
     """It costs a second, and MONAI three."""
-    loaded = modules_after(root, ["leak-report", str(root / "jobs/fedavg")])
+    loaded = modules_after(root, ["disclosure", str(root / "jobs/fedavg")])
     assert "medsilo.plan" in loaded and loaded & {"torch._dynamo", "sympy", "monai", "scipy.stats", "nvflare"} == set()
 
 

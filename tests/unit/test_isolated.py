@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from medsilo.core.errors import Aborted, Died, ParticipationError, Refused
-from medsilo.course.phase import Phase
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
 from medsilo.federation.process import isolated
 from medsilo.federation.process.isolated import IsolatedParticipant, receive, send
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.trainer import Trainer
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
+from medsilo.schedule.phase import Phase
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
@@ -44,7 +44,7 @@ def isolated_site(tmp_path: Path) -> Iterator[Sites]:
 
     def make(plan: Plan, site: str = A, settings: SiteSettings = CPU, **options: Any) -> IsolatedParticipant:
         folder = options.pop("folder", tmp_path / "run") / "sites" / site
-        made.append(IsolatedParticipant(Place(plan, site, plan.participation.sites, settings, folder), **options))
+        made.append(IsolatedParticipant(SiteContext(plan, site, plan.participation.sites, settings, folder), **options))
         return made[-1]
 
     yield make

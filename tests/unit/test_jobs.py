@@ -96,7 +96,7 @@ def test_a_source_says_what_is_different_from_its_base(tmp_path: Path) -> None:
     [
         ([], ["@ALL"]),
         (["participation.sites=[a, b]"], ["server", "a", "b"]),
-        (["participation.sites=[a, b]", "participation.unseen=[z]"], ["server", "a", "b", "z"]),
+        (["participation.sites=[a, b]", "participation.evaluation_sites=[z]"], ["server", "a", "b", "z"]),
     ],
 )
 def test_a_job_goes_to_the_hospitals_that_the_plan_names(
@@ -153,7 +153,7 @@ def test_another_plan_goes_into_the_job_that_is_packed(tmp_path: Path, capsys: p
     arguments = ["--plan", str(plan), "--set", "training.rounds=3"]
     assert cli.main(["submit", str(JOBS / "fedavg"), *arguments, "-o", str(tmp_path / "job")]) == 0
     assert plan_of(tmp_path / "job") == load_plan(plan, ["training.rounds=3"])
-    assert cli.main(["leak-report", str(JOBS / "fedavg"), *arguments]) == 0
+    assert cli.main(["disclosure", str(JOBS / "fedavg"), *arguments]) == 0
     told = capsys.readouterr().out
     assert "task nifti-folder" in told and "1 to 3" in told
     assert cli.main(["submit", str(plan), "-o", str(tmp_path / "other")]) == 1
@@ -237,7 +237,7 @@ def test_hospitals_on_one_machine_have_names_before_anything_is_changed() -> Non
     three = ("hospital-a", "hospital-b", "hospital-c")
     assert here() == (three, (), None)
     assert here("participation.sites=[x]") == (("x",), (), None)
-    assert here("participation.unseen=[z]") == (three, ("z",), None)
+    assert here("participation.evaluation_sites=[z]") == (three, ("z",), None)
     assert here("participation.minimum=2", "participation.when_missing=continue") == (three, (), 2)
 
 

@@ -11,7 +11,7 @@ from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.site_stack import TrainingSite
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.report.page import write
@@ -41,7 +41,7 @@ class OtherMachine(Loop):
     """Its last site says that it runs another torch."""
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
-        def changed(site: str, reply: Parcel) -> str | None:
+        def changed(site: str, reply: StudyMessage) -> str | None:
             machine = reply.facts.get("machine")
             if site == SITES[-1] and machine:
                 reply.facts["machine"] = machine | {"torch": "2.12.0"}
@@ -52,7 +52,7 @@ class OtherMachine(Loop):
 
 @pytest.mark.parametrize("same", ["", "[nvflare, processor]", "[torch]"])
 def test_a_machine_that_differs_is_told_or_refused_as_the_plan_says(same: str, tmp_path: Path) -> None:
-    plan = make_plan("fedavg", *SMALL, *GO_ON, *([f"participation.same={same}"] if same else []))
+    plan = make_plan("fedavg", *SMALL, *GO_ON, *([f"participation.require_same_versions={same}"] if same else []))
     sites = {site: site_of(plan, site, SITES, CPU, tmp_path / "sites" / site) for site in SITES}
     summary = Coordinator(plan, SITES, OtherMachine(sites), Record(tmp_path / "run"), "inprocess").run()
     one, other = summary.sites[SITES[0]], summary.sites[SITES[-1]]

@@ -17,12 +17,9 @@ from torch.nn import functional
 
 from medsilo.check.data import HELD, data_tables, hospitals_table
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.course import structures
-from medsilo.course.phase import ServerSide
-from medsilo.course.structures import mix_by_structure, outputs_of
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
-from medsilo.learning.undrawn import (
+from medsilo.learning.partial_labels import (
     ALIKE,
     absent_in,
     is_marked,
@@ -35,6 +32,9 @@ from medsilo.mixing.mixers import WeightedMean
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.paths import SUPER_MODEL, site_folder
+from medsilo.schedule import structures
+from medsilo.schedule.phase import ServerSide
+from medsilo.schedule.structures import mix_by_structure, outputs_of
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.own.folder import goal_of
@@ -64,8 +64,13 @@ TASK = {
     "intensity": {"kind": "z-score"},
 }
 OWN: dict[str, dict[str, Any]] = {
-    "a": {"absent": ["post"]},
-    "b": {"absent": ["ant", "t1"], "label_map": {1: "post"}, "images": ["flair/*.nii.gz"], "labels": "labels/*.nii.gz"},
+    "a": {"unannotated": ["post"]},
+    "b": {
+        "unannotated": ["ant", "t1"],
+        "label_map": {1: "post"},
+        "images": ["flair/*.nii.gz"],
+        "labels": "labels/*.nii.gz",
+    },
     "c": {},
 }
 PATTERNS = {"images": ["t1/*.nii.gz", "flair/*.nii.gz"], "labels": "labels/*.nii.gz"}
@@ -89,7 +94,7 @@ def write(folder: Path, drew: Mapping[int, int], seed: int, cases: int = 6) -> N
 
 def each(folder: Path, own: Mapping[str, Mapping[str, Any]]) -> EachSites:
     known = make_settings(
-        {"public_data": True, "smallest_metric": 1, "device": "cpu", "share_personal_model": True}, "test"
+        {"public_data": True, "min_patients_per_metric": 1, "device": "cpu", "share_personal_model": True}, "test"
     )
     sites = {
         site: known.model_copy(update={"data": DataSource(folder=folder / site, **{**PATTERNS, **values})})
@@ -299,9 +304,9 @@ def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: P
     tables = {table.title: table.rows for table in data_tables(survey("b", **OWN["b"]), plan, 1)}
     assert [row for row in tables["Slices that show each label"] if row[0] == "ant"] == [["ant", *["not drawn"] * 3]]
     assert tables[f"Slices{HELD}"] == [["ant", 0, 0, 24], ["post", 24, 0, 0], ["t1", 0, 0, 24], ["flair", 24, 0, 0]]
-    assert "no mask shows 'post': name it in data.absent" in said("a")
+    assert "no mask shows 'post': name it in data.unannotated" in said("a")
     assert "no mask shows" not in said("a", absent=["post"])
-    assert "masks show a structure that data.absent names" in said("c", absent=["post"])
+    assert "masks show a structure that data.unannotated names" in said("c", absent=["post"])
     assert "names all structures" in said("c", absent=["ant", "post"])
     assert "names all modalities" in said("c", absent=["t1", "flair"])
     assert "'liver' can't be absent; ant, post, t1, flair can" in said("c", absent=["liver"])
@@ -388,7 +393,7 @@ def test_a_hospital_that_lacks_what_the_plan_has_not_is_refused(
 def test_what_nobody_has_ends_the_study_and_the_page_says_whose_scores_differ(
     hospitals: Path, study: tuple[StudyResult, Path]
 ) -> None:
-    nobody = {site: {"absent": ["post"], "label_map": {1: "ant", 2: "ant"}} for site in "abc"}
+    nobody = {site: {"unannotated": ["post"], "label_map": {1: "ant", 2: "ant"}} for site in "abc"}
     for sealing in ("none", "pairwise"):
         plan = plan_of().with_changes([f"transport.sealing={sealing}"])
         with pytest.raises(MedsiloError, match="no hospital that trains has post; take it out of the plan"):
@@ -484,7 +489,7 @@ def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> No
         path.write_bytes((tmp_path / f"more{case}" / "melanoma" / "melanoma0.png").read_bytes())
     own: dict[str, dict[str, Any]] = {
         "a": {},
-        "b": {"absent": ["melanoma"]},
+        "b": {"unannotated": ["melanoma"]},
         "c": {"label_map": {"lesion": ["keratosis", "melanoma"]}},
     }
     task = {
@@ -507,7 +512,7 @@ def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> No
             "participation": {"sites": ["a", "b", "c"]},
         }
     )
-    known = make_settings({"public_data": True, "smallest_metric": 1, "device": "cpu"}, "test")
+    known = make_settings({"public_data": True, "min_patients_per_metric": 1, "device": "cpu"}, "test")
     sites = {site: known.model_copy(update={"data": source(site, **values)}) for site, values in own.items()}
     settings = EachSites(**{name: getattr(known, name) for name in SiteSettings.model_fields}, sites=sites)
     found = run(plan, settings=settings).summary
@@ -526,7 +531,7 @@ def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> No
     assert rows["melanoma"] == ["not told apart"] * 3 and sum(rows["keratosis"]) == 8
     for site, values, why in (
         ("a", own["b"], r"not among the plan's \(nevus, keratosis\)"),
-        ("b", {"absent": ["melanoma", "keratosis"]}, "tells no two apart"),
+        ("b", {"unannotated": ["melanoma", "keratosis"]}, "tells no two apart"),
         ("b", {"label_map": {"keratosis": ["keratosis", "melanoma"], "x": "melanoma"}}, "more than once"),
         ("c", {"label_map": {"lesion": ["keratosis", "liver"]}}, "data.label_map: 'liver' can't be absent"),
     ):

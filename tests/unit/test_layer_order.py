@@ -10,7 +10,7 @@ import torch
 from medsilo.core.errors import Refused
 from medsilo.federation.account import Accounting, PrivacyAccount
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import SuppliedSite, TrainingSite, answering, training_site
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import FILES
@@ -31,8 +31,8 @@ def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES)
     plan = parse_plan(PRIVATE, [NOISE % (60.0, 1.0)])
 
-    def place(name: str) -> Place:
-        return Place(plan, "a", ["a"], settings_of(photos), site_folder(tmp_path / name / "study", "a"))
+    def place(name: str) -> SiteContext:
+        return SiteContext(plan, "a", ["a"], settings_of(photos), site_folder(tmp_path / name / "study", "a"))
 
     right = training_site(place("right"))
     request = ask(plan, weights(right), 1)

@@ -1,4 +1,4 @@
-"""The leak report against what really leaves a site, and against the site's own policy."""
+"""The disclosure report against what really leaves a site, and against the site's own policy."""
 
 import json
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 
 from medsilo import cli
-from medsilo.check.leaks import describe
+from medsilo.check.disclosure import describe
 from medsilo.core.errors import MedsiloError
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.plan import parse_plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.policy import EXECUTOR, Policy
 from medsilo.site.settings import SiteSettings
@@ -33,13 +33,13 @@ class Listening(Loop):
     """Hears every answer on its way."""
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
-        def hear(site: str, reply: Parcel) -> None:
+        def hear(site: str, reply: StudyMessage) -> None:
             self.heard.append(reply)
             receive(site, reply)
 
         return super().ask(sites, outgoing, hear, timeout)
 
-    heard: list[Parcel]
+    heard: list[StudyMessage]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsm"])
@@ -55,11 +55,11 @@ def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -
         "seconds": "seconds",
         "memory": "the memory that training took",
         "packages": "version and hash of medsilo",
-        "withheld": "fewer than" if settings.least(True) > 1 else "score",
+        "suppressed": "fewer than" if settings.least(True) > 1 else "score",
         "shares": "whether this site shares its personal model",
         "classes": "cases of each class",
         "machine": "versions of Python, NVFlare, torch, numpy and MONAI",
-        "absent": "data.absent",
+        "absent": "data.unannotated",
         "warnings": "warnings: in medsilo's own words",
         "counts": "counts that add up",
         **({"outcome": "how often each model was chosen"} if method == "fedsm" else {}),
@@ -77,14 +77,14 @@ def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -
 def test_it_follows_the_sites_policy() -> None:
     plan = make_plan("harmofl", *SMALL)
     strict, teaching = (Policy.read(EXAMPLES / f"{kind}-hospital") for kind in ("strict", "teaching"))
-    settings = SiteSettings(smallest_metric=7, smallest_average=9)
+    settings = SiteSettings(min_patients_per_metric=7, min_cases_per_average=9)
     lines = describe(plan, settings, strict)
     groups = [line for line in lines if line.endswith("REFUSED by privacy.json")]
     assert len(groups) == 1 and "amplitude" in groups[0]
     assert sum(" model " in line and line.endswith("leaves") for line in lines) == 2
     text = "\n".join(lines)
     assert "unless they are fewer than 7" in text
-    assert "smallest_average in medsilo.yaml (here 9)" in text
+    assert "min_cases_per_average in medsilo.yaml (here 9)" in text
     assert "stays (allow_log_streaming is false" in text and "privacy.json, scope strict, does to every answer" in text
     open_ = "\n".join(describe(plan, settings, teaching))
     assert "REFUSED" not in open_ and "streamed to the server" in open_
@@ -117,9 +117,9 @@ def test_a_folder_of_settings_that_is_not_there_is_no_folder_of_defaults(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     job = str(EXAMPLES.parent / "jobs/fedavg")
-    assert cli.main(["leak-report", job, "--settings", str(tmp_path)]) == 0
+    assert cli.main(["disclosure", job, "--settings", str(tmp_path)]) == 0
     capsys.readouterr()
-    assert cli.main(["leak-report", job, "--settings", str(tmp_path / "lokal")]) == 1
+    assert cli.main(["disclosure", job, "--settings", str(tmp_path / "lokal")]) == 1
     assert "no such folder of settings" in capsys.readouterr().err
 
 
@@ -145,4 +145,4 @@ def test_it_says_how_coarsely_numbers_of_patients_leave() -> None:
     assert "No threshold of validation cases is told: declined" in text and "reliability: sums" not in text
     assert "together" not in "\n".join(describe(plan, SiteSettings(public_data=True)))
     assert "together" not in "\n".join(describe(make_plan("fedavg", *SMALL), SiteSettings()))
-    assert "exactly (score_cases is 0)" in "\n".join(describe(plan, SiteSettings(score_cases=0)))
+    assert "exactly (score_rounding is 0)" in "\n".join(describe(plan, SiteSettings(score_rounding=0)))

@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.mechanisms import Charge, Demands, Gaussian, Public
+from medsilo.privacy.mechanisms import Charge, Gaussian, PrivacyRequirements, Public
 from medsilo.site.ledger import OWN_KEY, CountedStudy, Ledger, LedgerEntry, Spending, ledgers
 from tests.histories import DATA, MOST_LINES, Job, dying, ended, live
 
 DELTA = 1e-5
-DEMANDS = Demands(epsilon=1.0, delta=DELTA)
+DEMANDS = PrivacyRequirements(epsilon=1.0, delta=DELTA)
 ONE, TWO = Spending(study="one", plan="p", method="FedAvg", lead="l"), Spending(study="two", plan="q", method="FedBN")
 ROUND = [Charge(what="weights", of=Gaussian(noise=10.0))]
 
@@ -56,7 +56,7 @@ def test_an_answer_is_entered_once(ledger: Ledger) -> None:
 
 
 def test_over_the_budget_is_refused_and_nothing_is_written(ledger: Ledger) -> None:
-    tight = Demands(epsilon=cost(2), delta=DELTA)
+    tight = PrivacyRequirements(epsilon=cost(2), delta=DELTA)
     ledger.charge(CountedStudy(ONE, tight), "round 1", "1", ROUND)
     ledger.charge(CountedStudy(TWO, tight), "round 1", "2", ROUND)
     before = ledger.file.read_bytes()
@@ -67,11 +67,11 @@ def test_over_the_budget_is_refused_and_nothing_is_written(ledger: Ledger) -> No
     with pytest.raises(Refused, match="privacy.epsilon"):
         ledger.afford(CountedStudy(ONE, tight), ROUND)
     assert ledger.file.read_bytes() == before
-    ledger.charge(CountedStudy(ONE, Demands(epsilon=cost(3), delta=DELTA)), "round 2", "3", ROUND)
+    ledger.charge(CountedStudy(ONE, PrivacyRequirements(epsilon=cost(3), delta=DELTA)), "round 2", "3", ROUND)
 
 
 def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
-    budget = Demands(epsilon=cost(5), delta=DELTA)
+    budget = PrivacyRequirements(epsilon=cost(5), delta=DELTA)
     ledger.plan(CountedStudy(ONE, budget), ROUND * 3)
     with pytest.raises(Refused, match="with what other studies of these data cost"):
         ledger.plan(CountedStudy(TWO, budget, lambda study: study == "one"), ROUND * 3)
@@ -79,12 +79,12 @@ def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
     ledger.charge(CountedStudy(TWO, budget), "round 1", "a", ROUND)
     ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # resumed: what it was charged is part of what it plans
     with pytest.raises(Refused, match=r"allows 0\.1 for one study \(privacy\.study_epsilon"):
-        ledger.plan(CountedStudy(ONE, Demands(epsilon=5, delta=DELTA, study_epsilon=0.1)), ROUND)
+        ledger.plan(CountedStudy(ONE, PrivacyRequirements(epsilon=5, delta=DELTA, study_epsilon=0.1)), ROUND)
 
 
 def test_a_plan_of_many_rounds_is_one_short_line(ledger: Ledger) -> None:
     planned = [*ROUND, Charge(what="counts", of=Public(reason="known"))] * 20_000
-    ledger.plan(CountedStudy(ONE, Demands(epsilon=900, delta=DELTA)), planned)
+    ledger.plan(CountedStudy(ONE, PrivacyRequirements(epsilon=900, delta=DELTA)), planned)
     [charge] = ledger.standing().entries[-1].charges
     assert charge.of == Gaussian(noise=10.0, count=20_000) and ledger.file.stat().st_size < 3000
 
@@ -199,7 +199,7 @@ def test_a_death_at_every_line_of_the_first_answer(tmp_path: Path, step: int) ->
     assert set(codes) == {0, 9} and codes.count(9) > 5
 
 
-def check_history(root: Path, seed: int, demands: Demands | None = None) -> float:
+def check_history(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> float:
     """Live through a history, hold the ledger against what left, and return how far it is above."""
     root.mkdir()
     history = live(root, seed, demands)
@@ -230,7 +230,7 @@ def _study(entry: LedgerEntry) -> str:
 @pytest.mark.slow
 def test_histories(tmp_path: Path) -> None:
     assert check_history(tmp_path / "0", 0) <= 0.02
-    check_history(tmp_path / "budget", 1000, Demands(epsilon=50, delta=DELTA))
+    check_history(tmp_path / "budget", 1000, PrivacyRequirements(epsilon=50, delta=DELTA))
 
 
 @pytest.mark.parametrize("count", [pytest.param(5, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.long)])
@@ -253,7 +253,7 @@ def test_a_history_is_what_its_seed_says(tmp_path: Path) -> None:
 
 
 def test_two_processes_that_charge_at_once_never_pass_the_budget(tmp_path: Path) -> None:
-    tight = Demands(epsilon=cost(3), delta=DELTA)
+    tight = PrivacyRequirements(epsilon=cost(3), delta=DELTA)
 
     def spend(spending: Spending) -> None:
         ledger = Ledger(tmp_path, DATA)

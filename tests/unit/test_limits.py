@@ -13,14 +13,14 @@ from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop, OnRound
 from medsilo.federation.limits import check_limits, free_disk, learning_per_answer
-from medsilo.federation.place import Place
 from medsilo.federation.process import isolated
 from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.federation.site_context import SiteContext
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
-from medsilo.site.settings import Limits, SiteSettings, make_settings
-from medsilo.tasks.listing import Entry, Listing
+from medsilo.site.settings import Quotas, SiteSettings, make_settings
+from medsilo.tasks.case_index import CaseIndex, Entry
 from medsilo.tasks.own.own_data import divided
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
@@ -41,7 +41,7 @@ ABSURD = [
     ("training.rounds=100000", "rounds"),
     ("training.local_epochs=10000", "local_epochs"),
     ("participation.timeout=604800", "timeout"),
-    ("participation.patience=2592000", "patience"),
+    ("participation.retry_timeout=2592000", "patience"),
     ("training.learning_rate=1e-30", "learning_rate"),
 ]
 
@@ -74,8 +74,8 @@ ASKED = [
     ("round_minutes", 10, 9),
     ("parameters", 1000, 999),
     ("disk", 3.8e-5, 3.6e-5),  # GiB, of 1000 parameters
-    ("least_learning", 0.1, 0.101),  # 50 cases are two steps of 0.05
-    ("least_cases", 50, 51),
+    ("min_learning_per_score", 0.1, 0.101),  # 50 cases are two steps of 0.05
+    ("min_training_cases", 50, 51),
 ]
 
 
@@ -141,7 +141,7 @@ class Hurried(Loop):
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         for site in sites:
             if outgoing(site).facts["task"] == "round":
-                self.clocks[site].limits = Limits(round_minutes=0.02)
+                self.clocks[site].limits = Quotas(round_minutes=0.02)
         return super().ask(sites, outgoing, receive, timeout)
 
 
@@ -152,7 +152,7 @@ def test_a_trainer_that_hears_nothing_is_ended_at_the_limit(tmp_path: Path, monk
     plan = make_plan("fedavg", *SMALL, "training.rounds=1", sites=["hospital-a"])
     settings = SiteSettings(device="cpu")
     site = IsolatedParticipant(
-        Place(plan, "hospital-a", ["hospital-a"], settings, tmp_path / "run/sites/hospital-a"), Deaf
+        SiteContext(plan, "hospital-a", ["hospital-a"], settings, tmp_path / "run/sites/hospital-a"), Deaf
     )
     try:
         with pytest.raises(ParticipationError, match=r"limits\.round_minutes"):
@@ -173,7 +173,7 @@ def test_a_study_that_fills_the_disk_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_too_little_learning_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"limits\.least_learning"):
+    with pytest.raises(Refused, match=r"limits\.min_learning_per_score"):
         study(tmp_path, {}, "training.learning_rate=1e-8")
 
 
@@ -221,7 +221,7 @@ def test_a_split_that_the_hospital_fixed_no_plan_moves(tmp_path: Path) -> None:
         parse_plan(FOLDER, [f"task.shares={shares}", f"task.split={split}"])
         for shares, split in (("[0.6,0.2,0.2]", 0), ("[0.4,0.3,0.3]", 0), ("[0.6,0.2,0.2]", 7))
     ]
-    listing = Listing([Entry(f"{number}", (), Path("x"), f"p{number}") for number in range(40)])
+    listing = CaseIndex([Entry(f"{number}", (), Path("x"), f"p{number}") for number in range(40)])
     own = DataSource(folder=tmp_path, shares=(0.5, 0.25, 0.25), split=3)
 
     def split(plan: Plan, source: DataSource) -> dict[str, list[str]]:

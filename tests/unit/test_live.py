@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from medsilo.cli.show import Screen
+from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess, site_state
-from medsilo.federation.asking import TurnKeeper
+from medsilo.federation.requests import ByteCounter
 from medsilo.runs import paths
 from medsilo.runs.progress import Moment, StudyProgress, listed
 from medsilo.runs.reading import read_now
 from medsilo.runs.schema import Progress, Round, SiteRound, SiteTurn, Turns
-from medsilo.runs.site_files import Doing
+from medsilo.runs.site_files import SiteActivity
 from tests.conftest import make_plan
 
 SITES = ["a", "b", "c", "d"]
@@ -39,8 +39,8 @@ def turns(number: int, **sites: tuple[float | None, float | None]) -> Turns:
     return Turns(task="round", round=number, at=0.0, sites=own)
 
 
-def working(deed: Any, share: float | None = None) -> Doing:
-    return Doing(task="round", round=2, at=0.0, deed=deed, share=share)
+def working(deed: Any, share: float | None = None) -> SiteActivity:
+    return SiteActivity(task="round", round=2, at=0.0, deed=deed, share=share)
 
 
 def test_each_site_has_a_state_between_two_rounds() -> None:
@@ -95,7 +95,7 @@ def test_the_time_left_grows_shorter_inside_a_round() -> None:
 def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
     told: list[Turns | None] = []
     now = [100.0]
-    keeper = TurnKeeper(NOBODY, told.append, lambda: now[0])
+    keeper = ByteCounter(NOBODY, told.append, lambda: now[0])
     assert keeper.now() is None
     keeper.begin("round", 3, ["a", "b"])
     now[0] += 5
@@ -116,7 +116,7 @@ def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
 
 def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:
     """Over TLS: what the server itself sees."""
-    keeper = TurnKeeper(NOBODY)
+    keeper = ByteCounter(NOBODY)
     keeper.begin("round", 1, ["a"])
     told = Progress(planned=1, metric="dice", turns=keeper.now()).as_json()
     assert set(told["turns"]) == {"task", "round", "at", "sites"} and told["turns"]["sites"]["a"].keys() == {
@@ -128,28 +128,28 @@ def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:
 
 def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
     now = [0.0]
-    own = site_state.NowFile(tmp_path, lambda: now[0])
+    own = site_state.StatusFile(tmp_path, lambda: now[0])
     seen = []
     with own.answering("round", 2):
         own.begin("training", 4)
         for _ in range(4):
             now[0] += 0.2
             own.step()
-            seen.append(told.share if (told := read_now(Doing, tmp_path)) else None)
+            seen.append(told.share if (told := read_now(SiteActivity, tmp_path)) else None)
     assert seen == [None, 0.25, 0.25, 0.75]  # no more often than every quarter of a second
-    last = read_now(Doing, tmp_path)
+    last = read_now(SiteActivity, tmp_path)
     assert last and (last.task, last.round, last.deed, last.share) == ("round", 2, "sending", None)
     with pytest.raises(MedsiloError), own.answering("round", 3):
         raise MedsiloError("no")
-    last = read_now(Doing, tmp_path)
+    last = read_now(SiteActivity, tmp_path)
     assert last and last.deed == "refused"
     with own.answering("test", 3):
         pass
-    assert read_now(Doing, tmp_path) is None
+    assert read_now(SiteActivity, tmp_path) is None
     with own.answering("round", 4):
         own.begin("training", 4)
         own.step()
-    assert read_now(Doing, tmp_path) is None  # so short an answer is made without a word
+    assert read_now(SiteActivity, tmp_path) is None  # so short an answer is made without a word
 
 
 def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: p
 def test_a_command_that_has_begun_is_never_silent_for_long(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    screen = Screen(silence=0.3)
+    screen = Console(silence=0.3)
     time.sleep(0.6)
     assert capsys.readouterr().out == ""  # a command that begins nothing prints its results only
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -17,7 +17,7 @@ from tests.conftest import METHODS, SITES, make_plan, over_all
 from tests.federation.test_simulator import assert_same_outcome
 from tests.unit.test_participant import SMALL
 
-CPU = SiteSettings(device="cpu", smallest_average=1)
+CPU = SiteSettings(device="cpu", min_cases_per_average=1)
 DIVIDED = {"f-adafed", "fedsm-extra", "fedsm-ensemble"}  # into phases by the number of all rounds
 ONE_OF_EACH = ["fedavg", "ditto", "adafed", "fedsm", "scaffold"]
 IMAGES = ["task.name=synthetic-histology", "network.name=small-cnn", "task.patients=4"]
@@ -64,13 +64,13 @@ def test_warm_up_and_adams_memory_go_on(tmp_path: Path) -> None:
     [
         ("fedavg", ["training.schedule=cosine"], "training.schedule"),
         ("feddg-ga", [], "FedDG-GA's steps"),
-        ("fedavg", ["tracking.validate_every=3"], "round 2 was validated"),
+        ("fedavg", ["model_selection.validate_every=3"], "round 2 was validated"),
     ],
 )
 def test_a_longer_run_says_where_it_is_another(method: str, changes: list[str], told: str, tmp_path: Path) -> None:
     inprocess.run(small(method, *changes), folder=tmp_path / "run", settings=CPU)
     found, longer = further(tmp_path / "run")
-    cautions = read_summary(found).details.cautions
+    cautions = read_summary(found).details.warnings
     assert told in longer.difference and any(told in line for line in cautions)
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from medsilo.core import lifeline
+from medsilo.core import parent_watch
 
 SCRIPT = """
 import torch
-from medsilo.core.lifeline import forget_most, most_held
+from medsilo.core.parent_watch import forget_most, most_held
 before = most_held()
 torch.ones(25_000_000)
 most = most_held()
@@ -20,7 +20,7 @@ print(most - before, most_held() - before)
 """
 
 
-@pytest.mark.skipif(not lifeline.STATUS.exists(), reason="reads the peak memory from Linux's /proc")
+@pytest.mark.skipif(not parent_watch.STATUS.exists(), reason="reads the peak memory from Linux's /proc")
 def test_what_was_freed_counts_until_it_is_forgotten() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=600, check=True)
     most, then = map(int, done.stdout.split())
@@ -29,7 +29,7 @@ def test_what_was_freed_counts_until_it_is_forgotten() -> None:
 
 
 def test_where_the_system_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifeline, "STATUS", tmp_path / "none")
-    monkeypatch.setattr(lifeline, "FORGET", tmp_path / "none" / "none")
-    lifeline.forget_most()
-    assert lifeline.most_held() == pytest.approx(psutil.Process().memory_info().rss, rel=0.1)
+    monkeypatch.setattr(parent_watch, "STATUS", tmp_path / "none")
+    monkeypatch.setattr(parent_watch, "FORGET", tmp_path / "none" / "none")
+    parent_watch.forget_most()
+    assert parent_watch.most_held() == pytest.approx(psutil.Process().memory_info().rss, rel=0.1)

@@ -74,7 +74,7 @@ def led(kits: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     """A study that a job leads: a process has the job's name in its command line, as NVFlare's have."""
     kit, job = kits / "localhost", str(uuid.uuid4())
     run = shutil.copytree(kit / "medsilo/study", kit / "medsilo/led")
-    for name in ("summary.json", "now.json"):
+    for name in ("summary.json", "status.json"):
         (run / name).unlink(missing_ok=True)
     (run / "jobs.txt").write_text(f"{job}\n")
     leads = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", job])
@@ -97,7 +97,7 @@ def test_a_study_runs_while_its_job_does_and_every_site_has_a_time(led: tuple[Pa
     at = (run / "rounds.jsonl").stat().st_mtime
     assert set(heard().values()) == {at}
     sites = {site: {"asked": 5.0, "answered": None} for site in SITES} | {SITES[0]: {"asked": 5.0, "answered": 2.0}}
-    (run / "now.json").write_text(json.dumps({"task": "round", "round": 3, "at": at + 10, "sites": sites}))
+    (run / "status.json").write_text(json.dumps({"task": "round", "round": 3, "at": at + 10, "sites": sites}))
     assert heard() == {SITES[0]: at + 7} | dict.fromkeys(SITES[1:], at)
     (run / "rounds.jsonl").unlink()
     assert heard()[SITES[1]] == at + 5

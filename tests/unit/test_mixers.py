@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.spill import stored
+from medsilo.core.mmap_store import stored
 from medsilo.mixing import contributions
 from medsilo.mixing.layout import BLOCK
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
@@ -495,7 +495,7 @@ def test_the_state_holds_one_mean_and_every_shared_model_once():
 PEAK = """
 import sys, torch
 from pathlib import Path
-from medsilo.core.lifeline import most_held
+from medsilo.core.parent_watch import most_held
 from medsilo.mixing import contributions
 from medsilo.mixing.mixers import *
 from medsilo.mixing.server import *

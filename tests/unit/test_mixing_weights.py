@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medsilo.mixing import contributions, layout
-from medsilo.mixing.mixers import Identity, Mixer, SimilarityMix, UniformMean, WeightedMean
+from medsilo.mixing.mixers import Aggregator, Identity, SimilarityMix, UniformMean, WeightedMean
 from medsilo.mixing.server import REACH, FedNova
 from tests.mixed import result_of
 
@@ -44,7 +44,7 @@ def wide(tensors: Mapping[str, Any]) -> Numbers:
     return {name: torch.as_tensor(tensors[name], dtype=torch.float64).numpy() for name in SHAPES}
 
 
-def play(mixer: Mixer, sent: Sent, order: str = "abc", initial: dict[str, Tensor] | None = None) -> Mixer:
+def play(mixer: Aggregator, sent: Sent, order: str = "abc", initial: dict[str, Tensor] | None = None) -> Aggregator:
     """One round that is closed."""
     mixer.start(SITES, initial)
     for site in order:
@@ -59,7 +59,7 @@ def assert_near(mine: Mapping[str, Tensor], expected: Numbers, tolerance: float 
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=tolerance, err_msg=name)
 
 
-def assert_any_order(make: Callable[[], Mixer], sent: Sent, initial: dict[str, Tensor] | None) -> None:
+def assert_any_order(make: Callable[[], Aggregator], sent: Sent, initial: dict[str, Tensor] | None) -> None:
     """The same bits whoever comes first."""
     first = play(make(), sent, initial=initial)
     for order in permutations("abc"):
@@ -121,7 +121,7 @@ def test_where_the_rate_is_0_nothing_moves() -> None:
 
 def test_a_rate_may_follow_from_a_group_that_was_declared_earlier() -> None:
     """Elastic aggregation: the earlier group is merged first."""
-    groups: dict[str, Mixer] = {}
+    groups: dict[str, Aggregator] = {}
     groups["omega"] = WeightedMean()
     groups["model"] = WeightedMean(rate=lambda: groups["omega"].current("a"))
     omegas = {site: drawn(30 + place, positive=True) for place, site in enumerate(SITES)}

@@ -15,7 +15,12 @@ pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
 pytestmark = pytest.mark.slow
 
 SITES = ("brno", "graz")
-OPEN = {"device": "cpu", "public_data": True, "smallest_average": 1, "smallest_metric": 1}  # hospitals are tiny
+OPEN = {
+    "device": "cpu",
+    "public_data": True,
+    "min_cases_per_average": 1,
+    "min_patients_per_metric": 1,
+}  # hospitals are tiny
 OTHERWISE: dict[str, dict[str, Any]] = {  # than by its name alone
 }
 # another server's step, another state, other weights: nnU-Net's networks see what one of the other methods gives them

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 import medsilo
 from medsilo.core.errors import DataError, PlanError
-from medsilo.learning import undrawn
+from medsilo.learning import partial_labels
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import EachSites, SiteSettings
-from medsilo.tasks.ready import held_case
+from medsilo.tasks.cache import held_case
 from medsilo.tasks.sources import DataSource
 from medsilo_nnunet.question import SegmentationQuestion
 from medsilo_zoo import condistfl
@@ -157,8 +157,10 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     for one, other in ((task.drawn(data.train, 2, 3, 5) for data in (marked, naive)),):
         for number in range(6):
             (image, target), (same, labels) = one[number], other[number]
-            assert torch.equal(image, same) and undrawn.marks_in(target[None]) == [undrawn.mark_of([2])]
-            assert torch.equal(undrawn.labels_in(target), labels.clamp(min=0))  # the same patches, oversampled alike
+            assert torch.equal(image, same) and partial_labels.marks_in(target[None]) == [partial_labels.mark_of([2])]
+            assert torch.equal(
+                partial_labels.labels_in(target), labels.clamp(min=0)
+            )  # the same patches, oversampled alike
     # Mass that moves between background and the undrawn core changes no resolution's loss; the naive loss it does.
     target = torch.stack([one[number][1] for number in range(2)])
     network = plan.build_networks()["model"].train()
@@ -172,14 +174,14 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     torch.testing.assert_close(task.goal.loss(moved, target), loss)
     torch.testing.assert_close(task.goal.loss(moved[0], target), task.goal.loss(outputs[0], target))
     assert abs(task.goal.loss(moved, labels_of(target)) - task.goal.loss(outputs, labels_of(target))) > 1e-4
-    assert task.goal.loss(outputs, target | undrawn.mark_of([2])).requires_grad
+    assert task.goal.loss(outputs, target | partial_labels.mark_of([2])).requires_grad
     # by a question of the three labels that brno tells apart
     told = plan_of(plans, {**SEVERAL, "labels": {"background": 0, "edema": 1, "enhancing": 2}})
     merged = [torch.cat([one[:, [0, 2]].logsumexp(1, keepdim=True), one[:, [1, 3]]], 1) for one in outputs]
     labels = labels_of(target)
     assert torch.equal(loss, told.task.goal.loss(merged, torch.where(labels == 3, 2, labels)))  # type: ignore[arg-type]
     # a study
-    known = {"public_data": True, "smallest_metric": 1, "device": "cpu"}
+    known = {"public_data": True, "min_patients_per_metric": 1, "device": "cpu"}
     sites = {
         site: SiteSettings(**known, data=DataSource(folder=tmp_path, absent=absent))
         for site, absent in (("brno", ("core",)), ("graz", ()))
@@ -198,7 +200,7 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     ):
         with pytest.raises(DataError, match=words):
             task.absent(DataSource(folder=tmp_path, absent=absent))
-    with pytest.raises(DataError, match="masks show a structure that data.absent names"):
+    with pytest.raises(DataError, match="masks show a structure that data.unannotated names"):
         read(("core",), "graz")
 
 
@@ -215,7 +217,7 @@ def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, 
 
     drawn = task.drawn(read("enhancing").train, 2, 2, 5)
     images, target = (torch.stack([drawn[number][part] for number in range(2)]) for part in (0, 1))
-    assert undrawn.marks_in(target) == [undrawn.mark_of([3])] * 2
+    assert partial_labels.marks_in(target) == [partial_labels.mark_of([3])] * 2
     outputs = plan.build_networks()["model"].train()(images)
     loss = task.goal.loss(outputs, target)
     # by a question of the two regions that brno drew
@@ -228,7 +230,7 @@ def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, 
     apart = [task.goal.loss([out[n : n + 1] for out in outputs], mixed[n : n + 1]) for n in range(2)]
     torch.testing.assert_close(task.goal.loss(outputs, mixed), (apart[0] + apart[1]) / 2)
     assert task.goal.judged(mixed).tolist() == [[True, True, False], [True, True, True]]
-    known = {"public_data": True, "smallest_metric": 1, "device": "cpu"}
+    known = {"public_data": True, "min_patients_per_metric": 1, "device": "cpu"}
     sites = {
         site: SiteSettings(**known, data=DataSource(folder=tmp_path, absent=absent))
         for site, absent in (("brno", ("enhancing",)), ("graz", ()))
@@ -236,16 +238,16 @@ def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, 
     found = run(plan, settings=EachSites(**known, sites=sites)).summary.sites
     assert found["brno"].absent == ["enhancing"] and found["brno"].figures["dice_enhancing"] is None
     assert None not in (found["brno"].figures["dice_core"], found["graz"].figures["dice_enhancing"])
-    with pytest.raises(DataError, match="masks show a structure that data.absent names"):
+    with pytest.raises(DataError, match="masks show a structure that data.unannotated names"):
         read("whole")  # whose own part, beside the core, masks show
-    with pytest.raises(DataError, match="masks show a structure that data.absent names"):
+    with pytest.raises(DataError, match="masks show a structure that data.unannotated names"):
         read("enhancing", site="graz")
     with pytest.raises(PlanError, match="regions overlap"):
         plan_of(plans, TUMOUR, "condistfl")
 
 
 def labels_of(target: torch.Tensor) -> torch.Tensor:
-    return undrawn.labels_in(target)
+    return partial_labels.labels_in(target)
 
 
 def test_an_ensemble_of_regions_is_refused(tumours: tuple[Path, Any]) -> None:

@@ -18,7 +18,7 @@ from medsilo.core.errors import PlanError
 from medsilo.learning.compute import Compute
 from medsilo.learning.loop import OutputLoss, lesson
 from medsilo.plan import Plan, load_plan, parse_plan
-from medsilo.tasks.ready import held_case
+from medsilo.tasks.cache import held_case
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
 from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite, facts_of

@@ -13,10 +13,10 @@ from medsilo.cli import main
 from medsilo.core.files import load_yaml
 from medsilo.plan import Plan, load_plan
 from medsilo.site.settings import SiteSettings
+from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, place_of, write_start
 from medsilo_lab.start.file_table import table_of_files
 from medsilo_lab.start.fitting import Machine
 from medsilo_lab.start.folder_layout import layout_of
-from medsilo_lab.start.looker import Folder, first_sight, place_of, write_start
 from tests.hospital import ball, photograph, write_balls, write_pixels
 
 
@@ -28,7 +28,7 @@ def write_csv(path: Path, head: Sequence[str], lines: Iterable[Sequence[Any]]) -
 
 def written(folder: Path, **asked: Any) -> tuple[Plan, dict[str, Any]]:
     """Return the plan and the settings that init writes before it checks them."""
-    sight = first_sight(Folder(folder, "hospital-a", lambda: Machine(1 << 30, gpu=False), "cpu", **asked))
+    sight = first_sight(DatasetLayout(folder, "hospital-a", lambda: Machine(1 << 30, gpu=False), "cpu", **asked))
     plan = write_start(folder.parent / "study", sight.choices)
     return plan, load_yaml((folder.parent / "study" / "medsilo.yaml").read_text())["data"]
 
@@ -155,7 +155,7 @@ def test_a_hospital_without_a_channel_is_told_what_to_write(tmp_path: Path, caps
             for kind, values in (*((kind, image) for kind in kinds), ("seg", mask)):
                 write_pixels(tmp_path / "data" / site / f"p{number}" / f"{kind}.nii.gz", values)
     told = refused(tmp_path / "data", capsys)
-    assert all(word in told for word in ("south lacks t1", "task.lacking", "data.images", "data.absent: [t1]"))
+    assert all(word in told for word in ("south lacks t1", "task.lacking", "data.images", "data.unannotated: [t1]"))
 
 
 def test_half_of_the_masks_may_be_empty(tmp_path: Path) -> None:

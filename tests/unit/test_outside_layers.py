@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from medsilo.check.leaks import describe
+from medsilo.check.disclosure import describe
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Feature
-from medsilo.course.layer import Layer
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
+from medsilo.schedule.layer import Layer
 from medsilo.site.settings import SiteSettings
 from tests import inprocess
 from tests.conftest import SITES, make_plan

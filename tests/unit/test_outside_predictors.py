@@ -25,7 +25,7 @@ notes = notes:Notes
 letter-net = notes:LetterNet
 [medsilo.predictors]
 notes = notes:NotePredictor
-[medsilo.lookers]
+[medsilo.dataset_probes]
 notes = notes:look
 """
 TEXTS = {"well": "Walked a mile. Ate well.", "ill": "Pain in his hip! Fits in bits. Chill."}

@@ -12,7 +12,7 @@ from PIL import Image
 
 from medsilo.cli import main
 from medsilo.federation import inprocess
-from medsilo.federation.exact import read_measures
+from medsilo.federation.raw_results import read_measures
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks.overlays import COLOURS, FOUND, THERE, TILE, tile
@@ -56,7 +56,7 @@ def data_of(kind: str, folder: Path) -> dict:
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_hospital_sees_its_best_median_and_worst_test_case(kind: str, tmp_path: Path) -> None:
-    own = {"device": "cpu", "pictures": True, "smallest_metric": 1}
+    own = {"device": "cpu", "pictures": True, "min_patients_per_metric": 1}
     settings = make_settings({**own, "data": data_of(kind, tmp_path / "data")}, "x")
     inprocess.run(plan_of(kind), folder=tmp_path / "run", settings=settings)
     folder = tmp_path / "run/sites/a"

@@ -20,7 +20,7 @@ from medsilo.core.package import ALWAYS, ENGINE, PLACE, in_words, is_ours, name_
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.wire import to_parcel, to_shareable
 from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from tests.conftest import SITES, make_plan
 from tests.unit.test_approvals import Home
 
@@ -42,7 +42,7 @@ def joining(home: Home, code: dict[str, dict[str, str]]) -> str:
     context.set_prop(ReservedKey.IDENTITY_NAME, SITES[0])
     told = {"task": "join", "round": 0, "study": "study", "plan": home.plan.hash, "sites": SITES, "packages": code}
     try:
-        to_parcel(MedsiloExecutor().execute("medsilo", to_shareable(Parcel(facts=told)), context, Signal()))
+        to_parcel(MedsiloExecutor().execute("medsilo", to_shareable(StudyMessage(facts=told)), context, Signal()))
     except Refused as error:
         return str(error)
     return ""

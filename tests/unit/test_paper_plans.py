@@ -16,7 +16,7 @@ JOBS = Path(__file__).resolve().parents[2] / "jobs"
 SETS = ["monusac2020-lung", "monusac2020-breast", "monuseg2018", "tnbc"]
 UNET, BASIC = "network.features=[2, 4]", "network.features=[2, 2, 4, 4, 4]"
 POOL = ["task.minimum=12", "task.alpha=5", "participation.sites=[a, b]"]
-SELECTOR = ["algorithm.selector=compact", "protocol=clinical"]
+SELECTOR = ["algorithm.selector=compact", "protocol=default"]
 
 
 def nuclei(folder: Path) -> Path:
@@ -114,5 +114,7 @@ def test_they_run(name: str, tmp_path: Path) -> None:
     if name.startswith("adafed"):
         small.append("algorithm.pretraining.epochs=1")
     plan = load_plan(PLANS[name].with_suffix(".yaml"), small)
-    settings = SiteSettings(device="cpu", data=make(tmp_path / "data"), smallest_average=1, smallest_metric=1)
+    settings = SiteSettings(
+        device="cpu", data=make(tmp_path / "data"), min_cases_per_average=1, min_patients_per_metric=1
+    )
     assert inprocess.run(plan, settings=settings).summary.status == "finished"

@@ -339,7 +339,7 @@ def test_balanced_softmax_knows_classes_that_a_site_lacks_and_a_single_score_of_
 # ---------------------------------------------------------------------------------------------------- in the engine
 def test_fedala_takes_over_each_mean_once_whether_it_is_validated_or_not() -> None:
     """With W that stays 1 it is FedAvg."""
-    changes = [*SMALL, "training.rounds=3", "tracking.validate_every=2"]
+    changes = [*SMALL, "training.rounds=3", "model_selection.validate_every=2"]
     mine = inprocess.run(make_plan("fedala", *changes, "algorithm.step=1e-30")).models
     average = inprocess.run(make_plan("fedavg", *changes)).models
     for site in SITES:
@@ -377,7 +377,9 @@ def test_they_learn_from_a_table(method: str, tmp_path: Path) -> None:
     """FedRoD with one score for two classes; FedALA and FedDyn with a network that has one layer, too."""
     for number, site in enumerate(table.SITES):
         table.write(tmp_path / site, table.lines(seed=number))
-    settings = make_settings({"data": table.described(tmp_path), "smallest_metric": 1, "score_cases": 0}, "a test")
+    settings = make_settings(
+        {"data": table.described(tmp_path), "min_patients_per_metric": 1, "score_rounding": 0}, "a test"
+    )
     for network in ("mlp", "linear") if method in ("fedala", "feddyn") else ("mlp",):
         plan = table.plan_of(method, network, kind="classification")
         assert inprocess.run(plan, settings=settings).summary.pooled["auroc"] > 0.75

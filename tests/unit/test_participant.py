@@ -17,14 +17,14 @@ from torch.nn import functional
 from medsilo import cli
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.files import load_tensors
-from medsilo.course.phase import views
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.federation.site_state import COLUMNS
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
+from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
 from tests import inprocess
@@ -78,24 +78,24 @@ class Server:
             for group, tensors in shared.items()
         }
 
-    def ask(self, task: str, number: int, groups: dict | None = None, selected: int | None = None) -> Parcel:
+    def ask(self, task: str, number: int, groups: dict | None = None, selected: int | None = None) -> StudyMessage:
         facts = {"task": task, "round": number, "study": "s", "plan": self.plan.hash, "sites": SITES}
         given = {} if task == "join" else self.groups if groups is None else groups
-        return Parcel(given, {**facts, "selected": selected})
+        return StudyMessage(given, {**facts, "selected": selected})
 
-    def take(self, reply: Parcel) -> None:
+    def take(self, reply: StudyMessage) -> None:
         self.groups = {
             group: {name: tensor * 0.9 if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
             for group, tensors in reply.groups.items()
         }
 
 
-def content(reply: Parcel) -> dict[str, Any]:
+def content(reply: StudyMessage) -> dict[str, Any]:
     """All that a reply says but how long it took and what it held."""
     return {key: value for key, value in reply.facts.items() if key not in ("seconds", "memory")}
 
 
-def assert_same_reply(one: Parcel, other: Parcel) -> None:
+def assert_same_reply(one: StudyMessage, other: StudyMessage) -> None:
     assert content(one) == content(other)
     assert one.groups.keys() == other.groups.keys()
     for group in one.groups:
@@ -631,7 +631,7 @@ def test_a_learning_rate_at_which_training_diverges_ends_with_the_remedy(method:
 def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -> None:
     """A refusal in one process is final: nothing in it comes back by waiting."""
     changes = ["training.learning_rate=1000", "training.rounds=30", "participation.when_missing=wait"]
-    plan = planned("local", [*changes, "participation.patience=6"])
+    plan = planned("local", [*changes, "participation.retry_timeout=6"])
     asked: list[str] = []
 
     class Counting(inprocess.Loop):

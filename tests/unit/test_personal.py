@@ -13,16 +13,16 @@ from torch.nn import functional
 
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
-from medsilo.course.algorithm import Algorithm
-from medsilo.course.phase import Blueprint, ServerSide, views
-from medsilo.course.workbench import Workbench
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.compute import Compute
-from medsilo.learning.loop import Lesson, OutputLoss, lesson, passed_through, train_epoch
+from medsilo.learning.loop import OutputLoss, TrainStep, lesson, passed_through, train_epoch
 from medsilo.learning.training import Training
 from medsilo.methods.per_fedavg import MetaGradient, adapt
 from medsilo.methods.pfedme import moreau
 from medsilo.registry import METHODS
+from medsilo.schedule.algorithm import Algorithm
+from medsilo.schedule.phase import ModelFactory, ServerSide, views
+from medsilo.schedule.train_context import TrainContext
 from medsilo.site.settings import SiteSettings
 from tests import inprocess
 from tests.conftest import PERSONAL, SITES, all_but_newer, make_plan
@@ -216,7 +216,7 @@ class Site:
 
     def __init__(self, name: str, algorithm: Algorithm, build: Callable[[], nn.Module]) -> None:
         torch.manual_seed(0)  # of a selector, if there is one
-        self.modules = algorithm.networks(Blueprint(build, (4, 4), 4, tuple(SIZES)))
+        self.modules = algorithm.networks(ModelFactory(build, (4, 4), 4, tuple(SIZES)))
         for module in self.modules.values():
             module.double()
         self.phase, *self.others = algorithm.phases(TRAINING.rounds)
@@ -227,13 +227,13 @@ class Site:
         }
         self.data = [(torch.tensor(x)[..., None].repeat(1, 1, 4), torch.tensor(y)) for x, y in data_of(name)]
         loss = functional.cross_entropy
-        self.bench = Workbench(
+        self.bench = TrainContext(
             *(name, list(SIZES), self.modules, optimizers, TRAINING, loss, CPU),
             *(self.epoch, lambda: iter(self.data), SIZES[name], len(self.data), torch.Generator(), None),
             labels=lambda: np.bincount(np.concatenate([y for _, y in self.data]), minlength=3).tolist(),
         )
 
-    def epoch(self, lessons: Sequence[Lesson], number: int, most: int | None = None) -> float:
+    def epoch(self, lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
         return train_epoch(iter(in_epoch(self.data, number)[:most]), lessons, CPU)
 
     def receive(self, groups: dict[str, dict[str, Tensor]]) -> None:
@@ -417,7 +417,7 @@ def test_tuning_for_an_evaluation_leaves_an_input_layer_as_it_is() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- extremes
-SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "tracking.select=last"]
+SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "model_selection.keep=last"]
 
 
 def run(method: str, folder: Path, *changes: str) -> dict[str, dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""PNG files, pictures of the input layer, the report's panel and the leak report."""
+"""PNG files, pictures of the input layer, the report's panel and the disclosure report."""
 
 import base64
 import re
@@ -10,8 +10,8 @@ import SimpleITK
 import torch
 
 from medsilo import cli
-from medsilo.check.leaks import describe, leaks
-from medsilo.federation.exact import read_measures
+from medsilo.check.disclosure import describe, leaks
+from medsilo.federation.raw_results import read_measures
 from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import load_plan
@@ -72,7 +72,7 @@ def test_methods_without_an_input_layer_have_no_panel(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- leaks
-def test_the_leak_report_lists_what_really_leaves(tmp_path: Path) -> None:
+def test_the_disclosure_lists_what_really_leaves(tmp_path: Path) -> None:
     for method in ("harmofl", "fedavg", "fedbn", "local"):
         plan = make_plan(method, "training.rounds=3")
         told = [0] * 3
@@ -83,29 +83,29 @@ def test_the_leak_report_lists_what_really_leaves(tmp_path: Path) -> None:
         assert told == sent, method
 
 
-def test_the_leak_report_says_what_statistics_tell() -> None:
+def test_the_disclosure_says_what_statistics_tell() -> None:
     text = "\n".join(describe(plan_of(JOBS / "adafed"), SiteSettings()))
     assert "mean and variance of 3 layers' inputs" in text
     assert "declared public" in text
 
 
-def test_the_leak_report_says_when_the_amplitude_leaves() -> None:
+def test_the_disclosure_says_when_the_amplitude_leaves() -> None:
     plan = make_plan("harmofl", "training.batch_size=4", "algorithm.amplitude.decay=0.0")
     text = "\n".join(describe(plan, SiteSettings()))
     assert "amplitude" in text and "round 1 only" in text and "no phase" in text
-    assert "as many images as smallest_average in medsilo.yaml (here 8)" in text
+    assert "as many images as min_cases_per_average in medsilo.yaml (here 8)" in text
     assert "amplitude" not in "\n".join(describe(make_plan("fedavg"), SiteSettings()))
     assert "no tensor" in describe(make_plan("local"), SiteSettings())
 
 
 def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    (tmp_path / "medsilo.yaml").write_text("smallest_average: 1000\n")
-    arguments = ["leak-report", str(JOBS / "harmofl"), "--set", "training.rounds=3", "--settings", str(tmp_path)]
+    (tmp_path / "medsilo.yaml").write_text("min_cases_per_average: 1000\n")
+    arguments = ["disclosure", str(JOBS / "harmofl"), "--set", "training.rounds=3", "--settings", str(tmp_path)]
     assert cli.main(arguments) == 0
     text = capsys.readouterr().out
-    assert "smallest_average in medsilo.yaml (here 1000)" in text
+    assert "min_cases_per_average in medsilo.yaml (here 1000)" in text
     assert "2 to 3" in text
-    assert cli.main(["leak-report", "nowhere"]) == 1
+    assert cli.main(["disclosure", "nowhere"]) == 1
 
 
 # What was found

@@ -13,11 +13,11 @@ import medsilo
 from medsilo import extend, registry
 from medsilo.cli import all_commands, main
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.tasks.use import Use
+from medsilo.tasks.inference import Inference
 from medsilo_lab.deploy.exporter import EXPORTERS, export
 from medsilo_lab.deploy.predictor import PREDICTORS
 from medsilo_lab.deploy.source import Source
-from medsilo_lab.start.looker import LOOKERS
+from medsilo_lab.start.dataset_layout import DATASET_PROBES
 from tests.conftest import make_plan
 from tests.unit.test_extend import a_distribution
 
@@ -96,7 +96,7 @@ def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypa
     text.write_text("a")
     with pytest.raises(MedsiloError, match="reads no image files or others that could be predicted"):
         medsilo.predict(run.folder, text, tmp_path / "none")
-    monkeypatch.setattr(type(run.plan.task), "use", Use("texts"))  # as a task of the package says of itself
+    monkeypatch.setattr(type(run.plan.task), "use", Inference("texts"))  # as a task of the package says of itself
     assert medsilo.predict(run.folder, text, tmp_path / "out") == [{"file": "letter.txt"}]
     assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "again")]) == 0
 
@@ -115,7 +115,7 @@ def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: 
 def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
     tables = [value for value in vars(registry).values() if isinstance(value, registry.PluginTable)]
     assert len(tables) == 8
-    for table in (*tables, EXPORTERS, LOOKERS, PREDICTORS):
+    for table in (*tables, EXPORTERS, DATASET_PROBES, PREDICTORS):
         for name in table:
             assert table[name] is not None and table.package_of(name) is None
     assert {"release", "nnunet plan"} <= {one.name for own in all_commands().values() for one in own}

@@ -248,7 +248,7 @@ def test_a_poor_answer_of_before_says_what_to_do(
         ("train jobs/fedavg", 2, ["medsilo run JOB"]),
         ("log", 2, ["medsilo status ID --watch"]),
         ("start", 2, ["medsilo run JOB", "medsilo submit JOB", "startup/start.sh"]),
-        ("stop", 2, ["medsilo abort ID", "startup/stop_fl.sh"]),
+        ("stop", 2, ["medsilo cancel ID", "startup/stop_fl.sh"]),
         (
             "run jobs/fedavg --set task.name=image-folder --set task.kind=classification --set task.labels=[a,b] "
             "--set task.size=[32,32] --set network.name=small-cnn --data table.csv",
@@ -329,10 +329,10 @@ def test_an_abort_waits_for_the_jobs_end_but_not_for_ever(over: bool, monkeypatc
     monkeypatch.setattr(lead, "ENDING", 0.05)
     said: list[str] = []
     if over:
-        assert lead.abort("the-job", Path(), said.append) == "FINISHED:ABORTED"
+        assert lead.cancel("the-job", Path(), said.append) == "FINISHED:ABORTED"
     else:
         with pytest.raises(MedsiloError, match=r"the-job is still RUNNING.*medsilo status the-job --watch"):
-            lead.abort("the-job", Path(), said.append)
+            lead.cancel("the-job", Path(), said.append)
     (line,) = said
     assert "the-job" in line
 

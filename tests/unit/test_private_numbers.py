@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from medsilo.check.demands import price_list, privacy_findings
-from medsilo.core.coarse import Resolution
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
+from medsilo.core.rounding import Resolution
 from medsilo.federation import inprocess
 from medsilo.federation.private_site import PrivateNumbers
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon, geometric_for
-from medsilo.privacy.mechanisms import Charge, Demands, Geometric, Promise
+from medsilo.privacy.mechanisms import Charge, Geometric, PrivacyGuarantee, PrivacyRequirements
 from medsilo.runs.paths import BEST, NOISY_COUNTS, site_folder
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import SiteResult
-from medsilo.site.book import PARTS, Book, data_set
+from medsilo.site.query_budget import PARTS, QueryBudget, data_set
 from medsilo.site.settings import make_settings
 from medsilo.tasks.sources import DataSource
 from tests.unit.test_account import PRIVATE, ask, settings_of, site, standing, weights
@@ -40,8 +40,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def numbers(folder: Path, patients: int = 40, plan: Plan | None = None, **demands: Any) -> PrivateNumbers:
     units = [f"p{n}" for n in range(patients)]
-    own = Demands(**{"epsilon": 5.0, "delta": 1e-3, "unit": "patient", **demands})
-    promise = Promise(epsilon=2.0, delta=1e-3, unit="patient")
+    own = PrivacyRequirements(**{"epsilon": 5.0, "delta": 1e-3, "unit": "patient", **demands})
+    promise = PrivacyGuarantee(epsilon=2.0, delta=1e-3, unit="patient")
     parts = dict.fromkeys(("train", "validation", "test"), units)
     return PrivateNumbers(plan or parse_plan(NOISY), "a", own, promise, True, folder, parts)
 
@@ -78,7 +78,7 @@ def test_one_patient_moves_a_sum_of_scores_by_half_the_range_at_most(tmp_path: P
     plan = promised("fedavg", "privacy.scores.epsilon=0.5")
     units = ["a", "a", "a", "b", "c"]
     one, other = (
-        PrivateNumbers(plan, "a", None, Promise(epsilon=2, delta=1e-3), True, tmp_path, {"validation": own})
+        PrivateNumbers(plan, "a", None, PrivacyGuarantee(epsilon=2, delta=1e-3), True, tmp_path, {"validation": own})
         for own in (units, units[3:])
     )
     extreme = torch.tensor([1.0, 1.0, float("inf"), 0.4, 0.6])
@@ -199,9 +199,9 @@ def test_a_hospital_chooses_its_own_model_by_what_it_tells(photos: Path, tmp_pat
 
 
 def test_prices_check_and_cautions_say_so(photos: Path) -> None:
-    said = parse_plan(NOISY).cautions(["a"])
+    said = parse_plan(NOISY).warnings(["a"])
     assert "scores have noise for privacy" in said[0] and "numbers of cases have noise" in said[1]
-    assert parse_plan(PRIVATE).cautions(["a"]) == []
+    assert parse_plan(PRIVATE).warnings(["a"]) == []
     plan, own = parse_plan(NOISY), settings_of(photos, public={})
     prices = dict(price_list(plan, own))
     assert prices["numbers of cases"].startswith("geometric noise drawn once; ε = 0.4")
@@ -243,7 +243,10 @@ def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_p
     scores = [score for score in told.validation if score is not None]
     assert step == 0.2 and scores and all(score == pytest.approx(round(score / step) * step) for score in scores)
     assert (
-        Book(tmp_path / "_hospital/a").used(data_set(DataSource(folder=photos), "image-folder"))[""]["validation"] == 3
+        QueryBudget(tmp_path / "_hospital/a").used(data_set(DataSource(folder=photos), "image-folder"))[""][
+            "validation"
+        ]
+        == 3
     )  # and answers are counted
 
 
@@ -252,7 +255,7 @@ def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
     plan = parse_plan(
         {**PRIVATE, "privacy": {**LOUD, "epsilon": 20.0, "scores": {"epsilon": 8.0}, "counts": {"epsilon": 1.0}}}
     )
-    promise = Promise(epsilon=20.0, delta=1e-3)
+    promise = PrivacyGuarantee(epsilon=20.0, delta=1e-3)
     units = {part: [f"p{number}" for number in range(402)] for part in PARTS}
     own = PrivateNumbers(plan, "a", None, promise, True, tmp_path, units, 5)
     values, step = torch.full((402,), 0.47), 0.05
@@ -292,9 +295,9 @@ def test_check_and_disclosure_report_say_whose_floors_hold(photos: Path) -> None
     plan = parse_plan({**PRIVATE, "privacy": LOUD})
     for own in (None, {"epsilon": 50.0, "delta": 1e-3}):
         settings = make_settings({"data": str(photos), "privacy": own}, "x")
-        [note] = [one for one in privacy_findings(plan, settings, None) if "smallest_metric" in one.what]
+        [note] = [one for one in privacy_findings(plan, settings, None) if "min_patients_per_metric" in one.what]
         assert note.severity == "note" and ("protective_epsilon" if own else "privacy") in note.what + note.remedy
         assert "both hold" in dict(price_list(plan, settings))["score, loss and counts over test cases"]
     settings = make_settings({"data": str(photos), "privacy": {"epsilon": 5.0, "delta": 1e-3}}, "x")
-    assert not any("smallest_metric" in one.what for one in privacy_findings(plan, settings, None))
+    assert not any("min_patients_per_metric" in one.what for one in privacy_findings(plan, settings, None))
     assert "both hold" not in dict(price_list(plan, settings))["score, loss and counts over test cases"]

@@ -9,15 +9,15 @@ import torch
 from medsilo.check.method_facts import FACTS
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.files import load_tensors, save_tensors
-from medsilo.course.algorithm import Algorithm
-from medsilo.course.declared import Private
 from medsilo.federation import inprocess
 from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.methods.fedavg import FedAvg
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.mechanisms import Demands, SampledGaussian
+from medsilo.privacy.mechanisms import PrivacyRequirements, SampledGaussian
 from medsilo.registry import METHODS
+from medsilo.schedule.algorithm import Algorithm
+from medsilo.schedule.declared import Private
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan, slow_but
 
@@ -49,7 +49,7 @@ def promised(method: str = "fedavg", *changes: str) -> Plan:
 
 
 def test_who_declares_an_account_keeps_a_promise_and_others_are_told_of_them() -> None:
-    assert all(isinstance(METHODS[name](**NEEDS.get(name, {})).privately(ABLE), Private) for name in ABLE)
+    assert all(isinstance(METHODS[name](**NEEDS.get(name, {})).privacy_mechanism(ABLE), Private) for name in ABLE)
     with pytest.raises(PlanError, match="leave privacy out") as refused:
         promised("scaffold")
     named = str(refused.value).partition("; use ")[2].rpartition(", or ")[0].split(", ")
@@ -63,7 +63,7 @@ def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
         """Sends whatever else."""
 
     with pytest.raises(PlanError, match="not all that leaves"):
-        Other().privately(ABLE)
+        Other().privacy_mechanism(ABLE)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_promise_is_part_of_the_plan() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- what is charged
-def at(plan: Plan, demands: Demands | None = None) -> PrivateSite:
+def at(plan: Plan, demands: PrivacyRequirements | None = None) -> PrivateSite:
     data = plan.task.read(SITES[0], SITES, plan.seed, None)
     numbers = PrivateNumbers.of(plan, SITES[0], SiteSettings(device="cpu", privacy=demands), Path(), data)
     assert numbers
@@ -127,13 +127,13 @@ def test_what_all_rounds_are_charged_is_what_was_promised(method: str) -> None:
 def test_the_stricter_of_plan_and_hospital_holds() -> None:
     plan = promised()
     assert at(plan).numbers.promise.unit == "record"
-    strict = at(plan, Demands(epsilon=10, delta=1e-4, study_epsilon=0.5, unit="patient"))
+    strict = at(plan, PrivacyRequirements(epsilon=10, delta=1e-4, study_epsilon=0.5, unit="patient"))
     promise = strict.numbers.promise
     assert (promise.epsilon, promise.delta, promise.unit) == (0.5, 1e-4, "patient")
     assert strict.noise > at(plan).noise
     assert len(strict.sample(strict.numbers.secret(1)).members) < len(at(plan).sample(strict.numbers.secret(1)).members)
     with pytest.raises(Refused, match="demands differential privacy"):
-        at(make_plan(), Demands(epsilon=1, delta=1e-4))
+        at(make_plan(), PrivacyRequirements(epsilon=1, delta=1e-4))
 
 
 # ---------------------------------------------------------------------------------------------------- whole studies
@@ -216,6 +216,6 @@ def test_every_declared_network_exists() -> None:
         plan = promised(method)
         names = plan.build_networks().keys()
         private = plan.private
-        assert {*private.networks, *private.at_home} <= names
+        assert {*private.networks, *private.exact_networks} <= names
         sent = {group.name for phase in plan.course.phases for group in phase.sent}
         assert sent and isinstance(plan.algorithm, Algorithm)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from medsilo.check.demands import source_of
-from medsilo.core.coarse import Resolution, step_of_at_least
 from medsilo.core.errors import DataError, Refused
+from medsilo.core.rounding import Resolution, step_of_at_least
 from medsilo.federation.disclosure import MOST
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
-from medsilo.site.book import Book
+from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.splits import parts_by_rank
 from tests import inprocess
@@ -113,7 +113,7 @@ def test_by_default_both_studies_tell_of_the_same_patients(asks: Asks, photos: P
 
 def test_exact_numbers_and_another_seed_move_nobody_either(asks: Asks, photos: Path, tmp_path: Path) -> None:
     """The split does not rest on coarse numbers, nor on anything that a plan says."""
-    exact = {"score_cases": 0, "smallest_metric": 1}
+    exact = {"score_rounding": 0, "min_patients_per_metric": 1}
     (one, other), _ = attack(asks, photos, tmp_path, **exact)
     asks("third", photos, "task.split=7", "seed=0", **exact)
     third = Record(tmp_path / "third").rounds()[0].sites["a"].validation_loss
@@ -239,7 +239,7 @@ def test_a_part_of_few_patients_tells_nothing_however_many_images(tmp_path: Path
         site.participant.disclosure.cases["validation"] == 20
         and len(set(site.participant.disclosure.patients["validation"])) == 4
     )
-    assert site.participant.disclosure.withheld == ["validation"]
+    assert site.participant.disclosure.suppressed == ["validation"]
 
 
 def test_a_super_model_is_found_from_coarse_counts(asks: Asks, photos: Path) -> None:
@@ -304,7 +304,7 @@ def test_synthetic_hospitals_are_as_before() -> None:
 # ---------------------------------------------------------------------------------------------------- newcomers
 def parts_at(data: Path, study: Path) -> dict[str, str]:
     """Return the patients of each part of a study at this hospital."""
-    settings = make_settings({"device": "cpu", "data": data, "limits": {"test_answers": 1000}}, "x")
+    settings = make_settings({"device": "cpu", "data": data, "quotas": {"test_answers": 1000}}, "x")
     site = site_of(parse_plan(STUDY), "a", ["a"], settings, study / "sites/a")
     return {name: part for part, names in site.participant.disclosure.patients.items() for name in names}
 
@@ -337,7 +337,7 @@ def test_a_study_that_is_refused_draws_nothing_for_good(tmp_path: Path) -> None:
 
 def test_check_foretells_the_split_and_writes_none(photos: Path, tmp_path: Path) -> None:
     settings = make_settings({"device": "cpu", "data": photos}, "x")
-    book, plan = Book(tmp_path / "_hospital/a"), parse_plan(STUDY)
+    book, plan = QueryBudget(tmp_path / "_hospital/a"), parse_plan(STUDY)
     book.key()
     source = source_of(plan, settings, book)
     foretold = plan.task.survey("a", ["a"], 0, source)

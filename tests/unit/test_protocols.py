@@ -20,7 +20,7 @@ def test_harmofl_without_a_half_is_not_the_paper_s(halves: list[str]) -> None:
     assert make_plan("harmofl", *image, "protocol=paper").protocol == "paper"
     with pytest.raises(PlanError, match=r"there is none, but protocol 'paper' of harmofl has"):
         make_plan("harmofl", *image, *halves, "protocol=paper")
-    assert make_plan("harmofl", *image, *halves).protocol == "clinical"
+    assert make_plan("harmofl", *image, *halves).protocol == "default"
 
 
 @pytest.mark.parametrize("change", ["weights=uniform", "bn_share=mean", "pretraining.share=0.5"])
@@ -34,7 +34,7 @@ def test_adafed_s_paper_pins_its_equations(change: str) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "adafed", "local", "fedsm-extra"])
 def test_a_word_of_which_a_method_says_nothing_is_refused(method: str) -> None:
     with pytest.raises(
-        PlanError, match=f"protocol: 'released-code' says nothing of {method}; declare clinical or paper"
+        PlanError, match=f"protocol: 'released-code' says nothing of {method}; declare default or paper"
     ):
         make_plan(method, "training.rounds=3", "protocol=released-code")
 

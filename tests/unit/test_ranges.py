@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from medsilo.course.phase import FURTHEST
 from medsilo.registry import TASKS
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
+from medsilo.schedule.phase import FURTHEST
 from tests.conftest import SITES, make_plan
 from tests.unit.test_coordinator import GO_ON, SMALL, Answers, Study, assert_equal, task_and_round, without_c
 
@@ -24,7 +24,7 @@ IMAGES = [
 def poisoned(folder: Path, plan: Any, group: str, ending: str, change: Callable[[Tensor], Any]) -> Study:
     """A study in which one hospital's tensors of this name are changed on their way, in round 1."""
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         if site == C and task_and_round(asked) == ("round", 1):
             own = {name: tensor.clone() for name, tensor in reply.groups[group].items()}
@@ -89,7 +89,7 @@ def test_adams_memory_has_ranges_too(tmp_path: Path) -> None:
 def test_the_sum_is_that_without_the_site(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL, *GO_ON)
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         if site == C and asked.facts["task"] == "round":
             own = reply.groups["model"]

@@ -101,7 +101,7 @@ def test_medsilo_runs_without_a_network_from_its_wheelhouse(root: Path, tmp_path
         pytest.skip("the packages can't be had here")
     programs = installed_offline(tmp_path / "venv", tmp_path / "dist/wheelhouse")
     (tmp_path / "runs").mkdir()
-    for words in (["--help"], ["clean", "runs"]):
+    for words in (["--help"], ["prune", "runs"]):
         command = [*OFFLINE, programs / "medsilo", *words]
         bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True)

@@ -32,8 +32,8 @@ MAY: dict[tuple[str, str], str] = {
     ): "its own temporary file; a mask that was there is refused before",
     ("medsilo/runs/record.py", "Record.keep_as_best"): "its own temporary file, which becomes the best checkpoint",
     # Caches: files named by their SHA-256, which were sent or lie elsewhere, too.
-    ("medsilo/core/shelf.py", "keep"): "the oldest files that were sent for networks, beyond models_disk",
-    ("medsilo/core/shelf.py", "keep_beside"): "the same file under the same hash",
+    ("medsilo/core/weight_cache.py", "keep"): "the oldest files that were sent for networks, beyond models_disk",
+    ("medsilo/core/weight_cache.py", "keep_beside"): "the same file under the same hash",
     # What a run needs to go on, when it is over or begins anew.
     ("medsilo/flare/simulator.py", "run"): "what this call made itself, where the run did not even begin",
     ("medsilo/flare/simulator.py", "resume"): "the summary of a run that did not end, before it goes on",
@@ -41,15 +41,15 @@ MAY: dict[tuple[str, str], str] = {
     ("medsilo/runs/record.py", "Record.tell_now"): "the progress of a run that has ended",
     ("medsilo/runs/record.py", "Record.save_checkpoint"): "checkpoints before one that is whole, but the best",
     ("medsilo/federation/site_state.py", "SiteState.save"): "states that no round may ask for again",
-    ("medsilo/federation/site_state.py", "NowFile.answering"): "the progress of an answer that is made",
+    ("medsilo/federation/site_state.py", "StatusFile.answering"): "the progress of an answer that is made",
     ("medsilo_lab/study/cells.py", "_discard"): "a run of this very plan that did not end and can't go on",
     ("medsilo_lab/study/cells.py", "run_cell"): "checkpoints and states of a run that has ended well",
     ("medsilo/deploy/supermodel.py", "SuperModel.save"): "the super model of the same folder: its manifest first, and "
     "personal models of hospitals that agree no more",
     # Asked for by name, and listed before.
-    ("medsilo/runs/clean.py", "remove"): "what 'medsilo clean' listed, with --yes",
+    ("medsilo/runs/clean.py", "remove"): "what 'medsilo prune' listed, with --yes",
     # A hospital's own records.
-    ("medsilo/site/book.py", "Book._running"): "the mark of a study whose process is gone",
+    ("medsilo/site/query_budget.py", "QueryBudget._running"): "the mark of a study whose process is gone",
     ("medsilo/site/approvals.py", "Approvals.keep"): "plans that asked, without a decision, but the last ones",
     ("medsilo/site/approvals.py", "AcceptedSettings.accept"): "what is remembered of settings that promise nothing",
     # Kits.

@@ -58,7 +58,7 @@ def summary_of(
         engine="simulator",
         metric="accuracy",
         seed=0,
-        protocol="clinical",
+        protocol="default",
         plan_hash="abcdef0123456789",
         packages={"medsilo": Package(version="0.1.0", hash="0123456789abcdef")},
         study="demo",
@@ -231,19 +231,19 @@ def test_single_runs_side_by_side_are_not_ranked(folders: list[Path]) -> None:
 def test_all_figures_are_shown_and_what_is_withheld_is_called_so(tmp_path: Path) -> None:
     told = {
         "a": {"figures": {"accuracy": 0.5, "auroc": 0.8125}},
-        "b": {"figures": {"accuracy": 0.75}, "withheld": ["chances", "confusion"]},
-        "c": {"test": {"accuracy": None, "loss": None, "cases": 3}, "withheld": ["accuracy"]},
+        "b": {"figures": {"accuracy": 0.75}, "suppressed": ["chances", "confusion"]},
+        "c": {"test": {"accuracy": None, "loss": None, "cases": 3}, "suppressed": ["accuracy"]},
     }
     pooled = {"accuracy": 0.6, "auroc": 0.875}
     summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.75, "c": None}, told, pooled=pooled)
     parsed = rendered([save(tmp_path, summary)])[1]
-    assert parsed.row("FedAvg")[3:] == ["0.500", "0.750", "withheld"]
+    assert parsed.row("FedAvg")[3:] == ["0.500", "0.750", "suppressed"]
     shown = [row for row, section in zip(parsed.rows, parsed.sections, strict=True) if section == "figures"]
     assert shown == [
         ["Method and whose test cases", "accuracy", "auroc"],
         ["FedAvg a", "0.500", "0.812"],
-        ["FedAvg b", "0.750", "withheld"],
-        ["FedAvg c", "withheld", "withheld"],
+        ["FedAvg b", "0.750", "suppressed"],
+        ["FedAvg c", "suppressed", "suppressed"],
         ["FedAvg all sites' cases", "0.600", "0.875"],
     ]
 

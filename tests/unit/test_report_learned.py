@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.federation.exact import write_measures
+from medsilo.federation.raw_results import write_measures
 from medsilo.plan import parse_plan
 from medsilo_lab.report import charts
 from medsilo_lab.report.findings import is_still_rising

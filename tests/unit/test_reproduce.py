@@ -28,4 +28,4 @@ def test_the_command_is_one(command: str, root: Path, monkeypatch: pytest.Monkey
     if name == "run":
         from medsilo.plan import load_plan
 
-        assert list(load_plan(values["plan"], values["changes"]).participation.unseen) == ["rim-one"]
+        assert list(load_plan(values["plan"], values["changes"]).participation.evaluation_sites) == ["rim-one"]

@@ -8,8 +8,8 @@ from weakref import ref
 import pytest
 import torch
 
-from medsilo.federation.exact import ExactResult
 from medsilo.federation.participant import Participant
+from medsilo.federation.raw_results import ExactResult
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.compute import Compute
 from medsilo.runs.messages import Request
@@ -59,7 +59,7 @@ def test_what_a_resting_site_let_go_of_is_free_at_once(
     weight = ref(next(state.modules["model"].parameters()))
     gc.disable()
     try:
-        state.rest()
+        state.offload()
     finally:
         gc.enable()
     assert weight() is None and len(looked) == circle

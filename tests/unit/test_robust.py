@@ -51,8 +51,8 @@ def mixed(mixer, shield, sent=SENT, order=FIVE, given=GIVEN):
     return result_of(mixer, "a")
 
 
-def shield_of(rule, share_cap=None):
-    return Shield(rule, share_cap, frozenset({"norm.running_var"}))
+def shield_of(rule, max_weight=None):
+    return Shield(rule, max_weight, frozenset({"norm.running_var"}))
 
 
 # -- against values worked out independently -------------------------------------------------------------------------
@@ -271,8 +271,8 @@ def plan_with(method, *changes, sites=None):
 
 
 def test_a_defence_is_part_of_the_plan():
-    assert make_plan("fedavg", "mixing.robust=null").hash == make_plan().hash
-    assert make_plan("fedavg", "mixing.robust.name=median").hash != make_plan().hash
+    assert make_plan("fedavg", "aggregation.robust=null").hash == make_plan().hash
+    assert make_plan("fedavg", "aggregation.robust.name=median").hash != make_plan().hash
 
 
 @pytest.mark.parametrize(
@@ -281,36 +281,38 @@ def test_a_defence_is_part_of_the_plan():
         ("local", ["robust.name=median"], "local takes no mean over hospitals"),
         ("adafed", ["robust.name=median"], "adafed takes no mean over hospitals"),
         ("fednova", ["robust.name=median"], "weighs each hospital by the steps that it says it made"),
-        ("fednova", ["share_cap=0.5"], "weighs each hospital by the steps that it says it made"),
+        ("fednova", ["max_weight=0.5"], "weighs each hospital by the steps that it says it made"),
         ("fedavg", ["robust.name=multi-krum", "robust.bad=2"], "multi-krum needs 7 hospitals in every round, and 5"),
         ("fedavg", ["robust.name=trimmed-mean", "robust.bad=3"], "trimmed-mean needs 7 hospitals"),
         ("fedavg", ["robust.name=multi-krum", "robust.keep=6"], "multi-krum needs 6 hospitals"),
-        ("fedavg", ["robust.name=median", "share_cap=0.5"], "all hospitals count alike in median"),
-        ("fedavg", ["share_cap=0.1"], "make no whole with 5 hospitals; give 0.2 or more"),
-        ("fedavg", ["robust.name=krum"], "mixing.robust.name"),
+        ("fedavg", ["robust.name=median", "max_weight=0.5"], "all hospitals count alike in median"),
+        ("fedavg", ["max_weight=0.1"], "make no whole with 5 hospitals; give 0.2 or more"),
+        ("fedavg", ["robust.name=krum"], "aggregation.robust.name"),
         ("fedavg", ["robust.name=trimmed-mean", "robust.bad=0"], "bad"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_reason(method, changes, told):
     with pytest.raises(PlanError, match=told):
-        plan_with(method, *(f"mixing.{change}" for change in changes))
+        plan_with(method, *(f"aggregation.{change}" for change in changes))
 
 
 def test_too_few_in_the_worst_round_are_refused():
     fewer = ["participation.minimum=3", "participation.when_missing=continue"]
     with pytest.raises(PlanError, match="needs 5 hospitals in every round, and 3 are enough"):
-        plan_with("fedavg", "mixing.robust.name=multi-krum", *fewer)
-    assert plan_with("fedavg", "mixing.robust.name=trimmed-mean", *fewer)
+        plan_with("fedavg", "aggregation.robust.name=multi-krum", *fewer)
+    assert plan_with("fedavg", "aggregation.robust.name=trimmed-mean", *fewer)
 
 
 def test_shared_groups_are_defended_beside_personal_ones_and_the_plan_says_what_is_not():
     with pytest.raises(PlanError, match="no robust rule can hold for FedSM's selector in closed form"):
-        make_plan("fedsm", "mixing.robust.name=median")
-    plan = make_plan("fedsm", "mixing.robust.name=median", "algorithm.selector_sync=server-adam")
-    assert any("personal model of every hospital is mixed as the method says" in line for line in plan.cautions(SITES))
-    assert not any("mixing" in line for line in make_plan("fedavg", "mixing.robust.name=median").cautions(SITES))
+        make_plan("fedsm", "aggregation.robust.name=median")
+    plan = make_plan("fedsm", "aggregation.robust.name=median", "algorithm.selector_sync=server-adam")
+    assert any("personal model of every hospital is mixed as the method says" in line for line in plan.warnings(SITES))
+    assert not any(
+        "aggregation" in line for line in make_plan("fedavg", "aggregation.robust.name=median").warnings(SITES)
+    )
 
 
 def test_a_change_of_the_rule_drops_the_numbers_of_the_one_before():
-    plan = plan_with("fedavg", "mixing.robust.name=multi-krum", "mixing.robust.keep=2")
-    assert plan.with_changes(["mixing.robust.name=median"]).mixing.robust == rules.Median()
+    plan = plan_with("fedavg", "aggregation.robust.name=multi-krum", "aggregation.robust.keep=2")
+    assert plan.with_changes(["aggregation.robust.name=median"]).mixing.robust == rules.Median()

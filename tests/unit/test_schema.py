@@ -24,7 +24,7 @@ HOSTILE = "red \u001b[31m\nalert\u202e \ud800 " + "x" * 30_000_000
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     told = {"a": {"missed": {2: "lost: asleep"}, "figures": {"hd95": None}, "classes": {"train": [3, 4], "test": None}}}
-    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": None}, told, details=Details(cautions=["beware"], own=[1]))
+    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": None}, told, details=Details(warnings=["beware"], own=[1]))
     line = round_line(1, ["a", "b"]).changed(sites={"a": SiteRound(validation=0.5, train_loss=-0.25, samples=7)})
     record = Record(save(tmp_path, summary, [line]))
     assert record.summary() == summary and record.rounds() == [line]

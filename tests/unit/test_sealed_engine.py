@@ -19,7 +19,7 @@ from medsilo.federation.channel import Missing
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import make_plan, slow_but
@@ -28,7 +28,7 @@ from tests.sites import site_of
 from tests.unit.test_coordinator import LOST, SMALL, Answers, Script, Scripted, honest
 
 HOSPITALS = ["a", "b", "c", "d"]
-CPU = SiteSettings(device="cpu", smallest_average=1)
+CPU = SiteSettings(device="cpu", min_cases_per_average=1)
 WIDE = [  # its last convolution has 460 800 weights: no stretch of so many numbers is alike by chance
     "task.name=synthetic-histology",
     "task.size=32",
@@ -41,7 +41,7 @@ WIDE = [  # its last convolution has 460 800 weights: no stretch of so many numb
     "training.local_epochs=2",
     "training.learning_rate=0.1",
 ]
-RULES = [*SMALL, "training.learning_rate=0.001", "training.rounds=3", "tracking.select=last"]
+RULES = [*SMALL, "training.learning_rate=0.001", "training.rounds=3", "model_selection.keep=last"]
 GO_ON = ["participation.when_missing=continue", "participation.minimum=3"]
 
 
@@ -74,10 +74,10 @@ def furthest(one: Path, other: Path) -> float:
     )
 
 
-def at(task: str, number: int, does: Callable[[Callable[[], Parcel]], Answers], site: str = "d") -> Script:
+def at(task: str, number: int, does: Callable[[Callable[[], StudyMessage]], Answers], site: str = "d") -> Script:
     """A script that does something else to one site's answer to one task."""
 
-    def script(who: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(who: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if who == site and (asked.facts["task"], asked.facts["round"]) == (task, number):
             return does(work)
         return honest(who, asked, work)
@@ -85,16 +85,16 @@ def at(task: str, number: int, does: Callable[[Callable[[], Parcel]], Answers], 
     return script
 
 
-def never(work: Callable[[], Parcel]) -> Answers:
+def never(work: Callable[[], StudyMessage]) -> Answers:
     return LOST
 
 
-def too_late(work: Callable[[], Parcel]) -> Answers:
+def too_late(work: Callable[[], StudyMessage]) -> Answers:
     work()
     return LOST
 
 
-def stops(work: Callable[[], Parcel]) -> Answers:
+def stops(work: Callable[[], StudyMessage]) -> Answers:
     raise Aborted("the server was stopped")
 
 
@@ -133,7 +133,7 @@ def test_a_site_without_keys_is_not_in_the_study(tmp_path: Path) -> None:
 
 
 def test_too_few_to_open_a_sum_end_the_study_with_the_reason(tmp_path: Path) -> None:
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         lost = site in "cd" and asked.facts["task"] == "unmask" and asked.facts["round"] == 2
         return LOST if lost else honest(site, asked, work)
 
@@ -149,7 +149,7 @@ def killed(schedule: Schedule, sealed: bool) -> Script:
     """A script of sites that drop out, in clear as far as it can be seen there."""
     at = dict(zip(MOMENTS, ("offer", "round", "round", "unmask"), strict=True))
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         moment, gone = schedule.get(asked.facts["round"], ("", ()))
         task = at.get(moment, "") if sealed else "round" * (moment != MOMENTS[3])
         if site not in gone or asked.facts["task"] != task:
@@ -194,7 +194,7 @@ def test_any_sites_that_drop_out_at_any_moment_cost_nothing_but_themselves(count
 def test_a_hospital_that_comes_late_is_in_the_next_sum(tmp_path: Path) -> None:
     """It has not seen the first weights, and its masks cancel: of means, and of personal models."""
 
-    def away(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def away(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         gone = site == "d" and asked.facts["round"] in (1, 2) and asked.facts["task"] != "join"
         return LOST if gone else honest(site, asked, work)
 
@@ -208,7 +208,7 @@ def first_time(task: str, number: int, gone: Missing, works: bool) -> Script:
     """A script that loses d's first answer to one task, made or not."""
     lost: list[str] = []
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if site == "d" and not lost and (asked.facts["task"], asked.facts["round"]) == (task, number):
             lost.append(task)
             if works:
@@ -266,7 +266,7 @@ def test_a_server_and_sites_that_start_again_end_with_the_same_models(method: st
 def stopped_while_unmasking(folder: Path) -> None:
     """Leave a study whose server ends when two of three sites have helped to open the sum of round 2, without d."""
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if (site, asked.facts["task"], asked.facts["round"]) == ("d", "round", 2):
             return LOST
         if (site, asked.facts["task"], asked.facts["round"]) == ("c", "unmask", 2):
@@ -300,7 +300,7 @@ def test_rounds_that_a_restored_server_repeats_have_the_same_hospitals_as_before
     """Its backup is of before round 2, in which d was missing; rounds 2 and 3 were opened since."""
     folder, backup = tmp_path / "run", tmp_path / "backup"
 
-    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if (site, asked.facts["task"], asked.facts["round"]) == ("a", "offer", 2):
             back_up(folder / "checkpoints", backup)
         gone = (site, asked.facts["task"], asked.facts["round"]) == ("d", "round", 2)
@@ -316,7 +316,7 @@ def test_rounds_that_a_restored_server_repeats_have_the_same_hospitals_as_before
 def test_a_round_whose_sum_was_opened_is_not_opened_over_others(tmp_path: Path) -> None:
     stopped_while_unmasking(tmp_path / "run")
 
-    def without_a(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+    def without_a(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         try:
             return LOST if site == "a" else honest(site, asked, work)
         except Refused as error:
@@ -346,10 +346,10 @@ def test_the_servers_disk_holds_no_model_of_a_site(tmp_path: Path) -> None:
     def led(how: str) -> tuple[list[bytes], Tensor, Tensor, Tensor]:
         """Return the server's files, a's weight at the end, the first one, and the mean."""
         folder = tmp_path / how
-        plan = make_plan("fedsm", "tracking.select=last", *WIDE, f"transport.sealing={how}", sites=HOSPITALS)
+        plan = make_plan("fedsm", "model_selection.keep=last", *WIDE, f"transport.sealing={how}", sites=HOSPITALS)
         personal: dict[str, dict[str, Tensor]] = {}
 
-        def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
             answer = work()
             if asked.facts["task"] == "deliver":
                 networks = transport.participants[site].participant.state.modules

@@ -14,7 +14,7 @@ from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serial
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.site.signing import PrivateKey
 from medsilo_secagg.identity import Certified, Signer, Unsigned
-from medsilo_secagg.letters import Assembly
+from medsilo_secagg.letters import Roster
 from medsilo_secagg.member import Member
 from tests.sealed import Hospitals, as_groups, block, close, mean_of, names, numbers, terms
 
@@ -167,12 +167,12 @@ def test_a_server_that_swaps_keys_is_noticed() -> None:
     }
     for said, false in swapped.items():
         with pytest.raises(Refused, match=f"site-2: .*{said}"):
-            fresh_members["site-0"].meet(Assembly(introductions=(*honest[:2], false)))
+            fresh_members["site-0"].meet(Roster(introductions=(*honest[:2], false)))
     with pytest.raises(Refused, match="the server: it relays another key of this site"):
-        fresh_members["site-0"].meet(Assembly(introductions=(study.assembly.introductions[0], *honest[1:])))
+        fresh_members["site-0"].meet(Roster(introductions=(study.assembly.introductions[0], *honest[1:])))
     with pytest.raises(Refused, match="the server: the sites whose keys it relays"):
-        fresh_members["site-0"].meet(Assembly(introductions=(honest[0], honest[2], honest[1])))
-    fresh_members["site-0"].meet(Assembly(introductions=tuple(honest)))
+        fresh_members["site-0"].meet(Roster(introductions=(honest[0], honest[2], honest[1])))
+    fresh_members["site-0"].meet(Roster(introductions=tuple(honest)))
 
 
 def test_sites_that_were_told_different_keys_can_read_nothing_of_each_other() -> None:
@@ -180,7 +180,7 @@ def test_sites_that_were_told_different_keys_can_read_nothing_of_each_other() ->
     study, models = Hospitals(terms(3)), numbers(3)
     honest = study.assembly.introductions
     other = Member.begin(study.terms, "site-2", Unsigned()).introduction()
-    study.members["site-1"].meet(Assembly(introductions=(*honest[:2], other)))
+    study.members["site-1"].meet(Roster(introductions=(*honest[:2], other)))
     own_block = block(models)
     deals = study.begin(1, [own_block]).deals()
     with pytest.raises(Refused, match="site-2: its shares cannot be opened"):

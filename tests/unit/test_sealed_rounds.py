@@ -8,7 +8,7 @@ import torch
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
 from medsilo_secagg.fixed_point import FixedPoint, Flat
 from medsilo_secagg.identity import Unsigned
-from medsilo_secagg.letters import Deal, Reveal, UnmaskingRequest
+from medsilo_secagg.letters import KeyShares, Reveal, UnmaskingRequest
 from medsilo_secagg.member import Member
 from medsilo_secagg.shamir import SHARE
 from medsilo_secagg.terms import SealedBlock, Terms
@@ -217,7 +217,7 @@ def test_a_round_that_is_dealt_otherwise_than_it_was_offered() -> None:
     deal = study.begin(2, [own]).deals()["site-0"]
     site = study.members["site-0"]
 
-    def with_offer(place: int, **changed: object) -> Deal:
+    def with_offer(place: int, **changed: object) -> KeyShares:
         false = deal.offers[place].model_copy(update=changed)
         return deal.model_copy(update={"offers": (*deal.offers[:place], false, *deal.offers[place + 1 :])})
 

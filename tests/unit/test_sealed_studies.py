@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from medsilo import cli, registry
-from medsilo.check.leaks import describe, leaks
+from medsilo.check.disclosure import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.course.transport import CLEAR
 from medsilo.plan import Plan
+from medsilo.schedule.transport import CLEAR
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.report.page import render
@@ -20,7 +20,7 @@ from tests import inprocess
 from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, make_plan
 from tests.inprocess import StudyResult
 
-SETTINGS = SiteSettings(device="cpu", smallest_average=1)
+SETTINGS = SiteSettings(device="cpu", min_cases_per_average=1)
 # Training turns a difference in the last digit into one in the third, in clear as well (a rectifier that just opens);
 # with short steps what is left is that of the mixing.
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
@@ -82,7 +82,7 @@ def test_pairwise_gives_clear_mixing_after_ten_rounds(method: str) -> None:
     assert furthest(run(method, "none", "training.rounds=10"), run(method, "pairwise", "training.rounds=10")) <= most
 
 
-ALONE = SiteSettings(device="cpu", smallest_average=1, share_personal_model=False)
+ALONE = SiteSettings(device="cpu", min_cases_per_average=1, share_personal_model=False)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ REFUSED = [
     ("fedavg", ["participation.sites=[a,b]"], "of two, each can tell the other's model"),
     ("fedavg", ["participation.when_missing=continue", "participation.minimum=2"], "sealing needs 3"),
     ("fedavg", ["transport.precision=bfloat16"], "bfloat16 only costs digits"),
-    ("fedavg", ["mixing.share_cap=0.5"], "which sealing hides from the server"),
-    ("fedavg", ['mixing.robust={"name": "median"}'], "which sealing hides from the server"),
+    ("fedavg", ["aggregation.max_weight=0.5"], "which sealing hides from the server"),
+    ("fedavg", ['aggregation.robust={"name": "median"}'], "which sealing hides from the server"),
     ("fedavg", ["transport.sealing_threshold=4"], "for 3 hospitals it must be from 2 to 3"),
     ("adafed", [], "adafed's statistics can't be sealed: .*; choose another method"),
     (
@@ -174,7 +174,7 @@ def test_sums_over_features_keep_their_digits() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what is kept where
-def test_record_leak_report_and_page_say_the_same_sentences(tmp_path: Path) -> None:
+def test_record_disclosure_and_page_say_the_same_sentences(tmp_path: Path) -> None:
     plan = plan_of("fedbn", "pairwise")
     study = inprocess.run(plan, settings=SETTINGS, folder=tmp_path / "study")
     said = study.summary.details.as_json()["sealing"]["protects"]
@@ -195,7 +195,7 @@ def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> Non
         assert (own / "sealing.json").stat().st_mode & 0o077 == 0
 
 
-def test_docs_and_leak_reports_say_against_whom_it_protects(root: Path) -> None:
+def test_docs_and_disclosures_say_against_whom_it_protects(root: Path) -> None:
     page = " ".join((root / "docs/trust/secure-aggregation.md").read_text("utf-8").split())
     for text in (CLEAR, SUMS, OPEN):
         assert text in page
@@ -204,6 +204,6 @@ def test_docs_and_leak_reports_say_against_whom_it_protects(root: Path) -> None:
     assert "No personal model goes to another hospital" in "\n".join(describe(plan_of("fedsm", "pairwise"), SETTINGS))
 
 
-def test_the_leak_report_counts_sealed_bytes() -> None:
+def test_the_disclosure_counts_sealed_bytes() -> None:
     clear, sealed = (leaks(plan_of("fedavg", how))[-1].bytes for how in ("none", "pairwise"))
     assert 1.8 * clear < sealed < 2.2 * clear

@@ -30,7 +30,7 @@ def test_the_file_is_what_the_second_implementation_makes() -> None:
     assert Vectors().facts() == expected()
 
 
-def parts(own: Vectors) -> tuple[SealedBlock, letters.Assembly, dict[str, letters.Offer]]:
+def parts(own: Vectors) -> tuple[SealedBlock, letters.Roster, dict[str, letters.Offer]]:
     like = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
     block = SealedBlock(NAME, Flat.of(like), FixedPoint(BOUND, 4))
     introductions = tuple(
@@ -41,10 +41,10 @@ def parts(own: Vectors) -> tuple[SealedBlock, letters.Assembly, dict[str, letter
         offered = letters.Offered(round=ROUND, site=site, mask=own.mask[site])
         boxes = {other: own.box(site, other) for other in SITES if other != site}
         offers[site] = letters.Offer(offered=offered, boxes=boxes)
-    return block, letters.Assembly(introductions=introductions), offers
+    return block, letters.Roster(introductions=introductions), offers
 
 
-def member_of(own: Vectors, site: str, assembly: letters.Assembly, offer: letters.Offer) -> Member:
+def member_of(own: Vectors, site: str, assembly: letters.Roster, offer: letters.Offer) -> Member:
     """Return a hospital that has drawn the secrets of the vectors."""
     keys = {kind: bytes.fromhex(value) for kind, value in expected()["secrets"][site].items()}
     both = own.shares(site, site)

@@ -198,7 +198,7 @@ def test_a_sentence_of_a_comparison(sentence: str, where: dict[str, Any], elsewh
 
 
 FAILED = {"status": "failed", "reason": "no disk"}
-DETAILS = {"details": Details(cautions=["unusual"])}
+DETAILS = {"details": Details(warnings=["unusual"])}
 OF_RUNS: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
     ("No patient&#39;s image was used", [{}], [{"synthetic": False}]),
     ("FedAvg reaches a mean test accuracy of", [{}], [FAILED]),
@@ -211,7 +211,7 @@ OF_RUNS: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
     ("finished with 2 of 9 planned rounds", [{"rounds": RoundCount(planned=9, done=2)}], [{}]),
     ("Every site answered each round.", [{}], [FAILED]),
     ("The data are synthetic.", [{}], [{"synthetic": False}]),
-    ("a: it looks odd", [{"stands_out": {"a": ["a: it looks odd"]}}], [{}]),
+    ("a: it looks odd", [{"outliers": {"a": ["a: it looks odd"]}}], [{}]),
 ]
 
 

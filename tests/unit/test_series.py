@@ -25,8 +25,8 @@ from medsilo.site.settings import make_settings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
 from medsilo_lab.start.choices import nested
+from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight
 from medsilo_lab.start.fitting import Machine
-from medsilo_lab.start.looker import Folder, first_sight
 from medsilo_series import recordings
 from medsilo_series.recordings import Coded, Recording
 from medsilo_series.series_folder import SeriesFolder
@@ -60,7 +60,7 @@ def write(path: Path, lines: Sequence[Sequence[Any]], head: Sequence[str] = HEAD
 def described(folder: Path, **more: Any) -> dict[str, Any]:
     inside = {"time": "t", "label": "doing"}
     return {
-        "folder": str(folder), "recordings": "*.csv", "inside": inside, "patient": "^[^_]+", "split": 0,
+        "folder": str(folder), "recordings": "*.csv", "recording_columns": inside, "patient": "^[^_]+", "split": 0,
         "label_map": {"REST": "rest", "WALK": "walk"}, **more,
     }  # fmt: skip
 
@@ -280,7 +280,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
     assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, inside={"label": "doing"})
-    monkeypatch.setattr(recordings.Sheet, "MOST_CELLS", 3)
+    monkeypatch.setattr(recordings.TableReader, "MOST_CELLS", 3)
     assert "more than 3 numbers (4); divide it" in words()
     monkeypatch.setattr(recordings, "MOST_NAMES", 0)
     assert "more than 0 different ones (4); correct it" in words()
@@ -306,7 +306,9 @@ def test_plans_that_make_no_sense_are_refused(numbers: dict[str, Any], words: st
 def studied(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The run of a study and the folder with a hospital's settings."""
     run, local = tmp_path_factory.mktemp("run") / "fedavg-series", tmp_path_factory.mktemp("local")
-    settings = make_settings({"data": described(hospitals), "smallest_metric": 1, "score_cases": 0}, "a test")
+    settings = make_settings(
+        {"data": described(hospitals), "min_patients_per_metric": 1, "score_rounding": 0}, "a test"
+    )
     study = inprocess.run(plan_of(), folder=run, settings=settings)
     assert study.summary.pooled["accuracy"] > 0.9
     (local / "medsilo.yaml").write_text(json.dumps({"data": described(hospitals / "a")}))
@@ -351,14 +353,14 @@ def test_a_model_says_what_each_window_and_each_recording_shows(
 
 
 @pytest.mark.slow
-def test_check_and_leak_report(
+def test_check_and_disclosure(
     studied: tuple[Path, Path], tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     local = studied[1]
     (tmp_path / "plan.yaml").write_text(plan_of().to_yaml())
     plan = ["--plan", str(tmp_path / "plan.yaml")]
     assert main(["check", str(root / "jobs/fedavg"), *plan, "--settings", str(local), "--site", "a"]) == 0
-    assert main(["leak-report", str(root / "jobs/fedavg"), *plan, "--settings", str(local)]) == 0
+    assert main(["disclosure", str(root / "jobs/fedavg"), *plan, "--settings", str(local)]) == 0
     told = capsys.readouterr().out
     assert "270 train" in told and "recordings, s" in told and "SECRET" not in told and str(local) not in told
 
@@ -414,7 +416,7 @@ def test_recorded_activity_gives_what_the_published_task_gives(shared_data: Path
         write_activity(source, tmp_path / "own" / SITES[place % 2])
     numbers = {"signals": SENSORS, "labels": list(MOTIONS), "rate": 50, "window": 128, "step": 128, "missing": "split"}
     plan = plan_of(**numbers, standardise="none")
-    described = {"recordings": "*.csv", "inside": {"time": "t", "label": "doing"}}
+    described = {"recordings": "*.csv", "recording_columns": {"time": "t", "label": "doing"}}
     own = make_settings({"data": {"folder": str(tmp_path / "own"), **described}, "public_data": True}, "a test")
     for site in SITES:
         data = plan.task.site_data(site, SITES, 0, own.data)
@@ -478,7 +480,7 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
         write(tmp_path / f"several/hospital-b/{person}.csv", rows(person), ("time_ms", "x", "y", "Activity"))
 
     def drafted(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        seen = first_sight(Folder(tmp_path / name, "a", lambda: Machine(1 << 30, False), None))
+        seen = first_sight(DatasetLayout(tmp_path / name, "a", lambda: Machine(1 << 30, False), None))
         parse_plan(nested(seen.choices.plan))
         make_settings(nested(seen.choices.settings), "a test")
         return nested(seen.choices.plan)["task"], nested(seen.choices.settings)["data"]
@@ -490,14 +492,14 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
         50.0,
         128,
     )
-    assert (data["inside"], data["time_unit"], data["decimal"]) == ({"time": "Timestamp"}, "datetime", ",")
+    assert (data["recording_columns"], data["time_unit"], data["decimal"]) == ({"time": "Timestamp"}, "datetime", ",")
     task, data = drafted("several")
-    assert data["inside"] == {"time": "time_ms", "label": "Activity"} and data["time_unit"] == "ms"
+    assert data["recording_columns"] == {"time": "time_ms", "label": "Activity"} and data["time_unit"] == "ms"
     for site in ("clinic-a", "clinic-b"):  # each file has the rows of several patients
         for ward in range(3):
             whole = [[f"{site}{ward}{who}", *own] for who in range(8) for own in rows(who)]
             write(tmp_path / f"wards/{site}/{ward}.csv", whole, ("who", "time_ms", "x", "y", "Activity"))
-    seen = first_sight(Folder(tmp_path / "wards", "a", lambda: Machine(1 << 30, False), None))
+    seen = first_sight(DatasetLayout(tmp_path / "wards", "a", lambda: Machine(1 << 30, False), None))
     assert "6 recordings of 48 patients" in seen.found[0] and "6 recordings were opened" in seen.found[2]
     (tmp_path / "odd").mkdir()
     write(tmp_path / "odd/a.csv", [["?", "?"]], ("t", "label"))

@@ -22,7 +22,7 @@ from tests.sites import site_of
 SITES, NEW = ["a", "b"], "z"
 CPU = SiteSettings(device="cpu")
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
-PLAN = make_plan("silobn", *SMALL, f"participation.unseen=[{NEW}]", sites=SITES)
+PLAN = make_plan("silobn", *SMALL, f"participation.evaluation_sites=[{NEW}]", sites=SITES)
 
 
 @pytest.mark.parametrize("batch", [1, 8, 32, 66])
@@ -50,7 +50,7 @@ def test_every_case_counts_the_same_whatever_the_batch_size(batch: int) -> None:
 
 def test_a_hospital_that_did_not_train_has_statistics_of_its_own_images(tmp_path: Path) -> None:
     run = inprocess.run(PLAN, folder=tmp_path / "run")
-    assert run.summary.unseen[NEW].test["cases"] > 0
+    assert run.summary.evaluation_sites[NEW].test["cases"] > 0
     (new, old) = (run.models[site].state_dict() for site in (NEW, SITES[0]))
     statistics = {name for name in new if "running" in name or "tracked" in name}
     selected = run.summary.selected.rounds
@@ -77,7 +77,7 @@ def test_a_hospital_that_has_test_images_alone_is_measured_on_these(cases: int, 
     summary = Record(folder).summary()
     assert summary.sites["a"].test
     if cases == 1:
-        assert "need two cases at least" in summary.unseen[NEW].missed_ends["deliver"]
+        assert "need two cases at least" in summary.evaluation_sites[NEW].missed_ends["deliver"]
         return
     expected = plan.build_networks()["model"]
     expected.load_state_dict(load_tensors(folder / "sites" / NEW / "best.safetensors")[0])

@@ -24,7 +24,7 @@ from medsilo import cli
 from medsilo.core.errors import Refused
 from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.site.policy import CONTROLLER, HARMLESS, ways_around
 from medsilo.site.settings import SiteSettings
 from tests.conftest import over_all
@@ -151,13 +151,13 @@ def test_logs_stay_at_a_strict_hospital(root: Path) -> None:
     assert "LogStreamer" not in json.dumps(resources)
 
 
-def test_leak_report_tells_the_filters(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_disclosure_tells_the_filters(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     examples = root / "site_configs"
     settings = "device: cpu\n"
 
     def told(local: Path) -> list[str]:
         (local / "medsilo.yaml").write_text(settings)
-        arguments = ["leak-report", str(root / "jobs/harmofl"), "--settings", str(local)]
+        arguments = ["disclosure", str(root / "jobs/harmofl"), "--settings", str(local)]
         code = cli.main(arguments)
         out, err = capsys.readouterr()
         return out.splitlines() if code == 0 else err.splitlines()
@@ -183,9 +183,9 @@ def test_only_listed_groups_leave(root: Path) -> None:
     keep = OnlyTheseGroups(**entry["args"])
     weights = {"w": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}
 
-    def passed(*groups: str) -> Parcel:
+    def passed(*groups: str) -> StudyMessage:
         return to_parcel(
-            keep.process(to_shareable(Parcel(dict.fromkeys(groups, weights), {"samples": 3})), FLContext())
+            keep.process(to_shareable(StudyMessage(dict.fromkeys(groups, weights), {"samples": 3})), FLContext())
         )
 
     assert torch.equal(passed("model").groups["model"]["w"], weights["w"])

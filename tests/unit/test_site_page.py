@@ -16,7 +16,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from medsilo.core.errors import Refused
-from medsilo.federation.site_state import COLUMNS, NowFile
+from medsilo.federation.site_state import COLUMNS, StatusFile
 from medsilo.flare.executor import note
 from medsilo.runs import paths
 from medsilo_page import page_server
@@ -245,7 +245,7 @@ def test_the_check_on_a_click(visitor: Visitor, home: Home) -> None:
 def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:
     shown = visitor.page("/study/study")
     assert "Waiting for the server; answers to 1 of 4 rounds have left." in shown and "FedAvg" in shown
-    now = NowFile(home.place, device="cpu")
+    now = StatusFile(home.place, device="cpu")
     with now.answering("round", 2):
         now.begin("training", 8)
         now._tell()

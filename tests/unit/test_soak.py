@@ -3,7 +3,7 @@
 from itertools import islice
 
 from tests.conftest import SITES
-from tests.secure.soak import GENTLE, ROUGH, WARM, Look, events, growths
+from tests.secure.soak import GENTLE, ROUGH, WARM, CaseFacts, events, growths
 
 
 def test_a_seed_draws_the_same_events() -> None:
@@ -14,11 +14,11 @@ def test_a_seed_draws_the_same_events() -> None:
     assert gentle == set(GENTLE)
 
 
-def life(pid: int, *rss: float, handles: int = 0, pool: int = 0) -> list[Look]:
+def life(pid: int, *rss: float, handles: int = 0, pool: int = 0) -> list[CaseFacts]:
     """A process that was looked at every minute, with so many handles more each time, and a pool of threads that grows
     to that size and shrinks again."""
     return [
-        Look(minute, 0, "localhost", "job", pid, held, 20 + handles * minute, 9 + pool * minute % 50)
+        CaseFacts(minute, 0, "localhost", "job", pid, held, 20 + handles * minute, 9 + pool * minute % 50)
         for minute, held in enumerate(rss)
     ]
 

@@ -9,11 +9,11 @@ import torch
 
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.directions import SAMPLED, Direction, Sketcher, standings
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
+from medsilo.runs.outliers import AGREE, AWAY, DOUBT, FEWEST, HEAVY, LONG, standing_out
 from medsilo.runs.progress import StudyProgress
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round, SentUpdate, SiteRound
-from medsilo.runs.standing import AGREE, AWAY, DOUBT, FEWEST, HEAVY, LONG, standing_out
 from medsilo_lab.api import Run
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
@@ -190,7 +190,7 @@ ALIKE = [
 DIFFERENT = ["task.shift=feature", "task.persons=6", "task.windows=10", *ALIKE[3:]]
 
 
-def flipped(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+def flipped(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
     """B trains honestly and sends the other way."""
     reply = work()
     if site == B and task_and_round(asked)[0] == "round":
@@ -211,7 +211,7 @@ def test_a_site_that_sends_the_other_way_is_named_and_no_other(tmp_path: Path):
     assert [own.share for own in last.values()] == pytest.approx(
         [own.samples / sum(one.samples for one in last.values()) for own in last.values()], abs=1e-3
     )
-    assert list(study.summary.stands_out) == [B]
+    assert list(study.summary.outliers) == [B]
     page = Run(tmp_path / "run").report().read_text()
     said = [part for part in page.split("<") if "point away from the others" in part]
     assert said and all(B in part and A not in part and C not in part for part in said)
@@ -219,14 +219,14 @@ def test_a_site_that_sends_the_other_way_is_named_and_no_other(tmp_path: Path):
 
 def test_honest_hospitals_that_differ_are_not_named(tmp_path: Path):
     study = Study(make_plan("fedsm", *DIFFERENT), tmp_path / "run")
-    assert study.run().stands_out == {}
+    assert study.run().outliers == {}
     assert {*study.rounds[0].sites[A].updates} == {"global", "personal", "selector"}
 
 
 FIVE = [f"hospital-{letter}" for letter in "abcde"]
 
 
-def bent(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+def bent(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
     """B sends four times the opposite of what it learned."""
     reply = work()
     if site == B and task_and_round(asked)[0] == "round":
@@ -241,7 +241,7 @@ def score_of_the_others(method: str, folder: Path, script: Script, *changes: str
     participants = {site: site_of(plan, site, FIVE, CPU, folder / "sites" / site) for site in FIVE}
     coordinator = Coordinator(plan, FIVE, Scripted(participants, script), Record(folder), "scripted")
     summary = coordinator.run()
-    assert list(summary.stands_out) == ([] if script is honest else [B])
+    assert list(summary.outliers) == ([] if script is honest else [B])
     scores = [summary.sites[site].validation[-1] or 0.0 for site in FIVE if site != B]
     return sum(scores) / len(scores)
 
@@ -261,6 +261,6 @@ def test_the_shipped_plan_is_bent_and_a_defended_one_is_not(
     bare = score_of_the_others(method, tmp_path / "bent", bent, *numbers)
     assert bare < 0.25 < 0.5 < undisturbed
     for rule in rules:
-        change = f"mixing.robust.name={rule}"
+        change = f"aggregation.robust.name={rule}"
         defended = score_of_the_others(method, tmp_path / rule, bent, *numbers, change)
         assert defended > bare + (undisturbed - bare) / 3, rule

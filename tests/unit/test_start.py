@@ -18,14 +18,14 @@ from medsilo.core.files import load_yaml
 from medsilo.plan import load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.listing import Listing
+from medsilo.tasks.case_index import CaseIndex
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.start.choices import Draft, nested
+from medsilo_lab.start.dataset_facts import DatasetFacts, look_at, patient_in
+from medsilo_lab.start.dataset_layout import OF_PLAN, OF_SETTINGS, DatasetLayout, advice, in_yaml, look, text_of
 from medsilo_lab.start.fitting import Machine, bytes_in_training
 from medsilo_lab.start.folder_layout import layout_of, layout_of_folder
-from medsilo_lab.start.looker import OF_PLAN, OF_SETTINGS, Folder, advice, in_yaml, look, text_of
-from medsilo_lab.start.looks import Looks, look_at, patient_in
-from medsilo_lab.study.boundaries import enough_minutes
+from medsilo_lab.study.sequential_test import enough_minutes
 from medsilo_lab.study.verdict_file import read_verdict
 from tests.conftest import make_plan
 from tests.hospital import ball, photograph, write_balls, write_pixels, write_table
@@ -200,12 +200,12 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_classes(tmp_path_factory.mktemp("it's #1") / "data")
 
 
-def looks_of(folder: Path) -> Looks:
+def looks_of(folder: Path) -> DatasetFacts:
     return look_at(folder, layout_of_folder(folder))
 
 
 def drafted(folder: Path, machine: Machine = SMALL) -> Draft:
-    return look(Folder(folder, "hospital-a", lambda: machine, None)).choices
+    return look(DatasetLayout(folder, "hospital-a", lambda: machine, None)).choices
 
 
 def small_masks(number: int, pixels: np.ndarray, mask: np.ndarray) -> tuple:
@@ -362,7 +362,9 @@ def test_a_series_with_a_link_in_it_is_left_out(scanner: Path, tmp_path: Path) -
         (own / path.name).symlink_to(path)
     (tmp_path / "data/labels").mkdir()
     (tmp_path / "data/labels/p.nii.gz").write_bytes((scanner / "labels/p00.nii.gz").read_bytes())
-    listing = Listing.of_cases(DataSource(folder=tmp_path / "data", images="images/*/"), tmp_path / "data", masks=True)
+    listing = CaseIndex.of_cases(
+        DataSource(folder=tmp_path / "data", images="images/*/"), tmp_path / "data", masks=True
+    )
     assert not listing.entries and any("lead out of it" in problem.what for problem in listing.problems)
 
 

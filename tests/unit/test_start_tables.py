@@ -14,10 +14,10 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError
 from medsilo.plan import load_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.sheet import Sheet
+from medsilo.tasks.table_reader import TableReader
 from medsilo_lab.start.choices import Draft, nested
+from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, write_start
 from medsilo_lab.start.fitting import Machine
-from medsilo_lab.start.looker import Folder, first_sight, write_start
 from medsilo_lab.study.verdict_file import read_verdict
 from tests.hospital import photograph, write_pixels
 
@@ -51,7 +51,7 @@ def write(path: Path, head: Sequence[str], lines: Sequence[Sequence[Any]], codin
 
 
 def drafted(folder: Path) -> Draft:
-    sight = first_sight(Folder(folder, "hospital-a", lambda: Machine(1 << 30, gpu=False), None))
+    sight = first_sight(DatasetLayout(folder, "hospital-a", lambda: Machine(1 << 30, gpu=False), None))
     return sight.choices
 
 
@@ -88,7 +88,7 @@ def test_a_column_deals_hospitals_and_small_ones_are_only_tested(tmp_path: Path)
     write(tmp_path / "all.csv", ["age", "hospital", "dose", "outcome"], lines)
     draft = drafted(tmp_path)
     who, task = nested(draft.plan)["participation"], nested(draft.plan)["task"]
-    assert (who["sites"], who["unseen"], task["partition"]) == (["a", "b"], ["c"], {"kind": "column"})
+    assert (who["sites"], who["evaluation_sites"], task["partition"]) == (["a", "b"], ["c"], {"kind": "column"})
     assert task["labels"] == ["no", "yes"] and nested(draft.settings)["data"]["label_map"] == {0: "no", 1: "yes"}
     assert task["shares"] == [0.6, 0.2, 0.2] and "'d'" not in str(draft), "two patients name no group"
     assert {site: own["data.shares"][0] for site, own in draft.sites.items()} == {"b": [0.44, 0.28, 0.28]}
@@ -107,24 +107,25 @@ def test_a_hospital_may_have_one_class_of_what_others_learn(tmp_path: Path) -> N
 def test_tables_of_other_programs_are_read_alike(tmp_path: Path) -> None:
     lines = [["anna", 1.5, "ä"], ["bert", 2.5, "ö"]]
     csv_file = write(tmp_path / "a.csv", ["who", "dose", "kind"], lines)
-    expected = Sheet.first_lines(csv_file, 9)
+    expected = TableReader.first_lines(csv_file, 9)
     of_r = tmp_path / "r.csv"
     of_r.write_text('"who" "dose" "kind"\n"1" "anna" 1.5 "ä"\n"2" "bert" 2.5 "ö"\n', "utf-8")
-    assert [line[1:] for line in Sheet.first_lines(of_r, 9)] == expected
+    assert [line[1:] for line in TableReader.first_lines(of_r, 9)] == expected
     for coding in ("cp1252", "utf-16"):
         assert (
-            Sheet.first_lines(write(tmp_path / f"{coding}.csv", ["who", "dose", "kind"], lines, coding), 9) == expected
+            TableReader.first_lines(write(tmp_path / f"{coding}.csv", ["who", "dose", "kind"], lines, coding), 9)
+            == expected
         )
     pandas.DataFrame(lines, columns=["who", "dose", "kind"]).to_stata(
         tmp_path / "a.dta", write_index=False, version=118
     )
-    assert Sheet.first_lines(tmp_path / "a.dta", 9) == expected
+    assert TableReader.first_lines(tmp_path / "a.dta", 9) == expected
     if find_spec("pyarrow"):  # medsilo[parquet]
         pandas.DataFrame(lines, columns=["who", "dose", "kind"]).to_parquet(tmp_path / "a.parquet")
-        assert Sheet.first_lines(tmp_path / "a.parquet", 9) == expected
+        assert TableReader.first_lines(tmp_path / "a.parquet", 9) == expected
     (tmp_path / "b.dta").write_bytes(b"no table")
     with pytest.raises(DataError, match="can't be read; export it again"):
-        Sheet.first_lines(tmp_path / "b.dta", 9)
+        TableReader.first_lines(tmp_path / "b.dta", 9)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_no_name_of_a_person_enters_a_plan(tmp_path: Path, capsys: pytest.Captur
     own = (study / "medsilo.yaml").read_text()
     assert "Frau Yildiz: other" in own and "M: m" in own, "the hospital's own settings know what is what"
     capsys.readouterr()
-    for command in (["check", "--site", "hospital-a"], ["leak-report"]):
+    for command in (["check", "--site", "hospital-a"], ["disclosure"]):
         main([*command, str(study / "job"), "--settings", str(study)])
         told = capsys.readouterr().out
         assert "as before, same, other" in told and "no, yes" in told

@@ -146,8 +146,8 @@ def test_what_is_surely_worse_does_not_look_like_a_gain() -> None:
 
 
 def test_an_unknown_baseline_is_an_error_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["compare", "--methods", "local,fedavg", "--against", "fedsum", "--out", str(tmp_path / "s")]) == 1
-    assert "--against 'fedsum'" in capsys.readouterr().err
+    assert main(["compare", "--methods", "local,fedavg", "--baseline", "fedsum", "--out", str(tmp_path / "s")]) == 1
+    assert "--baseline 'fedsum'" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
 
 

@@ -16,7 +16,7 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError, PlanError
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
-from medsilo.tasks import sheet
+from medsilo.tasks import table_reader
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survival import Survival, concordant_pairs
@@ -187,11 +187,11 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     write(tmp_path, lines(), [*HEAD[:-1], "age"])
     assert "a column twice" in words()
     write(tmp_path, lines())
-    monkeypatch.setattr(sheet.Sheet, "MOST_LINES", 5)
+    monkeypatch.setattr(table_reader.TableReader, "MOST_LINES", 5)
     assert "divide it" in words()
-    monkeypatch.setattr(sheet, "MOST_CHARACTERS", 9)
+    monkeypatch.setattr(table_reader, "MOST_CHARACTERS", 9)
     assert "a line of more than" in words()
-    monkeypatch.setattr(sheet, "MOST_BYTES", 5)
+    monkeypatch.setattr(table_reader, "MOST_BYTES", 5)
     assert "leave out columns" in words()
     path.unlink()
     path.symlink_to(write(tmp_path.parent / "elsewhere", lines()))
@@ -313,7 +313,9 @@ def test_regression_is_scored_in_its_own_unit() -> None:
 )
 def test_a_study_learns_predicts_and_exports(kind: str, hospitals: Path, tmp_path: Path) -> None:
     plan, run = plan_of(**KINDS[kind]), tmp_path / "fedavg-table"
-    settings = make_settings({"data": described(hospitals), "smallest_metric": 1, "score_cases": 0}, "a test")
+    settings = make_settings(
+        {"data": described(hospitals), "min_patients_per_metric": 1, "score_rounding": 0}, "a test"
+    )
     study = inprocess.run(plan, folder=run, settings=settings)
     metric = plan.task.goal.metric
     assert study.summary.pooled[metric] > 0.7
@@ -366,7 +368,7 @@ def test_a_hospital_that_protects_its_patients_tells_coarsely(hospitals: Path) -
 
 
 @pytest.mark.slow
-def test_check_and_leak_report_tell_no_patient(
+def test_check_and_disclosure_tell_no_patient(
     hospitals: Path, tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_settings(tmp_path / "local", hospitals / "a")
@@ -374,7 +376,7 @@ def test_check_and_leak_report_tell_no_patient(
     job = [str(root / "jobs/fedavg"), "--plan", str(tmp_path / "plan.yaml")]
     local = str(tmp_path / "local")
     assert main(["check", job[0], *job[1:], "--settings", local, "--site", "a"]) == 0
-    assert main(["leak-report", *job, "--settings", local]) == 0
+    assert main(["disclosure", *job, "--settings", local]) == 0
     told = capsys.readouterr().out
     assert "18 train" in told and "0.weight" not in told and "SECRET" not in told
 

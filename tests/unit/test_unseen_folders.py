@@ -9,7 +9,7 @@ from medsilo.check.visit import Visit, check
 from medsilo.core.errors import DataError, Refused
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.sources import DataSource
@@ -31,7 +31,7 @@ def plan_of(method: str, kind: str) -> Plan:
         "task": {**task, "size": [32, 32]},
         "network": networks[kind],
         "training": {"rounds": 2, "batch_size": 4},
-        "participation": {"sites": [A, B], "unseen": [SMALL]},
+        "participation": {"sites": [A, B], "evaluation_sites": [SMALL]},
     }
     return parse_plan(values)
 
@@ -54,7 +54,7 @@ def study(tmp_path: Path, method: str, kind: str, patients: int, part: str = "")
     for site in (A, B):
         write_hospital(root / site, 9, kind)
     write_hospital(root / SMALL, patients, kind, part)
-    own = {"smallest_metric": 1, "smallest_average": 1, "pictures": True}
+    own = {"min_patients_per_metric": 1, "min_cases_per_average": 1, "pictures": True}
     settings = make_settings({"device": "cpu", "data": str(root), **own}, "x")
     plan = plan_of(method, kind)
     summary = inprocess.run(plan, folder=tmp_path / "run", settings=settings).summary
@@ -77,7 +77,7 @@ def test_a_small_or_test_only_hospital_is_tested(
 ) -> None:
     summary, site = study(tmp_path, method, kind, patients, part)
     assert summary.status == "finished"
-    result = summary.unseen[SMALL]
+    result = summary.evaluation_sites[SMALL]
     assert result.cases == {"train": 0, "validation": 0, "test": patients} and result.test["cases"] == patients
     assert 0 <= result.test[summary.metric] <= 1 and result.validation[-1] is None
     assert site.participant.disclosure.cases == {"train": 0, "validation": 0, "test": patients}
@@ -91,7 +91,7 @@ def test_who_was_tested_is_not_trained_on_when_more_patients_come(tmp_path: Path
     site = site_of(unseen, SMALL, [A, B, SMALL], settings, tmp_path / "one/sites" / SMALL)
     assert set(site.participant.disclosure.patients["test"]) == {"p0", "p1"}
     write_hospital(root, 20, "classification")
-    trains = unseen.with_changes([f"participation.sites=[{SMALL}]", "participation.unseen=[]"])
+    trains = unseen.with_changes([f"participation.sites=[{SMALL}]", "participation.evaluation_sites=[]"])
     site = site_of(trains, SMALL, [SMALL], settings, tmp_path / "two/sites" / SMALL)
     assert {"p0", "p1"} < set(site.participant.disclosure.patients["test"])
     assert site.participant.disclosure.cases == {"train": 12, "validation": 4, "test": 4}
@@ -110,7 +110,7 @@ def test_a_hospital_that_does_not_train_refuses_to(tmp_path: Path) -> None:
     site = site_of(plan, SMALL, [A, B, SMALL], settings, tmp_path / "run/sites" / SMALL)
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=(A, B, SMALL))
     with pytest.raises(Refused, match="does not train in this study"):
-        site.answer(Parcel(asked.parcel({}).groups, asked.parcel({}).facts))
+        site.answer(StudyMessage(asked.parcel({}).groups, asked.parcel({}).facts))
 
 
 def test_check_lets_it_go(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.check.leaks import _numbers
+from medsilo.check.disclosure import _numbers
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
@@ -21,7 +21,7 @@ DUE = [0, 2, 4, 5]
 
 
 def plan_of(method: str, every: int) -> Plan:
-    return make_plan(method, *SMALL, f"tracking.validate_every={every}")
+    return make_plan(method, *SMALL, f"model_selection.validate_every={every}")
 
 
 def test_a_plan_validates_after_every_round_unless_it_says_more() -> None:
@@ -34,9 +34,10 @@ def test_a_plan_validates_after_every_round_unless_it_says_more() -> None:
     )
     assert plan.validations == 6 == planned_answers(plan)["validation"]
     assert any(
-        "after every 2 rounds and the last score" in line for line in _numbers(sparse, SiteSettings(smallest_metric=1))
+        "after every 2 rounds and the last score" in line
+        for line in _numbers(sparse, SiteSettings(min_patients_per_metric=1))
     )
-    with pytest.raises(MedsiloError, match="tracking.validate_every: 0 is too small"):
+    with pytest.raises(MedsiloError, match="model_selection.validate_every: 0 is too small"):
         plan_of("fedavg", 0)
 
 

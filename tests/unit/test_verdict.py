@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from medsilo.cli.show import Screen
+from medsilo.cli.show import Console
 from medsilo.core.files import write_json
 from medsilo_lab.cli.comparing import _say_answer
 from medsilo_lab.study.cells import Row, cells_of
@@ -211,7 +211,7 @@ def test_the_last_lines_give_each_hospital_s_verdict(tmp_path: Path, capsys: pyt
     found = statistics_of(tmp_path, ["fedavg", "local"], [0, 1], lambda *_: np.linspace(0, 1, 8))
     verdict = verdict_of(found, tmp_path).changed(gains=told, headline="H.", between="B.")
     write_json(tmp_path / "verdict.json", verdict.as_json())
-    _say_answer(Screen(), tmp_path, tmp_path / "report.html", "next")
+    _say_answer(Console(), tmp_path, tmp_path / "report.html", "next")
     lines = capsys.readouterr().out.strip().split("\n")
     assert lines[0] == "H." and lines[3] == "B." and lines[-1] == "next"
     words = "inconclusive: FedAvg +20.0 points (95 % interval +1.0 to +40.0; 5 test patients, 6 seeds)"

@@ -21,9 +21,9 @@ from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.class_weights import balanced_softmax, weighted
 from medsilo.learning.compute import Compute
 from medsilo.learning.loop import ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
+from medsilo.learning.partial_labels import is_marked, know_marks, mark_of, marked, marks_in, part_of
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.private import _without_infinite
-from medsilo.learning.undrawn import is_marked, know_marks, mark_of, marked, marks_in, part_of
 from medsilo.runs.paths import PROVENANCE
 from medsilo.runs.reading import read_provenance
 from medsilo.tasks.classification import Classification

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from medsilo.core.errors import PlanError
-from medsilo.course.phase import ServerSide
 from medsilo.federation.coordinator import Coordinator
 from medsilo.learning.compute import Compute
 from medsilo.learning.training import Training
-from medsilo.mixing.late import LateMean, at_most
+from medsilo.mixing.late import StalenessWeightedMean, at_most
 from medsilo.runs.record import Record
+from medsilo.schedule.phase import ServerSide
 from medsilo.site.settings import SiteSettings
 from medsilo_zoo.fedawa import FedAWA, disagreement
 from medsilo_zoo.fedce import FedCE, without
@@ -36,7 +36,7 @@ Arrays = dict[str, np.ndarray]
 SERVER = ServerSide(
     ["s0", "s1", "s2"], {}, {}, frozenset, make_plan().task, Training(), 0, Compute(), None, lambda: None
 )
-CPU = SiteSettings(device="cpu", smallest_average=1)
+CPU = SiteSettings(device="cpu", min_cases_per_average=1)
 NO_BATCH_NORM = ["network.name=activity-cnn", "network.norm=group"]  # nothing then travels beside trained weights
 
 
@@ -60,13 +60,13 @@ def test_a_late_mean_and_its_products_are_those_by_hand_in_any_order(
     given, sent = contributions(1)
     seen: list[dict[str, Tensor]] = []
 
-    def weigh(mean: LateMean) -> dict[str, float]:
+    def weigh(mean: StalenessWeightedMean) -> dict[str, float]:
         seen.append(mean.products(lambda name: name.split(".")[0]))
         return {"s0": 0.2, "s1": 0.0, "s2": 0.5}
 
     results = []
     for order in (list(sent), list(sent)[::-1]):
-        mixer = LateMean(weigh)
+        mixer = StalenessWeightedMean(weigh)
         mixer.start(sent, given)
         for site in order:
             mixer.add(site, sent[site], 5)
@@ -299,7 +299,9 @@ def test_fedce_s_model_without_a_site_is_the_mixture_of_the_others() -> None:
 
 def test_fedce_s_sites_score_the_model_without_them(tmp_path: Path) -> None:
     """By hand from the models of two rounds; a hospital that tells no score is refused."""
-    plan = make_plan("fedce", *SMALL, *NO_BATCH_NORM, "training.rounds=2", "participation.unseen=[hospital-z]")
+    plan = make_plan(
+        "fedce", *SMALL, *NO_BATCH_NORM, "training.rounds=2", "participation.evaluation_sites=[hospital-z]"
+    )
     everyone = [*SITES, "hospital-z"]
     sites = {site: site_of(plan, site, everyone, CPU, tmp_path / "sites" / site) for site in everyone}
     sent: dict[str, dict[str, Tensor]] = {}
@@ -313,7 +315,7 @@ def test_fedce_s_sites_score_the_model_without_them(tmp_path: Path) -> None:
 
     coordinator = Coordinator(plan, SITES, inprocess.Loop(sites), Record(tmp_path), "in-process", listen)
     summary = coordinator.run()
-    assert summary.unseen["hospital-z"].test
+    assert summary.evaluation_sites["hospital-z"].test
     first = coordinator.rounds[0].sites
     for site in SITES:
         others = {other: first[other].share for other in SITES if other != site}
@@ -337,7 +339,7 @@ def test_it_resumes_as_if_it_had_not_stopped(method: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("method", WEIGHED)
 def test_what_cannot_be_is_refused(method: str) -> None:
     for change, said in (
-        ("mixing.robust.name=median", f"is what {method} finds out|by how far single hospitals are"),
+        ("aggregation.robust.name=median", f"is what {method} finds out|by how far single hospitals are"),
         (
             "transport.sealing=pairwise",
             "counts follows from what|takes each site's values as they are",

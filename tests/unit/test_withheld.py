@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.exact import read_measures
 from medsilo.federation.inprocess import Loop
+from medsilo.federation.raw_results import read_measures
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
@@ -23,7 +23,7 @@ from tests.sites import site_of
 
 A, B, C = SITES
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
-STRICT = SiteSettings(device="cpu", smallest_metric=5)
+STRICT = SiteSettings(device="cpu", min_patients_per_metric=5)
 
 
 def cut(data: Cases, cases: int) -> Cases:
@@ -50,7 +50,7 @@ def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Pa
     summary = run(tmp_path / "run", plan, {A: {"test": 3}})
     site = summary.sites[A]
     assert site.test == {"accuracy": None, "loss": None, "cases": 3}
-    assert site.figures == {} and site.withheld == sorted(plan.task.goal.layout)
+    assert site.figures == {} and site.suppressed == sorted(plan.task.goal.layout)
     others = [summary.sites[site].test for site in (B, C)]
     assert summary.mean_test == pytest.approx(sum(other["accuracy"] for other in others) / 2)
     cases = sum(other["cases"] for other in others)
@@ -62,14 +62,14 @@ def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Pa
     shown = read_all([tmp_path / "run"])
     assert shown[0].score(A) is None and shown[0].withholds(A) and not shown[0].withholds(B)
     text = text_table(shown[0])
-    assert f"{A}     withheld\n" in text and "0.000" not in text and "withheld: fewer test cases" in text
-    assert ">withheld</td>" in page.render(shown, "T")
+    assert f"{A}     suppressed\n" in text and "0.000" not in text and "suppressed: fewer test cases" in text
+    assert ">suppressed</td>" in page.render(shown, "T")
 
 
 def test_a_synthetic_hospital_tells_of_single_cases_unless_it_says_otherwise(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
     summary = run(tmp_path / "run", plan, {A: {"test": 1, "validation": 1}}, SiteSettings(device="cpu"))
-    assert all(site.withheld == [] for site in summary.sites.values())
+    assert all(site.suppressed == [] for site in summary.sites.values())
     assert summary.sites[A].test["accuracy"] in (0.0, 1.0)
 
 
@@ -77,9 +77,9 @@ def test_pooled_figures_are_of_those_that_tell(tmp_path: Path) -> None:
     """Of A nothing, of B no classes, since one has a single case, of C all."""
     plan = make_plan("fedavg", *SMALL, "task.windows=12")
     assert [int(data_of(plan, site, {}).test.targets.bincount().sub(1).eq(0).sum()) for site in (B, C)] == [1, 0]
-    summary = run(tmp_path / "run", plan, {A: {"test": 1}}, SiteSettings(device="cpu", smallest_metric=2))
-    withheld = {site: summary.sites[site].withheld for site in SITES}
-    assert withheld == {A: sorted(plan.task.goal.layout), B: ["chances", "confusion", "reliability"], C: []}
+    summary = run(tmp_path / "run", plan, {A: {"test": 1}}, SiteSettings(device="cpu", min_patients_per_metric=2))
+    suppressed = {site: summary.sites[site].suppressed for site in SITES}
+    assert suppressed == {A: sorted(plan.task.goal.layout), B: ["chances", "confusion", "reliability"], C: []}
     assert summary.sites[B].figures.keys() == {"accuracy", "accuracy_by_patient"}
     assert summary.sites[B].decisions is None
     of_b, of_c = (read_measures(tmp_path / "run/sites" / site)[0] for site in (B, C))
@@ -98,7 +98,7 @@ def test_the_best_round_is_chosen_by_the_others(tmp_path: Path) -> None:
     assert a == [None] * 4 and None not in b and None not in c
     means = [(one + other) / 2 for one, other in zip(b, c, strict=True)]
     assert summary.selected.rounds == dict.fromkeys(SITES, means.index(max(means)))
-    assert summary.sites[A].withheld == []
+    assert summary.sites[A].suppressed == []
     rows = (tmp_path / "run/sites" / A / "metrics.csv").read_text().splitlines()
     assert all(row.split(",")[5] for row in rows[1:])  # the hospital's own file has the scores
 
@@ -122,7 +122,7 @@ def test_when_nobody_tells_the_last_round_is_taken_and_nothing_is_averaged(tmp_p
 
 def test_central_training_withholds_alike() -> None:
     plan = make_plan("central", *SMALL, "task.windows=2")
-    settings = SiteSettings(device="cpu", smallest_metric=100_000)
+    settings = SiteSettings(device="cpu", min_patients_per_metric=100_000)
     summary = inprocess.run(plan, settings=settings).summary
     assert summary.mean_test is None and summary.pooled_test is None
     assert all(site.test["accuracy"] is None for site in summary.sites.values())
@@ -131,6 +131,6 @@ def test_central_training_withholds_alike() -> None:
 def test_a_comparison_says_when_no_site_tells_a_score(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL, "training.rounds=1")
     cells = cells_of(plan, [Row("fedavg", ())], [0], [], tmp_path)
-    failure = run_cell(cells[0], SiteSettings(device="cpu", smallest_metric=10_000))
-    assert "withholds its test score" in failure and "smallest_metric" in failure
+    failure = run_cell(cells[0], SiteSettings(device="cpu", min_patients_per_metric=10_000))
+    assert "withholds its test score" in failure and "min_patients_per_metric" in failure
     assert not cells[0].summary()

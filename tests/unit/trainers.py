@@ -6,10 +6,10 @@ import time
 
 import torch
 
-from medsilo.course.phase import Phase
 from medsilo.federation.participant import Participant
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.compute import Stop
+from medsilo.schedule.phase import Phase
 
 WHEN = 2  # the round in which it happens
 

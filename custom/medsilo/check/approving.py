@@ -67,7 +67,7 @@ def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
         ("network", f"{plan.network.name}, {plan.parameters:,} parameters of all networks together"),
         ("rounds", f"{plan.rounds}; passes over this hospital's training cases in each: {training.local_epochs}"),
         ("hospitals", ", ".join(who.everyone) or f"all that are connected, {who.minimum} at least"),
-        *([("only tested", ", ".join(who.unseen))] if who.unseen else []),
+        *([("only tested", ", ".join(who.evaluation_sites))] if who.evaluation_sites else []),
         ("differential privacy", promise),
         ("sealing", " ".join(plan.transport.promises) or "none"),
         ("packages", packages_in_words(plan)),

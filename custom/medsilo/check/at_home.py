@@ -10,10 +10,10 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import attached, canonical, facts_of, is_installed
 from medsilo.runs.paths import HOSPITAL
 from medsilo.site.approvals import Approvals, AskingPlan, Decision, PlanCode, approvals_of
-from medsilo.site.book import Book
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import Ledger, ledger_of
 from medsilo.site.policy import ways_around
+from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class KitAtHome:
     kit: Kit
     local: Path
     settings: SiteSettings
-    book: Book
+    book: QueryBudget
     approvals: Approvals
 
     @classmethod
@@ -90,8 +90,8 @@ def files_of(kit: Kit) -> KitFiles:
     return KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
 
 
-def book_of_kit(settings: SiteSettings, local: Path | None, site: str) -> Book | None:
+def book_of_kit(settings: SiteSettings, local: Path | None, site: str) -> QueryBudget | None:
     """Return what the site of a kit remembers; None where no settings say where that is."""
     output = settings.output or (local.parent / "medsilo" if local else None)
-    records = settings.records or (output / HOSPITAL if output else None)
-    return Book(records / site) if records else None
+    records = settings.state_dir or (output / HOSPITAL if output else None)
+    return QueryBudget(records / site) if records else None

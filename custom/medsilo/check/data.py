@@ -29,7 +29,7 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     if plan.task.goal.classifies:
         classes = plan.task.goal.label_names
         optional = {*getattr(plan.task, "may_be_absent", ())} & {*classes}
-        hint = "name under data.absent what nobody looked for here" if optional else ""
+        hint = "name under data.unannotated what nobody looked for here" if optional else ""
         yield from _balance(survey.parts["train"].classes, len({*classes} - {*survey.absent}), least, unit, hint)
     told = f"{', '.join(f'{part.cases} {name}' for name, part in survey.parts.items())} {unit} read"
     if tested := survey.parts["test"].patients:
@@ -47,7 +47,9 @@ def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Find
     """Yield what is wrong with parts of few patients: their scores are not told, or say little."""
     scored = {name: patients[name] for name in ("validation", "test")}
     if few := [name for name, count in scored.items() if 0 < count < least]:
-        told = f"{' and '.join(few)}: fewer than {least} patients, so no score of them is told (smallest_metric)"
+        told = (
+            f"{' and '.join(few)}: fewer than {least} patients, so no score of them is told (min_patients_per_metric)"
+        )
         yield Finding("data", "note", told, LARGER)
     if plan.task.split_by_site and (small := [name for name, count in scored.items() if least <= count < SMALL]):
         told = f"{' and '.join(small)}: fewer than {SMALL} patients, so chance moves their scores by much"
@@ -107,7 +109,7 @@ def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclu
     rows = zip(labels, zip(*columns, strict=True), strict=True)
     lines = [[label, *(none if label in survey.absent else counts)] for label, counts in rows]
     title, first = (f"{unit} of each class", "class") if exclusive else (f"{unit} that show each label", "label")
-    note = f"Counts from 1 to {least - 1} are not told (smallest_metric)." if least > 1 else ""
+    note = f"Counts from 1 to {least - 1} are not told (min_patients_per_metric)." if least > 1 else ""
     return Table(title.capitalize(), (first, *survey.parts), lines, note)
 
 

@@ -10,17 +10,17 @@ from medsilo.federation.limits import asked_of, learning_per_answer
 from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
 from medsilo.plan import Plan
-from medsilo.privacy.mechanisms import Demands, Told
-from medsilo.site.book import Book, data_set
+from medsilo.privacy.mechanisms import PrivacyRequirements, Told
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
+from medsilo.site.query_budget import QueryBudget, data_set
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 
 
 def source_of(
-    plan: Plan, settings: SiteSettings, book: Book | None, only_tested: bool = False, at_hospital: bool = True
+    plan: Plan, settings: SiteSettings, book: QueryBudget | None, only_tested: bool = False, at_hospital: bool = True
 ) -> DataSource | None:
     """Return the data with the split that the site will have: a hospital's own, which is drawn once and kept; on a
     machine where one person owns all sites the plan's, as 'medsilo run' reads them there.
@@ -38,17 +38,17 @@ def source_of(
     return source.model_copy(update={"shares": source.shares or SHARES, "split": split})
 
 
-def limit_findings(plan: Plan, settings: SiteSettings, book: Book | None, survey: Survey) -> Iterator[Finding]:
+def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None, survey: Survey) -> Iterator[Finding]:
     """Compare the plan with the site's limits."""
-    limits, where = settings.limits, "limits"
+    limits, where = settings.quotas, "quotas"
     over = [one for one in asked_of(plan, limits, plan.parameters) if one.most is not None and one.asked > one.most]
     for one in over:
         told = f"the plan asks for {one.asked:.10g} {one.unit}, and {one.most:.10g} are allowed (limits.{one.key})"
         yield Finding(where, "stops", told, "ask the lead for less, or allow more in medsilo.yaml")
     train = survey.parts["train"].cases if survey.parts else 0
-    if train and (learning := learning_per_answer(plan, train)) < limits.least_learning:
+    if train and (learning := learning_per_answer(plan, train)) < limits.min_learning_per_score:
         told = f"learning rate × steps is {learning:.3g} for each answer with scores, next to nothing"
-        yield Finding(where, "stops", told, "ask the lead for a plan that trains (limits.least_learning)")
+        yield Finding(where, "stops", told, "ask the lead for a plan that trains (limits.min_learning_per_score)")
     if not over:
         memory = f"{size_text(settings.most_memory)} of memory for training" if settings.isolation else "any memory"
         yield Finding(where, "ok", f"the plan stays within this site's own limits; {memory}")
@@ -63,25 +63,25 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: Book | None, survey
         yield from _budget(plan, settings, book)
 
 
-def _budget(plan: Plan, settings: SiteSettings, book: Book) -> Iterator[Finding]:
+def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[Finding]:
     """Compare the answers that the plan asks for with those that leads have left: a new one, and the one who used
     most."""
     used = book.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():
-        allowed, most = settings.limits.answers(part), max((count[part] for count in used.values()), default=0)
+        allowed, most = settings.quotas.answers(part), max((count[part] for count in used.values()), default=0)
         told = f"{part}: the plan asks for {planned} answers with scores, one lead may have {allowed}"
         if planned > allowed:
-            yield Finding("limits", "stops", told, f"see limits.{part}_answers")
+            yield Finding("quotas", "stops", told, f"see quotas.{part}_answers")
         elif planned > allowed - most:
             told += f"; a lead who had {most} already would be refused"
-            yield Finding("limits", "note", told, f"see limits.{part}_answers")
+            yield Finding("quotas", "note", told, f"see quotas.{part}_answers")
 
 
 def limit_table(plan: Plan, settings: SiteSettings) -> Table:
     """Return the site's limits, and what the plan asks for."""
     rows: list[list[Cell]] = [
         [one.key, f"{one.asked:.10g}", "any" if one.most is None else f"{one.most:.10g}", one.unit]
-        for one in asked_of(plan, settings.limits, plan.parameters)
+        for one in asked_of(plan, settings.quotas, plan.parameters)
         if one.key != "disk_free"
     ]
     rows.append(["studies", "1", "any" if settings.studies is None else str(settings.studies), "studies at once"])
@@ -90,7 +90,7 @@ def limit_table(plan: Plan, settings: SiteSettings) -> Table:
 
 # ---------------------------------------------------------------------------------------------------- privacy
 def privacy_findings(
-    plan: Plan, settings: SiteSettings, book: Book | None, kit: KitFiles | None = None
+    plan: Plan, settings: SiteSettings, book: QueryBudget | None, kit: KitFiles | None = None
 ) -> Iterator[Finding]:
     """Yield whether plan and hospital agree on privacy, what the study costs, and what is left."""
     demands, where = settings.privacy, "privacy"
@@ -133,7 +133,7 @@ def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
     promise = plan.privacy.under(demands)
     if promise.suffices(demands):
         return None
-    both = "smallest_metric, score_cases and the memory of earlier groups hold beside the plan's noise"
+    both = "min_patients_per_metric, score_rounding and the memory of earlier groups hold beside the plan's noise"
     if demands is None:
         return (
             f"{both}, since this hospital itself demands none",
@@ -147,7 +147,7 @@ def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
 
 
 def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
-    """Return what leaves and what it costs: noisy, declared public, withheld, or not protected."""
+    """Return what leaves and what it costs: noisy, declared public, suppressed, or not protected."""
     phases = [stretch.phase for stretch in plan.course.stretches()]
     once = {group.name for phase in phases if phase.releases for group in phase.sent}
     prices = {}
@@ -161,7 +161,7 @@ def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
     return [*prices.items()]
 
 
-def _price_of_tensors(plan: Plan, demands: Demands | None) -> str:
+def _price_of_tensors(plan: Plan, demands: PrivacyRequirements | None) -> str:
     if plan.privacy is None:
         return "not protected"
     promise = plan.privacy.under(demands)
@@ -172,7 +172,7 @@ def _price_of_tensors(plan: Plan, demands: Demands | None) -> str:
     )
 
 
-def _price_of_means(plan: Plan, demands: Demands | None) -> str:
+def _price_of_means(plan: Plan, demands: PrivacyRequirements | None) -> str:
     if plan.privacy is None or plan.privacy.statistics is None:
         return "not protected"
     promise, offer = plan.privacy.under(demands), plan.privacy.statistics

@@ -16,7 +16,7 @@ def words_table(plan: Plan) -> Table:
 
 def _words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     yield "participation.sites", [*plan.participation.sites]
-    yield "participation.unseen", [*plan.participation.unseen]
+    yield "participation.evaluation_sites", [*plan.participation.evaluation_sites]
     yield "labels", [*plan.task.goal.label_names]
     for key, values in plan.task.model_dump(mode="json").items():
         if key == "labels" or not isinstance(values, list):

@@ -16,15 +16,15 @@ from torch.utils.data import Subset
 
 from medsilo.check.machine import weights_of
 from medsilo.check.result import Finding
-from medsilo.core.lifeline import forget_most, most_held
+from medsilo.core.parent_watch import forget_most, most_held
 from medsilo.core.text import duration, size_text
-from medsilo.course.phase import Phase, views
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.trainer import SHUFFLE
 from medsilo.learning.compute import Compute
 from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
+from medsilo.schedule.phase import Phase, views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
 
@@ -117,8 +117,8 @@ def rehearse(
 
     The networks begin as they do in the study; what a site would be sent later is not known and left as it begins.
     """
-    settings = settings.model_copy(update={"records": folder, "approval": "none"})  # nothing of it counts, or leaves
-    place = Place(plan, site, sites, settings, folder)
+    settings = settings.model_copy(update={"state_dir": folder, "approval": "none"})  # nothing of it counts, or leaves
+    place = SiteContext(plan, site, sites, settings, folder)
     Participant(place, data)  # all that is asked before the first round
     short = plan.with_changes(["training.local_epochs=1", "training.local_steps=null", "training.truncate=false"])
     tried: dict[str, Rehearsal] = {}

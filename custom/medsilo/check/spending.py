@@ -6,13 +6,13 @@ from typing import Any
 
 from medsilo.core.text import epsilon_text
 from medsilo.privacy.accounting import epsilon_of
-from medsilo.privacy.mechanisms import Demands
+from medsilo.privacy.mechanisms import PrivacyRequirements
 from medsilo.site.ledger import Ledger, LedgerStanding
 
 DELTA = 1e-5  # where neither the hospital nor its ledger names one
 
 
-def spent(ledger: Ledger, demands: Demands | None) -> dict[str, Any]:
+def spent(ledger: Ledger, demands: PrivacyRequirements | None) -> dict[str, Any]:
     """Return what a ledger says, as programs read it; an ε is None where no bound holds. Raises MedsiloError where it
     was changed."""
     standing = ledger.standing()

@@ -17,8 +17,8 @@ from medsilo.check.approving import accepted_findings, approval_findings
 from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
 from medsilo.check.data import data_findings, data_tables
 from medsilo.check.demands import limit_findings, limit_table, privacy_findings, source_of
+from medsilo.check.disclosure import leaks
 from medsilo.check.kit import Kit, check_certificates, check_expelled, check_network, check_seal
-from medsilo.check.leaks import leaks
 from medsilo.check.machine import check_device, check_disk, check_environment, check_memory, required_versions
 from medsilo.check.plan_words import words_table
 from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearse, round_seconds
@@ -143,7 +143,7 @@ def _policy(visit: Visit, plan: Plan) -> Iterator[Finding]:
         yield Finding("policy", "stops", told, "set num_of_gpus (and mem_per_gpu_in_GiB) to what is there, or 0")
     if held := sorted({leak.group for leak in leaks(plan) if not policy.lets_out(leak.group)}):
         told = f"privacy.json holds back {', '.join(held)}, which this method sends"
-        yield Finding("policy", "stops", told, "see 'medsilo leak-report': allow it, or ask for another method")
+        yield Finding("policy", "stops", told, "see 'medsilo disclosure': allow it, or ask for another method")
 
 
 def _look_at_data(visit: Visit, plan: Plan, settings: SiteSettings, report: Report, say: Callable[[str], None]) -> None:
@@ -151,12 +151,12 @@ def _look_at_data(visit: Visit, plan: Plan, settings: SiteSettings, report: Repo
     least, sites = settings.least(plan.task.synthetic), sorted({*plan.participation.everyone, visit.site})
     say("reading the data")
     book = book_of_kit(settings, visit.local, visit.site)
-    only_tested = visit.site in plan.participation.unseen
+    only_tested = visit.site in plan.participation.evaluation_sites
     source = source_of(plan, settings, book, only_tested, visit.kit is not None)
     survey = plan.task.survey(visit.site, sites, plan.seed, source)
     report.findings.extend(data_findings(survey, plan, least))
     report.tables.extend(data_tables(survey, plan, least))
-    with _guarded("limits", report):
+    with _guarded("quotas", report):
         report.findings.extend(limit_findings(plan, settings, book, survey))
         report.tables.append(limit_table(plan, settings))
     with _guarded("privacy", report):
@@ -166,7 +166,7 @@ def _look_at_data(visit: Visit, plan: Plan, settings: SiteSettings, report: Repo
         report.findings.append(Finding("rehearsal", "note", told, "settle these first, then check again"))
         return
     if only_tested:
-        told = "no batch was tried, because this site does not train in the study (participation.unseen)"
+        told = "no batch was tried, because this site does not train in the study (participation.evaluation_sites)"
         report.findings.append(Finding("rehearsal", "note", told))
         return
     compute = settings.compute()

@@ -34,11 +34,11 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
     "Of finished runs": (),
     "For a hospital's engineer": (
         (hospital.check, "jobs/fedavg --kit kits/st-anna"),
-        (reviewing.leak_report, "jobs/harmofl --kit kits/st-anna"),
+        (reviewing.disclosure, "jobs/harmofl --kit kits/st-anna"),
         (reviewing.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
         (hospital.ledger, "show --kit kits/st-anna"),
         (hospital.logs, "--kit kits/st-anna --follow"),
-        (hospital.clean, "runs --older-than 30 --yes"),
+        (hospital.prune, "runs --older-than 30 --yes"),
     ),
     "Lists and templates": ((reviewing.list_, ""),),
 }
@@ -48,7 +48,7 @@ OTHERWISE = {
     "fit": "medsilo run JOB",
     "log": "'medsilo status ID --watch --kit KIT' for a job's rounds; a run's are in its folder, rounds.jsonl",
     "start": "'medsilo run JOB' here, 'medsilo submit JOB --kit KIT' in a consortium; startup/start.sh starts a kit",
-    "stop": "'medsilo abort ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
+    "stop": "'medsilo cancel ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
     "train": "medsilo run JOB",
 }
 LAB = "medsilo-lab"  # brings most commands

@@ -10,7 +10,7 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.options import option
-from medsilo.cli.show import Screen
+from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    screen: Screen,
+    screen: Console,
     job: options.JobOrNone = None,
     *,
     plan: options.PlanFile = None,
@@ -59,7 +59,7 @@ def check(
 
 
 def ledger(
-    screen: Screen,
+    screen: Console,
     action: Annotated[
         Literal["show", "accept"], typer.Argument(metavar="ACTION", case_sensitive=False, help="show, accept")
     ] = "show",
@@ -97,8 +97,8 @@ def ledger(
     screen.answer(ledgers=told)
 
 
-def clean(
-    screen: Screen,
+def prune(
+    screen: Console,
     folder: Annotated[
         Path, typer.Argument(help="runs, or the kit of a server or a hospital (default: runs)", show_default=False)
     ] = Path("runs"),
@@ -133,7 +133,7 @@ def clean(
 
 
 def logs(
-    screen: Screen,
+    screen: Console,
     job: Annotated[
         str | None, typer.Argument(metavar="JOB", help="a job's id or a study's name (default: all)")
     ] = None,
@@ -159,7 +159,7 @@ def logs(
             screen.say(events.shown(line))
 
 
-def _accept_ledgers(screen: Screen, found: "list[Ledger]", old_kit: Path | None) -> None:
+def _accept_ledgers(screen: Console, found: "list[Ledger]", old_kit: Path | None) -> None:
     """Let the kit's key sign what is there."""
     from medsilo.check.at_home import files_of
     from medsilo.check.kit import read_kit

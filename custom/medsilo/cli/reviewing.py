@@ -9,7 +9,7 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.options import option
-from medsilo.cli.show import Screen
+from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 
@@ -34,7 +34,7 @@ def lasting(value: object) -> int:
 
 
 def approve(
-    screen: Screen,
+    screen: Console,
     hash: Annotated[
         str | None,
         typer.Argument(
@@ -81,7 +81,7 @@ def approve(
         _list(screen, kit)
 
 
-def _list(screen: Screen, kit: Path) -> None:
+def _list(screen: Console, kit: Path) -> None:
     from medsilo.check.at_home import KitAtHome
     from medsilo.site.approvals import moment
 
@@ -103,7 +103,7 @@ def _list(screen: Screen, kit: Path) -> None:
     )
 
 
-def _show_page(screen: Screen, kit: Path, port: int) -> None:
+def _show_page(screen: Console, kit: Path, port: int) -> None:
     screen.in_lines = True
     from medsilo.registry import PAGES
 
@@ -123,7 +123,7 @@ def _show_page(screen: Screen, kit: Path, port: int) -> None:
 
 
 def _decide(
-    screen: Screen,
+    screen: Console,
     verdict: "DecisionKind",
     kit: Path,
     given: str,
@@ -188,8 +188,8 @@ def _line(decision: "Decision") -> str:
     return f"{decision.plan}  {decision.verdict} by {decision.by}, {moment(decision.at)}{limits}"
 
 
-def leak_report(
-    screen: Screen,
+def disclosure(
+    screen: Console,
     job: options.Job,
     *,
     plan: options.PlanFile = None,
@@ -206,7 +206,7 @@ def leak_report(
     screen.note("reading the plan")
     import dataclasses
 
-    from medsilo.check.leaks import describe, leaks
+    from medsilo.check.disclosure import describe, leaks
     from medsilo.flare.jobs import find_job, plan_of, scope_of
     from medsilo.registry import ANY
     from medsilo.site.policy import Policy
@@ -223,7 +223,7 @@ def leak_report(
 
 
 def list_(
-    screen: Screen,
+    screen: Console,
     method: Annotated[str | None, typer.Argument(metavar="METHOD", help="one method: its idea, keys and cost")] = None,
 ) -> None:
     """List the methods, each with when it is worth a try and what leaves, and the tasks, each with its metric.
@@ -232,7 +232,7 @@ def list_(
     what it costs.
     """
     screen.note("loading the methods and tasks")
-    from medsilo.check.leaks import leaving
+    from medsilo.check.disclosure import leaving
     from medsilo.check.method_facts import FACTS
     from medsilo.registry import METHODS, TASKS
 
@@ -264,12 +264,12 @@ def list_(
     screen.answer(methods=methods, tasks=tasks)
 
 
-def _show_method(screen: Screen, name: str) -> None:
+def _show_method(screen: Console, name: str) -> None:
     """Show one method."""
     import inspect
     from difflib import get_close_matches
 
-    from medsilo.check.leaks import leaving
+    from medsilo.check.disclosure import leaving
     from medsilo.check.method_facts import FACTS
     from medsilo.registry import METHODS
 

@@ -7,7 +7,7 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.options import option
-from medsilo.cli.show import Screen
+from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted
 from medsilo.runs import paths
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    screen: Screen,
+    screen: Console,
     job: options.Job,
     *,
     plan: options.PlanFile = None,
@@ -61,13 +61,13 @@ def run(
         raise MedsiloError(f"--name {name!r} has odd characters; use letters, digits, '.', '_' and '-'")
     folder = out / (name or new_study(study))
     settings = options.settings_of(device, data, site_config, **ALL_MINE)
-    screen.say(*(f"caution: {line}" for line in study.cautions(study.participation.sites)))
+    screen.say(*(f"warning: {line}" for line in study.warnings(study.participation.sites)))
     run_study(screen, study, folder, settings, job=found if engine == "simulator" else None, threads=threads)
     conclude(screen, folder)
 
 
 def _train_further(
-    screen: Screen,
+    screen: Console,
     run: Path,
     more: int,
     out: Path,
@@ -96,7 +96,7 @@ def _train_further(
 
 
 def run_study(
-    screen: Screen,
+    screen: Console,
     plan: "Plan",
     folder: Path,
     settings: "SiteSettings",
@@ -128,7 +128,7 @@ def run_study(
             simulator.run(plan, folder, settings, job, threads, on_round, screen.say)
 
 
-def conclude(screen: Screen, folder: Path) -> None:
+def conclude(screen: Console, folder: Path) -> None:
     """Say how a run ended: what is installed to report of runs writes its page and its table, else the score."""
     from medsilo.registry import REPORTS
     from medsilo.runs.reading import read_summary
@@ -139,6 +139,6 @@ def conclude(screen: Screen, folder: Path) -> None:
     screen.say(*(f"\n{table}" for table, _ in told))
     if not told and summary.pooled_test is not None:
         screen.say(f"\ntest score: {summary.pooled_test:.3f} ({summary.metric})")
-    screen.say(*(f"stands out: {line}" for lines in summary.stands_out.values() for line in lines))
+    screen.say(*(f"outlier: {line}" for lines in summary.outliers.values() for line in lines))
     screen.say(f"\nsummary: {folder / paths.SUMMARY}", *(f"report: {page}" for _, page in told))
     screen.answer(run=folder, report=told[0][1] if told else None, summary=summary.as_json())

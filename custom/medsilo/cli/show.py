@@ -72,10 +72,10 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="print JSON on stdout, for programs; lines for people go to stderr")
 ]
 Does = Callable[..., int | None]
-Tell = Callable[[], str]
+Notify = Callable[[], str]
 
 
-class Screen:
+class Console:
     """The output of one command. With `as_json`, stdout has JSON only.
 
     >>> screen = Screen()
@@ -96,7 +96,7 @@ class Screen:
         self._print: Callable[[str], None] | None = None  # above what is live on the terminal
         self._silence, self._said = silence, time.monotonic()
         self._saying = threading.Lock()
-        self._doing: Tell | None = None  # what goes on, in words
+        self._doing: Notify | None = None  # what goes on, in words
         self._aside = False  # whether that is for a person at the terminal alone
         self._watcher: threading.Thread | None = None  # breaks the silence
         self._ended = threading.Event()
@@ -118,7 +118,7 @@ class Screen:
         self.say(what)
         self.doing(what)
 
-    def doing(self, what: str | Tell, aside: bool = False) -> None:
+    def doing(self, what: str | Notify, aside: bool = False) -> None:
         """Tell what goes on from now on, or what tells it. aside: only to a person at the terminal."""
         self._aside = aside
         started = time.monotonic()
@@ -180,9 +180,9 @@ class Screen:
             yield on_round
 
     @contextmanager
-    def busy(self, what: str) -> Iterator[Callable[[Tell], None]]:
+    def busy(self, what: str) -> Iterator[Callable[[Notify], None]]:
         """Show that the work goes on, and for how long; yields what takes a function that tells more of it."""
-        more: list[Tell] = [lambda: ""]
+        more: list[Notify] = [lambda: ""]
         started = time.monotonic()
 
         def words() -> str:
@@ -193,7 +193,7 @@ class Screen:
             yield more.append
 
     @contextmanager
-    def _watching(self, words: Tell) -> Iterator[None]:
+    def _watching(self, words: Notify) -> Iterator[None]:
         """Tell what goes on: on a terminal below what is said, else where nothing has been said for long."""
         self.doing(words)
         if not self.watched:
@@ -235,7 +235,7 @@ def command(does: Does) -> Does:
 
     @functools.wraps(does)
     def shown(*, as_json: bool, **values: Any) -> int:
-        screen = Screen(as_json)
+        screen = Console(as_json)
         try:
             return screen.close(does(screen, **values) or 0)
         except MedsiloError as error:

@@ -127,7 +127,7 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str
     By hand for a reason: one tensor after another, so that those in mapped files are never in memory together; the
     format's own library wants all of them at once.
     """
-    from medsilo.core.spill import TYPES, bytes_of, let_go, stretches_of
+    from medsilo.core.mmap_store import TYPES, bytes_of, let_go, stretches_of
 
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
@@ -306,6 +306,6 @@ class LockedFolder:
         except OSError as error:
             raise MedsiloError(
                 f"{self.holds} cannot be used ({type(error).__name__}), so {self.unless}; see to the folder of "
-                "'records'",
+                "'state_dir'",
                 private=f"{self.folder}: {error}",
             ) from error

@@ -67,7 +67,7 @@ class Section(BaseModel):
 class Feature(Section):
     """A part of a plan that says itself what it can't stand beside, and what it lets leave.
 
-    `plan` is a `medsilo.Plan`; `networks` are those of its method, without values. Plans and leak reports ask every
+    `plan` is a `medsilo.Plan`; `networks` are those of its method, without values. Plans and disclosure reports ask every
     feature and name none.
     """
 
@@ -75,12 +75,12 @@ class Feature(Section):
         """Yield why the plan can't have this: where, what, and what to do instead."""
         return ()
 
-    def cautions(self, plan: Any) -> Iterable[str]:
+    def warnings(self, plan: Any) -> Iterable[str]:
         """Yield what the person who starts the study should know."""
         return ()
 
     def leaves(self, plan: Any) -> Iterable[str]:
-        """Yield lines of the leak report: what leaves a hospital through this, or is changed by it."""
+        """Yield lines of the disclosure report: what leaves a hospital through this, or is changed by it."""
         return ()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from medsilo.core.spill import bytes_of
+from medsilo.core.mmap_store import bytes_of
 
 Tensors = dict[str, Tensor]
 Groups = dict[str, Tensors]  # named groups of tensors, as they travel

@@ -10,24 +10,24 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
+from medsilo.core.rounding import Resolution
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.core.text import plain
-from medsilo.course.outcome import Outcome, Part, ServerEnd, SiteEnd
-from medsilo.course.phase import Facts, Group, Phase
 from medsilo.deploy.supermodel import GLOBAL, THRESHOLDS, Origin, Rule, SuperModel, Tuning, assemble, tune
 from medsilo.learning.loop import refuse_nan
 from medsilo.models.network import Network
 from medsilo.runs import paths
-from medsilo.runs.messages import Message
+from medsilo.runs.messages import MessageFacts
+from medsilo.schedule.outcome import Outcome, Part, ServerEnd, SiteEnd
+from medsilo.schedule.phase import Facts, Group, Phase
 from medsilo.tasks.task import check_absent
 
 ALWAYS_COMMON = 1.0  # gamma: no confidence is above it
 DETAILS = "super_model"  # the key in the summary's details
 
 
-class Choices(Message):
+class Choices(MessageFacts):
     """A site's counts of its cases: how often each model was chosen, and for each threshold that is tried the summed
     score."""
 
@@ -86,12 +86,12 @@ class SuperModelOutcome(Outcome):
             return last
         return Phase("assemble", 0, (*(group.given_only() for group in last.groups), *self.last))
 
-    def says(self) -> Sequence[str]:
+    def disclosure_notes(self) -> Sequence[str]:
         return [
             "personal model: at the end it goes to the other hospitals that share theirs, if share_personal_model in "
             "medsilo.yaml allows it (by default only with synthetic data); it is this hospital's training in one piece",
             "super model: how often each model was chosen for validation and test cases, and summed scores of them",
-            "super model: data.absent, where the personal model goes to other hospitals",
+            "super model: data.unannotated, where the personal model goes to other hospitals",
         ]
 
     # ------------------------------------------------------------------ at a site
@@ -104,7 +104,7 @@ class SuperModelOutcome(Outcome):
         model = self._assemble(end.plan, end.modules, common, personal, selector)
         model.save(end.folder / paths.SUPER_MODEL)
         answer = self._score(model.to(end.compute.device), end)
-        if "validation" in end.withheld:
+        if "validation" in end.suppressed:
             return {"chosen": {}, "sums": [0.0] * len(answer["sums"])}
         return _coarse(answer, end.task.goal.metric_range, end.resolution["validation"])
 
@@ -123,7 +123,7 @@ class SuperModelOutcome(Outcome):
 
     def after_test(self, end: SiteEnd, model: nn.Module) -> Facts:
         assert isinstance(model, Counting)
-        return {"chosen": {} if "test" in end.withheld else _shared_out(model.chosen, end.resolution["test"])}
+        return {"chosen": {} if "test" in end.suppressed else _shared_out(model.chosen, end.resolution["test"])}
 
     @torch.no_grad()
     def _score(self, model: SuperModel, end: SiteEnd) -> Facts:
@@ -153,16 +153,16 @@ class SuperModelOutcome(Outcome):
         sharing = end.server.sharing()
         return {"shown": sorted({site} | (sharing if site in sharing else set()))}
 
-    def read(self, answer: Any, part: Part, withheld: bool, sites: Collection[str], cases: int) -> Choices:
+    def read(self, answer: Any, part: Part, suppressed: bool, sites: Collection[str], cases: int) -> Choices:
         if answer is None:
             raise Refused("it says nothing of the super model")
         told = Choices.received(answer)
-        if bool(told.chosen) == withheld:
+        if bool(told.chosen) == suppressed:
             raise Refused("it does not say how often each model was chosen")
         if strangers := sorted(told.chosen.keys() - {GLOBAL, *sites}):
             raise Refused(f"it chose models of {plain(strangers[0], 63)!r}, which is not a site of the study")
         counted = sum(told.chosen.values())
-        if part == "validation" and not withheld and counted != cases:
+        if part == "validation" and not suppressed and counted != cases:
             raise Refused(f"it chose models for {counted} cases and has {cases}")
         sums = len(THRESHOLDS) if part == "validation" and self.rule == "threshold" else 0
         if len(told.sums) != sums:
@@ -203,13 +203,13 @@ class SuperModelOutcome(Outcome):
         found: Facts = {DETAILS: details}
         if common_only:
             found["cautions"] = [
-                *end.plan.cautions(sites),
+                *end.plan.warnings(sites),
                 f"the selector names the own hospital of {share:.0%} of validation cases, less than {self.least:.0%}, "
                 f"so the global model answers for every image{self.advice}",
             ]
         return found, told_to_all
 
-    def concluded(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
+    def finalize(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
         return {**details, DETAILS: {**details[DETAILS], "tested": _chosen(answers)}}
 
     def _assemble(

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.core import shelf
+from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, write_json, write_text
 from medsilo.core.section import Section
@@ -202,7 +202,7 @@ class SuperModel(nn.Module):
         networks |= {_personal_file(site): self.expert(site) for site in self.agreed}
         for name, network in networks.items():
             save_tensors(folder / name, network.state_dict(), {"plan_hash": origin.plan.hash})
-        shelf.keep_beside(origin.plan.network.files, folder / shelf.FOLDER)
+        weight_cache.keep_beside(origin.plan.network.files, folder / weight_cache.FOLDER)
         write_text(folder / PLAN, origin.plan.to_yaml())
         manifest = Manifest(
             rule=self.rule,
@@ -213,7 +213,7 @@ class SuperModel(nn.Module):
             absent=dict(origin.absent),
             plan_hash=origin.plan.hash,
             packages=origin.plan.code,
-            files={name: shelf.hash_of_file(folder / name) for name in _files(self.agreed)},
+            files={name: weight_cache.hash_of_file(folder / name) for name in _files(self.agreed)},
         )
         write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
 
@@ -298,7 +298,7 @@ def _personal_file(site: str) -> str:
 def _check(path: Path, name: str, expected: str | None) -> None:
     if expected is None or not path.is_file():
         raise MedsiloError(f"{name} is missing from the super model; fetch it again", private=str(path))
-    if shelf.hash_of_file(path) != expected:
+    if weight_cache.hash_of_file(path) != expected:
         message = f"{name} is not the file that {MANIFEST} was written for (its SHA-256 differs); fetch it again"
         raise MedsiloError(message, private=str(path))
 

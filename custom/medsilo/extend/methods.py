@@ -10,11 +10,6 @@ from medsilo.core.lazy import lazily, places_in
 if TYPE_CHECKING:
     from medsilo.core.errors import PlanError
     from medsilo.core.tensors import Modules, Tensors
-    from medsilo.course.algorithm import BY_ITSELF, require
-    from medsilo.course.declared import Private
-    from medsilo.course.outcome import Outcome, OwnModels
-    from medsilo.course.phase import Average, Blueprint, Ranges, ServerSide, network, site_mean
-    from medsilo.course.workbench import Workbench
     from medsilo.learning.class_weights import balanced_softmax
     from medsilo.learning.layers import (
         batch_norm_buffer_names,
@@ -25,12 +20,12 @@ if TYPE_CHECKING:
         learning_only,
         names_of_last_layers,
     )
-    from medsilo.learning.loop import Lesson, OutputLoss
+    from medsilo.learning.loop import OutputLoss, TrainStep
+    from medsilo.learning.partial_labels import absent_in, labels_in, marks_in
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.learning.statistics import adapt_batch_norm
     from medsilo.learning.steps import correcting, pull_back, pull_towards
     from medsilo.learning.training import Training, uncompiled
-    from medsilo.learning.undrawn import absent_in, labels_in, marks_in
     from medsilo.methods.bases import (
         MeanOfOwn,
         Numbers,
@@ -44,10 +39,15 @@ if TYPE_CHECKING:
     from medsilo.methods.fedavg import Averaging, FedAvg, Weighting
     from medsilo.methods.fedper import FedPer, has_body_and_head
     from medsilo.methods.fine_tuning import FineTuning
-    from medsilo.mixing.forms import Unsealable
-    from medsilo.mixing.late import LateMean, SharedNumbers, Shares
-    from medsilo.mixing.mixers import Identity, Mixer, UniformMean
+    from medsilo.mixing.forms import ServerReadable
+    from medsilo.mixing.late import SharedNumbers, Shares, StalenessWeightedMean
+    from medsilo.mixing.mixers import Aggregator, Identity, UniformMean
     from medsilo.mixing.server import DynamicStep
+    from medsilo.schedule.algorithm import BY_ITSELF, require
+    from medsilo.schedule.declared import Private
+    from medsilo.schedule.outcome import Outcome, OwnModels
+    from medsilo.schedule.phase import Average, ModelFactory, Ranges, ServerSide, network, site_mean
+    from medsilo.schedule.train_context import TrainContext
 
 NAMES = places_in(__file__)
 __all__ = [*NAMES]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from medsilo.core.lazy import lazily, places_in
 
 if TYPE_CHECKING:
-    from medsilo.core import shelf
+    from medsilo.core import weight_cache
     from medsilo.learning.layers import norm_names
     from medsilo.models.network import Dimensions
     from medsilo.registry import NETWORKS

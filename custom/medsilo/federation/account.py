@@ -16,17 +16,17 @@ from typing import Self
 
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, write_json
-from medsilo.core.spill import bytes_of
+from medsilo.core.mmap_store import bytes_of
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.federation.disclosure import finite
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place, Site
 from medsilo.federation.private_site import COUNTS_REFUSED, PrivateNumbers, agreed, how_told
 from medsilo.federation.protection import Protection
+from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
 from medsilo.privacy.accounting import counted, epsilon_of, noise_for
 from medsilo.privacy.mechanisms import Charge
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.paths import ANSWER_FILES, SPENT
 from medsilo.runs.site_files import Spent
 from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending, ledger_of
@@ -34,7 +34,7 @@ from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending, ledger_of
 BETWEEN = "\x1f"  # a group's name and a tensor's
 
 
-def digest_of(request: Parcel) -> str:
+def digest_of(request: StudyMessage) -> str:
     """Return what stands for a request: another one has another digest."""
     found = hashlib.sha256(json.dumps(request.facts, sort_keys=True).encode())
     for name, tensor in _named(request.groups).items():
@@ -58,7 +58,7 @@ class PrivacyAccount:
         self.ledger, self.study, self.folder, self.attempt = ledger, study, folder, ""
 
     @classmethod
-    def of(cls, place: Place) -> Self | None:
+    def of(cls, place: SiteContext) -> Self | None:
         """Return the account of a study that is counted: where the hospital demands privacy, and where a plan promises
         it to patients. Raises Refused, before data are read, where the promise can't be kept or is not left."""
         plan, folder, demands = place.plan, place.folder, place.settings.privacy
@@ -84,7 +84,7 @@ class PrivacyAccount:
         """Return whether what an attempt wrote may be used: its ledger entry is there."""
         return self.ledger.standing().has(self.study.name, attempt)
 
-    def again(self, request: Parcel) -> Parcel | None:
+    def again(self, request: StudyMessage) -> StudyMessage | None:
         """Return the answer that this very request got already, where it was entered."""
         path = self._path(request)
         if not path.exists():
@@ -97,9 +97,9 @@ class PrivacyAccount:
             for key, tensor in tensors.items():
                 group, _, name = key.partition(BETWEEN)
                 groups[group][name] = tensor
-            return Parcel(groups, facts["facts"])
+            return StudyMessage(groups, facts["facts"])
 
-    def settle(self, request: Parcel, reply: Parcel, what: str, charges: Sequence[Charge]) -> None:
+    def settle(self, request: StudyMessage, reply: StudyMessage, what: str, charges: Sequence[Charge]) -> None:
         """Write the answer, in the place of the last one of its kind, and enter it: when this returns, it may leave.
         Raises Refused when nothing is left."""
         own = {"request": digest_of(request), "attempt": self.attempt, "groups": list(reply.groups)}
@@ -108,7 +108,7 @@ class PrivacyAccount:
         # The last thing before sending: a death in between counts an answer that did not leave.
         self.ledger.charge(self.study, what, self.attempt, charges)
 
-    def _path(self, request: Parcel) -> Path:
+    def _path(self, request: StudyMessage) -> Path:
         return self.folder / ANSWER_FILES.replace("*", str(request.facts["task"]))
 
     def _tell_hospital(self, charges: Sequence[Charge]) -> None:
@@ -142,7 +142,7 @@ class Accounting:
         account.ledger.plan(account.study, self.planned())
         participant.state.counts = account.counts
 
-    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+    def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
         """Answer, and send the head of the ledger along, so that the server notices when an old copy is restored.
 
         The heads that the server sends back are not part of the request: a repeated request is the same with or without
@@ -151,10 +151,10 @@ class Accounting:
         asked, ledger = Request.received(parcel.facts), self.account.ledger
         ledger.check_heads([head.model_dump() for head in asked.ledgers])
         facts = {name: value for name, value in parcel.facts.items() if name != "ledgers"}
-        reply = self._charged(Parcel(parcel.groups, facts), asked, stop)
+        reply = self._charged(StudyMessage(parcel.groups, facts), asked, stop)
         return replace(reply, facts={**reply.facts, "ledger": ledger.told()})
 
-    def _charged(self, parcel: Parcel, asked: Request, stop: Stop) -> Parcel:
+    def _charged(self, parcel: StudyMessage, asked: Request, stop: Stop) -> StudyMessage:
         if reply := self.account.again(parcel):
             return reply
         state, own, account = self.participant.state, (asked.task, asked.round), self.account

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from medsilo.course.phase import Group, Phase, views
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_VALUES
+from medsilo.schedule.phase import Group, Phase, views
 
 SLACK = 8 << 20  # bytes of everything beside tensors
 WIDER = 2  # a hospital's filters may send a tensor in a type of twice its bytes

@@ -9,10 +9,10 @@ from typing import Literal, Protocol
 
 from medsilo.core.errors import Died, Lacks, MedsiloError
 from medsilo.core.text import plain
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 
-Outgoing = Callable[[str], Parcel]
-Receive = Callable[[str, Parcel], None]
+Outgoing = Callable[[str], StudyMessage]
+Receive = Callable[[str, StudyMessage], None]
 
 
 @dataclass(frozen=True)

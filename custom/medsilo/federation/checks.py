@@ -9,9 +9,9 @@ from medsilo.core.errors import Refused
 from medsilo.core.package import ENGINE, facts_of, in_words, name_that_differs
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
-from medsilo.course.phase import Group, Ranges
 from medsilo.learning.compute import is_finite
 from medsilo.runs.messages import same_names
+from medsilo.schedule.phase import Group, Ranges
 
 
 def check_engine(server: Any) -> None:

@@ -8,24 +8,24 @@ from typing import Any, Literal
 
 from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
-from medsilo.course.outcome import ServerEnd
-from medsilo.course.phase import Phase, ServerSide
-from medsilo.federation.accepting import Acceptance
-from medsilo.federation.asking import Exchange, Questioner
-from medsilo.federation.blame import Blame
+from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.channel import Missing, Transport
 from medsilo.federation.checks import check_forms
 from medsilo.federation.directions import changed_weights, rounded
+from medsilo.federation.exclusions import Exclusions
+from medsilo.federation.requests import Exchange, RequestScheduler
 from medsilo.federation.server_stack import aggregation_of, asking
 from medsilo.federation.server_state import ServerState
-from medsilo.federation.summary import Account, summarise
-from medsilo.mixing.mixers import Mixer
+from medsilo.federation.summary import StudyUsage, summarise
+from medsilo.mixing.mixers import Aggregator
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Delivered, End, SiteAnswer, Tested, Trained
 from medsilo.runs.provenance import now
 from medsilo.runs.record import Record
 from medsilo.runs.schema import SEE_LOG, STOPPED, Round, SentUpdate, SiteRound, Summary
+from medsilo.schedule.outcome import ServerEnd
+from medsilo.schedule.phase import Phase, ServerSide
 from medsilo.site.kit import KitFiles
 from medsilo.site.settings import SiteSettings
 
@@ -48,13 +48,15 @@ class Coordinator:
         self.plan, self.record, self.engine, self.on_round = plan, record, engine, on_round
         self.study = record.folder.name
         self.sites = sorted(plan.participation.sites or sites)  # that train; others that are connected are not asked
-        self.everyone = sorted({*self.sites, *plan.participation.unseen})  # those too that only see the outcome
+        self.everyone = sorted(
+            {*self.sites, *plan.participation.evaluation_sites}
+        )  # those too that only see the outcome
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.outcome_told: dict[str, Any] = {}  # to sites before the test
         settings = settings or SiteSettings(device="cpu")
         acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
-        mixers: dict[str, Mixer] = {}
+        mixers: dict[str, Aggregator] = {}
         server = ServerSide(
             self.sites,
             mixers,
@@ -69,11 +71,11 @@ class Coordinator:
         )
         self.state = ServerState(plan, record, server, mixers)
         heads = record.folder.parent / paths.LEDGER_HEADS
-        layers = asking(channel, plan, self.sites, record.tell_now, self.state.may_have_lost, heads)
-        self.asker = Questioner(acceptance, *layers)
+        layers = asking(channel, plan, self.sites, record.tell_now, self.state.mark_lost, heads)
+        self.asker = RequestScheduler(acceptance, *layers)
         self.aggregation = aggregation_of(self.asker, self.state, kit)
-        self.blame = Blame(plan.participation.when_missing)
-        if cautions := plan.cautions(self.sites):
+        self.blame = Exclusions(plan.participation.when_missing)
+        if cautions := plan.warnings(self.sites):
             self.state.details["cautions"] = cautions
 
     @property
@@ -119,7 +121,7 @@ class Coordinator:
         finally:
             self.state.writer.shutdown()
             self.asker.turns.end()
-            led = Account(self.asker.acceptance, self.state, self.engine, self.rounds, self.ends)
+            led = StudyUsage(self.asker.acceptance, self.state, self.engine, self.rounds, self.ends)
             summary = summarise(led, reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
@@ -196,7 +198,7 @@ class Coordinator:
         found, self.outcome_told = self.plan.algorithm.outcome.conclude(end, self._told(delivered))
         self.state.details |= found
         tested = self._end("test", number, selected=chosen, empty=chosen == number)
-        self.state.details = self.plan.algorithm.outcome.concluded(self.state.details, self._told(tested))
+        self.state.details = self.plan.algorithm.outcome.finalize(self.state.details, self._told(tested))
 
     def _told(self, exchange: Exchange) -> dict[str, Any]:
         """Return what sites tell of the outcome."""
@@ -239,7 +241,7 @@ class Coordinator:
             if isinstance(answer, Trained):
                 if trained:
                     self.aggregation.take(site, groups, answer.samples, phase)
-                self.state.has_settled(site)
+                self.state.mark_synced(site)
 
         asked = self.sites if task == "round" else self.everyone
         exchange = self.asker.ask(task, number, [site for site in asked if site not in away], words, take)
@@ -265,14 +267,14 @@ class Coordinator:
         """Let the sites' validation scores choose; a site with fewer cases than it tells of has no say."""
         if (
             self.plan.algorithm.outcome.personal
-            or self.plan.tracking.select != "best"
+            or self.plan.model_selection.keep != "best"
             or not self.plan.validates(rounds)
         ):
             return
         told = {
             site: answer.validation
             for site, answer in exchange.replies.items()
-            if isinstance(answer, Trained | Delivered) and "validation" not in answer.withheld
+            if isinstance(answer, Trained | Delivered) and "validation" not in answer.suppressed
         }
         self.state.consider_best(told, rounds)
 

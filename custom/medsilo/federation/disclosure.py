@@ -13,21 +13,21 @@ from typing import Any, Literal
 
 import torch
 
-from medsilo.core.coarse import Resolution
 from medsilo.core.package import machine_facts
-from medsilo.federation.exact import (
+from medsilo.core.rounding import Resolution
+from medsilo.federation.private_site import How, PrivateNumbers
+from medsilo.federation.protection import Protection
+from medsilo.federation.raw_results import (
     ExactDelivery,
-    ExactLetter,
+    ExactMessage,
     ExactResult,
     ExactRound,
     ExactScores,
     ExactTest,
 )
-from medsilo.federation.place import Place
-from medsilo.federation.private_site import How, PrivateNumbers
-from medsilo.federation.protection import Protection
+from medsilo.federation.site_context import SiteContext
 from medsilo.runs.messages import Counted
-from medsilo.site.book import PARTS
+from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import FILE_NAME, DataPart
 from medsilo.tasks.decisions import RELIABILITY, coarse_reliability, threshold_of
 from medsilo.tasks.metrics import (
@@ -62,7 +62,7 @@ class Disclosure:
     """A site's numbers, as they may leave."""
 
     def __init__(
-        self, place: Place, data: SiteData, protection: Protection, numbers: PrivateNumbers | None = None
+        self, place: SiteContext, data: SiteData, protection: Protection, numbers: PrivateNumbers | None = None
     ) -> None:
         """numbers: how they are told in a study that promises privacy."""
         self.plan, self.task, self.data, self.settings = place.plan, place.plan.task, data, place.settings
@@ -77,7 +77,7 @@ class Disclosure:
     def told(self, found: ExactResult) -> Told:
         """Return what an answer tells of what was found, and count it as told."""
         match found:
-            case ExactLetter(sealing=sealing):
+            case ExactMessage(sealing=sealing):
                 return {"sealing": sealing}
             case ExactRound():
                 return self._trained(found)
@@ -119,7 +119,7 @@ class Disclosure:
             *self.protection.warnings(),
             *(
                 f"no score over this hospital's {part} cases is told: they are those of an earlier study but for fewer "
-                f"than {self.least} patients (smallest_metric in its {FILE_NAME})"
+                f"than {self.least} patients (min_patients_per_metric in its {FILE_NAME})"
                 for part in sorted(self.too_near)
             ),
         ]
@@ -228,7 +228,7 @@ class Disclosure:
         return self.settings.least(self.task.synthetic)
 
     @property
-    def withheld(self) -> list[Part]:
+    def suppressed(self) -> list[Part]:
         """The parts that have too few cases to tell a score."""
         return [part for part in SCORED if not self.tells(part)]
 

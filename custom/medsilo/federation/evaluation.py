@@ -9,13 +9,13 @@ from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import DataError
 from medsilo.federation.disclosure import LOSS
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.learning.compute import Compute, Stop, is_finite
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import batches, evaluate, refuse_nan
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
-from medsilo.site.book import PARTS
+from medsilo.site.query_budget import PARTS
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.overlays import draw_found, draw_images
 from medsilo.tasks.segmentation import Segmentation
@@ -29,7 +29,7 @@ Measuring = Callable[[Dataset], Measure]  # of cases in order
 class Evaluation:
     """A site's cases, as they are scored: exact numbers, of which disclosure.py decides what leaves."""
 
-    def __init__(self, place: Place, data: SiteData, compute: Compute, protected: bool) -> None:
+    def __init__(self, place: SiteContext, data: SiteData, compute: Compute, protected: bool) -> None:
         """protected: whether patients are behind the data, so that each case's loss is measured, too."""
         self.plan, self.task, self.site, self.data = place.plan, place.plan.task, place.site, data
         self.settings, self.compute, self.protected = place.settings, compute, protected

@@ -5,17 +5,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
+from medsilo.federation.centralised import POOL, Pool, spread_over_hospitals
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
-from medsilo.federation.place import Place, Site
-from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
-from medsilo.federation.protection import take_place
+from medsilo.federation.protection import acquire_lock
+from medsilo.federation.site_context import Site, SiteContext
 from medsilo.federation.site_stack import TrainingSite, training_site
 from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
@@ -44,7 +44,7 @@ class Line:
                 missing[site] = Missing.refused(error)
         return missing
 
-    def answer(self, site: str, parcel: Parcel) -> Parcel:
+    def answer(self, site: str, parcel: StudyMessage) -> StudyMessage:
         """Let a site answer."""
         return self.participants[site].answer(parcel, lambda: None)
 
@@ -61,15 +61,15 @@ class Loop(Line):
         """rests: between its answers a site holds no networks; the folders have what it needs."""
         super().__init__(participants)
         self.rests = rests
-        self.clocks = {site: Clock(own.settings.limits) for site, own in participants.items()}
+        self.clocks = {site: Clock(own.settings.quotas) for site, own in participants.items()}
 
-    def answer(self, site: str, parcel: Parcel) -> Parcel:
+    def answer(self, site: str, parcel: StudyMessage) -> StudyMessage:
         try:
             with self.clocks[site].running():
                 return self.participants[site].answer(parcel, self.clocks[site].check)
         finally:
             if self.rests:
-                self.participants[site].rest()
+                self.participants[site].offload()
 
 
 def run(
@@ -105,13 +105,13 @@ def _run_federated(
     names = plan.participation.everyone
     with ExitStack() as places:
         for site in names:
-            places.callback(take_place(plan, site, settings.of(site), site_folder(record.folder, site)))
+            places.callback(acquire_lock(plan, site, settings.of(site), site_folder(record.folder, site)))
         rests = 4 * COPIES * plan.parameters * len(names) > AWAKE
         participants = _participants(plan, record.folder, settings, kind, rests)
         for own in (
             participants.values()
         ):  # a site and what it works with refer to each other, so its networks would stay for a while
-            places.callback(own.rest)
+            places.callback(own.offload)
         transport = Loop(participants, rests)
         sites = plan.participation.sites
         Coordinator(plan, sites, transport, record, "in-process", on_round, settings).run(resume)
@@ -122,7 +122,7 @@ def _run_central(plan: Plan, record: Record, resume: bool, settings: SiteSetting
         raise MedsiloError("central training can't be resumed; run it again in a new folder")
     root = record.folder
     hospitals = {site: own.participant for site, own in _participants(plan, root, settings, Participant).items()}
-    pool = Pool(Place(plan, POOL, [POOL], settings, site_folder(root, POOL)), hospitals)
+    pool = Pool(SiteContext(plan, POOL, [POOL], settings, site_folder(root, POOL)), hospitals)
     alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
     coordinator = Coordinator(alone, [POOL], Loop({POOL: TrainingSite(pool)}), record, "in-process", on_round)
     record.write_summary(spread_over_hospitals(pool, coordinator.run(), plan))
@@ -134,9 +134,9 @@ def _participants(
     names = plan.participation.everyone
     participants = {}
     for site in names:
-        place = Place(plan, site, names, settings.of(site), site_folder(root, site))
+        place = SiteContext(plan, site, names, settings.of(site), site_folder(root, site))
         Permission(place).check()
         participants[site] = training_site(place, kind)
         if rests:
-            participants[site].rest()
+            participants[site].offload()
     return participants

@@ -8,7 +8,7 @@ from pathlib import Path
 from medsilo.core.errors import reading
 from medsilo.core.files import write_json
 from medsilo.federation.channel import Channel, Missing, Outgoing, Receive
-from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, Parcel
+from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, StudyMessage
 
 
 class LedgerWatch:
@@ -22,12 +22,12 @@ class LedgerWatch:
         self.inner, self.file = inner, file
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
-        def going(site: str) -> Parcel:
+        def going(site: str) -> StudyMessage:
             parcel, known = outgoing(site), self._known().get(site, [])
             told = {"ledgers": [head.model_dump() for head in known]} if known else {}
             return replace(parcel, facts={**parcel.facts, **told})
 
-        def coming(site: str, reply: Parcel) -> None:
+        def coming(site: str, reply: StudyMessage) -> None:
             told = reply.facts.get("ledger") if isinstance(reply.facts, dict) else None
             if told is None:
                 return receive(site, reply)

@@ -12,7 +12,7 @@ from medsilo.core.text import size_text
 from medsilo.federation.site_state import kept_states
 from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
-from medsilo.site.settings import FILE_NAME, Limits, SiteSettings
+from medsilo.site.settings import FILE_NAME, Quotas, SiteSettings
 
 MODELS, STATE = 2, 8 / 3  # of a study's files at a site, in float32 models: the models, and a state with an optimizer's
 
@@ -30,7 +30,7 @@ def check_limits(
     parameters: of all networks; train: this site's training cases, None where it does not train; free: bytes on
     the disk of its results; patients: whose these cases are, where that is known.
     """
-    limits = settings.limits
+    limits = settings.quotas
     for one in asked_of(plan, limits, parameters, free):
         if one.most is not None and one.asked > one.most:
             if one.key == "disk_free":
@@ -44,20 +44,20 @@ def check_limits(
             )
     if train is None:
         return
-    if (learning := learning_per_answer(plan, train)) < limits.least_learning:
+    if (learning := learning_per_answer(plan, train)) < limits.min_learning_per_score:
         raise Refused(
             f"the plan learns next to nothing here for the scores that it asks for (learning rate × steps is "
-            f"{learning:.3g} for each answer, this hospital wants {limits.least_learning:g}: "
-            f"{_where('least_learning')}); set a larger learning rate or more local_epochs"
+            f"{learning:.3g} for each answer, this hospital wants {limits.min_learning_per_score:g}: "
+            f"{_where('min_learning_per_score')}); set a larger learning rate or more local_epochs"
         )
     if min(train, train if patients is None else patients) < settings.least_trained(plan.task.synthetic):
         raise Refused(
-            f"this hospital has fewer training cases or patients than it trains with ({_where('least_cases')})"
+            f"this hospital has fewer training cases or patients than it trains with ({_where('min_training_cases')})"
         )
 
 
 @dataclass(frozen=True)
-class Demand:
+class QuotaCheck:
     """One thing that a plan asks of a hospital, against the most that it gives."""
 
     key: str  # of limits
@@ -66,14 +66,14 @@ class Demand:
     unit: str
 
 
-def asked_of(plan: Plan, limits: Limits, parameters: int, free: int | None = None) -> list[Demand]:
+def asked_of(plan: Plan, limits: Quotas, parameters: int, free: int | None = None) -> list[QuotaCheck]:
     """Return what a plan asks for that is known before anything runs. free: bytes on the disk of the results."""
     kept = (MODELS + STATE * kept_states(plan.rounds)) * 4 * parameters / 2**30
     return [
-        Demand("round_minutes", plan.participation.timeout / 60, limits.round_minutes, "minutes for a round"),
-        Demand("parameters", parameters, limits.parameters, "parameters"),
-        Demand("disk", kept, limits.disk, "GiB for a study"),
-        Demand("disk_free", kept, None if free is None else free / 2**30 - limits.disk_free, "GiB of its disk"),
+        QuotaCheck("round_minutes", plan.participation.timeout / 60, limits.round_minutes, "minutes for a round"),
+        QuotaCheck("parameters", parameters, limits.parameters, "parameters"),
+        QuotaCheck("disk", kept, limits.disk, "GiB for a study"),
+        QuotaCheck("disk_free", kept, None if free is None else free / 2**30 - limits.disk_free, "GiB of its disk"),
     ]
 
 
@@ -89,7 +89,7 @@ def learning_per_answer(plan: Plan, train: int) -> float:
     return training.learning_rate * steps * trained / plan.rounds
 
 
-def check_disk(folder: Path, limits: Limits) -> None:
+def check_disk(folder: Path, limits: Quotas) -> None:
     """Raise Refused where a study's folder has grown over what this hospital allows, or too little stays free."""
     taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if taken > limits.disk * 2**30:
@@ -101,7 +101,7 @@ def check_disk(folder: Path, limits: Limits) -> None:
 class Clock:
     """The time that a site works for one answer."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Quotas) -> None:
         self.limits = limits
         self.started: float | None = None  # of the answer that is being made
 

@@ -14,25 +14,23 @@ from torch import Tensor, nn
 from medsilo.core.errors import Refused
 from medsilo.core.files import sweep, write_json
 from medsilo.core.tensors import Groups
-from medsilo.course.outcome import SiteEnd
-from medsilo.course.phase import Phase
 from medsilo.federation.checks import check_ranges
 from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.evaluation import Evaluation
-from medsilo.federation.exact import (
+from medsilo.federation.limits import check_disk, check_limits, free_disk
+from medsilo.federation.private_site import PrivateNumbers, PrivateSite
+from medsilo.federation.protection import Protection
+from medsilo.federation.raw_results import (
     ExactDelivery,
-    ExactLetter,
+    ExactMessage,
     ExactResult,
     ExactRound,
     ExactScores,
     ExactTest,
     write_measures,
 )
-from medsilo.federation.limits import check_disk, check_limits, free_disk
-from medsilo.federation.place import Envelope, Place
-from medsilo.federation.private_site import PrivateNumbers, PrivateSite
-from medsilo.federation.protection import Protection
-from medsilo.federation.reasons import DIVERGED
+from medsilo.federation.refusals import DIVERGED
+from medsilo.federation.site_context import SiteContext, UpdateCodec
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.compute import Compute, Stop
@@ -41,6 +39,8 @@ from medsilo.learning.seeds import seed_for
 from medsilo.runs import paths
 from medsilo.runs.messages import LETTERED, Request
 from medsilo.runs.provenance import write_provenance
+from medsilo.schedule.outcome import SiteEnd
+from medsilo.schedule.phase import Phase
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.task import SiteData
 
@@ -50,7 +50,7 @@ class Participant:
 
     trainer_kind = Trainer
 
-    def __init__(self, place: Place, data: SiteData | None = None, envelope: Envelope | None = None) -> None:
+    def __init__(self, place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None) -> None:
         """data: instead of those of the settings; envelope: what tensors travel in, by default none."""
         plan, folder, protection = place.plan, place.folder, Protection(place)
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
@@ -59,7 +59,7 @@ class Participant:
             protection.admit()
             data = plan.task.site_data(place.site, sorted(place.sites), plan.seed, protection.source())
         self.place, self.data = place, data
-        self.envelope = envelope or Envelope()
+        self.envelope = envelope or UpdateCodec()
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
         numbers = PrivateNumbers.of(plan, place.site, place.settings, folder, data)
         self.disclosure = Disclosure(place, data, protection, numbers)
@@ -88,7 +88,7 @@ class Participant:
             doing.step()
 
         with doing.answering(asked.task, asked.round):
-            check_disk(self.place.folder, self.place.settings.limits)
+            check_disk(self.place.folder, self.place.settings.quotas)
             seed = seed_for(self.trainer.drawn_from, self.place.site, "work", asked.round)
             with self.state.compute.reproducible(seed):
                 return work[asked.task](asked, groups, step)
@@ -100,13 +100,13 @@ class Participant:
             write_json(self.place.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
         return ExactResult()
 
-    def _answer_letter(self, asked: Request, groups: Groups, stop: Stop) -> ExactLetter:
-        return ExactLetter(self.envelope.letter(asked))
+    def _answer_letter(self, asked: Request, groups: Groups, stop: Stop) -> ExactMessage:
+        return ExactMessage(self.envelope.letter(asked))
 
     def _round(self, asked: Request, groups: Groups, stop: Stop) -> ExactRound:
         """Take over what was merged, validate it, train, and give back what this phase sends."""
         if not self.place.trains:
-            raise Refused("this hospital does not train in this study (participation.unseen)")
+            raise Refused("this hospital does not train in this study (participation.evaluation_sites)")
         started, number, trainer = time.monotonic(), asked.round, self.trainer
         phase = self.place.plan.course.phase_of(number)
         self._stand_after(number - 1, asked)
@@ -159,7 +159,7 @@ class Participant:
     def _take_selected(self, asked: Request, groups: Groups) -> int:
         """Take the selected model: the one the coordinator sends, the last, or this site's own choice; return its
         round."""
-        self.state.wake()
+        self.state.reload()
         self.state.done = -1  # what lies in memory from here on is the model under test
         if self._chooses:
             return self.state.load_model(paths.BEST)["round"]
@@ -172,7 +172,7 @@ class Participant:
     @property
     def _chooses(self) -> bool:
         plan = self.place.plan
-        return plan.algorithm.outcome.personal and plan.tracking.select == "best"
+        return plan.algorithm.outcome.personal and plan.model_selection.keep == "best"
 
     def decisive(self, model: nn.Module, stop: Stop) -> Measures | None:
         """Return the validation cases by which it is chosen from where on a probability counts as found; None where
@@ -216,7 +216,7 @@ class Participant:
             place.plan.task,
             self.state.compute,
             validation,
-            [*disclosure.withheld, *disclosure.noisy],
+            [*disclosure.suppressed, *disclosure.noisy],
             disclosure.resolution,
             stop,
         )
@@ -245,7 +245,7 @@ class Participant:
     # ------------------------------------------------------------------ the state, and what the hospital reads
     def _stand_after(self, number: int, asked: Request) -> None:
         self.trainer.truncate(asked.train_cases)
-        if warning := self.state.stand_after(number, asked.last):
+        if warning := self.state.restore_after(number, asked.last):
             self.warnings.append(warning)
 
     def _write_row(

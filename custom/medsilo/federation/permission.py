@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.federation.account import digest_of
-from medsilo.federation.place import Place, Site
 from medsilo.federation.protection import book_of
+from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import Request, StudyMessage
 from medsilo.site.approvals import Approvals, AskingPlan, Decision, accepted_of, approvals_of
 from medsilo.site.settings import FILE_NAME
 
@@ -20,7 +20,7 @@ class Permission:
 
     inner: Site  # behind it, put there when permission was given: it reads data
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SiteContext) -> None:
         """Raises Refused where approval is required and no kit is there, with whose key decisions are signed."""
         self.place = place
         self.approvals: Approvals | None = None
@@ -36,7 +36,7 @@ class Permission:
         book = book_of(place.settings, place.site, place.folder)
         self.approvals = approvals_of(book, place.kit, place.settings)
 
-    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         asked = Request.received(parcel.facts)
 
         def look() -> None:  # now and then, between batches
@@ -46,7 +46,7 @@ class Permission:
 
         decision = self.check(asked.sites, asked.round)
         if self.approvals and decision and decision.limits.rounds and asked.task == "round":
-            given = Parcel(parcel.groups, {"study": asked.study, "round": asked.round})
+            given = StudyMessage(parcel.groups, {"study": asked.study, "round": asked.round})
             self.approvals.count(decision, digest_of(given)[:32])  # asking the same again is no other round
         reply = self.inner.answer(parcel, look)
         self.check(asked.sites, asked.round)  # the last thing before it leaves

@@ -19,10 +19,9 @@ from typing import Literal
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import write_json
-from medsilo.course.phase import Phase
+from medsilo.core.rounding import Resolution
 from medsilo.learning.loop import steps_in
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.plan import Plan
@@ -30,9 +29,9 @@ from medsilo.privacy.accounting import geometric_for, noise_for
 from medsilo.privacy.mechanisms import (
     MOST_NOISE,
     Charge,
-    Demands,
     Geometric,
-    Promise,
+    PrivacyGuarantee,
+    PrivacyRequirements,
     Public,
     SampledGaussian,
     Told,
@@ -40,7 +39,8 @@ from medsilo.privacy.mechanisms import (
 )
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import NOISY_COUNTS
-from medsilo.site.book import PARTS
+from medsilo.schedule.phase import Phase
+from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import FILE_NAME, SiteSettings
 from medsilo.tasks.task import SiteData, patients_of, records_of
 
@@ -72,7 +72,7 @@ NOBODY_NAMED = (
 )
 
 
-def agreed(plan: Plan, demands: Demands | None) -> Promise | None:
+def agreed(plan: Plan, demands: PrivacyRequirements | None) -> PrivacyGuarantee | None:
     """Return what is promised to a hospital that demands this; raises Refused where the plan promises nothing then."""
     if plan.privacy:
         return plan.privacy.under(demands)
@@ -89,11 +89,11 @@ def units_of(cases: Dataset, unit: Unit) -> Sequence[str] | None:
     return patients_of(cases) if unit == "patient" else records_of(cases)
 
 
-def how_told(plan: Plan, demands: Demands | None, told: Told, guarded: bool) -> How:
+def how_told(plan: Plan, demands: PrivacyRequirements | None, told: Told, guarded: bool) -> How:
     """Return how a plan that promises privacy lets one kind of number out. guarded: of patients that are protected."""
     offer = plan.privacy
     assert offer
-    if guarded and told in ("validation", "test") and plan.private.at_home:
+    if guarded and told in ("validation", "test") and plan.private.exact_networks:
         return "silent"  # a model that learns by exact steps is scored, so its score tells of training cases, too
     if demands and told in demands.public:
         return "exact"
@@ -108,8 +108,8 @@ class PrivateNumbers:
 
     plan: Plan
     site: str
-    demands: Demands | None
-    promise: Promise
+    demands: PrivacyRequirements | None
+    promise: PrivacyGuarantee
     guarded: bool  # whether patients are behind the numbers: what is neither public nor noisy is not told
     folder: Path
     units: Mapping[str, Sequence[str]] = field(repr=False)  # by part, the unit of each case
@@ -335,7 +335,7 @@ class PrivateSite:
         secret = self.numbers.secret("round", number)
         assert self.numbers.plan.privacy
         clip = self.numbers.plan.privacy.clip
-        steps = PrivateSteps(self.sample(secret), clip, self.noise, secret, self.numbers.plan.private.at_home)
+        steps = PrivateSteps(self.sample(secret), clip, self.noise, secret, self.numbers.plan.private.exact_networks)
         if self.numbers.plan.privacy.statistics:
             steps.releasing, steps.clip = self.releasing, self.numbers.plan.privacy.statistics.clip
         return steps

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
-from medsilo.federation.place import Place
+from medsilo.core.rounding import Resolution
+from medsilo.federation.site_context import SiteContext
 from medsilo.plan import Plan
 from medsilo.runs.paths import hospital_folder
-from medsilo.site.book import PARTS, Asker, Book, data_set
+from medsilo.site.query_budget import PARTS, QueryBudget, Requester, data_set
 from medsilo.site.settings import FILE_NAME, DataPart, SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData, patients_of
@@ -20,12 +20,12 @@ SHARES = (0.6, 0.2, 0.2)  # of patients, where a hospital names none
 class Protection:
     """A site's protection in one study; it does nothing where nobody needs it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SiteContext) -> None:
         self.plan, self.site, self.settings, self.folder = place.plan, place.site, place.settings, place.folder
         self.on = self.settings.protects(self.plan.task.synthetic)
         self.book = book_of(self.settings, self.site, self.folder)
         source = self.settings.data
-        self.asker = Asker(place.lead, data_set(source, self.plan.task.name), place.study)
+        self.asker = Requester(place.lead, data_set(source, self.plan.task.name), place.study)
 
     def admit(self) -> None:
         """Raise Refused, before data are read, for a study that asks for more than this hospital answers."""
@@ -38,11 +38,11 @@ class Protection:
             )
         if fold_refused := not_its_folds(self.plan, self.settings):
             raise Refused(fold_refused)
-        self.book.admit(self.asker, planned_answers(self.plan), self.settings.limits)
+        self.book.admit(self.asker, planned_answers(self.plan), self.settings.quotas)
 
     def source(self) -> DataSource | None:
         """Return where the data are, with the split that this hospital decides by itself."""
-        source = read_for(self.plan, self.settings.data, self.site in self.plan.participation.unseen)
+        source = read_for(self.plan, self.settings.data, self.site in self.plan.participation.evaluation_sites)
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source
         return with_own_split(source, self.book, self.asker.data)
@@ -72,7 +72,7 @@ class Protection:
         """Count what is about to leave; raises Refused when nothing is left of this hospital's budget."""
         told: Any = {part: int(times) for part, times in parts.items() if times}
         if self.on and told:
-            self.book.note(self.asker, told, self.settings.limits)
+            self.book.note(self.asker, told, self.settings.quotas)
 
 
 def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -> DataSource | None:
@@ -95,12 +95,12 @@ def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
     )
 
 
-def book_of(settings: SiteSettings, site: str, folder: Path) -> Book:
+def book_of(settings: SiteSettings, site: str, folder: Path) -> QueryBudget:
     """Return what a site remembers. folder: the site's part of a run."""
-    return Book((settings.records or hospital_folder(folder)) / site)
+    return QueryBudget((settings.state_dir or hospital_folder(folder)) / site)
 
 
-def take_place(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> Callable[[], None]:
+def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> Callable[[], None]:
     """Take a study's place among those that a hospital works for at once; returns what gives it back. Raises Refused
     when all are taken."""
     if settings.studies is None and not settings.protects(plan.task.synthetic):
@@ -108,7 +108,7 @@ def take_place(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> C
     return book_of(settings, site, folder).begin(folder.parents[1].name, settings.studies).release
 
 
-def with_own_split(source: DataSource, book: Book, data: str, writes: bool = True) -> DataSource:
+def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: bool = True) -> DataSource:
     """Return the data with shares and drawing of this hospital's own where its settings name none.
 
     data: what stands for the data set; writes: whether parts that are drawn now are remembered.

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
-from medsilo.core import shelf
-from medsilo.federation.asking import Questioner, Retry, Tell, TurnKeeper
+from medsilo.core import weight_cache
 from medsilo.federation.channel import Channel, Missing, Outgoing, Receive, Transport
 from medsilo.federation.ledger_watch import LedgerWatch
+from medsilo.federation.requests import ByteCounter, Notify, RequestScheduler, Retry
 from medsilo.federation.server_state import RoundAggregation, ServerState
 from medsilo.plan import Plan
-from medsilo.runs.messages import FILES, Parcel
+from medsilo.runs.messages import FILES, StudyMessage
 from medsilo.site.kit import KitFiles
 
 
@@ -42,9 +42,9 @@ class FileSupply:
         if not lacking:
             return missing
         self.sent |= set(lacking)
-        files = {file: _content(shelf.find(file, size), size) for file, size in self.files.items()}
+        files = {file: _content(weight_cache.find(file, size), size) for file, size in self.files.items()}
 
-        def going(site: str) -> Parcel:
+        def going(site: str) -> StudyMessage:
             order = outgoing(site)
             return replace(order, groups={**order.groups, FILES: files})
 
@@ -58,13 +58,13 @@ def _content(path: Path, size: int) -> torch.Tensor:
 
 
 def asking(
-    channel: Transport, plan: Plan, sites: Sequence[str], tell: Tell, lost: Callable[[str], None], heads: Path
-) -> tuple[Retry, TurnKeeper]:
+    channel: Transport, plan: Plan, sites: Sequence[str], tell: Notify, lost: Callable[[str], None], heads: Path
+) -> tuple[Retry, ByteCounter]:
     """Return the server's channel with its layers, and what of it knows whose turn it is.
 
     sites: those that train; lost: hears of every site that did not answer; heads: the file of the ledgers' heads.
     """
-    turns = TurnKeeper(channel, tell)
+    turns = ByteCounter(channel, tell)
     inner: Channel = turns
     for layer in reversed(plan.layers):
         inner = layer.server(inner, plan)
@@ -75,7 +75,7 @@ def asking(
     return Retry(inner, plan.participation, sites, channel.pause, lost), turns
 
 
-def aggregation_of(asker: Questioner, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
+def aggregation_of(asker: RequestScheduler, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
     """Return how the plan has answers become the next round's tensors. kit: the server's own."""
     secure = state.plan.transport.aggregation
     return secure.server(asker, state, kit) if secure else RoundAggregation(state)

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, ParticipationError
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.course.phase import Group, Phase, ServerSide, views
-from medsilo.course.structures import mix_by_structure
 from medsilo.federation.channel import Missing
 from medsilo.federation.checks import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.learning.seeds import seed_for
-from medsilo.mixing.mixers import Mixer
+from medsilo.mixing.mixers import Aggregator
 from medsilo.plan import Plan
 from medsilo.runs.messages import Joined
 from medsilo.runs.record import Record
+from medsilo.schedule.phase import Group, Phase, ServerSide, views
+from medsilo.schedule.structures import mix_by_structure
 from medsilo.tasks.segmentation import says_of
 
 
@@ -39,14 +39,14 @@ class Store:
 class ServerState:
     """Mixers by group, from phase to phase. Tensors that were given out or are being written are never changed."""
 
-    def __init__(self, plan: Plan, record: Record, server: ServerSide, mixers: dict[str, Mixer]) -> None:
+    def __init__(self, plan: Plan, record: Record, server: ServerSide, mixers: dict[str, Aggregator]) -> None:
         """mixers: those that `server` shows."""
         self.plan, self.course, self.record, self.server, self.mixers = plan, plan.course, record, server, mixers
         self.sites = server.sites
         self.layout = plan.layout()  # the server holds no model beside its mixers
         self.trained = frozenset(name for net in self.layout.values() for name, _ in net.named_parameters())
         buffers = frozenset(name for net in self.layout.values() for name, _ in net.named_buffers())
-        self.shield = plan.mixing.shield(buffers - self.trained)
+        self.shield = plan.aggregation.shield(buffers - self.trained)
         self.place: int | None = None  # of the phase that the mixers are of
         self.once: set[str] = set()  # groups of that phase that sites don't send back
         self.settled: dict[str, list[str]] = {}  # of those, the ones that each site has
@@ -118,7 +118,7 @@ class ServerState:
     def payload(self, site: str, phase: Phase) -> Groups:
         """Return what a site is given in a phase, without what it has already."""
         travelling, known = views(phase.given, self.layout), self.settled.get(site, [])
-        stays = {group.name for group in phase.given if group.at_home and self.plan.transport.sealed}
+        stays = {group.name for group in phase.given if group.apply_locally and self.plan.transport.sealed}
         given = (group for group in phase.given if group.name in travelling.keys() - stays - set(known))
         return {group.name: self._current(group, site) for group in given}
 
@@ -126,8 +126,8 @@ class ServerState:
         """Return what a site gets of a group; one that does not train gets what all have in common."""
         if site in self.sites and (mean := self.store.find(group.name)):
             return dict(mean)
-        if group.personal and group.stand_in and site not in self.sites:
-            return self.mixers[group.stand_in].current(self.sites[0])
+        if group.personal and group.fallback_group and site not in self.sites:
+            return self.mixers[group.fallback_group].current(self.sites[0])
         return self.mixers[group.name].current(site if group.personal else self.sites[0])
 
     def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
@@ -151,11 +151,11 @@ class ServerState:
         found = (self.mixers[group.name].shares for group in phase.sent if group.name in self.mixers)
         return next((shares for shares in found if shares), {})
 
-    def has_settled(self, site: str) -> None:
+    def mark_synced(self, site: str) -> None:
         """Remember that a site has what is given once."""
         self.settled[site] = sorted(self.once)
 
-    def may_have_lost(self, site: str) -> None:
+    def mark_lost(self, site: str) -> None:
         """Give a site everything again that is given once."""
         self.settled.pop(site, None)
 
@@ -299,7 +299,11 @@ class RoundAggregation:
 
     def agree(self, joined: Mapping[str, Joined]) -> None:
         """Let those that have joined agree on what they need beside the plan, and somebody have all that it names."""
-        held = [{*answer.absent} for site, answer in joined.items() if site not in self.state.plan.participation.unseen]
+        held = [
+            {*answer.absent}
+            for site, answer in joined.items()
+            if site not in self.state.plan.participation.evaluation_sites
+        ]
         if lacking := sorted(set.intersection(*held)) if held else []:
             raise ParticipationError(f"no hospital that trains has {', '.join(lacking)}; take it out of the plan")
 

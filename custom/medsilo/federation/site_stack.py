@@ -10,7 +10,7 @@ From outside to inside, an order passes
     disclosure      makes the answer of what was found exactly: what of it may leave, and how finely
     participant     does the study, exactly; tensors come and go in the plan's envelope (secure aggregation)
 
-and an answer passes them the other way round. The site's `Envelope` (place.py) is inside of a round, since secure
+and an answer passes them the other way round. The site's `UpdateCodec` (place.py) is inside of a round, since secure
 aggregation needs what the round has. That is a package of its own, of which this file takes a site's part by its entry
 point.
 """
@@ -22,19 +22,19 @@ from functools import partial
 
 import torch
 
-from medsilo.core import shelf
+from medsilo.core import weight_cache
 from medsilo.core.errors import Lacks, MedsiloError, Refused
-from medsilo.core.lifeline import forget_most, most_held
-from medsilo.core.spill import bytes_of
+from medsilo.core.mmap_store import bytes_of
+from medsilo.core.parent_watch import forget_most, most_held
 from medsilo.core.tensors import Tensors
 from medsilo.federation.account import Accounting, PrivacyAccount
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
-from medsilo.federation.place import Envelope, Place, Site
 from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.federation.site_context import Site, SiteContext, UpdateCodec
 from medsilo.learning.compute import Stop
 from medsilo.privacy.mechanisms import Charge
-from medsilo.runs.messages import ANSWERS, FILES, Parcel, Request
+from medsilo.runs.messages import ANSWERS, FILES, Request, StudyMessage
 
 
 class SuppliedSite:
@@ -44,18 +44,18 @@ class SuppliedSite:
     believed.
     """
 
-    def __init__(self, place: Place, make: Callable[[], Site]) -> None:
+    def __init__(self, place: SiteContext, make: Callable[[], Site]) -> None:
         """make: makes the site behind this one, which reads the files."""
         self.place, self.make = place, make
         self.inner: Site | None = None
-        shelf.look_in(*place.models)
+        weight_cache.look_in(*place.models)
 
-    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+    def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
         groups = dict(parcel.groups)
         self._take(groups.pop(FILES, {}))
         for file, size in self.place.plan.network.files.items():
             try:
-                shelf.find(file, size)
+                weight_cache.find(file, size)
             except MedsiloError as error:
                 raise Lacks(str(error)) from error
         self.inner = self.inner or self.make()
@@ -66,7 +66,7 @@ class SuppliedSite:
         for name, content in came.items():
             if name not in wanted or content.dtype is not torch.uint8:
                 raise Refused("the server sends a file that the plan does not name")
-            shelf.keep(name, bytes_of(content.contiguous()), self.place.models[-1], int(most * (1 << 30)))
+            weight_cache.keep(name, bytes_of(content.contiguous()), self.place.models[-1], int(most * (1 << 30)))
 
 
 class DisclosingSite:
@@ -75,7 +75,7 @@ class DisclosingSite:
     def __init__(self, inner: Participant) -> None:
         self.inner = inner
 
-    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         asked, started = Request.received(parcel.facts), time.monotonic()
         forget_most()
         found = self.inner.find(asked, parcel.groups, stop)
@@ -88,7 +88,7 @@ class DisclosingSite:
             seconds=time.monotonic() - started,
             memory=most_held(),
             cases=disclosure.counted,
-            withheld=disclosure.withheld,
+            suppressed=disclosure.suppressed,
             noisy=disclosure.noisy,
             warnings=[*self.inner.warnings, *(disclosure.warnings() if asked.task == "join" else [])],
             **disclosure.told(found),
@@ -104,17 +104,17 @@ class TrainingSite:
         self.folder, self.settings = participant.place.folder, participant.place.settings
         self.site: Site = DisclosingSite(participant)
 
-    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         return self.site.answer(parcel, stop)
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Let go of all networks: the next answer takes over from the folder."""
-        self.participant.state.rest()
+        self.participant.state.offload()
 
 
-def training_site(place: Place, kind: Callable[..., Participant] = Participant) -> TrainingSite:
+def training_site(place: SiteContext, kind: Callable[..., Participant] = Participant) -> TrainingSite:
     """Return a site with the layers that see what is exact."""
-    shelf.look_in(*place.models)
+    weight_cache.look_in(*place.models)
     account = PrivacyAccount.of(place)  # before data are read
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):
@@ -128,13 +128,13 @@ def training_site(place: Place, kind: Callable[..., Participant] = Participant) 
     return whole
 
 
-def envelope_of(place: Place) -> Envelope:
+def envelope_of(place: SiteContext) -> UpdateCodec:
     """Return what the plan has tensors travel in."""
     secure = place.plan.transport.aggregation
-    return secure.site(place) if secure else Envelope()
+    return secure.site(place) if secure else UpdateCodec()
 
 
-def answering(place: Place, permission: Permission, kind: type[Participant] = Participant) -> Site:
+def answering(place: SiteContext, permission: Permission, kind: type[Participant] = Participant) -> Site:
     """Return what answers on NVFlare, behind a hospital's permission, which was given."""
     make = partial(IsolatedParticipant if place.settings.isolation else training_site, place, kind)
     permission.inner = SuppliedSite(place, make) if place.plan.network.files else make()

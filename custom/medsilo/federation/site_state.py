@@ -16,16 +16,16 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_csv, write_passing, write_text
-from medsilo.core.lifeline import most_held
+from medsilo.core.parent_watch import most_held
 from medsilo.core.tensors import Groups, Modules, Tensors
-from medsilo.course.phase import Phase, places_of, views
 from medsilo.federation.checks import same_layout
-from medsilo.federation.reasons import DIVERGED
+from medsilo.federation.refusals import DIVERGED
 from medsilo.learning.compute import Compute, is_finite
-from medsilo.mixing.forms import Pulled
+from medsilo.mixing.forms import PullForm
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.site_files import Deed, Doing
+from medsilo.runs.site_files import Deed, SiteActivity
+from medsilo.schedule.phase import Phase, places_of, views
 
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
 KEPT = 2  # states before the last: a server that dies inside a round may ask for the round before, too
@@ -72,14 +72,14 @@ class SiteState:
         self.done = 0
         self.best = None
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Let go of all networks: the next answer takes over from the folder."""
         held = [ref(parameter) for module in self.modules.values() for parameter in module.parameters()]
         self.modules, self.optimizers, self.done = {}, {}, -1
         if any(parameter() is not None for parameter in held):  # of a network that refers to itself, in a circle
             gc.collect()
 
-    def wake(self) -> None:
+    def reload(self) -> None:
         """Have networks again, if this state rests."""
         if not self.modules:
             self.begin()
@@ -106,7 +106,7 @@ class SiteState:
 
         makes_at_home: groups that a site can make by itself did not travel.
         """
-        at_home = [own for own in phase.given if own.at_home and makes_at_home]
+        at_home = [own for own in phase.given if own.apply_locally and makes_at_home]
         mine = views([own for own in phase.given if own not in at_home], self.modules)
         once = {group.name for group in phase.once}  # may be left out: the site has it
         same_layout(groups, {name: mine[name] for name in mine if name not in once or name in groups})
@@ -114,9 +114,9 @@ class SiteState:
             for name, tensor in tensors.items():
                 mine[group][name].copy_(tensor)
         for own in at_home:
-            assert own.at_home
+            assert own.apply_locally
             trains = self.plan.participation.sites
-            own.at_home(self.modules, trains.index(self.site) if self.site in trains else None)
+            own.apply_locally(self.modules, trains.index(self.site) if self.site in trains else None)
         for own in phase.given:
             own.arrived(self.modules, own.name in groups)
 
@@ -132,7 +132,7 @@ class SiteState:
         return packed.clone() if packed.data_ptr() == tensor.data_ptr() else packed
 
     # ------------------------------------------------------------------ from round to round
-    def stand_after(self, number: int, last: int) -> str | None:
+    def restore_after(self, number: int, last: int) -> str | None:
         """Be in the state this site had after a round, also when this process is new or the server went back.
 
         A site that missed rounds goes on from the last it took part in, `last` by the server's word. Where that is not
@@ -178,7 +178,9 @@ class SiteState:
         phase = self.plan.course.phase_of(self.done + 1)
         forms = self.plan.sealed_forms(phase)  # of what a site moves from its own, the server has nothing to send
         every_round = [
-            group for group in phase.groups if group.travels == "both" and not isinstance(forms.get(group.name), Pulled)
+            group
+            for group in phase.groups
+            if group.travels == "both" and not isinstance(forms.get(group.name), PullForm)
         ]
         sent = {place for tensors in views(every_round, self.modules).values() for place in places_of(tensors.values())}
         tensors = {
@@ -265,7 +267,7 @@ def _restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None
 PAUSE = 0.25  # seconds between two words; an answer that takes less is made without any
 
 
-class NowFile:
+class StatusFile:
     """A site's progress with an answer: the work that goes on, and the share of its batches that is done."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, device: str = "") -> None:
@@ -310,7 +312,7 @@ class NowFile:
         self._told = self._clock()
         share = min(self._made / self._steps, 1.0) if self._steps else None
         task, number = self._asked
-        told = Doing(
+        told = SiteActivity(
             task=task,
             round=number,
             at=time.time(),

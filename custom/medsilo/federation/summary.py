@@ -4,15 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medsilo.core.lifeline import most_held
-from medsilo.federation.accepting import Acceptance
-from medsilo.federation.asking import Exchange
+from medsilo.core.parent_watch import most_held
+from medsilo.federation.acceptance import Acceptance
+from medsilo.federation.requests import Exchange
 from medsilo.federation.server_state import ServerState
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
+from medsilo.runs.outliers import standing_out
 from medsilo.runs.provenance import now
 from medsilo.runs.schema import Agreement, Decisions, Details, Round, RoundCount, Selection, SiteResult, Summary
 from medsilo.runs.site_files import Package
-from medsilo.runs.standing import standing_out
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, with_derived
 from medsilo.tasks.metrics import BROAD, CONFUSION, Counts, added
 from medsilo.tasks.segmentation import judged_by
@@ -20,7 +20,7 @@ from medsilo.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Account:
+class StudyUsage:
     """All that a summary is made of."""
 
     acceptance: Acceptance  # the plan, and the sites that train and that don't
@@ -39,7 +39,7 @@ class Account:
         return answer if isinstance(answer, Tested) else None
 
 
-def summarise(led: Account, reason: str | None, started: str, seconds: float) -> Summary:
+def summarise(led: StudyUsage, reason: str | None, started: str, seconds: float) -> Summary:
     """Say who did what, with which outcome; a study that failed has a summary, too."""
     asked, state = led.acceptance, led.state
     plan, rules = asked.plan, asked.plan.participation
@@ -71,10 +71,10 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
             rounds={site: tested.selected for site in asked.everyone if (tested := led.tested(site))},
         ),
         sites=sites,
-        unseen={site: _site_result(led, site) for site in asked.everyone if site not in asked.sites},
+        evaluation_sites={site: _site_result(led, site) for site in asked.everyone if site not in asked.sites},
         **means(plan.task, sites),
         pooled=plan.task.goal.figures(added(told)),
-        stands_out=standing_out(led.rounds),
+        outliers=standing_out(led.rounds),
         details=Details(**state.found()),
         seconds=round(seconds, 3),
         memory=most_held(),
@@ -110,7 +110,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _site_result(led: Account, site: str) -> SiteResult:
+def _site_result(led: StudyUsage, site: str) -> SiteResult:
     lines = [line.sites.get(site) for line in led.rounds]
     known = [line for line in lines[: led.state.done] if line]
     joined, delivered, tested = led.reply("join", site), led.reply("deliver", site), led.tested(site)
@@ -137,13 +137,13 @@ def _site_result(led: Account, site: str) -> SiteResult:
 
 
 def tested_as(task: Task, told: Mapping[str, Any], cases: int, threshold: float | None) -> dict[str, Any]:
-    """Return a site's test as the summary has it; `withheld` names what the site keeps because of too few cases."""
+    """Return a site's test as the summary has it; `suppressed` names what the site keeps because of too few cases."""
     counts: Counts = told["counts"]
     known = with_derived(dict(counts), task.goal.classes, threshold)
     return {
         "test": {task.goal.metric: told["test"], "loss": told["test_loss"], "cases": cases},
         "figures": task.goal.figures(known),
-        "withheld": sorted(task.goal.layout.keys() - counts.keys()),
+        "suppressed": sorted(task.goal.layout.keys() - counts.keys()),
         "decisions": decisions_in(known, task.goal.classes, threshold) if CONFUSION in known else None,
     }
 
@@ -170,7 +170,7 @@ def reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
     ]
 
 
-def _warnings(led: Account, site: str) -> dict[str, list[str]]:
+def _warnings(led: StudyUsage, site: str) -> dict[str, list[str]]:
     """Return what a site had to say beside its answers, by round or end."""
     told = {str(line.round): line.warnings.get(site, []) for line in led.rounds}
     told |= {end: reply.warnings for end in led.ends if (reply := led.reply(end, site))}

@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import Refused
-from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
-from medsilo.federation.place import Place
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
-from medsilo.federation.site_state import NowFile, SiteState
+from medsilo.federation.site_context import SiteContext
+from medsilo.federation.site_state import SiteState, StatusFile
 from medsilo.learning.class_weights import balanced, weighted
 from medsilo.learning.compute import LossFunction, Stop
-from medsilo.learning.loop import Lesson, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.loop import TrainStep, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.perturbation import perturbed_step
 from medsilo.learning.seeds import generator_for, seed_for
+from medsilo.schedule.phase import Phase
+from medsilo.schedule.train_context import TrainContext
 from medsilo.tasks.task import SiteData, drawn_cases, label_counts, names_of, patients_of
 
 SHUFFLE = "shuffle"  # for what data are drawn in training
@@ -31,7 +31,7 @@ class Trainer:
 
     def __init__(
         self,
-        place: Place,
+        place: SiteContext,
         data: SiteData,
         state: SiteState,
         protection: Protection,
@@ -43,7 +43,7 @@ class Trainer:
         self.private, self.tells = private, tells
         self.compute = state.compute
         self.train: Dataset = data.train  # the training cases of this study
-        self.doing = NowFile(place.folder, device=str(self.compute.device))
+        self.doing = StatusFile(place.folder, device=str(self.compute.device))
 
     @cached_property
     def drawn_from(self) -> int:
@@ -74,7 +74,7 @@ class Trainer:
 
     def check_averages(self) -> None:
         """Raise Refused unless an average that leaves the site covers as many images, and patients, as demanded."""
-        least, plan = self.place.settings.smallest_average, self.place.plan
+        least, plan = self.place.settings.min_cases_per_average, self.place.plan
         if not self.place.trains:
             return
         for average in (group.average for phase in plan.course.phases for group in phase.sent):
@@ -83,7 +83,7 @@ class Trainer:
             if min(images, patients) < least:
                 raise Refused(
                     f"this plan averages {images} images of this site's {patients} patients, and no average of fewer "
-                    f"than {least} leaves (smallest_average in its medsilo.yaml); bring more, or take another plan: a "
+                    f"than {least} leaves (min_cases_per_average in its medsilo.yaml); bring more, or take another plan: a "
                     "larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam for FedSM"
                 )
 
@@ -102,7 +102,7 @@ class Trainer:
             self.doing.begin("measuring")
         return phase.work(bench)
 
-    def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
+    def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
         """Return what the method works with; the order of the data is drawn for this purpose and round."""
         plan, site = self.place.plan, self.place.site
         layer = plan.algorithm.input_layer(self.state.modules)
@@ -113,7 +113,7 @@ class Trainer:
         private = self.private.training(number) if self.private and purpose == SHUFFLE else None
         compute = self.compute
 
-        def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
+        def epoch(lessons: Sequence[TrainStep], local_epoch: int, most: int | None = None) -> float:
             order = generator_for(plan.seed, site, purpose, number, local_epoch)
             drawn = seed_for(self.drawn_from, site, "augment", purpose, number, local_epoch)
             number_of = steps if most is None else min(most, steps)
@@ -132,7 +132,7 @@ class Trainer:
                 data = passed_through(layer, data, learns=purpose == SHUFFLE)
             return train_epoch(data, lessons, compute, stop)
 
-        return Workbench(
+        return TrainContext(
             site,
             self.place.trainers,
             self.state.modules,

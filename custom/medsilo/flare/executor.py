@@ -22,16 +22,16 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, Died, Lacks, Refused
 from medsilo.core.files import FILE, make_folder
-from medsilo.core.lifeline import end_with, reuse_blocks
+from medsilo.core.parent_watch import end_with, reuse_blocks
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import Bounds, request_bounds
 from medsilo.federation.checks import check_engine, check_packages
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
-from medsilo.federation.place import Place, Site
-from medsilo.federation.protection import take_place
-from medsilo.federation.reasons import details, public_reason
+from medsilo.federation.protection import acquire_lock
+from medsilo.federation.refusals import details, public_reason
+from medsilo.federation.site_context import Site, SiteContext
 from medsilo.federation.site_stack import answering
 from medsilo.flare.kit_events import StudyEvents
 from medsilo.flare.site_settings import settings_of_site
@@ -40,8 +40,8 @@ from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_sharea
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, submitter_of
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Parcel, Request
-from medsilo.runs.site_files import DiaryLine
+from medsilo.runs.messages import Request, StudyMessage
+from medsilo.runs.site_files import LogEntry
 from medsilo.site.approvals import MOST_ROUNDS
 from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.fork_server import has_started
@@ -55,7 +55,7 @@ def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> N
         number = asked.get("round")
         known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS
         told |= {"task": plain(asked.get("task", ""), 40), "round": number if known else 0}
-    line = DiaryLine(at=time.time(), **told).model_dump(mode="json", exclude_defaults=True)
+    line = LogEntry(at=time.time(), **told).model_dump(mode="json", exclude_defaults=True)
     with suppress(OSError):
         make_folder(folder)
         descriptor = os.open(folder / paths.DIARY, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE)
@@ -110,7 +110,7 @@ class MedsiloExecutor(Executor):
             self.measured = plan.participation.limit is None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        started, parcel = time.monotonic(), Parcel()
+        started, parcel = time.monotonic(), StudyMessage()
         checks: list[Callable[[], None]] = []  # of this work, as soon as it has begun
 
         def stop() -> None:
@@ -152,7 +152,7 @@ class MedsiloExecutor(Executor):
                 note(self.folder, parcel.facts, kind=kind, reason=reason)
             return refusal(reason, died, isinstance(error, Lacks))
 
-    def _begin(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
+    def _begin(self, parcel: StudyMessage, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
         """Return this site in the parcel's study, and its clock; asked once per process, unless it is refused."""
         served = parcel.facts.get("packages")
         check_engine(served)
@@ -168,11 +168,11 @@ class MedsiloExecutor(Executor):
         if plan.hash != parcel.facts["plan"]:
             raise Refused("the job's plan at this site differs from the server's; submit the job again")
         lead = submitter_of(fl_ctx) or ""
-        place = Place(plan, site, parcel.facts["sites"], settings, self.folder, lead, kit_of(fl_ctx), submitted)
+        place = SiteContext(plan, site, parcel.facts["sites"], settings, self.folder, lead, kit_of(fl_ctx), submitted)
         permission = Permission(place)
         permission.begin()
-        self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
-        clock = Clock(settings.limits)
+        self.give_back = self.give_back or acquire_lock(plan, site, settings, self.folder)
+        clock = Clock(settings.quotas)
         self.events.tell("began", f"{plan.algorithm.title}, {plan.rounds} rounds, of {lead}")
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
         return answering(place, permission, self.participant_class), clock

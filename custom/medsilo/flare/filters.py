@@ -19,7 +19,7 @@ from medsilo.flare.wire import META
 class OnlyTheseGroups(Filter):
     """Lets an answer out when every group of tensors in it is on the hospital's list; refusals pass.
 
-    `medsilo leak-report` names a job's groups.
+    `medsilo disclosure` names a job's groups.
     """
 
     def __init__(self, groups: Sequence[str]) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 import yaml
 
-from medsilo.core import shelf
+from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import write_json, write_text
-from medsilo.core.lifeline import end_with
+from medsilo.core.parent_watch import end_with
 from medsilo.core.text import size_text
 from medsilo.flare.jobs import CONFIG, PLAN, SERVER, check_components, has_code, write_job
 from medsilo.plan import Plan, load_plan, parse_plan
@@ -95,7 +95,7 @@ def run(
     if not record.make_way() or any((record.folder / name).exists() for name in taken):
         raise MedsiloError(f"run folder {folder} exists; choose another --name, or use 'medsilo resume {folder}'")
     write_job(record.folder / paths.JOB, plan, job, study=record.folder.name, engine="simulator")
-    shelf.keep_beside(plan.network.files, record.folder / shelf.FOLDER)
+    weight_cache.keep_beside(plan.network.files, record.folder / weight_cache.FOLDER)
     try:
         return _simulate(record, plan, settings, threads, on_round, say)
     except BaseException:

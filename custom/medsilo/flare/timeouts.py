@@ -1,6 +1,6 @@
 """The timeouts of a study, from what its plan says.
 
-`participation.silence`: how long a site may be silent. `participation.timeout`: how long a site has for one answer.
+`participation.heartbeat_timeout`: how long a site may be silent. `participation.timeout`: how long a site has for one answer.
 `transport.slowest`: how slow a line may be.
 """
 
@@ -12,5 +12,5 @@ def timeouts_of(plan: Plan) -> Timeouts:
     """Return what a plan grants; nobody is waited for longer than for an answer."""
     own = plan.participation
     silence = float(min(own.longest_silence or DOWN, own.limit or LONGEST))
-    away = own.patience if own.when_missing == "wait" else 0
+    away = own.retry_timeout if own.when_missing == "wait" else 0
     return Timeouts(silence, plan.transport.rate, min(ASK_AGAIN, silence / 4), float(away))

@@ -19,13 +19,13 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.flare.wire import TASK, to_parcel, to_shareable
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from nvflare_reliability.fork_server import died
 from nvflare_reliability.patches import deliver_once
 
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
 Longest = Callable[[float], float]  # the seconds that are granted for an answer, of those that are asked for
-Wrap = Callable[[Parcel], Shareable]  # a parcel as it travels
+Wrap = Callable[[StudyMessage], Shareable]  # a parcel as it travels
 Away = Callable[[], Mapping[str, str]]  # the sites that nobody waits for, and why
 
 

@@ -16,9 +16,9 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from torch import Tensor
 
 from medsilo.core.errors import Died, Lacks, MedsiloError, Refused
-from medsilo.core.spill import Spill
+from medsilo.core.mmap_store import Spill
 from medsilo.core.text import plain
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from nvflare_reliability.chunking import ChunkedTensors
 from nvflare_reliability.errors import Rejected
 from nvflare_reliability.patches import send_tensors_by
@@ -48,7 +48,7 @@ def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
     send_tensors_by(TensorDecomposer if plainly else ChunkedTensors)
 
 
-def to_shareable(parcel: Parcel) -> Shareable:
+def to_shareable(parcel: StudyMessage) -> Shareable:
     """Wrap a parcel. Tensors are referenced and not copied; dicts are new, since filters change them in place."""
     groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in parcel.groups.items()}
     dtypes = {group: {name: str(tensor.dtype) for name, tensor in parcel.groups[group].items()} for group in groups}
@@ -56,19 +56,19 @@ def to_shareable(parcel: Parcel) -> Shareable:
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 
-def as_model(parcel: Parcel) -> Shareable:
+def as_model(parcel: StudyMessage) -> Shareable:
     """Wrap a parcel for a training script."""
     return DXO(DataKind.WEIGHTS, *flat(parcel)).to_shareable()
 
 
-def flat(parcel: Parcel) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return a parcel's tensors by "group/name", and its meta."""
     tensors = {f"{group}/{name}": own for group, groups in parcel.groups.items() for name, own in groups.items()}
     dtypes = {group: {name: str(own.dtype) for name, own in groups.items()} for group, groups in parcel.groups.items()}
     return tensors, {META: {"facts": parcel.facts, "dtypes": dtypes}}
 
 
-def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> Parcel:
+def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
     """Return the parcel of a model that came to a script, or from one; raises Refused where it is none."""
     try:
         groups: dict[str, dict[str, Any]] = {str(group): {} for group in meta[META]["dtypes"]}
@@ -80,16 +80,16 @@ def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> Parcel:
         raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
 
 
-def _parcel(groups: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) -> Parcel:
+def _parcel(groups: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) -> StudyMessage:
     content = meta[META]
     read = {
         group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in own.items()}
         for group, own in groups.items()
     }
-    return Parcel(read, dict(content["facts"]))
+    return StudyMessage(read, dict(content["facts"]))
 
 
-def to_parcel(shareable: Shareable) -> Parcel:
+def to_parcel(shareable: Shareable) -> StudyMessage:
     """Unwrap what came over the wire; raises Refused for a refusal or for something that is no parcel."""
     code = shareable.get_return_code(ReturnCode.OK)
     if code != ReturnCode.OK:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from medsilo.learning.compute import LossFunction
-from medsilo.learning.undrawn import class_entropies, labels_in, marginal
+from medsilo.learning.partial_labels import class_entropies, labels_in, marginal
 
 NEVER = -1e4  # added to a score: its probability is exactly 0, also in half precision
 

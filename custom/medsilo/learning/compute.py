@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
+from medsilo.learning.partial_labels import know_marks
 from medsilo.learning.seeds import seed_torch
-from medsilo.learning.undrawn import know_marks
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 

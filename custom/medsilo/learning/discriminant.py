@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.learning.layers import frozen_features, head_layers
-from medsilo.learning.loop import Lesson, Watch
+from medsilo.learning.loop import TrainStep, Watch
 
 SHRINKAGE = 0.1  # share of the features' covariances that is taken for chance, as few cases can't tell them
 LEAST = 1e-6  # share of the features' mean square that a feature varies by at least
@@ -40,7 +40,7 @@ class FeatureSums(nn.Module):
         self.register_buffer("products", torch.zeros(features, features, dtype=torch.float64))
 
     @contextmanager
-    def collecting(self, network: nn.Module, place: int) -> Iterator[Lesson]:
+    def collecting(self, network: nn.Module, place: int) -> Iterator[TrainStep]:
         """Give a lesson that changes no weight; afterwards hold the sums over the cases of all batches that it met.
 
         Features are what the network's last layer is given. place: the hospital's.

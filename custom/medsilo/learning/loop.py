@@ -13,15 +13,15 @@ from medsilo.core.errors import Refused
 from medsilo.learning.compute import Case, Compute, LossFunction, Stop
 from medsilo.learning.steps import Step, plain_step
 
-Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
-Lesson = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss, after the networks have learned from them
+ObjectiveFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
+TrainStep = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss, after the networks have learned from them
 
 
 @dataclass(frozen=True)
 class Watch:
     """A lesson from which no network learns: it looks at batches."""
 
-    look: Lesson
+    look: TrainStep
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.look(inputs, targets)
@@ -87,8 +87,8 @@ class OutputLoss:
 
 
 def lesson(
-    model: nn.Module, objective: Objective, optimizer: Optimizer, compute: Compute, step: Step = plain_step
-) -> Lesson:
+    model: nn.Module, objective: ObjectiveFunction, optimizer: Optimizer, compute: Compute, step: Step = plain_step
+) -> TrainStep:
     """One network learns from one batch."""
     model.train()
 
@@ -106,7 +106,7 @@ def lesson(
 
 
 def train_epoch(
-    data: Iterator[tuple[Tensor, Tensor]], lessons: Sequence[Lesson], compute: Compute, stop: Stop = lambda: None
+    data: Iterator[tuple[Tensor, Tensor]], lessons: Sequence[TrainStep], compute: Compute, stop: Stop = lambda: None
 ) -> float:
     """One pass over the data, every batch for all lessons in turn; returns the first's mean loss over cases."""
     total, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from medsilo.core.errors import MedsiloError
 from medsilo.learning.compute import Case, Compute, LossFunction
 from medsilo.learning.layers import called_with
-from medsilo.learning.loop import Lesson
+from medsilo.learning.loop import TrainStep
+from medsilo.learning.partial_labels import part_of
 from medsilo.learning.steps import Step, plain_step
-from medsilo.learning.undrawn import part_of
 from medsilo.privacy.noise import NoiseSource
 
 AT_ONCE = 1 << 26  # numbers of single cases' gradients that are held at once
@@ -80,7 +80,7 @@ def _no_cases(dataset: Dataset) -> Case:
 class PrivateSteps:
     """The tools that private lessons of a round share: the sample, the bound, the noise.
 
-    noise: its standard deviation over the bound, of one network's gradient in one step. at_home: networks that learn by
+    noise: its standard deviation over the bound, of one network's gradient in one step. exact_networks: networks that learn by
     exact steps, since nothing of them leaves.
     """
 
@@ -88,11 +88,11 @@ class PrivateSteps:
     bound: float  # on the length of a unit's gradient
     noise: float
     secret: NoiseSource
-    at_home: tuple[str, ...] = ()
+    exact_networks: tuple[str, ...] = ()
     releasing: float = math.inf  # noise on a mean over units that leaves, over the bound
     clip: float = 1.0  # the bound on a unit's part of such a mean
 
-    def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> Lesson:
+    def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> TrainStep:
         """Return how one network learns from a batch, with noisy gradients in place of exact ones."""
         model.train()
 
@@ -155,7 +155,7 @@ class PrivateSteps:
         return (slice(first, min(first + most, cases)) for first in range(0, cases, most))
 
 
-def unless_empty(inner: Lesson) -> Lesson:
+def unless_empty(inner: TrainStep) -> TrainStep:
     """Return the lesson that leaves out batches without cases, which a Poisson sample may bring."""
 
     def learn(inputs: Tensor, targets: Tensor) -> Tensor:

@@ -12,10 +12,6 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, require_features
-from medsilo.course.declared import Private
-from medsilo.course.phase import FURTHEST, Blueprint, Facts, Group, Phase, Ranges, ServerSide, network, site_mean
-from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import head_names, local_norm_names
 from medsilo.learning.statistics import (
     Layers,
@@ -29,7 +25,11 @@ from medsilo.learning.statistics import (
     statistics_of,
 )
 from medsilo.methods.pretraining import Pretraining
-from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix
+from medsilo.mixing.mixers import Aggregator, ComparedOnly, SimilarityMix
+from medsilo.schedule.algorithm import BY_ITSELF, Algorithm, require, require_features
+from medsilo.schedule.declared import Private
+from medsilo.schedule.phase import FURTHEST, Facts, Group, ModelFactory, Phase, Ranges, ServerSide, network, site_mean
+from medsilo.schedule.train_context import TrainContext
 from medsilo.tasks.task import Task
 
 
@@ -102,7 +102,7 @@ class StatisticsMixture(Algorithm):
         description="batch norm stays at the site, is mixed by W like other weights, or is averaged over all sites",
     )
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         model = build()
         self.check({"model": model})  # else a network without these layers would fail below, in other words
         return {"model": model, "statistics": StatisticsHolder(self._channels(model))}
@@ -129,13 +129,13 @@ class StatisticsMixture(Algorithm):
         return Group(
             "statistics",
             network("statistics"),
-            lambda server: Compared(self.compare),
+            lambda server: ComparedOnly(self.compare),
             travels="up",
             personal=True,
             title="feature statistics",
             check=_possible,
             ranges=self._ranges,
-            says=self._said,
+            disclosure_notes=self._said,
         )
 
     def _norms(self, modules: Modules) -> Tensors:
@@ -145,7 +145,7 @@ class StatisticsMixture(Algorithm):
     def mixer(self, server: ServerSide) -> SimilarityMix:
         """Return Eq. 2 with W as it follows from what was measured so far."""
         measured = server.mixers.get("statistics")
-        weights = measured.weights() if isinstance(measured, Compared) else self.compare(server.sites, {})
+        weights = measured.weights() if isinstance(measured, ComparedOnly) else self.compare(server.sites, {})
         return SimilarityMix(weights)
 
     def compare(self, sites: Sequence[str], measured: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
@@ -162,7 +162,7 @@ class StatisticsMixture(Algorithm):
         weights[here[:, None], here] = mixing_weights(distances, self.self_weight)
         return weights
 
-    def _found(self, mixer: Mixer, sites: Sequence[str]) -> Facts:
+    def _found(self, mixer: Aggregator, sites: Sequence[str]) -> Facts:
         return {"similarity": {"sites": list(sites), "weights": cast(SimilarityMix, mixer).weights.tolist()}}
 
     def _ranges(self, modules: Modules, task: Task) -> Ranges:
@@ -181,7 +181,7 @@ class StatisticsMixture(Algorithm):
             "statistics: how similar two sites' data are shows in the mixing weights, which the run records",
         ]
 
-    def hold(self, bench: Workbench, statistics: Statistics) -> None:
+    def hold(self, bench: TrainContext, statistics: Statistics) -> None:
         """Put the statistics where they are sent from."""
         cast(StatisticsHolder, bench.modules["statistics"]).take(statistics, bench.samples)
 
@@ -224,7 +224,7 @@ class AdaFed(StatisticsMixture):
         """Return whether there is a network f."""
         return self.measures or self.init_from_pretrained
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)
         return {**modules, "pretrained": copy.deepcopy(modules["model"]).requires_grad_(False)}
 
@@ -243,7 +243,9 @@ class AdaFed(StatisticsMixture):
                 "algorithm.pretraining.source: a share of the cases is declared public and read at the server, so the "
                 "promise would be false; use file, with a network that was trained on other data"
             )
-        return Private(("model",), says="the statistics leave once, cut and with noise of their own account")
+        return Private(
+            ("model",), disclosure_notes="the statistics leave once, cut and with noise of their own account"
+        )
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         if not self.needs_f:
@@ -257,7 +259,7 @@ class AdaFed(StatisticsMixture):
             before=self.make_f,
             trains=False,
             releases=int(self.measures),
-            says=self._public_share(),
+            disclosure_notes=self._public_share(),
         )
         train, *more = super().phases(rounds)
         before = self.start_from_f if self.init_from_pretrained else None
@@ -281,13 +283,13 @@ class AdaFed(StatisticsMixture):
         return (f"pre-training: {share} themselves are declared public and read at the server",)
 
     # What a site does
-    def begin(self, bench: Workbench) -> float:
+    def begin(self, bench: TrainContext) -> float:
         """Measure with f, and begin with it where the plan says so."""
         if self.init_from_pretrained:
             bench.modules["model"].load_state_dict(bench.modules["pretrained"].state_dict())
         return self.measure(bench) if self.measures else math.nan
 
-    def measure(self, bench: Workbench) -> float:
+    def measure(self, bench: TrainContext) -> float:
         """Run f over the training data; no network learns."""
         what = bench.modules["pretrained"], bench.data(), bench.compute.device, self.layers
         if bench.private:

@@ -10,12 +10,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import Blueprint
-from medsilo.course.workbench import Workbench
 from medsilo.learning.compute import LossFunction
 from medsilo.learning.layers import called_with, keeping_statistics
-from medsilo.learning.loop import Lesson, Objective
+from medsilo.learning.loop import ObjectiveFunction, TrainStep
 from medsilo.methods.bases import SharedAndOwn, copy_into
+from medsilo.schedule.phase import ModelFactory
+from medsilo.schedule.train_context import TrainContext
 
 
 class Share(nn.Module):
@@ -44,12 +44,12 @@ class APFL(SharedAndOwn):
         False, description="each site adjusts its own share once a round, with the plan's learning rate"
     )
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)
         return {**modules, "local": deepcopy(modules["global"]), "share": Share(self.alpha)}
 
     @torch.no_grad()
-    def personalise(self, bench: Workbench) -> None:
+    def personalise(self, bench: TrainContext) -> None:
         """Mix the weights; running statistics are v's, whose passes are those with mixed weights."""
         model, w, v, alpha = _parts(bench.modules)
         copy_into(model, v)
@@ -57,7 +57,7 @@ class APFL(SharedAndOwn):
             mixed.copy_(torch.lerp(shared, own, alpha))
 
     @contextmanager
-    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
         _, w, _, alpha = _parts(bench.modules)
         lesson = bench.lesson("local", interpolated(bench.loss, w, alpha))
         if self.adaptive:
@@ -69,7 +69,7 @@ def _parts(modules: Modules) -> tuple[nn.Module, nn.Module, nn.Module, Tensor]:
     return modules["model"], modules["global"], modules["local"], cast(Tensor, modules["share"].alpha)
 
 
-def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> Objective:
+def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> ObjectiveFunction:
     """f(α v + (1 − α) w) as an objective of v, whose gradient is α ∇f; w gets none."""
 
     def objective(own: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> Object
     return objective
 
 
-def choosing_alpha(lesson: Lesson, bench: Workbench) -> Lesson:
+def choosing_alpha(lesson: TrainStep, bench: TrainContext) -> TrainStep:
     """The lesson, and before its first batch α ← α − η ⟨v − w, ∇f(α v + (1 − α) w)⟩, kept within [0, 1]."""
     _, w, v, alpha = _parts(bench.modules)
     chosen = False

@@ -11,14 +11,14 @@ from pydantic import Field
 from torch import nn
 
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import BY_ITSELF, Algorithm
-from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Blueprint, Group, ServerSide, network, without
-from medsilo.course.workbench import Workbench
-from medsilo.learning.loop import Lesson
+from medsilo.learning.loop import TrainStep
 from medsilo.methods.fedavg import Averaging
-from medsilo.mixing.late import LateMean, Shares, at_most
-from medsilo.mixing.mixers import Mixer
+from medsilo.mixing.late import Shares, StalenessWeightedMean, at_most
+from medsilo.mixing.mixers import Aggregator
+from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
+from medsilo.schedule.outcome import Outcome, OwnModels
+from medsilo.schedule.phase import Group, ModelFactory, ServerSide, network, without
+from medsilo.schedule.train_context import TrainContext
 
 
 class SharedAndOwn(Averaging):
@@ -29,7 +29,7 @@ class SharedAndOwn(Averaging):
 
     outcome: ClassVar[Outcome] = OwnModels(common="global")
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         model = build()
         return {"model": model, "global": deepcopy(model)}
 
@@ -37,10 +37,10 @@ class SharedAndOwn(Averaging):
         return (Group("global", network("global"), self.mean, title="shared model"),)
 
     @abstractmethod
-    def learning(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:
+    def learning(self, bench: TrainContext) -> AbstractContextManager[Sequence[TrainStep]]:
         """Return what the site's networks learn from each batch of a round, while the block lasts."""
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         """Train both networks in one pass over the data."""
         with self.learning(bench) as lessons:
             return bench.train(*lessons)
@@ -53,7 +53,7 @@ class MeanOfOwn(Averaging):
 
     outcome: ClassVar[Outcome] = OwnModels(common="global")
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         model = build()
         return {"model": model, "global": deepcopy(model).requires_grad_(False)}
 
@@ -64,10 +64,10 @@ class MeanOfOwn(Averaging):
         """Note at a site that w̄ has arrived, where a method has to know."""
 
     @abstractmethod
-    def learn(self, bench: Workbench) -> float:
+    def learn(self, bench: TrainContext) -> float:
         """Train "model"; "global" holds w̄."""
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         """Train, and send what came of it."""
         loss = self.learn(bench)
         copy_into(bench.modules["global"], bench.modules["model"])
@@ -86,7 +86,7 @@ class ServerStep(Averaging):
         )
 
     @abstractmethod
-    def step(self, server: ServerSide) -> Mixer:
+    def step(self, server: ServerSide) -> Aggregator:
         """Return the server's step with the trained weights."""
 
 
@@ -146,24 +146,24 @@ class WeighingMethod(Algorithm):
         model = Group(
             "model",
             trained_weights,
-            lambda server: LateMean(lambda mean: at_most(self.weigh(server, mean), self.largest_share)),
+            lambda server: StalenessWeightedMean(lambda mean: at_most(self.weigh(server, mean), self.largest_share)),
             undefended=f"mixing: how much a hospital counts is what {self.name} finds out, so a robust rule or a cap "
             "can't take its mean's place; lower algorithm.largest_share, or use fedavg",
         )
         buffers = Group(
             "buffers",
             other_tensors,
-            lambda server: LateMean(lambda mean: server.mixers["model"].shares),
+            lambda server: StalenessWeightedMean(lambda mean: server.mixers["model"].shares),
             title="running statistics",
             undefended=model.undefended,
         )
         return model, buffers
 
     @abstractmethod
-    def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
+    def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
         """Return the weights of the sites that answered."""
 
-    def cautions(self, sites: Sequence[str]) -> list[str]:
+    def warnings(self, sites: Sequence[str]) -> list[str]:
         if self.largest_share * len(sites) > 1:
             return []
         return [

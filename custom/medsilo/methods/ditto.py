@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from medsilo.course.declared import Private
-from medsilo.course.workbench import Workbench
-from medsilo.learning.loop import Lesson
+from medsilo.learning.loop import TrainStep
 from medsilo.learning.steps import correcting, pull_back
 from medsilo.methods.bases import SharedAndOwn
+from medsilo.schedule.declared import Private
+from medsilo.schedule.train_context import TrainContext
 
 
 class Ditto(SharedAndOwn):
@@ -19,7 +19,7 @@ class Ditto(SharedAndOwn):
     title = "Ditto"
     paper = "Li et al. 2021 (Ditto)"
 
-    at_home = ("model",)
+    exact_networks = ("model",)
     name: Literal["ditto"] = "ditto"
     pull: float = Field(
         0.1,
@@ -30,10 +30,10 @@ class Ditto(SharedAndOwn):
 
     def private(self) -> Private:
         says = "the site's own model learns by exact steps: it stays, and the shared one does not depend on it"
-        return Private(("global",), self.at_home, says)
+        return Private(("global",), self.exact_networks, says)
 
     @contextmanager
-    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
         own, shared = (list(bench.modules[name].parameters()) for name in ("model", "global"))
         pull = pull_back(own, self.pull, to=shared)
         with correcting(bench.optimizers["model"], pull):

@@ -5,12 +5,12 @@ from typing import Literal
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
-from medsilo.course.algorithm import require
-from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import batch_norm_layers, batch_norm_names
 from medsilo.learning.statistics import running_statistics
 from medsilo.methods.adafed import StatisticsMixture
+from medsilo.schedule.algorithm import require
+from medsilo.schedule.phase import Phase
+from medsilo.schedule.train_context import TrainContext
 
 
 class FAdaFed(StatisticsMixture):
@@ -42,7 +42,7 @@ class FAdaFed(StatisticsMixture):
         if any(layer.running_mean is None for layer in batch_norm_layers(model)):
             raise PlanError(f"algorithm.name: {self.name} needs batch norm's running statistics; choose adafed")
 
-    def train_and_measure(self, bench: Workbench) -> float:
+    def train_and_measure(self, bench: TrainContext) -> float:
         """Train, then hold what batch norm has seen on the way."""
         loss = bench.train()
         self.hold(bench, running_statistics(bench.modules["model"]))

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from medsilo.course.algorithm import BY_ITSELF, Algorithm
-from medsilo.course.declared import Private
-from medsilo.course.phase import Group, ServerSide, network
-from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
+from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
+from medsilo.schedule.declared import Private
+from medsilo.schedule.phase import Group, ServerSide, network
 
 Weighting = Annotated[
     Literal["samples", "uniform"],
@@ -22,7 +22,7 @@ class Averaging(Algorithm):
 
     weighting: Weighting = "samples"
 
-    def mean(self, server: ServerSide, rate: float = 1.0) -> Mixer:
+    def mean(self, server: ServerSide, rate: float = 1.0) -> Aggregator:
         """Return the mixer w ← Σ p_k w_k; with a rate η, w ← w + η (Σ p_k w_k − w)."""
         return WeightedMean(rate) if self.weighting == "samples" else UniformMean(rate)
 

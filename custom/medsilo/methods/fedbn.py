@@ -3,11 +3,11 @@
 from typing import ClassVar, Literal
 
 from medsilo.core.tensors import Modules
-from medsilo.course.algorithm import require
-from medsilo.course.declared import Private
-from medsilo.course.phase import Group, network
 from medsilo.learning.layers import local_norm_names
 from medsilo.methods.fedavg import Averaging
+from medsilo.schedule.algorithm import require
+from medsilo.schedule.declared import Private
+from medsilo.schedule.phase import Group, network
 
 
 class FedBN(Averaging):
@@ -35,4 +35,4 @@ class FedBN(Averaging):
 
     def private(self) -> Private:
         says = "the norms learn by noisy steps, too, although they stay: all other gradients depend on them"
-        return Private(("model",), says=says)
+        return Private(("model",), disclosure_notes=says)

@@ -5,12 +5,12 @@ from typing import Literal
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import Blueprint, Group, ServerSide
-from medsilo.course.workbench import Workbench
 from medsilo.learning.training import Training
 from medsilo.methods.bases import Numbers, ServerStep, trained_weights
 from medsilo.mixing.server import REACH, reach_of
 from medsilo.mixing.server import FedNova as FedNovaStep
+from medsilo.schedule.phase import Group, ModelFactory, ServerSide
+from medsilo.schedule.train_context import TrainContext
 
 
 class FedNova(ServerStep):
@@ -30,13 +30,13 @@ class FedNova(ServerStep):
 
     name: Literal["fednova"] = "fednova"
 
-    def suits(self, training: Training) -> None:
+    def check_training(self, training: Training) -> None:
         if training.nesterov:
             raise PlanError(
                 "training.nesterov: FedNova counts how far steps with plain momentum reach; set it to false"
             )
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         return super().networks(build) | {"reach": Numbers(value=1.0)}
 
     def groups(self) -> tuple[Group, ...]:
@@ -47,7 +47,7 @@ class FedNova(ServerStep):
     def step(self, server: ServerSide) -> FedNovaStep:
         return FedNovaStep(uniform=self.weighting == "uniform")
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         training = bench.training
         if training.momentum:
             bench.optimizers["model"].state.clear()

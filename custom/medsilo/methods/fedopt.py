@@ -5,11 +5,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medsilo.course.algorithm import BY_ITSELF
-from medsilo.course.phase import ServerSide
 from medsilo.learning.training import Beta
 from medsilo.methods.bases import ServerStep
 from medsilo.mixing import server as steps
+from medsilo.schedule.algorithm import BY_ITSELF
+from medsilo.schedule.phase import ServerSide
 
 
 class FedAvgM(ServerStep):

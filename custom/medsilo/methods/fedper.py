@@ -5,11 +5,11 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from medsilo.core.tensors import Modules
-from medsilo.course.algorithm import require, require_features
-from medsilo.course.declared import Private
-from medsilo.course.phase import Group, network
 from medsilo.learning.layers import head_names
 from medsilo.methods.fedavg import Averaging
+from medsilo.schedule.algorithm import require, require_features
+from medsilo.schedule.declared import Private
+from medsilo.schedule.phase import Group, network
 
 
 class FedPer(Averaging):
@@ -26,7 +26,7 @@ class FedPer(Averaging):
 
     def private(self) -> Private:
         says = "the head learns by noisy steps, too, although it stays: the body's gradients depend on it"
-        return Private(("model",), says=says)
+        return Private(("model",), disclosure_notes=says)
 
     def check(self, modules: Modules) -> None:
         has_body_and_head(modules["model"], self.name)

@@ -6,11 +6,11 @@ import torch
 from pydantic import Field
 
 from medsilo.core.errors import PlanError
-from medsilo.course.declared import Private
-from medsilo.course.workbench import Workbench
 from medsilo.learning.steps import correcting, pull_back
 from medsilo.learning.training import Training
 from medsilo.methods.fedavg import FedAvg
+from medsilo.schedule.declared import Private
+from medsilo.schedule.train_context import TrainContext
 
 
 class FedProx(FedAvg):
@@ -29,7 +29,7 @@ class FedProx(FedAvg):
         "each time; its result counts all the same (Sec. 5.2)",
     )
 
-    def suits(self, training: Training) -> None:
+    def check_training(self, training: Training) -> None:
         if self.partial and self.amplitude:
             raise PlanError(
                 "algorithm.partial: an amplitude must average all of a site's images, not a straggler's first few; set "
@@ -37,9 +37,11 @@ class FedProx(FedAvg):
             )
 
     def private(self) -> Private:
-        return Private(("model",), says="the pull to the model as it arrived is added to the noisy gradient")
+        return Private(
+            ("model",), disclosure_notes="the pull to the model as it arrived is added to the noisy gradient"
+        )
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         straggles, drawn = torch.rand(2, generator=bench.random).tolist()
         share = drawn if straggles < self.partial else 1.0
         pull = pull_back(list(bench.modules["model"].parameters()), self.mu)

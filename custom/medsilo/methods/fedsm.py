@@ -18,26 +18,10 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import Algorithm
-from medsilo.course.declared import Private
-from medsilo.course.outcome import Outcome
-from medsilo.course.phase import (
-    FURTHEST,
-    Average,
-    Blueprint,
-    Group,
-    Phase,
-    Ranges,
-    ServerSide,
-    network,
-    sample_mean,
-    site_mean,
-)
-from medsilo.course.workbench import Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.discriminant import FeatureSums, is_of_one_hospital, tell_hospitals_apart
 from medsilo.learning.layers import head_layers
-from medsilo.learning.loop import Lesson, Objective, OutputLoss
+from medsilo.learning.loop import ObjectiveFunction, OutputLoss, TrainStep
 from medsilo.learning.steps import GradientSum, Moments, plain_step
 from medsilo.learning.training import Training
 from medsilo.methods.apfl import APFL
@@ -45,10 +29,26 @@ from medsilo.methods.ditto import Ditto
 from medsilo.methods.fine_tuning import FineTuning
 from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
-from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull
+from medsilo.mixing.mixers import Aggregator, Identity, PersonalModelPool, SoftPull
 from medsilo.mixing.server import FedAdam
 from medsilo.models.architectures import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.models.network import Network
+from medsilo.schedule.algorithm import Algorithm
+from medsilo.schedule.declared import Private
+from medsilo.schedule.outcome import Outcome
+from medsilo.schedule.phase import (
+    FURTHEST,
+    Average,
+    Group,
+    ModelFactory,
+    Phase,
+    Ranges,
+    ServerSide,
+    network,
+    sample_mean,
+    site_mean,
+)
+from medsilo.schedule.train_context import TrainContext
 from medsilo.tasks.task import Task
 
 STEEPEST = 1e6  # mean gradient of a weight
@@ -119,20 +119,20 @@ class ModelsAndSelector(Algorithm):
             raise PlanError(f"algorithm.amplitude: {self.name}'s super model has no input layer; set it to null")
         return self
 
-    def fits(self, task: Task) -> None:
+    def check_task(self, task: Task) -> None:
         if not task.goal.by_case:
             raise PlanError(
                 f"algorithm.name: {self.name} asks another model for each case, and risks of two models can't be "
                 "compared; choose fedavg, or ditto for models of the hospitals' own"
             )
 
-    def cautions(self, sites: Sequence[str]) -> list[str]:
+    def warnings(self, sites: Sequence[str]) -> list[str]:
         if self.pull * len(sites) >= 1:
             return []
         return [f"algorithm.pull {self.pull:g} is below 1/{len(sites)}: personal models lean to the other hospitals"]
 
     # The networks
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         if "global" in build.sites:
             raise PlanError(f"participation.sites: 'global' is {self.name}'s model of all hospitals; rename that site")
         modules = self.trained_models(build)
@@ -146,7 +146,7 @@ class ModelsAndSelector(Algorithm):
         """Return what travels beside the selector."""
         return {"moments": Moments(selector)} if self.selector_sync == "adam-moments" else {}
 
-    def trained_models(self, build: Blueprint) -> Modules:
+    def trained_models(self, build: ModelFactory) -> Modules:
         """Return "model", and what else learns the task at a site."""
         return {"model": build()}
 
@@ -182,7 +182,7 @@ class ModelsAndSelector(Algorithm):
             lambda server: SoftPull(self.pull),
             personal=True,
             title="personal model",
-            stand_in="global",
+            fallback_group="global",
         )
 
     def selector_groups(self) -> tuple[Group, ...]:
@@ -192,7 +192,7 @@ class ModelsAndSelector(Algorithm):
             return (selector,)
         return selector, Group("moments", network("moments"), sample_mean, ranges=_moment_ranges)
 
-    def selector_mean(self, server: ServerSide) -> Mixer:
+    def selector_mean(self, server: ServerSide) -> Aggregator:
         """Return line 15 for the selector, or the server's Adam."""
         if self.selector_sync == "server-adam":
             return FedAdam(self.selector_server_lr, (0.9, 0.999), tau=1e-8, variant="torch")
@@ -200,7 +200,7 @@ class ModelsAndSelector(Algorithm):
 
     # What is trained
     @contextmanager
-    def learning_selector(self, bench: Workbench, objective: Objective) -> Iterator[Lesson]:
+    def learning_selector(self, bench: TrainContext, objective: ObjectiveFunction) -> Iterator[TrainStep]:
         """Give the selector's lesson, for a round's passes over the data."""
         optimizer = bench.optimizers["selector"]
         moments = cast(Moments | None, bench.modules.get("moments"))
@@ -227,10 +227,10 @@ def experts() -> Group:
     return Group(
         "experts",
         network("experts"),
-        lambda server: Gallery(server.mixers["personal"], server.mixers["global"], server.sharing),
+        lambda server: PersonalModelPool(server.mixers["personal"], server.mixers["global"], server.sharing),
         travels="down",
         personal=True,
-        at_home=own_expert,
+        apply_locally=own_expert,
     )
 
 
@@ -310,7 +310,13 @@ class FedSM(ModelsAndSelector):
             return [Phase("train", rounds, groups, self.train_all_three)]
         common = Group("global", network("global"), self.personal_method.mean, title="global model")
         personal = Group(
-            "personal", network("model"), lambda server: Identity(), "up", True, "personal model", stand_in="global"
+            "personal",
+            network("model"),
+            lambda server: Identity(),
+            "up",
+            True,
+            "personal model",
+            fallback_group="global",
         )
         kept = tuple(group.given_only() for group in (common, *selector))
         return [
@@ -329,7 +335,7 @@ class FedSM(ModelsAndSelector):
     def outputs(self, sites: int) -> int:
         return sites
 
-    def trained_models(self, build: Blueprint) -> Modules:
+    def trained_models(self, build: ModelFactory) -> Modules:
         return self.personal_method.networks(build) if self.personal_method else super().trained_models(build)
 
     def beside_selector(self, selector: nn.Module) -> Modules:
@@ -352,7 +358,7 @@ class FedSM(ModelsAndSelector):
             "selector in closed form; set algorithm.selector_sync=server-adam",
             ranges=_feature_ranges,
             check=is_of_one_hospital,
-            says=_says_of_sums,
+            disclosure_notes=_says_of_sums,
             average=Average(
                 "means of features and of their products over a site's training cases", lambda images, training: images
             ),
@@ -369,9 +375,11 @@ class FedSM(ModelsAndSelector):
                 f"algorithm.personal_method: personal models of {self.personal_method.name} leave in the last round, "
                 "and have no account; set it to null, so that they are private as all three networks are"
             )
-        return Private(("model", "global", "selector"), says="three noisy gradients of each batch count together")
+        return Private(
+            ("model", "global", "selector"), disclosure_notes="three noisy gradients of each batch count together"
+        )
 
-    def train_all_three(self, bench: Workbench) -> float:
+    def train_all_three(self, bench: TrainContext) -> float:
         """Lines 6 to 12: all three learn from each batch."""
         label = bench.sites.index(bench.site)
 
@@ -384,7 +392,7 @@ class FedSM(ModelsAndSelector):
             return bench.train(*models, selector)
 
     @contextmanager
-    def learning_selector(self, bench: Workbench, objective: Objective) -> Iterator[Lesson]:
+    def learning_selector(self, bench: TrainContext, objective: ObjectiveFunction) -> Iterator[TrainStep]:
         if self.selector_sync != "closed-form":
             with super().learning_selector(bench, objective) as lesson:
                 yield lesson
@@ -394,12 +402,12 @@ class FedSM(ModelsAndSelector):
         with sums.collecting(selector, bench.sites.index(bench.site)) as lesson:
             yield lesson
 
-    def learning_models(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:
+    def learning_models(self, bench: TrainContext) -> AbstractContextManager[Sequence[TrainStep]]:
         """Lines 8 and 9."""
         if self.personal_method:
             return self.personal_method.learning(bench)
         return nullcontext([bench.lesson("model"), bench.lesson("global")])
 
-    def personalise(self, bench: Workbench) -> None:
+    def personalise(self, bench: TrainContext) -> None:
         if self.personal_method:
             self.personal_method.personalise(bench)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.errors import PlanError
-from medsilo.course.outcome import Outcome
-from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.compute import LossFunction
 from medsilo.methods.fedsm import ModelsAndSelector, experts
+from medsilo.schedule.outcome import Outcome
+from medsilo.schedule.phase import Phase
+from medsilo.schedule.train_context import TrainContext
 from medsilo.tasks.task import Task
 
 
@@ -46,11 +46,11 @@ class SelectorAfterwards(ModelsAndSelector):
             Phase("select", last, (*done, *self.selector_groups()), self.train_selector),
         ]
 
-    def train_models(self, bench: Workbench) -> float:
+    def train_models(self, bench: TrainContext) -> float:
         """Train the personal and the global model from each batch."""
         return bench.train(bench.lesson("model"), bench.lesson("global"))
 
-    def train_selector(self, bench: Workbench) -> float:
+    def train_selector(self, bench: TrainContext) -> float:
         """Train the selector on what all K + 1 models answer."""
         frozen = [bench.modules["global"], *bench.modules["experts"].children()]
         for model in frozen:
@@ -101,8 +101,8 @@ class FedSMEnsemble(SelectorAfterwards):
     def outcome(self) -> Outcome:
         return SuperModelOutcome("mixture", self.selector_network)
 
-    def fits(self, task: Task) -> None:
-        super().fits(task)
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
         if task.goal.outputs < 2 or task.goal.overlaps:
             other = "regions that overlap" if task.goal.overlaps else "one number"
             raise PlanError(

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medsilo.course.workbench import Workbench
-from medsilo.learning.loop import Lesson
+from medsilo.learning.loop import TrainStep
 from medsilo.methods.bases import SharedAndOwn, copy_into
+from medsilo.schedule.train_context import TrainContext
 
 
 class FineTuning(SharedAndOwn):
@@ -27,7 +27,7 @@ class FineTuning(SharedAndOwn):
         None, ge=1, le=100_000, description="so many mini-batches in place of epochs, in passes that start again"
     )
 
-    def personalise(self, bench: Workbench) -> None:
+    def personalise(self, bench: TrainContext) -> None:
         copy_into(bench.modules["model"], bench.modules["global"])
         tune = bench.lesson("model")
         most = self.epochs * bench.steps if self.steps is None else self.steps
@@ -36,5 +36,5 @@ class FineTuning(SharedAndOwn):
         bench.optimizers["model"].state.clear()  # tuning begins without memory
 
     @contextmanager
-    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
         yield [bench.lesson("global")]

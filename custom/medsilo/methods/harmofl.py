@@ -8,11 +8,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from medsilo.course.additions import Amplitude, Perturbation
-from medsilo.course.declared import Private
-from medsilo.course.phase import ServerSide
 from medsilo.methods.fedavg import Averaging, Weighting
-from medsilo.mixing.mixers import Mixer
+from medsilo.mixing.mixers import Aggregator
+from medsilo.schedule.additions import Amplitude, Perturbation
+from medsilo.schedule.declared import Private
+from medsilo.schedule.phase import ServerSide
 
 
 class HarmoFL(Averaging):
@@ -53,8 +53,8 @@ class HarmoFL(Averaging):
     server_lr: float = Field(1.0, gt=0, le=10, description="the server's step along the sites' mean change (η)")
 
     def private(self) -> Private:
-        return Private(("model",), says="both gradients of a perturbed step are noisy, and both count")
+        return Private(("model",), disclosure_notes="both gradients of a perturbed step are noisy, and both count")
 
-    def mean(self, server: ServerSide, rate: float = 1.0) -> Mixer:
+    def mean(self, server: ServerSide, rate: float = 1.0) -> Aggregator:
         """Return line 16: θ ← θ + η_g (Σ p_i θ_i − θ)."""
         return super().mean(server, self.server_lr)

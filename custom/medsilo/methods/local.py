@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from medsilo.course.algorithm import BY_ITSELF, Algorithm
+from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 
 
 class Local(Algorithm):

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.tensors import Modules
-from medsilo.course.algorithm import require_features
-from medsilo.course.phase import Blueprint
-from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import frozen_features, with_features
 from medsilo.methods.fedavg import FedAvg
+from medsilo.schedule.algorithm import require_features
+from medsilo.schedule.phase import ModelFactory
+from medsilo.schedule.train_context import TrainContext
 
 
 class Moon(FedAvg):
@@ -31,14 +31,14 @@ class Moon(FedAvg):
     mu: float = Field(1.0, ge=0, le=1000, description="weight of the contrast")
     temperature: float = Field(0.5, gt=0, le=100, description="τ of the contrast")
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         model = super().networks(build)["model"]
         return {"model": model, "previous": copy.deepcopy(model).requires_grad_(False)}
 
     def check(self, modules: Modules) -> None:
         require_features(modules["model"], self.name)
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         arrived = copy.deepcopy(bench.modules["model"]).requires_grad_(False)
         previous = bench.modules["previous"]
 

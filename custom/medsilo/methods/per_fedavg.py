@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.course.workbench import Workbench
 from medsilo.learning.compute import Case, Compute, LossFunction
 from medsilo.learning.layers import called_with, keeping_statistics
-from medsilo.learning.loop import Lesson, Objective, OutputLoss
+from medsilo.learning.loop import ObjectiveFunction, OutputLoss, TrainStep
 from medsilo.methods.bases import SharedAndOwn, copy_into
+from medsilo.schedule.train_context import TrainContext
 
 
 class PerFedAvg(SharedAndOwn):
@@ -30,13 +30,13 @@ class PerFedAvg(SharedAndOwn):
     name: Literal["per-fedavg"] = "per-fedavg"
     inner_lr: float = Field(0.01, ge=0, le=1000, description="a: the step of adaptation; the plan's learning rate is b")
 
-    def personalise(self, bench: Workbench) -> None:
+    def personalise(self, bench: TrainContext) -> None:
         model = bench.modules["model"]
         copy_into(model, bench.modules["global"])
         adapt(model, OutputLoss(bench.loss), self.inner_lr, lambda lessons: bench.epoch(lessons, 0), bench.compute)
 
     @contextmanager
-    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
         meta = MetaGradient(bench.modules["global"], bench.loss, self.inner_lr, bench.compute)
         yield [meta.lesson(bench.lesson("global", meta.objective))]
 
@@ -52,7 +52,7 @@ class MetaGradient:
         self.model, self.loss, self.rate, self.compute = model, loss, rate, compute
         self.batches: list[Case] = []
 
-    def lesson(self, inner: Lesson) -> Lesson:
+    def lesson(self, inner: TrainStep) -> TrainStep:
         """A lesson on `objective` that is told of each batch."""
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -73,7 +73,11 @@ class MetaGradient:
 
 
 def adapt(
-    model: nn.Module, objective: Objective, rate: float, epoch: Callable[[Sequence[Lesson]], object], compute: Compute
+    model: nn.Module,
+    objective: ObjectiveFunction,
+    rate: float,
+    epoch: Callable[[Sequence[TrainStep]], object],
+    compute: Compute,
 ) -> None:
     """One step w ← w − a ∇f(w) with the gradient over everything that the epoch goes through."""
     model.train()

@@ -8,13 +8,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from medsilo.course.phase import ServerSide
-from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import batch_norm_buffer_names
-from medsilo.learning.loop import Lesson
+from medsilo.learning.loop import TrainStep
 from medsilo.learning.steps import correcting, pull_towards
 from medsilo.methods.bases import SharedAndOwn
-from medsilo.mixing.mixers import Mixer
+from medsilo.mixing.mixers import Aggregator
+from medsilo.schedule.phase import ServerSide
+from medsilo.schedule.train_context import TrainContext
 
 
 class PFedMe(SharedAndOwn):
@@ -49,11 +49,11 @@ class PFedMe(SharedAndOwn):
             )
         return self
 
-    def mean(self, server: ServerSide, rate: float = 1.0) -> Mixer:
+    def mean(self, server: ServerSide, rate: float = 1.0) -> Aggregator:
         return super().mean(server, self.server_lr)
 
     @contextmanager
-    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
         own, shared = bench.modules["model"], bench.modules["global"]
         theta, w = (list[Tensor](network.parameters()) for network in (own, shared))
         with torch.no_grad():
@@ -63,7 +63,7 @@ class PFedMe(SharedAndOwn):
             yield [moreau(bench.lesson("model"), own, shared, self.steps, self.outer_lr * self.pull)]
 
 
-def moreau(inner: Lesson, own: nn.Module, shared: nn.Module, steps: int, rate: float) -> Lesson:
+def moreau(inner: TrainStep, own: nn.Module, shared: nn.Module, steps: int, rate: float) -> TrainStep:
     """K steps of θ on one batch, then w ← w − ηλ (w − θ); `rate` is ηλ.
 
     The inner lesson's optimizer must be under `pull_towards(θ, w, λ)`: it minimises f(θ) + λ/2 ‖θ − w‖². w's running

@@ -15,9 +15,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
 from medsilo.core.text import plain
-from medsilo.course.phase import ServerSide
 from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
+from medsilo.schedule.phase import ServerSide
 from medsilo.tasks.task import drawn_cases
 
 REMEDY = (

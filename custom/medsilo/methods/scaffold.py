@@ -7,14 +7,14 @@ from pydantic import Field
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
-from medsilo.course.algorithm import BY_ITSELF
-from medsilo.course.phase import Blueprint, Group, ServerSide, network
-from medsilo.course.workbench import Workbench
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
 from medsilo.methods.bases import ServerStep, learning_weights, zeros_like
-from medsilo.mixing.mixers import Mixer, UniformMean
+from medsilo.mixing.mixers import Aggregator, UniformMean
 from medsilo.mixing.server import Scaffold as ServerControl
+from medsilo.schedule.algorithm import BY_ITSELF
+from medsilo.schedule.phase import Group, ModelFactory, ServerSide, network
+from medsilo.schedule.train_context import TrainContext
 
 
 class Scaffold(ServerStep):
@@ -36,14 +36,14 @@ class Scaffold(ServerStep):
         description="SCAFFOLD is made for `sgd`. `any`: gradients are corrected before another optimizer uses them",
     )
 
-    def suits(self, training: Training) -> None:
+    def check_training(self, training: Training) -> None:
         if training.optimizer != "sgd" and self.optimizer == "sgd":
             raise PlanError(
                 f"training.optimizer: SCAFFOLD is made for sgd, not {training.optimizer}; choose sgd, or set "
                 "algorithm.optimizer=any"
             )
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)
         return modules | {"control": zeros_like(modules["model"]), "own-control": zeros_like(modules["model"])}
 
@@ -57,14 +57,14 @@ class Scaffold(ServerStep):
             network("control"),
             lambda server: ServerControl(),
             title="control variate",
-            says=lambda tensors: [said],
+            disclosure_notes=lambda tensors: [said],
         )
         return *super().groups(), control
 
-    def step(self, server: ServerSide) -> Mixer:
+    def step(self, server: ServerSide) -> Aggregator:
         return UniformMean(rate=self.server_lr)
 
-    def work(self, bench: Workbench) -> float:
+    def work(self, bench: TrainContext) -> float:
         model = bench.modules["model"]
         control, own = (list(bench.modules[name].parameters()) for name in ("control", "own-control"))
         shifts = [c - c_i for c, c_i in zip(control, own, strict=True)]

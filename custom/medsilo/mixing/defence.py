@@ -21,7 +21,7 @@ class Shield:
     """A plan's defence against dishonest sites: a rule in place of the mean, a bound on a site's share, or both."""
 
     rule: RobustRule | None = None
-    share_cap: float | None = None
+    max_weight: float | None = None
     apart: Collection[str] = ()  # names of tensors that aren't trained; they are combined apart from the others
 
     def combined(
@@ -49,9 +49,9 @@ class Shield:
 
     def _shares(self, weights: Mapping[str, float]) -> Tensor:
         """Return the sites' shares before any rule: alike, or by their weights where the plan bounds them."""
-        if self.share_cap is None or (self.rule and not self.rule.weighs):
+        if self.max_weight is None or (self.rule and not self.rule.weighs):
             return torch.full((len(weights),), 1 / len(weights), dtype=torch.float64)
-        return capped(torch.tensor([weights[site] for site in sorted(weights)], dtype=torch.float64), self.share_cap)
+        return capped(torch.tensor([weights[site] for site in sorted(weights)], dtype=torch.float64), self.max_weight)
 
 
 def _weighted(shares: Tensor, columns: Tensor) -> Tensor:
@@ -63,17 +63,17 @@ def lower_median(values: Tensor) -> Tensor:
     return (values.long() if values.dtype == torch.bool else values).median(0).values.to(values.dtype)
 
 
-class Mixing(Feature):
+class AggregationSettings(Feature):
     """The server's defence against hospitals that send wrong or harmful tensors."""
 
     robust: Robust | None = Field(
         None,
         description="what takes the place of every mean over hospitals, so that a few dishonest ones can't bend the "
-        "model. Hospitals count alike in it, unless `share_cap` is given with "
+        "model. Hospitals count alike in it, unless `max_weight` is given with "
         "`norm-bound` or `geometric-median`. Groups of which every hospital has values of its own stay as the method "
         "mixes them",
     )
-    share_cap: float | None = Field(
+    max_weight: float | None = Field(
         None,
         gt=0,
         le=1,
@@ -83,36 +83,36 @@ class Mixing(Feature):
 
     def shield(self, apart: Collection[str]) -> Shield | None:
         """Return what mixers are defended by; None where the plan asks for nothing."""
-        return Shield(self.robust, self.share_cap, apart) if self.robust or self.share_cap else None
+        return Shield(self.robust, self.max_weight, apart) if self.robust or self.max_weight else None
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        if not (self.robust or self.share_cap):
+        if not (self.robust or self.max_weight):
             return
         method, hospitals = plan.algorithm.name, plan.participation.required
         means = [group for phase in plan.course.phases for group in phase.sent if not group.personal]
         if not means:
             yield (
                 f"mixing: {method} takes no mean over hospitals that a robust rule could take the place of; use "
-                "fedavg, fedbn or ditto, or leave mixing.robust and mixing.share_cap out"
+                "fedavg, fedbn or ditto, or leave aggregation.robust and aggregation.max_weight out"
             )
         for group in means:
             if group.undefended:
                 yield (group.undefended)
         if self.robust and hospitals < self.robust.fewest:
             yield (
-                f"mixing.robust: {self.robust.name} needs {self.robust.fewest} hospitals in every round, and "
+                f"aggregation.robust: {self.robust.name} needs {self.robust.fewest} hospitals in every round, and "
                 f"{hospitals} are enough for this plan; raise participation.minimum, or lower what the rule asks for"
             )
-        if self.share_cap and self.robust and not self.robust.weighs:
-            yield (f"mixing.share_cap: all hospitals count alike in {self.robust.name}; set it to null")
-        if self.share_cap and self.share_cap * hospitals < 1:
+        if self.max_weight and self.robust and not self.robust.weighs:
+            yield (f"aggregation.max_weight: all hospitals count alike in {self.robust.name}; set it to null")
+        if self.max_weight and self.max_weight * hospitals < 1:
             yield (
-                f"mixing.share_cap: shares of at most {self.share_cap:g} make no whole with {hospitals} hospitals; "
+                f"aggregation.max_weight: shares of at most {self.max_weight:g} make no whole with {hospitals} hospitals; "
                 f"give {1 / hospitals:.3g} or more"
             )
 
-    def cautions(self, plan: Any) -> Iterable[str]:
-        if not (self.robust or self.share_cap):
+    def warnings(self, plan: Any) -> Iterable[str]:
+        if not (self.robust or self.max_weight):
             return []
         groups = [group for phase in plan.course.phases for group in phase.groups]
         mixed = sorted({group.title or group.name for group in groups if group.personal and group.travels == "both"})

@@ -11,7 +11,7 @@ from medsilo.mixing.layout import Tensors
 
 
 @dataclass(frozen=True)
-class Summed:
+class MeanForm:
     """The mean of what sites send is all that is needed.
 
     weighted: by the sites' cases; else all count alike.
@@ -24,7 +24,7 @@ class Summed:
 
 
 @dataclass(frozen=True)
-class Pulled:
+class PullForm:
     """Each site moves its own tensors towards the mean of all others; it needs their sum, and the server nothing.
 
     pull: how much of its own a site keeps.
@@ -34,13 +34,13 @@ class Pulled:
 
 
 @dataclass(frozen=True)
-class Unsealable:
+class ServerReadable:
     """The server has to read what sites send."""
 
     why: str
 
 
-Form = Summed | Pulled | Unsealable
+Form = MeanForm | PullForm | ServerReadable
 MAKES = {"_take", "_merge", "_fold", "_rule"}  # methods of a mixer that decide what is computed
 
 
@@ -52,4 +52,4 @@ def form_of(mixer: Any) -> Form:
             return form
         if MAKES & vars(kind).keys():
             break
-    return Unsealable(f"{type(mixer).__name__} does not say how it works on sums that the server cannot read")
+    return ServerReadable(f"{type(mixer).__name__} does not say how it works on sums that the server cannot read")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.mixing.forms import Form, Unsealable
+from medsilo.mixing.forms import Form, ServerReadable
 from medsilo.mixing.mixers import Identity, WeightedMean
 from medsilo.mixing.rules import capped
 
@@ -14,7 +14,7 @@ LEAST = 1e-9  # share by which a weight of zero takes part in what is cut off fr
 Shares = Mapping[str, float]
 
 
-class LateMean(WeightedMean):
+class StalenessWeightedMean(WeightedMean):
     """θ ← Σ_k a_k θ_k over the sites that answered, with weights a that follow from all of the round.
 
     late: returns the weight of every site that answered, from this mixer: it may ask for `products`, and look at groups
@@ -26,8 +26,8 @@ class LateMean(WeightedMean):
 
     def __init__(
         self,
-        late: Callable[["LateMean"], Shares],
-        scale: Callable[["LateMean"], Shares] | None = None,
+        late: Callable[["StalenessWeightedMean"], Shares],
+        scale: Callable[["StalenessWeightedMean"], Shares] | None = None,
     ) -> None:
         super().__init__()
         self._late, self._scale = late, scale
@@ -35,7 +35,7 @@ class LateMean(WeightedMean):
 
     @property
     def sealed(self) -> Form:
-        return Unsealable("how much each hospital counts follows from what all of them send")
+        return ServerReadable("how much each hospital counts follows from what all of them send")
 
     @property
     def samples(self) -> Shares:

@@ -27,13 +27,13 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.contributions import Contributions, fold
 from medsilo.mixing.defence import Shield, lower_median
-from medsilo.mixing.forms import Form, Pulled, Summed, Unsealable
+from medsilo.mixing.forms import Form, MeanForm, PullForm, ServerReadable
 from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, numbers_of, spread
 
 RUNNING = ("running_mean", "running_var")  # torch's names of running statistics
 
 
-class Mixer(ABC):
+class Aggregator(ABC):
     """One group of tensors across rounds: who may contribute, who has, and what everybody was given last."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Mixer(ABC):
 Weigh = Callable[[str, float], Mapping[str, float | Tensor]]
 
 
-class WeightedMean(Mixer):
+class WeightedMean(Aggregator):
     """FedAvg: θ ← Σ_k n_k θ_k / Σ_k n_k over the sites that answered; every site gets it, also the others.
 
     Holds the last mean and, while a round is open, the mean so far: two parcels (four of a half-precision group's), for
@@ -183,8 +183,8 @@ class WeightedMean(Mixer):
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
         if self.weigh is not None:
-            return Unsealable("its weights follow from the tensors themselves")
-        return Summed(weighted=not self.uniform)
+            return ServerReadable("its weights follow from the tensors themselves")
+        return MeanForm(weighted=not self.uniform)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
         """Take the mean of these sites' tensors as if each of them had sent it."""
@@ -346,7 +346,7 @@ class UniformMean(WeightedMean):
 # -- one model per site -----------------------------------------------------------------------------------------------
 
 
-class Identity(Mixer):
+class Identity(Aggregator):
     """Every site has its own model, θ_i ← θ_i, with the very tensors that came. Who does not answer keeps it.
 
     Holds one model per site and, while one arrives, that one and its copy. A site that has answered in the open round
@@ -361,7 +361,7 @@ class Identity(Mixer):
     @property
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
-        return Unsealable("the server takes each site's values as they are, and does not add them up")
+        return ServerReadable("the server takes each site's values as they are, and does not add them up")
 
     def sent(self, site: str) -> dict[str, Tensor]:
         """Return what a site has sent in the open round, to be read only; gone when the round closes."""
@@ -406,7 +406,7 @@ class Identity(Mixer):
 Rule = Callable[[Tensor], Tensor]  # θ [K, numbers] of the K sites that answered -> the mixed θ, in double precision
 
 
-class JointMixer(Identity):
+class JointAggregator(Identity):
     """θ_i ← f_i(θ_1 .. θ_K), number by number, for those that answered; with one contributor nothing changes.
 
     What comes is copied, and mixed in place when the round closes: every model is held once.
@@ -431,7 +431,7 @@ class JointMixer(Identity):
         super()._merge()
 
 
-class SoftPull(JointMixer):
+class SoftPull(JointAggregator):
     """FedSM Eq. 11: θ_i ← λ θ_i + (1 - λ)/(K - 1) Σ_{j≠i} θ_j, for all K sites that answered at once.
 
     With m the mean of all K, this is θ_i ← θ_i + (1 - λ) K/(K - 1) · (m - θ_i).
@@ -446,7 +446,7 @@ class SoftPull(JointMixer):
     @property
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
-        return Pulled(self.pull)
+        return PullForm(self.pull)
 
     def _rule(self, sites: list[str]) -> Rule:
         step = (1 - self.pull) * len(sites) / (len(sites) - 1)
@@ -458,7 +458,7 @@ class SoftPull(JointMixer):
         return pull
 
 
-class SimilarityMix(JointMixer):
+class SimilarityMix(JointAggregator):
     """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, each row of W renormalised over the sites that answered.
 
     Where no site that counts for site i is there, it keeps its own.
@@ -473,7 +473,7 @@ class SimilarityMix(JointMixer):
     @property
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
-        return Unsealable(
+        return ServerReadable(
             "each hospital gets a mixture of its own, and half of them can solve for the others from theirs"
         )
 
@@ -485,14 +485,14 @@ class SimilarityMix(JointMixer):
         return lambda theta: weights @ theta
 
 
-class Gallery(Mixer):
+class PersonalModelPool(Aggregator):
     """Hands the sites' personal models on as they are, to the sites that agreed to that; nothing is sent back.
 
     Names are "<place>.<name>", by the site's place in sorted order. Of a site that did not agree the common model is
     shown; a site that did not agree is shown its own and, of all others, the common model.
     """
 
-    def __init__(self, personal: Mixer, common: Mixer, agreed: Callable[[], Set[str]]) -> None:
+    def __init__(self, personal: Aggregator, common: Aggregator, agreed: Callable[[], Set[str]]) -> None:
         super().__init__()
         self.personal, self.common = personal, common
         self.agreed = agreed  # sites that let each other have their personal models
@@ -515,7 +515,7 @@ class Gallery(Mixer):
 Compare = Callable[[Sequence[str], Mapping[str, Tensors]], Tensor]
 
 
-class Compared(Identity):
+class ComparedOnly(Identity):
     """Identity whose rows are only compared with each other: the weights of another group follow from them.
 
     compare: returns these weights, from the names of all sites in order and what each of them sent.
@@ -528,7 +528,7 @@ class Compared(Identity):
     @property
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
-        return Unsealable("the server compares what single hospitals sent")
+        return ServerReadable("the server compares what single hospitals sent")
 
     def weights(self) -> Tensor:
         """Return the weights that follow from what the sites have sent last."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import Refused
-from medsilo.core.spill import let_go, stored, stretches_of
-from medsilo.mixing.forms import Form, Summed
+from medsilo.core.mmap_store import let_go, stored, stretches_of
+from medsilo.mixing.forms import Form, MeanForm
 from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 
@@ -57,7 +57,7 @@ class FedNova(WeightedMean):
 
     @property
     def sealed(self) -> Form:
-        return Summed(weighted=not self.alike, enter=steps_of)
+        return MeanForm(weighted=not self.alike, enter=steps_of)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
         """Take the means of `steps_of`: θ + τ_eff times the mean step is the model of one site with this reach."""
@@ -219,7 +219,7 @@ class Scaffold(UniformMean):
 
     @property
     def sealed(self) -> Form:
-        return Summed(weighted=False)
+        return MeanForm(weighted=False)
 
     def _merge(self) -> None:
         """Merge what came. How many answered shows only now: the mean becomes the way to it where some did not."""

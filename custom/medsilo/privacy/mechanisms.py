@@ -71,28 +71,28 @@ Delta = Annotated[float, Field(ge=1e-12, le=0.1)]
 Told: TypeAlias = Literal["counts", "train", "validation", "test"]
 
 
-class Promise(Section):
+class PrivacyGuarantee(Section):
     """A promise of one study: (ε, δ) for each unit, against everybody outside the hospital."""
 
     epsilon: Epsilon
     delta: Delta
     unit: Unit = "record"
 
-    def suffices(self, demands: "Demands | None") -> bool:
+    def suffices(self, demands: "PrivacyRequirements | None") -> bool:
         """Return whether noise that keeps this promise stands in the place of a hospital's own floors: where the
         hospital itself demands privacy, and ε is small enough. A lead's offer alone lowers nothing."""
         return demands is not None and self.epsilon <= demands.protective_epsilon
 
-    def under(self, demands: "Demands | None") -> "Promise":
+    def under(self, demands: "PrivacyRequirements | None") -> "PrivacyGuarantee":
         """Return what holds where a study promises this and a hospital demands that: of each the stricter."""
         if demands is None:
             return self
         most = demands.epsilon if demands.study_epsilon is None else min(demands.epsilon, demands.study_epsilon)
         unit: Unit = "patient" if "patient" in (self.unit, demands.unit) else "record"
-        return Promise(epsilon=min(self.epsilon, most), delta=min(self.delta, demands.delta), unit=unit)
+        return PrivacyGuarantee(epsilon=min(self.epsilon, most), delta=min(self.delta, demands.delta), unit=unit)
 
 
-class Demands(Section):
+class PrivacyRequirements(Section):
     """`privacy` in a hospital's medsilo.yaml: what it demands of every study, and of all together."""
 
     epsilon: Epsilon = Field(description="ε that all studies on the same data may cost together")
@@ -101,7 +101,7 @@ class Demands(Section):
     unit: Unit = Field("patient", description="whom it protects: a patient with all cases, or a single record")
     protective_epsilon: Epsilon = Field(
         10.0,
-        description="largest ε of a study at which noise stands in the place of `smallest_metric`, `score_cases` and "
+        description="largest ε of a study at which noise stands in the place of `min_patients_per_metric`, `score_rounding` and "
         "the memory of earlier groups; above it noise protects little, and they hold as well",
     )
     public: dict[Told, Reason] = Field(

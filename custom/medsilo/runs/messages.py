@@ -21,8 +21,8 @@ MOST_CASES = 10_000_000  # of one site
 MOST_ROUNDS = 10_000_000  # of all phases of a study
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-Letter = Literal["agree", "offer", "unmask"]  # of a sealed study
-Task = Literal[Letter, "join", "round", "deliver", "test"]
+SecAggTask = Literal["agree", "offer", "unmask"]  # of a sealed study
+Task = Literal[SecAggTask, "join", "round", "deliver", "test"]
 End = Literal["join", "deliver", "test"]
 PARTS = ("train", "validation", "test")
 
@@ -33,14 +33,14 @@ MOST_HEADS = 8  # of a hospital's ledgers that a server keeps
 FILES = "files"  # the group in which a file travels that a network begins with
 
 
-class Message(Section):
+class MessageFacts(Section):
     """A typed message, strict in what this party makes of it, too. `received` reads one that came."""
 
     model_config = ConfigDict(strict=True)
 
 
 @dataclass
-class Parcel:
+class StudyMessage:
     """A message between the server and one site: named groups of tensors, and facts.
 
     >>> import torch
@@ -56,7 +56,7 @@ class Parcel:
         return sum(tensor.nbytes for group in self.groups.values() for tensor in group.values())
 
 
-class LedgerHead(Message):
+class LedgerHead(MessageFacts):
     """The head of a hospital's privacy ledger, as the hospital signed it: how far it was, and when."""
 
     began: Digest  # of its first line
@@ -67,7 +67,7 @@ class LedgerHead(Message):
 
 
 # ---------------------------------------------------------------------------------------------------- the server asks
-class Request(Message):
+class Request(MessageFacts):
     """A request of the server to one site."""
 
     task: Task
@@ -86,13 +86,13 @@ class Request(Message):
     # Letters of a sealed study, which the room `sealing` reads
     sealing: dict[str, Any] = Field({}, exclude_if=not_)
 
-    def parcel(self, groups: Groups) -> Parcel:
+    def parcel(self, groups: Groups) -> StudyMessage:
         """Return the request as it travels."""
-        return Parcel(groups, self.model_dump(mode="json"))
+        return StudyMessage(groups, self.model_dump(mode="json"))
 
 
 # ---------------------------------------------------------------------------------------------------- a site answers
-class Counted(Message):
+class Counted(MessageFacts):
     """The cases of a site's parts."""
 
     train: Annotated[int, Field(ge=0, le=MOST_CASES)]
@@ -100,7 +100,7 @@ class Counted(Message):
     test: Annotated[int, Field(ge=0, le=MOST_CASES)]
 
 
-class SiteAnswer(Message):
+class SiteAnswer(MessageFacts):
     """The facts that are in every answer of a site."""
 
     task: Task
@@ -114,14 +114,14 @@ class SiteAnswer(Message):
         list[Annotated[str, Field(max_length=LONGEST_WARNING)]], Field(max_length=MOST_WARNINGS)
     ]  # what the lead should know
     # Parts with too few cases to tell a score
-    withheld: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
+    suppressed: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
     # Parts of which a score is told with noise, and nothing else
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
     ledger: LedgerHead | None = Field(None, exclude_if=not_)  # of a hospital that counts what privacy costs
 
-    def parcel(self, groups: Groups | None = None) -> Parcel:
+    def parcel(self, groups: Groups | None = None) -> StudyMessage:
         """Return the answer as it travels."""
-        return Parcel(groups or {}, self.model_dump(mode="json"))
+        return StudyMessage(groups or {}, self.model_dump(mode="json"))
 
 
 Part = Annotated[str, Field(max_length=20)]
@@ -151,10 +151,10 @@ class Joined(SiteAnswer):
         return self
 
 
-class Lettered(SiteAnswer):
+class SecAggAnswer(SiteAnswer):
     """A site's letters in a sealed study, beside its rounds."""
 
-    task: Letter
+    task: SecAggTask
     sealing: dict[str, Any]
 
 
@@ -196,13 +196,13 @@ class Tested(SiteAnswer):
     outcome: dict[str, Any] | None
 
 
-LETTERED = get_args(Letter)
+LETTERED = get_args(SecAggTask)
 ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "join": Joined,
     "round": Trained,
     "deliver": Delivered,
     "test": Tested,
-    **dict.fromkeys(LETTERED, Lettered),
+    **dict.fromkeys(LETTERED, SecAggAnswer),
 }
 
 

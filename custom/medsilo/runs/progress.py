@@ -10,7 +10,7 @@ from medsilo.core.text import duration, size_text
 
 if TYPE_CHECKING:  # what `medsilo --help` would have to wait for
     from medsilo.runs.schema import Round, SiteRound, SiteTurn, Turns
-    from medsilo.runs.site_files import Doing
+    from medsilo.runs.site_files import SiteActivity
 
 LATE = 1.5  # times the site's longest answer so far: from there on it is late
 GRACE = 5.0  # seconds that are never late
@@ -28,7 +28,7 @@ class Moment:
     """The state of a study between two rounds: the server's turns, and the work of sites on this machine."""
 
     turns: "Turns | None" = None
-    doing: "Mapping[str, Doing]" = field(default_factory=dict)
+    doing: "Mapping[str, SiteActivity]" = field(default_factory=dict)
     age: float = 0.0  # seconds since the turns were told
     away: Mapping[str, str] = field(default_factory=dict)  # sites that can't answer, and why
 
@@ -38,12 +38,12 @@ class Moment:
         from medsilo.runs import paths
         from medsilo.runs.reading import read_now
         from medsilo.runs.schema import Turns
-        from medsilo.runs.site_files import Doing
+        from medsilo.runs.site_files import SiteActivity
 
         turns = read_now(Turns, folder)
         if turns is None:
             return cls()
-        told = {site: read_now(Doing, paths.site_folder(folder, site)) for site in turns.sites}
+        told = {site: read_now(SiteActivity, paths.site_folder(folder, site)) for site in turns.sites}
         doing = {site: one for site, one in told.items() if one and (one.task, one.round) == (turns.task, turns.round)}
         return cls(turns, doing, max(0.0, time.time() - turns.at))
 
@@ -78,7 +78,7 @@ class StudyProgress:
 
     def _newly_standing_out(self, line: "Round") -> Iterator[str]:
         """Yield what stands out since this round: each site once, until it no longer does."""
-        from medsilo.runs.standing import standing_out
+        from medsilo.runs.outliers import standing_out
 
         self.rounds.append(line)
         found, before = standing_out(self.rounds), self._standing_out
@@ -128,7 +128,7 @@ class StudyProgress:
         return max(pace * rounds - (self._clock() - ends[-1]), pace * (rounds - 1), 0.0)
 
 
-def _at_the_moment(turn: "SiteTurn", doing: "Doing | None", age: float, expected: float | None) -> str:
+def _at_the_moment(turn: "SiteTurn", doing: "SiteActivity | None", age: float, expected: float | None) -> str:
     """Return what a site does, and how late it is."""
     if turn.answered is not None:
         return "answered"

@@ -13,7 +13,7 @@ from medsilo.core.text import plain
 from medsilo.runs import paths
 from medsilo.runs.fields import SCHEMA, RecordPart
 from medsilo.runs.schema import Progress, Round, Summary
-from medsilo.runs.site_files import DiaryLine, Provenance
+from medsilo.runs.site_files import LogEntry, Provenance
 
 PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
@@ -61,7 +61,7 @@ def read_now(model: type[AnyPart], folder: Path) -> AnyPart | None:
         return None
 
 
-def read_diary(site: Path) -> list[DiaryLine]:
+def read_diary(site: Path) -> list[LogEntry]:
     """Read what left a site whose folder is here, and what did not; a line that can't be read is passed over."""
     try:
         lines = (site / paths.DIARY).read_text("utf-8", "replace").split("\n")
@@ -70,7 +70,7 @@ def read_diary(site: Path) -> list[DiaryLine]:
     found = []
     for line in lines:
         with suppress(ValueError):
-            found.append(DiaryLine.model_validate_json(line))
+            found.append(LogEntry.model_validate_json(line))
     return found
 
 

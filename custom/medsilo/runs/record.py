@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from medsilo.core import shelf
+from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import (
     load_tensors,
@@ -80,13 +80,13 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shelf.look_in(folder / shelf.FOLDER)
+        weight_cache.look_in(folder / weight_cache.FOLDER)
 
     def begin(self, plan: Plan) -> None:
         """Write what is known before the first round. A run never writes over another that had begun to train."""
         if not self.make_way():
             raise MedsiloError(f"run folder {self.folder.name} exists; choose another name, or resume that run")
-        shelf.keep_beside(plan.network.files, self.folder / shelf.FOLDER)
+        weight_cache.keep_beside(plan.network.files, self.folder / weight_cache.FOLDER)
         write_text(self.folder / paths.PLAN, plan.to_yaml())
         write_provenance(self.folder, plan)
 

@@ -104,7 +104,7 @@ class SiteTurn(RecordPart):
 
 
 class Turns(RecordPart):
-    """now.json of a run: who has been asked and who has answered, while the study runs."""
+    """status.json of a run: who has been asked and who has answered, while the study runs."""
 
     task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of sealing")
     round: Count = Field(description="the round")
@@ -152,7 +152,7 @@ class Selection(RecordPart):
     )
 
 
-Place = tuple[Count, Count, Number]
+ReliabilityBin = tuple[Count, Count, Number]
 TENTHS = 10  # of a probability
 
 
@@ -168,7 +168,7 @@ class Decisions(RecordPart):
     decided: list[Count] | None = Field(
         None, description="true negatives, false positives, false negatives, true positives at that threshold"
     )
-    reliability: list[list[Place]] | None = Field(
+    reliability: list[list[ReliabilityBin]] | None = Field(
         None,
         description="class (of two the second alone) → for each tenth of its probability: cases, those of the class, "
         "the sum of its probability",
@@ -195,7 +195,7 @@ class SiteResult(RecordPart):
     classes: dict[str, list[Count] | None] | None = Field(
         None,
         description="part → the cases of each class, in the classes' order. `null` for a part where cases have no "
-        "class or where a class that occurs has fewer cases than the site's `smallest_metric`; `null` for all if the "
+        "class or where a class that occurs has fewer cases than the site's `min_patients_per_metric`; `null` for all if the "
         "site did not join",
     )
     machine: dict[str, Text] = Field(
@@ -223,14 +223,14 @@ class SiteResult(RecordPart):
     test: dict[str, Figure | None] | None = Field(
         None,
         description="the metric, `loss` and `cases` on test data; `null` if the site was not tested. Metric and loss "
-        "are `null` where they cover fewer cases than the site's `smallest_metric`",
+        "are `null` where they cover fewer cases than the site's `min_patients_per_metric`",
     )
     figures: dict[str, Number | None] = Field(
         {},
         description="what else was measured on the test cases; `null` where there is nothing to "
         "measure, such as a structure that no case has",
     )
-    withheld: list[str] = Field(
+    suppressed: list[str] = Field(
         [],
         description="counts that the site does not tell because they cover too few cases. What follows from them is "
         "missing in `figures`; it is never 0. Means leave such a site out, and the other sites choose the best round",
@@ -309,7 +309,7 @@ class Details(RecordPart):
         "with it), and `share`'s `cases`, `epochs`, `train_loss`, or the `file`'s `sha256`",
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
-    cautions: list[Text] = Field([], description="what is unusual about the plan's numbers")
+    warnings: list[Text] = Field([], description="what is unusual about the plan's numbers")
     sealing: SealingFacts | None = Field(None, description="what was sealed, and against whom")
 
     def as_json(self) -> dict[str, Any]:
@@ -342,7 +342,7 @@ class Summary(RecordPart):
     agreed: Agreement = Field(Agreement(), description="`sites`, `minimum`, `when_missing`: the terms of participation")
     selected: Selection = Field(Selection(), description="whose model was tested, see below")
     sites: dict[str, SiteResult] = Field(description="site → its results, see below")
-    unseen: dict[str, SiteResult] = Field(
+    evaluation_sites: dict[str, SiteResult] = Field(
         {}, description="the same for sites that were tested and did not train; the means below leave them out"
     )
     mean_test: Metric | None = Field(
@@ -356,7 +356,7 @@ class Summary(RecordPart):
         description="`figures` over the test cases of all sites together; their counts are added first. A site that "
         "withholds its classes is part of `accuracy` and not of `balanced_accuracy`",
     )
-    stands_out: dict[str, list[Text]] = Field(
+    outliers: dict[str, list[Text]] = Field(
         {},
         description="site → what stands out in its updates, in words; nothing is left out",
     )
@@ -372,7 +372,7 @@ class Summary(RecordPart):
 
     @model_validator(mode="after")
     def _has_the_same_classes(self) -> Self:
-        told = [site.decisions for site in (*self.sites.values(), *self.unseen.values()) if site.decisions]
+        told = [site.decisions for site in (*self.sites.values(), *self.evaluation_sites.values()) if site.decisions]
         if len({len(one.confusion) for one in told}) > 1:
             raise ValueError("the sites' decisions are of different classes")
         return self
@@ -386,14 +386,14 @@ class Summary(RecordPart):
     def never_began(self) -> bool:
         """Return whether the run failed before any site was asked to train, since too few had joined."""
         to_all = self.agreed.when_missing == "stop"
-        asked = [*self.sites.values(), *(self.unseen.values() if to_all else [])]
+        asked = [*self.sites.values(), *(self.evaluation_sites.values() if to_all else [])]
         needed = max(len(asked) if to_all else 0, self.agreed.minimum or 1)
         joined = sum(site.cases is not None for site in asked)
         return not self.finished and self.rounds.done == 0 and joined < needed
 
     def score(self, site: str) -> float | None:
         """Return the test score of a site, of those that train or of the others; None where it is not known."""
-        result = self.sites.get(site) or self.unseen.get(site)
+        result = self.sites.get(site) or self.evaluation_sites.get(site)
         return None if result is None or result.test is None else result.test[self.metric]
 
     def test_cases(self, site: str) -> int | None:
@@ -415,7 +415,7 @@ class Summary(RecordPart):
 
     @model_validator(mode="after")
     def _tested_with_the_metric(self) -> Self:
-        for name, site in {**self.sites, **self.unseen}.items():
+        for name, site in {**self.sites, **self.evaluation_sites}.items():
             if site.test is None:
                 continue
             if self.metric not in site.test:
@@ -429,7 +429,7 @@ class Summary(RecordPart):
     def _scores(self) -> Iterator[tuple[str, float | None]]:
         """Yield every score with where it stands."""
         yield from (("mean_test", self.mean_test), ("pooled_test", self.pooled_test))
-        for name, site in {**self.sites, **self.unseen}.items():
+        for name, site in {**self.sites, **self.evaluation_sites}.items():
             yield from ((f"sites.{name}.validation", score) for score in site.validation)
             if site.test is not None:
                 yield f"sites.{name}.test.{self.metric}", site.test[self.metric]

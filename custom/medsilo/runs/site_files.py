@@ -42,8 +42,8 @@ class FilesFound(RecordPart):
 Deed = Literal["starting", "training", "measuring", "validating", "testing", "sending", "refused"]
 
 
-class Doing(RecordPart):
-    """now.json of a site: the work that it does at the moment, in the site's own folder."""
+class SiteActivity(RecordPart):
+    """status.json of a site: the work that it does at the moment, in the site's own folder."""
 
     task: Text = Field(description="what it was asked for")
     round: Count = Field(description="the round")
@@ -54,8 +54,8 @@ class Doing(RecordPart):
     device: Text = Field("", description="what it trains on")
 
 
-class DiaryLine(RecordPart):
-    """A line of diary.jsonl of a site: what left, or why nothing did, in the site's own folder."""
+class LogEntry(RecordPart):
+    """A line of log.jsonl of a site: what left, or why nothing did, in the site's own folder."""
 
     at: Seconds = Field(description="when, in seconds since 1970")
     kind: Literal["began", "answered", "refused", "died"]

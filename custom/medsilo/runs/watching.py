@@ -12,7 +12,7 @@ from statistics import median
 from medsilo.core.text import is_safe_name
 from medsilo.runs import paths
 from medsilo.runs.reading import read_diary, read_now, read_of_sites
-from medsilo.runs.site_files import DiaryLine, Doing, Spent
+from medsilo.runs.site_files import LogEntry, SiteActivity, Spent
 
 Row = dict[str, str]  # a line of metrics.csv
 
@@ -22,9 +22,9 @@ class StudyMoment:
     """A study at one moment."""
 
     name: str
-    diary: tuple[DiaryLine, ...]
+    diary: tuple[LogEntry, ...]
     rows: tuple[Row, ...]
-    doing: Doing | None
+    doing: SiteActivity | None
     spent: Spent | None
 
     @classmethod
@@ -36,10 +36,10 @@ class StudyMoment:
         if not folder.is_dir():
             return None
         diary, spent = tuple(read_diary(folder)), read_of_sites(Spent, output / name, paths.SPENT).get(site)
-        return cls(name, diary, tuple(_rows(folder)), read_now(Doing, folder), spent)
+        return cls(name, diary, tuple(_rows(folder)), read_now(SiteActivity, folder), spent)
 
     @cached_property
-    def began(self) -> DiaryLine | None:
+    def began(self) -> LogEntry | None:
         """Return the last beginning of a process, which says which plan runs."""
         return next((line for line in reversed(self.diary) if line.kind == "began"), None)
 
@@ -50,13 +50,13 @@ class StudyMoment:
         return last is not None and (last.kind, last.task) == ("answered", "test")
 
     @property
-    def stopped(self) -> DiaryLine | None:
+    def stopped(self) -> LogEntry | None:
         """Return why nothing leaves, where the last thing was a refusal or a death."""
         last = self.diary[-1] if self.diary else None
         return last if last and last.kind in ("refused", "died") and self.work is None else None
 
     @property
-    def work(self) -> Doing | None:
+    def work(self) -> SiteActivity | None:
         """Return the work that goes on: what was told of it since the last answer or refusal."""
         since = self.diary[-1].at if self.diary else 0.0
         return self.doing if self.doing and self.doing.at > since else None

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from medsilo.core import shelf
+from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors
 from medsilo.core.section import Section
@@ -162,7 +162,7 @@ class ScriptNetwork(Network):
         make, begins = MAKERS.get(self.sha256, (lambda: skeleton(self.layers), True))
         module = make()
         if begins:
-            module.load_state_dict(safetensors.torch.load_file(shelf.find(self.sha256, self.bytes)))
+            module.load_state_dict(safetensors.torch.load_file(weight_cache.find(self.sha256, self.bytes)))
         return module
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
@@ -179,7 +179,7 @@ class ScriptNetwork(Network):
         return {
             "name": "script",
             "layers": layers,
-            "sha256": shelf.hash_of_file(file),
+            "sha256": weight_cache.hash_of_file(file),
             "bytes": file.stat().st_size,
         }
 

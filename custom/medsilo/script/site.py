@@ -1,6 +1,6 @@
 """A site whose networks a user's own script trains. It answers the coordinator as any site does.
 
-The method's own `work` runs here, unchanged. Where it would pass over the data, the script's loop takes its place: the
+The method's own `train_round` runs here, unchanged. Where it would pass over the data, the script's loop takes its place: the
 work waits in a thread of its own until the script has trained each network.
 """
 
@@ -24,28 +24,28 @@ from pydantic import PrivateAttr
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medsilo.core import shelf
-from medsilo.core.coarse import Resolution
+from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_facts
-from medsilo.core.lifeline import most_held
 from medsilo.core.package import machine_facts
+from medsilo.core.parent_watch import most_held
+from medsilo.core.rounding import Resolution
 from medsilo.core.tensors import Tensors
 from medsilo.core.text import is_safe_name
-from medsilo.course.additions import INPUT
-from medsilo.course.outcome import SiteEnd
-from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.compute import Compute, LossFunction
-from medsilo.learning.loop import Lesson, Objective, Watch, train_epoch
+from medsilo.learning.loop import ObjectiveFunction, TrainStep, Watch, train_epoch
 from medsilo.learning.perturbation import PerturbedOptimizer, perturbed_step
 from medsilo.learning.seeds import generator_for, seed_for, seed_torch
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import ANSWERS, Counted, Parcel, Request
+from medsilo.runs.messages import ANSWERS, Counted, Request, StudyMessage
+from medsilo.schedule.additions import INPUT
+from medsilo.schedule.outcome import SiteEnd
+from medsilo.schedule.phase import Phase
+from medsilo.schedule.train_context import TrainContext
 from medsilo.script.network import ScriptNetwork
 
 Metrics = Mapping[str, float]
@@ -144,22 +144,24 @@ class Turn:
 
     name: str
     by_script: bool  # whether the script's loss and a step of its optimizer are all that there is to it
-    lesson: Lesson
+    lesson: TrainStep
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.lesson(inputs, targets)
 
 
 @dataclass(frozen=True)
-class ScriptBench(Workbench):
+class ScriptContext(TrainContext):
     """The tools of a method at a site that a script trains."""
 
     hand_over: Callable[[Turn], float] = field(kw_only=True)
 
-    def lesson(self, name: str = "model", objective: Objective | None = None, step: Step | None = None) -> Lesson:
+    def lesson(
+        self, name: str = "model", objective: ObjectiveFunction | None = None, step: Step | None = None
+    ) -> TrainStep:
         return Turn(name, objective is None and step is None, super().lesson(name, objective, step))
 
-    def train(self, *lessons: Lesson, share: float = 1.0) -> float:
+    def train(self, *lessons: TrainStep, share: float = 1.0) -> float:
         lessons = lessons or (self.lesson(),)
         turns = [lesson for lesson in lessons if isinstance(lesson, Turn) and lesson.by_script]
         watches = [lesson for lesson in lessons if isinstance(lesson, Watch)]
@@ -383,7 +385,7 @@ class ScriptSite:
         self.sites: list[str] = []
 
     # ------------------------------------------------------------------ being asked
-    def ask(self, parcel: Parcel) -> Parcel | None:
+    def ask(self, parcel: StudyMessage) -> StudyMessage | None:
         """Answer a parcel; None where the script has to train first."""
         asked = self.asked = Request.received(parcel.facts)
         self.started = time.monotonic()
@@ -395,7 +397,7 @@ class ScriptSite:
         self.sites = sorted(self.plan.participation.sites or asked.sites)
         if not hasattr(self, "state"):
             folder = paths.site_folder(self.output / asked.study, self.site)
-            shelf.look_in(self.output)
+            weight_cache.look_in(self.output)
             self.state = self._make(folder)
         if asked.task == "join":
             return self._answer(shares=True, machine=machine_facts(), absent=[], classes=dict.fromkeys(PARTS))
@@ -407,11 +409,11 @@ class ScriptSite:
             raise Refused(f"a training script answers no {asked.task}")
         return self._begin_round(parcel)
 
-    def _begin_round(self, parcel: Parcel) -> Parcel | None:
+    def _begin_round(self, parcel: StudyMessage) -> StudyMessage | None:
         asked, state = self.asked, self.state
         assert asked
         phase = self.plan.course.phase_of(asked.round)
-        state.stand_after(asked.round - 1, asked.last)
+        state.restore_after(asked.round - 1, asked.last)
         state.done = -1
         state.take_over(parcel.groups, phase)
         self.validated = self._validate(asked.round - 1)
@@ -439,7 +441,7 @@ class ScriptSite:
         assert self.work and self.work.now
         return self.state.stepping(self.work.now.name)
 
-    def finish(self, metrics: Metrics | float | None = None) -> Parcel:
+    def finish(self, metrics: Metrics | float | None = None) -> StudyMessage:
         """Answer the round that was asked, now that the script has trained. metrics: of the model as it arrived."""
         asked, work = self.asked, self.work
         if not asked or asked.task != "round" or not work:
@@ -458,7 +460,7 @@ class ScriptSite:
         self.work = None
         return self._trained(self.plan.course.phase_of(asked.round), work.loss)
 
-    def _trained(self, phase: Phase, loss: float, sends: bool = True) -> Parcel:
+    def _trained(self, phase: Phase, loss: float, sends: bool = True) -> StudyMessage:
         asked, state = self.asked, self.state
         assert asked
         state.refuse_divergence(asked.round)
@@ -468,7 +470,7 @@ class ScriptSite:
         row = {**told, "validation_loss": None}
         state.write_row(asked.round, phase.name, self.samples, row, time.monotonic() - self.started)
         answer = self._answer(samples=self.samples, validation_loss=None, **told)
-        return Parcel(state.sent(phase) if sends else {}, answer.facts)
+        return StudyMessage(state.sent(phase) if sends else {}, answer.facts)
 
     # ------------------------------------------------------------------ scores
     def _score(self, metrics: Metrics | float) -> float | None:
@@ -515,10 +517,10 @@ class ScriptSite:
             state.model.load_state_dict(trained)
 
     # ------------------------------------------------------------------ the end
-    def _deliver(self, parcel: Parcel) -> Parcel:
+    def _deliver(self, parcel: StudyMessage) -> StudyMessage:
         asked, state, plan = self.asked, self.state, self.plan
         assert asked
-        state.stand_after(asked.round, asked.last)
+        state.restore_after(asked.round, asked.last)
         state.done = -1
         state.take_over(parcel.groups, plan.course.delivery)
         scored = self._validate(asked.round)
@@ -527,7 +529,7 @@ class ScriptSite:
         told = plan.algorithm.outcome.take(self._end(), asked.outcome)
         return self._answer(validation=scored, validation_loss=None, outcome=told)
 
-    def _test(self, parcel: Parcel) -> Parcel:
+    def _test(self, parcel: StudyMessage) -> StudyMessage:
         asked, state, plan = self.asked, self.state, self.plan
         assert asked
         state.done = -1
@@ -577,7 +579,7 @@ class ScriptSite:
         """The training cases of this site."""
         return self.data.count(self.data.loader)
 
-    def _bench(self, number: int, hand_over: Callable[[Turn], float]) -> ScriptBench:
+    def _bench(self, number: int, hand_over: Callable[[Turn], float]) -> ScriptContext:
         data, state, plan = self.data, self.state, self.plan
         device = state.compute.device
 
@@ -586,14 +588,14 @@ class ScriptSite:
                 raise MedsiloError(f"join: {plan.algorithm.name} has more than a loss of your own to train; give loss=")
             return data.loss(output, target)
 
-        def epoch(lessons: Sequence[Lesson], number: int, most: int | None = None) -> float:
+        def epoch(lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
             state.by_method = True
             try:
                 return train_epoch(islice(data.batches(data.loader, device), most), lessons, state.compute)
             finally:
                 state.by_method = False
 
-        return ScriptBench(
+        return ScriptContext(
             self.site,
             self.sites,
             state.modules,
@@ -610,7 +612,7 @@ class ScriptSite:
             hand_over=hand_over,
         )
 
-    def _answer(self, **told: Any) -> Parcel:
+    def _answer(self, **told: Any) -> StudyMessage:
         asked, data = self.asked, self.data
         assert asked
         held_out = 0 if data.validation is None else data.count(data.validation)
@@ -623,7 +625,7 @@ class ScriptSite:
             seconds=time.monotonic() - self.started,
             memory=most_held(),
             warnings=[],
-            withheld=[],
+            suppressed=[],
             **told,
         ).parcel()
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.models.network import Network
 from medsilo.runs.schema import FURTHEST
-from medsilo.tasks.goal import Goal
+from medsilo.tasks.objective import Objective
 from medsilo.tasks.task import SiteData, Task
 
 
-class ScriptGoal(Goal):
+class ScriptObjective(Objective):
     """A metric that the script works out by itself; higher is better."""
 
     metric_range = (-FURTHEST, FURTHEST)
@@ -51,8 +51,8 @@ class ScriptTask(Task):
     )
 
     @property
-    def goal(self) -> Goal:
-        return ScriptGoal(f"-{self.metric}" if self.lower_is_better else self.metric)
+    def goal(self) -> Objective:
+        return ScriptObjective(f"-{self.metric}" if self.lower_is_better else self.metric)
 
     @property
     def channels(self) -> int:

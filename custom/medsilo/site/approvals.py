@@ -22,8 +22,8 @@ from medsilo.core.files import LockedFolder, read_bounded, write_text
 from medsilo.core.package import in_words, name_that_differs
 from medsilo.core.section import Section
 from medsilo.core.text import counted, plain
-from medsilo.site.book import Book, data_set
 from medsilo.site.kit import KitFiles
+from medsilo.site.query_budget import QueryBudget, data_set
 from medsilo.site.settings import FILE_NAME, SiteSettings
 from medsilo.site.signed import read_own, write_signed
 from medsilo.site.signing import UseKey, public_text
@@ -326,6 +326,6 @@ def accepted_of(kit: KitFiles) -> AcceptedSettings:
     return AcceptedSettings(kit.kit, kit.key_for("settings"))
 
 
-def approvals_of(book: Book, kit: KitFiles, settings: SiteSettings) -> Approvals:
+def approvals_of(book: QueryBudget, kit: KitFiles, settings: SiteSettings) -> Approvals:
     """Return a site's approvals, which it signs with a key of its kit."""
     return Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")

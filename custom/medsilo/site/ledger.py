@@ -32,9 +32,9 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, LockedFolder
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
-from medsilo.privacy.mechanisms import Charge, Demands, Mechanism
-from medsilo.site.book import Book
+from medsilo.privacy.mechanisms import Charge, Mechanism, PrivacyRequirements
 from medsilo.site.kit import KitFiles
+from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import FILE_NAME
 from medsilo.site.signed import S, Signature, line_of, opened, read_signed, signed, write_signed
 from medsilo.site.signing import PrivateKey, UseKey, own_key, public_text
@@ -364,7 +364,7 @@ class CountedStudy:
     """A study that a ledger counts, with what its hospital demands."""
 
     spending: Spending
-    demands: Demands | None = None  # None: it is counted, and never refused
+    demands: PrivacyRequirements | None = None  # None: it is counted, and never refused
     runs: Callable[[str], bool] = lambda study: False  # whether another study runs, which keeps what it planned
 
     @property
@@ -447,6 +447,6 @@ def ledgers(book: Path, kit: Path | None = None) -> list[str]:
     return sorted({path.stem for path in (book / FOLDER_NAME).glob("*.jsonl")} | found)
 
 
-def ledger_of(book: Book, data: str, kit: KitFiles | None) -> Ledger:
+def ledger_of(book: QueryBudget, data: str, kit: KitFiles | None) -> Ledger:
     """Return a hospital's ledger of one data set, signed by a key of its kit where there is one."""
     return Ledger(book.folder, data, kit.key_for("ledger"), kit.kit) if kit else Ledger(book.folder, data)

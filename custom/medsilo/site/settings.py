@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import psutil
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from medsilo.core.coarse import Resolution
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import read_yaml
+from medsilo.core.rounding import Resolution
 from medsilo.core.section import Section, checked, in_words
-from medsilo.privacy.mechanisms import Demands
+from medsilo.privacy.mechanisms import PrivacyRequirements
 from medsilo.tasks.sources import DataSource
 
 if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
     from medsilo.learning.compute import Compute
 
 FILE_NAME = "medsilo.yaml"
-SMALLEST_METRIC = 5  # by default, of real data
+MIN_PATIENTS_PER_METRIC = 5  # by default, of real data
 SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
-SCORE_CASES = 2  # by default, of patients' data
+SCORE_ROUNDING = 2  # by default, of patients' data
 DataPart = Literal["train", "validation", "test"]
 
 
-class Limits(Section):
+class Quotas(Section):
     """The most that a plan may ask of this hospital, and the least learning that it must do for an answer."""
 
     round_minutes: float = Field(
@@ -34,16 +34,16 @@ class Limits(Section):
     parameters: int = Field(500_000_000, ge=1, description="parameters of all the plan's networks")
     disk: float = Field(100, gt=0, description="GiB that a study's folder may take here")
     disk_free: float = Field(0, ge=0, description="GiB that stay free on that disk, whatever a study needs")
-    least_learning: float = Field(
+    min_learning_per_score: float = Field(
         1e-5,
         ge=0,
         description="learning rate × optimizer steps that a plan must do here for each answer with scores, on average",
     )
-    least_cases: int | None = Field(
+    min_training_cases: int | None = Field(
         None,
         ge=1,
         description="training cases, and patients, that this hospital trains with, or not at all; null: as many as "
-        "`smallest_metric`, of synthetic and public data 1",
+        "`min_patients_per_metric`, of synthetic and public data 1",
     )
     train_answers: int = Field(2000, ge=0, description="losses over training cases that leave, per lead and data set")
     validation_answers: int = Field(2000, ge=0, description="scores over validation cases, likewise")
@@ -75,7 +75,7 @@ class SiteSettings(Section):
     studies: int | None = Field(
         2, ge=1, le=64, description="studies that train here at once, over all processes; null: any number"
     )
-    limits: Limits = Limits()  # of what a plan may ask for
+    quotas: Quotas = Quotas()  # of what a plan may ask for
     models: tuple[Path, ...] = Field(
         (),
         description="folders with files that networks begin with (`network.from`); which one is meant its hash decides",
@@ -85,7 +85,7 @@ class SiteSettings(Section):
         ge=0,
         description="GiB that such files may take here which a server has sent; the oldest go first",
     )
-    privacy: Demands | None = Field(
+    privacy: PrivacyRequirements | None = Field(
         None,
         description="what this hospital demands of every study, and of all together: differential privacy, counted in "
         "its ledger. null: nothing",
@@ -101,29 +101,29 @@ class SiteSettings(Section):
     # Whether the other hospitals that agree get this one's personal model, and this one theirs (FedSM's super model);
     # by default only where the data are synthetic.
     share_personal_model: bool | None = None
-    smallest_average: int = Field(8, ge=1)  # images, and patients, that an average must cover to leave
+    min_cases_per_average: int = Field(8, ge=1)  # images, and patients, that an average must cover to leave
     public_data: bool = Field(
         False,
         description="true: nobody needs protection from what is told of these data (a published set). Then plans "
         "decide the split, numbers leave exactly, and answers are not counted",
     )
-    smallest_metric: int | None = Field(
+    min_patients_per_metric: int | None = Field(
         None,
         ge=1,
         description="patients that a score must cover, and cases that a class must have to be counted by itself, "
-        f"before that leaves; counts leave as multiples of it. null: {SMALLEST_METRIC}, of synthetic data 1",
+        f"before that leaves; counts leave as multiples of it. null: {MIN_PATIENTS_PER_METRIC}, of synthetic data 1",
     )
-    score_cases: int | None = Field(
+    score_rounding: int | None = Field(
         None,
         ge=0,
         le=1000,
         description="a score leaves in steps as large as the influence of this many patients: over n patients in "
-        f"steps of at least this number / n of their range. 0: exactly. null: {SCORE_CASES}",
+        f"steps of at least this number / n of their range. 0: exactly. null: {SCORE_ROUNDING}",
     )
     calibration: bool = Field(
         True, description="whether the calibration of test cases, and a threshold chosen on validation cases, may leave"
     )
-    records: Path | None = Field(
+    state_dir: Path | None = Field(
         None,
         description="folder in which this hospital remembers its split and what it answered; null: `_hospital` in "
         "`output`. Name one folder in all kits that use the same data",
@@ -163,7 +163,7 @@ class SiteSettings(Section):
         """Return how many patients can move a told score by its whole step at most; 0 where scores leave exactly."""
         if not self.protects(synthetic):
             return 0
-        return SCORE_CASES if self.score_cases is None else self.score_cases
+        return SCORE_ROUNDING if self.score_rounding is None else self.score_rounding
 
     def count_unit(self, synthetic: bool) -> int:
         """Return what counts are multiples of when they leave."""
@@ -175,12 +175,12 @@ class SiteSettings(Section):
 
     def least(self, synthetic: bool) -> int:
         """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""
-        return self.smallest_metric or (1 if synthetic else SMALLEST_METRIC)
+        return self.min_patients_per_metric or (1 if synthetic else MIN_PATIENTS_PER_METRIC)
 
     def least_trained(self, synthetic: bool) -> int:
         """The cases, and patients, with which this site trains at least."""
         default = self.least(synthetic) if self.protects(synthetic) else 1
-        return default if self.limits.least_cases is None else self.limits.least_cases
+        return default if self.quotas.min_training_cases is None else self.quotas.min_training_cases
 
     def shares(self, synthetic: bool) -> bool:
         """Return whether other hospitals that agree get this one's personal model, and this one theirs."""

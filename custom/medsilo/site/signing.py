@@ -25,7 +25,7 @@ UNSALTED = padding.PSS(padding.MGF1(SHA256()), 0)
 ECDSA = ec.ECDSA(SHA256())
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
-Use = Literal["approvals", "ledger", "settings", "record", "secure aggregation"]
+KeyPurpose = Literal["approvals", "ledger", "settings", "record", "secure aggregation"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class UseKey:
     certified: bytes  # the kit key's signature on the use and the public half
 
     @classmethod
-    def of(cls, kit: PrivateKey, use: Use) -> Self:
+    def of(cls, kit: PrivateKey, use: KeyPurpose) -> Self:
         """Derive the key of a use: the same kit's key gives the same one (HKDF with SHA-256)."""
         secret = kit.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         derived = HKDF(SHA256(), 32, salt=None, info=f"medsilo signing key 1: {use}".encode()).derive(secret)
@@ -48,11 +48,11 @@ class UseKey:
         return cls(key, sign_with(kit, _claim(use, key.public_key().public_bytes_raw()), salted=False))
 
 
-def _claim(use: Use, public: bytes) -> bytes:
+def _claim(use: KeyPurpose, public: bytes) -> bytes:
     return f"medsilo signing key 1: {use}\n".encode() + public
 
 
-def check_certified(certificate: x509.Certificate, use: Use, public: object, certified: bytes) -> None:
+def check_certified(certificate: x509.Certificate, use: KeyPurpose, public: object, certified: bytes) -> None:
     """Raise InvalidSignature unless the key of this certificate certified a public key for a use; ValueError where one
     of them is of no use."""
     if not isinstance(public, ed25519.Ed25519PublicKey):

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, cat, ones_like, stack, zeros_like
 from torch.nn import functional
 
-from medsilo.learning.undrawn import class_entropies, heard, is_marked, labels_in
+from medsilo.learning.partial_labels import class_entropies, heard, is_marked, labels_in
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of, reliability
-from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import (
     BINS,
     BROAD,
@@ -21,11 +20,12 @@ from medsilo.tasks.metrics import (
     chances,
     confusion,
 )
+from medsilo.tasks.objective import Objective
 
 PARTLY = "partly"  # a measure that is there where a hospital does not tell all classes apart
 
 
-class Classification(Goal):
+class Classification(Objective):
     """Cross entropy; accuracy, and of the whole test set balanced accuracy, the area under the ROC curve, calibration,
     and of two classes sensitivity and specificity at a threshold. What a hospital does not tell apart is right where
     one of these classes is found (`undrawn.py`); no curve or calibration comes from there.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from medsilo.core.coarse import Resolution
+from medsilo.core.rounding import Resolution
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, Counts
 
 RELIABILITY = "reliability"  # the sums of probabilities, by place; the cases of each place are in `chances`

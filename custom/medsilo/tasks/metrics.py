@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from medsilo.core.coarse import Resolution
+from medsilo.core.rounding import Resolution
 
 Measures = dict[str, Tensor]  # of every case, [cases] float64; NaN where a case has none
 Counts = dict[str, list[float]]  # of one site, or of several added up

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medsilo.learning.undrawn import known_in, labels_in, marginal, marked, marks_in
-from medsilo.tasks.goal import Goal
+from medsilo.learning.partial_labels import known_in, labels_in, marginal, marked, marks_in
 from medsilo.tasks.metrics import Measures
+from medsilo.tasks.objective import Objective
 
 SURFACE = ("hd95", "surface_dice")
 TOLERANCE = 2.0  # millimetres or pixels that a surface may be off and still count in surface Dice
@@ -52,7 +52,7 @@ def _dice_and_entropy() -> Any:
     return DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
 
 
-class Segmentation(Goal):
+class Segmentation(Objective):
     """Dice of every structure and their mean; of test cases the distances of surfaces too, all by MONAI.
 
     Targets are labels [batch, *grid]; output is [batch, classes, *grid]. A structure is one label or several.
@@ -177,7 +177,7 @@ class Segmentation(Goal):
         return f"{name}_{structure}" if len(self.structures) > 1 else name
 
 
-def judged_by(goal: Goal, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
     """Return the sites that can judge each structure, by the name of its score; nothing where all can judge all.
 
     absent: by site, the names of labels that nobody drew there; of structures where these overlap.
@@ -191,7 +191,7 @@ def judged_by(goal: Goal, absent: Mapping[str, Collection[str]]) -> dict[str, li
     return found if any(len(sites) < len(absent) for sites in found.values()) else {}
 
 
-def says_of(goal: Goal, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
+def says_of(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
     """Return what each site's score counts in the mean that chooses a round, so that all structures count alike.
 
     Sites tell one score of all that they drew, and none of a structure.

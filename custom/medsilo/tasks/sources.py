@@ -65,7 +65,7 @@ class DataSource(Section):
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
     columns: Columns = Columns()
     label_map: dict[str | int, str | int | Names] = {}  # this site's labels to the plan's; several where one means them
-    absent: Names = ()  # structures that nobody drew here, classes nobody looked for, modalities and columns not here
+    unannotated: Names = ()  # structures that nobody drew here, classes nobody looked for, modalities and columns not here
     # Of a table whose lines are cases themselves (task `table`):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
@@ -73,14 +73,16 @@ class DataSource(Section):
     decimal: Literal[".", ","] = "."  # of recordings, too
     # Of recordings (task `series-folder`):
     recordings: Pattern | None = None  # a pattern with *, below the folder
-    inside: Inside = Inside()
+    recording_columns: Inside = Inside()
     rate: float | None = Field(None, gt=0, le=1e7)  # Hz that they were recorded with, where it is not the plan's
-    time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of inside.time
+    time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of recording_columns.time
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
     shares: OwnShares | None = None
     split: int | None = Field(None, ge=0, lt=2**32)
     folds: int | None = Field(None, ge=3, le=100)  # plans may let patients take turns in so many parts, and no others
-    leave_out: Path | None = None  # a file with a patient on each line, as the data call them: nobody learns that it is
+    exclude_patients: Path | None = (
+        None  # a file with a patient on each line, as the data call them: nobody learns that it is
+    )
     cache: Literal["memory", "disk", "none"] = "memory"  # where images that are ready for the network are kept
     cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again
     cache_disk: float = Field(100, gt=0, le=1_000_000)  # GiB that they may take on the disk
@@ -125,7 +127,7 @@ class DataSource(Section):
         if clash := [name for name, own in called.items() if own in reserved]:
             raise DataError(
                 f"the plan reads column {clash[0]!r}, which names patients, parts or sites here, or labels or times, "
-                "and such columns are never read; ask for another plan, or correct data.columns or data.inside"
+                "and such columns are never read; ask for another plan, or correct data.columns or data.recording_columns"
             )
         if len(set(called.values())) < len(called):
             raise DataError("data.names: two columns of the plan have the same name here; give each its own")
@@ -144,12 +146,14 @@ class DataSource(Section):
 
     def without(self) -> frozenset[str]:
         """Return the patients who are left out."""
-        if self.leave_out is None:
+        if self.exclude_patients is None:
             return frozenset()
         try:
-            lines = read_bounded(self.leave_out, LONGEST_LIST).decode("utf-8-sig").splitlines()
+            lines = read_bounded(self.exclude_patients, LONGEST_LIST).decode("utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
-            raise DataError(f"data.leave_out can't be read ({type(error).__name__}); correct it", str(error)) from error
+            raise DataError(
+                f"data.exclude_patients can't be read ({type(error).__name__}); correct it", str(error)
+            ) from error
         return frozenset(line.strip() for line in lines if line.strip())
 
     def remembered_by(self, memory: Memory) -> Self:

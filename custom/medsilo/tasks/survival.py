@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import Counts, Measures, means
+from medsilo.tasks.objective import Objective
 from medsilo.tasks.survey import Problem
 
 AT_ONCE = 2**24  # pairs of cases that are compared together
@@ -17,7 +17,7 @@ RISK = "log_risk"  # what predictions call it
 COIN = 0.5  # concordance where no two cases can be compared
 
 
-class Survival(Goal):
+class Survival(Objective):
     """Cox's partial likelihood within a batch; Harrell's concordance index within a hospital's part.
 
     The network's output is the logarithm of a case's relative risk. A target is [time, event]: 1 where the event came

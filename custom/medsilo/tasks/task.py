@@ -18,12 +18,13 @@ from medsilo.core.section import Section
 from medsilo.core.text import plain
 from medsilo.learning.compute import Case
 from medsilo.learning.drawn import Draw, DrawnCases
+from medsilo.learning.partial_labels import labels_in
 from medsilo.learning.seeds import seed_for
-from medsilo.learning.undrawn import labels_in
 from medsilo.models.network import Network
 from medsilo.tasks import splits
-from medsilo.tasks.goal import Goal
+from medsilo.tasks.inference import Inference
 from medsilo.tasks.lazy_cases import LazyCases, Memory
+from medsilo.tasks.objective import Objective
 from medsilo.tasks.sources import DataSource, links_out
 from medsilo.tasks.survey import (
     PARTS,
@@ -36,7 +37,6 @@ from medsilo.tasks.survey import (
     ranges_of,
     repeated,
 )
-from medsilo.tasks.use import Use
 
 
 class Fold(Section):
@@ -68,7 +68,7 @@ class Fold(Section):
         return dealt
 
 
-class Dealt(Subset):
+class CaseSubset(Subset):
     """Some of the cases of several data sets."""
 
     def __init__(self, whole: Dataset, places: Sequence[int], patients: Sequence[str], labels: Tensor | None) -> None:
@@ -101,7 +101,7 @@ class SiteData:
 
     >>> patients, parts = np.array([0, 0, 1, 2]), np.array([0, 1, 2])  # each patient in one part
     >>> data = SiteData.by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
-    >>> len(data.train), len(data.validation), len(data.test), data.absent
+    >>> len(data.train), len(data.validation), len(data.test), data.unannotated
     (2, 1, 1, [])
     >>> SiteData.parts_by_draw(["p", "p", "q", "r"], shares=(0.5, 0.25, 0.25), seed=0)  # groups go whole
     array([1, 1, 2, 0])
@@ -198,13 +198,13 @@ class Task(Section):
 
     @property
     @abstractmethod
-    def goal(self) -> Goal:
+    def goal(self) -> Objective:
         """The goal: what is learned, and how it is measured."""
 
     @property
-    def use(self) -> Use:
+    def use(self) -> Inference:
         """The use of models on new cases."""
-        return Use()
+        return Inference()
 
     @abstractmethod
     def default_network(self) -> Network | str:
@@ -369,7 +369,7 @@ def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Data
         inputs, targets = (torch.cat([getattr(part, of) for part in parts]) for of in ("inputs", "targets"))
         return [Cases(inputs[places], targets[places], [patients[place] for place in places]) for places in deals]
     labels = labels_of(whole)
-    return [Dealt(whole, places, patients, labels) for places in deals]
+    return [CaseSubset(whole, places, patients, labels) for places in deals]
 
 
 def drawn_cases(cases: Dataset, draw: Draw | None, seed: int, names: Sequence[str] | None = None) -> Dataset:

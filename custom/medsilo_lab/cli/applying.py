@@ -7,7 +7,7 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.options import option, several
-from medsilo.cli.show import Command, Screen
+from medsilo.cli.show import Command, Console
 
 if TYPE_CHECKING:
     pass
@@ -24,7 +24,7 @@ def form_of(value: object) -> str:
 
 
 def predict(
-    screen: Screen,
+    screen: Console,
     model: options.Model,
     images: Annotated[
         list[Path], typer.Argument(help="images, DICOM folders, or folders with such; tables; or recordings")
@@ -64,7 +64,7 @@ def predict(
     return 1 if failed else 0
 
 
-def _say_score(screen: Screen, run: Path | None, site: str) -> None:
+def _say_score(screen: Console, run: Path | None, site: str) -> None:
     """Say how well the model did on its test cases, where its run is here: a poor one answers like a good one."""
     from medsilo.runs import paths
     from medsilo.runs.reading import read_summary
@@ -72,14 +72,18 @@ def _say_score(screen: Screen, run: Path | None, site: str) -> None:
     if run is None or not (run / paths.SUMMARY).is_file():
         return
     summary = read_summary(run)
-    tested = {**summary.sites, **summary.unseen}[site].test if site in {**summary.sites, **summary.unseen} else None
+    tested = (
+        {**summary.sites, **summary.evaluation_sites}[site].test
+        if site in {**summary.sites, **summary.evaluation_sites}
+        else None
+    )
     score = (tested or {}).get(summary.metric) if site else summary.pooled_test
     if score is not None:
         screen.say(f"this model's test score: {score:.2f} ({summary.metric})")
 
 
 def export(
-    screen: Screen,
+    screen: Console,
     model: options.Model,
     *,
     out: options.OutFolder,

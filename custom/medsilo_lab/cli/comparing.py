@@ -8,7 +8,7 @@ import typer
 from medsilo.cli import options
 from medsilo.cli.options import option, several
 from medsilo.cli.running import conclude, run_study
-from medsilo.cli.show import Command, Screen
+from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 from medsilo.site.owner import ALL_MINE
@@ -36,7 +36,7 @@ def seeds_of(value: object) -> tuple[int, ...]:
 
 
 def demo(
-    screen: Screen,
+    screen: Console,
     *,
     rounds: Annotated[int, option("N", "of each study", min=1)] = 12,
     seeds: Annotated[Any, option("N,N,N", "of data, weights and order", parser=seeds_of)] = DEMO_SEEDS,
@@ -64,7 +64,7 @@ def demo(
 
 
 def compare(
-    screen: Screen,
+    screen: Console,
     *,
     task: Annotated[str | None, option("TASK", "the task, of 'medsilo list' (default: synthetic-histology)")] = None,
     plan: Annotated[Path | None, typer.Option(help="a plan or a job's folder that the rows change")] = None,
@@ -117,7 +117,7 @@ def compare(
     command rejects a folder with runs of another plan, other settings or another medsilo.
     """
     shown_rows = ", ".join([*methods, *(one.partition(":")[0] for one in row)])
-    from medsilo_lab.study.boundaries import MOST
+    from medsilo_lab.study.sequential_test import MOST
 
     if seeds and minutes:
         raise MedsiloError("--minutes plans the seeds by itself; leave out --seeds")
@@ -154,7 +154,7 @@ def compare(
     return 1 if failures else 0
 
 
-def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> "Verdict":
+def _say_answer(screen: Console, folder: Path, page: Path, following: str) -> "Verdict":
     """Say what a comparison found, for each hospital its verdict, and the next command; return it."""
     from medsilo_lab.study.verdict_file import read_verdict
     from medsilo_lab.study.words import verdict_in_words
@@ -170,7 +170,7 @@ def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> "Ve
 
 
 def resume(
-    screen: Screen,
+    screen: Console,
     run: Annotated[str, typer.Argument(help="the run's folder; with --kit also the id of the job that ended")],
     *,
     kit: Annotated[Path | None, option("KIT", "your own kit: go on in the consortium, not here")] = None,

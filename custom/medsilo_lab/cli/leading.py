@@ -11,7 +11,7 @@ import typer
 from medsilo.cli import options
 from medsilo.cli.options import option, several
 from medsilo.cli.running import conclude
-from medsilo.cli.show import Command, Screen
+from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs.progress import Moment, StudyProgress
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from medsilo.runs.schema import Progress
 
 
-def _connecting(screen: Screen, kit: Path) -> None:
+def _connecting(screen: Console, kit: Path) -> None:
     """Name the server before waiting for it: one that is down does not answer."""
     from medsilo.check.kit import read_kit
 
@@ -28,8 +28,8 @@ def _connecting(screen: Screen, kit: Path) -> None:
         screen.aside(f"trying {own.host}:{own.port} (15 s at most)")
 
 
-def provision(
-    screen: Screen,
+def kits(
+    screen: Console,
     consortium: Annotated[Path, typer.Argument(help="the consortium's file, like provisioning/consortium.yaml")],
     *,
     out: options.OutFolder,
@@ -43,7 +43,8 @@ def provision(
     Existing kits are not changed. provisioning/README.md says who gets which kit, and what to keep safe.
     """
     from medsilo_lab.consortium.description import read_consortium
-    from medsilo_lab.consortium.provision import provision, write_requests
+    from medsilo_lab.consortium.provision import provision as make_kits
+    from medsilo_lab.consortium.provision import write_requests
 
     described = read_consortium(consortium)
     if requests:
@@ -51,14 +52,14 @@ def provision(
         screen.say(f"requests: {out}; provisioning/README.md says how each party goes on")
         screen.answer(requests=out)
         return
-    new = provision(described, consortium.parent, out, renew)
+    new = make_kits(described, consortium.parent, out, renew)
     screen.say(*(f"kit: {out / name}" for name in new))
     screen.say(f"{len(new)} kits are new; the others are as they were. Keep {out / 'private-root'} to yourself")
     screen.answer(kits=[out / name for name in new])
 
 
 def submit(
-    screen: Screen,
+    screen: Console,
     job: options.Job,
     *,
     kit: Annotated[Path | None, option("KIT", options.OWN_KIT)] = None,
@@ -91,7 +92,7 @@ def submit(
 
 
 def status(
-    screen: Screen,
+    screen: Console,
     job: Annotated[str | None, typer.Argument(metavar="ID", help="one job's id (default: all)")] = None,
     *,
     kit: options.Kit,
@@ -123,7 +124,7 @@ def status(
     return 1 if missing else 0
 
 
-def _watch(screen: Screen, job: str, kit: Path) -> int:
+def _watch(screen: Console, job: str, kit: Path) -> int:
     from medsilo_lab.consortium import lead
 
     screen.in_lines = True
@@ -140,9 +141,9 @@ def _watch(screen: Screen, job: str, kit: Path) -> int:
         with screen.rounds(progress) as on_round:
             ended = lead.watch(job, kit, lambda line, study: on_round(line), screen.say, stands)
     except KeyboardInterrupt:
-        screen.warn(f"no longer watching; the job goes on (to end it: medsilo abort {job} --kit {kit})")
+        screen.warn(f"no longer watching; the job goes on (to end it: medsilo cancel {job} --kit {kit})")
         return 130
-    screen.say(f"{ended}; results: medsilo fetch {job} --kit {kit}")
+    screen.say(f"{ended}; results: medsilo download {job} --kit {kit}")
     screen.answer(status=ended)
     if ended == "FINISHED:COMPLETED":
         return 0
@@ -150,7 +151,7 @@ def _watch(screen: Screen, job: str, kit: Path) -> int:
     return 1
 
 
-def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> None:
+def cancel(screen: Console, job: options.JobId, *, kit: options.Kit) -> None:
     """End a job, and wait until it has ended.
 
     What is finished is kept: 'medsilo resume' goes on from there.
@@ -158,12 +159,12 @@ def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> None:
     _connecting(screen, kit)
     from medsilo_lab.consortium import lead
 
-    ended = lead.abort(job, kit, screen.warn)
+    ended = lead.cancel(job, kit, screen.warn)
     screen.say(ended)
     screen.answer(job=job, status=ended)
 
 
-def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.OutFolder = Path("runs")) -> None:
+def download(screen: Console, job: options.JobId, *, kit: options.Kit, out: options.OutFolder = Path("runs")) -> None:
     """Download a job's results and write the report.
 
     Scores, rounds and shared models of a job that ended; hospitals' own models stay with them.
@@ -171,15 +172,15 @@ def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.
     _connecting(screen, kit)
     from medsilo_lab.consortium import lead
 
-    conclude(screen, lead.fetch(job, kit, out))
+    conclude(screen, lead.download(job, kit, out))
 
 
-PROVISION = Command(provision, "provisioning/consortium.yaml -o kits", "For a consortium's lead")
+KITS = Command(kits, "provisioning/consortium.yaml -o kits", "For a consortium's lead")
 SUBMIT = Command(
     submit,
     'jobs/fedbn --kit kits/lead@clinic.example --set "participation.sites=[st-anna,university-clinic]"',
     "For a consortium's lead",
 )
 STATUS = Command(status, "--kit KIT", "For a consortium's lead")
-ABORT = Command(abort, "ID --kit KIT", "For a consortium's lead")
-FETCH = Command(fetch, "ID --kit KIT", "For a consortium's lead")
+CANCEL = Command(cancel, "ID --kit KIT", "For a consortium's lead")
+DOWNLOAD = Command(download, "ID --kit KIT", "For a consortium's lead")

@@ -7,7 +7,7 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.options import option, several
-from medsilo.cli.show import Command, Screen
+from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 
@@ -15,7 +15,7 @@ MOST_NAMED = 3  # runs in the title of a page
 
 
 def report(
-    screen: Screen,
+    screen: Console,
     runs: options.Runs,
     *,
     out: options.OutFileOrNone = None,
@@ -47,7 +47,7 @@ def report(
     screen.say(f"report: {written}")
     own: list[Path] = []
     if hospitals:
-        from medsilo.check.leaks import left_in_short
+        from medsilo.check.disclosure import left_in_short
         from medsilo.plan import load_plan
         from medsilo_lab.report.gains import write_sheets
 
@@ -57,7 +57,7 @@ def report(
 
 
 def backup(
-    screen: Screen, kit: Annotated[Path, typer.Argument(help="the server's kit")], *, out: options.OutFile
+    screen: Console, kit: Annotated[Path, typer.Argument(help="the server's kit")], *, out: options.OutFile
 ) -> None:
     """Write all that a server needs to start again into one file, also while it runs.
 
@@ -73,7 +73,7 @@ def backup(
 
 
 def restore(
-    screen: Screen,
+    screen: Console,
     file: Annotated[Path, typer.Argument(help="what 'medsilo backup' wrote")],
     *,
     kit: Annotated[Path, option("KIT", "where the server's kit is to be: a new folder")],

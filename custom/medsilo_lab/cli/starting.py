@@ -7,7 +7,7 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.options import option
-from medsilo.cli.show import Command, Screen
+from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs.progress import StudyProgress
 from medsilo.site.owner import ALL_MINE
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def init(
-    screen: Screen,
+    screen: Console,
     folder: Annotated[
         Path | None,
         typer.Argument(help="images and labels, tables or recordings; of one hospital or with a folder for each"),
@@ -60,27 +60,27 @@ def init(
     from medsilo.core.text import duration
     from medsilo.runs import paths
     from medsilo.site.shared_cache import keeping_ready
-    from medsilo_lab.start import looker
+    from medsilo_lab.start import dataset_layout
     from medsilo_lab.start.trial import alone, machine_of
-    from medsilo_lab.study.boundaries import enough_minutes
+    from medsilo_lab.study.sequential_test import enough_minutes
 
-    looker.refuse_to_overwrite(out, folder)
+    dataset_layout.refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
     with screen.busy("opening files"):
         machine = partial(machine_of, options.settings_of(device, None))
-        own = looker.Folder(folder.resolve(), site, machine, device, by_slices=slices, target=target)
-        sight = looker.first_sight(own)
+        own = dataset_layout.DatasetLayout(folder.resolve(), site, machine, device, by_slices=slices, target=target)
+        sight = dataset_layout.first_sight(own)
     found, choices = sight.found, sight.choices
-    plan, told = looker.write_start(out, choices), looker.rows(choices)
-    screen.say(*found, "", *looker.shown_lines(choices))
-    screen.say(f"with their reasons, all choices: {out / 'medsilo.yaml'}, {out / looker.JOB}")
+    plan, told = dataset_layout.write_start(out, choices), dataset_layout.rows(choices)
+    screen.say(*found, "", *dataset_layout.shown_lines(choices))
+    screen.say(f"with their reasons, all choices: {out / 'medsilo.yaml'}, {out / dataset_layout.JOB}")
     with TemporaryDirectory(prefix="medsilo-") as ready:  # so that images are prepared once
         checked = _checked(screen, plan, out, Path(ready))
         stopped = [name for name, report in checked.items() if not report.go]
         go = not stopped
         a_round = sum(sum(report.seconds) for report in checked.values())  # one hospital after the other
-        trial = out / looker.TRIAL if go and not no_train else None
-        steps = looker.advice(sight.several, out, stopped, enough_minutes(plan.rounds * a_round))
+        trial = out / dataset_layout.TRIAL if go and not no_train else None
+        steps = dataset_layout.advice(sight.several, out, stopped, enough_minutes(plan.rounds * a_round))
         if trial:
             tried = alone(plan, a_round)
             about = f": about {duration(tried.rounds * a_round)}" if a_round else ""
@@ -95,7 +95,7 @@ def init(
         choices=[{"file": file, "key": key, "value": value, "why": why} for file, key, value, why in told],
         check={name: report.as_json() for name, report in checked.items()},
         settings=out / "medsilo.yaml",
-        job=out / looker.JOB,
+        job=out / dataset_layout.JOB,
         trial=trial,
         report=page,
         next=[command for _, command in steps if command],
@@ -103,7 +103,7 @@ def init(
     return 0 if go else 1
 
 
-def _write_example(screen: Screen, folder: Path) -> None:
+def _write_example(screen: Console, folder: Path) -> None:
     screen.begin("drawing hospitals")
     from medsilo.tasks.synthetic.prostate import write_example
 
@@ -112,11 +112,11 @@ def _write_example(screen: Screen, folder: Path) -> None:
     screen.answer(example=folder, patients=patients)
 
 
-def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
+def _checked(screen: Console, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
     """Return what 'medsilo check' says of each hospital; names of files for each lie beside."""
     from medsilo.check.data import hospitals_table
     from medsilo.check.result import MARKS
-    from medsilo_lab.start.looker import CHECKS
+    from medsilo_lab.start.dataset_layout import CHECKS
     from medsilo_lab.start.trial import checks
 
     reports: dict[str, Report] = {}
@@ -138,7 +138,7 @@ def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, 
     return reports
 
 
-def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path) -> None:
+def _tried(screen: Console, trial: "Plan", settings: "SiteSettings", folder: Path) -> None:
     """Run the trial, show its scores, and write its page."""
     from medsilo.federation import inprocess
     from medsilo.runs import paths

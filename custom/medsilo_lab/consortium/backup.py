@@ -32,7 +32,7 @@ TRIES = 20  # looks at a folder in which a server replaces files meanwhile
 
 
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,4096}$")]  # nothing that moves a terminal's cursor
-Folder = Annotated[Line, Field(pattern=r"^/")]
+DatasetLayout = Annotated[Line, Field(pattern=r"^/")]
 
 
 class Backup(BaseModel):
@@ -41,8 +41,8 @@ class Backup(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     form: Literal[1] = 1
     made: Line
-    storage: Folder
-    studies: Folder | None  # where they were, if not in the kit
+    storage: DatasetLayout
+    studies: DatasetLayout | None  # where they were, if not in the kit
     expelled: list[Line]
     files: int
 

@@ -156,7 +156,7 @@ def _why_over(job: dict[str, Any], left: Progress | None, sites: Collection[str]
     return f"{head}: {'; '.join(why)}"
 
 
-def abort(job_id: str, kit: Path, say: Say) -> str:
+def cancel(job_id: str, kit: Path, say: Say) -> str:
     """End a job and wait until it has ended, so that `resume` may follow at once; returns its final status."""
     with connected(kit) as session:
         session.abort_job(job_id)
@@ -187,7 +187,7 @@ def resume(run: str, kit: Path, say: Say) -> str:
         if job["status"] == COMPLETED:
             raise MedsiloError(f"job {job_id} is finished; there is nothing to resume")
         if not _is_over(job["status"]):
-            raise MedsiloError(f"job {job_id} is {job['status']}; 'medsilo abort {job_id}' ends it first")
+            raise MedsiloError(f"job {job_id} is {job['status']}; 'medsilo cancel {job_id}' ends it first")
         if gone := [key for key in NOT_CLONED if job.get(key)]:
             raise MedsiloError(
                 f"the job's meta.json has {gone[0]}, which a clone on NVFlare loses; submit the job again with the "
@@ -406,7 +406,9 @@ class _Watching:
             if line.round <= self.last:
                 continue
             if line.round > self.last + 1:
-                self.say(f"rounds {self.last + 1} to {line.round - 1} are over; 'medsilo fetch' brings what they gave")
+                self.say(
+                    f"rounds {self.last + 1} to {line.round - 1} are over; 'medsilo download' brings what they gave"
+                )
             self.on_round(line, study)
             self.last = line.round
 
@@ -460,7 +462,7 @@ def _refusal_in(workspace: Path) -> str | None:
     return plain(path.read_text("utf-8", "replace")) if path.is_file() else None
 
 
-def fetch(job_id: str, kit: Path, out: Path) -> Path:
+def download(job_id: str, kit: Path, out: Path) -> Path:
     """Download a finished job's results into a run folder under `out`; returns it."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder, connected(kit) as session:

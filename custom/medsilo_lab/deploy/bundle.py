@@ -17,7 +17,7 @@ from torch import nn
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
-from medsilo.tasks.use import IN_MONAI, InMonai
+from medsilo.tasks.inference import IN_MONAI, InMonai
 from medsilo_lab.deploy.exporter import Exporter
 from medsilo_lab.deploy.model_card import INTENDED_USE, template
 from medsilo_lab.deploy.predict import BATCH

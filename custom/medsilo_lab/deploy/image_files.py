@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from medsilo.core.errors import MedsiloError
-from medsilo.tasks import listing
+from medsilo.tasks import case_index
 from medsilo.tasks.headers import is_dicom
+from medsilo.tasks.inference import Inference
 from medsilo.tasks.scans import Scan
-from medsilo.tasks.use import Use
 from medsilo_lab.deploy.predict import scan_of
 from medsilo_lab.deploy.predictor import Predictor
 
@@ -49,7 +49,7 @@ class ImageFile:
     files: tuple[Path, ...]
     mask: str
     own_values: Mapping[int, int]
-    use: Use = field(repr=False)
+    use: Inference = field(repr=False)
     lacks: tuple[int, ...] = ()  # places of channels that are not in the files
 
     def read(self) -> Scan:
@@ -109,7 +109,7 @@ def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> li
 
 
 def _is_image(path: Path) -> bool:
-    return path.name.lower().endswith(listing.SUFFIXES) or is_dicom(path)
+    return path.name.lower().endswith(case_index.SUFFIXES) or is_dicom(path)
 
 
 def _is_series(folder: Path) -> bool:

@@ -62,7 +62,7 @@ def template(name: str) -> Template:
 def card_facts(source: Source) -> dict[str, Any]:
     """Return everything that the card says."""
     plan, summary, model = source.plan, _summary(source), source.network
-    results = {**summary.sites, **summary.unseen} if summary else {}
+    results = {**summary.sites, **summary.evaluation_sites} if summary else {}
     goal, super_model = plan.task.goal, model if isinstance(model, SuperModel) else None
     lacking = super_model.origin.absent if super_model and super_model.origin else {}
     return {
@@ -93,7 +93,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "pooled_score": summary.pooled_test if summary else None,
         "metric": summary.metric if summary else plan.task.goal.metric,
         "level": LEVEL,
-        "unseen": sorted(summary.unseen) if summary else [],
+        "evaluation_sites": sorted(summary.evaluation_sites) if summary else [],
         "privacy": plan.privacy.model_dump(mode="json") if plan.privacy else None,
         "sealing": summary.details.sealing.as_json() if summary and summary.details.sealing else None,
         "super_model": _super_model(super_model) if super_model else [],

@@ -13,10 +13,10 @@ from torch import Tensor
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import make_folder, write_csv, write_json
 from medsilo.learning.layers import judges_by_batch
+from medsilo.tasks.inference import Inference
 from medsilo.tasks.overlays import tile, write_montage
 from medsilo.tasks.scans import Scan, resized
 from medsilo.tasks.segmentation import likeliest
-from medsilo.tasks.use import Use
 from medsilo_lab.deploy.source import Source
 
 BATCH = 16  # cases (slices of a volume) that go through the network together
@@ -82,12 +82,12 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     return Prediction(labels, found | _sizes(labels, scan.spacing, called))
 
 
-def scan_of(use: Use, image: tuple[Path, ...]) -> Scan:
+def scan_of(use: Inference, image: tuple[Path, ...]) -> Scan:
     """Return an image as a task reads it."""
     return use.scan_of(image) or Scan.read(image[0])
 
 
-def labels_on(use: Use, scan: Scan, output: Tensor) -> Tensor:
+def labels_on(use: Inference, scan: Scan, output: Tensor) -> Tensor:
     """Return the label of each place of an image, from the network's output for its cases."""
     own, grid = use.labels_on(scan, output), scan.values.shape[1:]
     if own is not None:

@@ -16,7 +16,7 @@ from medsilo.core.text import is_safe_name
 from medsilo.learning.compute import Compute
 from medsilo.registry import PluginTable
 from medsilo.runs import paths
-from medsilo.tasks.listing import Listing
+from medsilo.tasks.case_index import CaseIndex
 from medsilo.tasks.own.own_numbers import Scales
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.deploy.predict import PredictedImage, predict_all
@@ -64,7 +64,7 @@ class Predictor(ABC):
 
     def files(self, endings: tuple[str, ...] = ("",)) -> list[Path]:
         """Return the files that were given, and those below given folders that end so; none of them is hidden."""
-        below = [Listing.files_below(path)[0].items() if path.is_dir() else [("", path)] for path in self.given]
+        below = [CaseIndex.files_below(path)[0].items() if path.is_dir() else [("", path)] for path in self.given]
         return [file for files in below for name, file in files if not name or name.lower().endswith(endings)]
 
     def scales(self, plain: Callable[[], Scales]) -> Scales:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from medsilo.core import shelf
+from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, write_text
 from medsilo.core.text import is_safe_name
@@ -136,7 +136,7 @@ class Source:
             out.mkdir(parents=True)
             shutil.copyfile(self.run / paths.PLAN, out / paths.PLAN)
             shutil.copyfile(self.run / self.facts["file"], out / paths.BEST)
-        shelf.keep_beside(self.plan.network.files, out / shelf.FOLDER)
+        weight_cache.keep_beside(self.plan.network.files, out / weight_cache.FOLDER)
 
 
 def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.show import Command, Screen
+from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.registry import TABLES
 
@@ -21,7 +21,7 @@ KINDS = {  # by what is made: a plan's section, what its test runs
 
 
 def new(
-    screen: Screen,
+    screen: Console,
     kind: Annotated[str, typer.Argument(metavar="KIND", help="method, task or network")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="its name in plans, like my-method")],
     *,

@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.show import Command, Screen
+from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 
 FOLDER = Path("rehearsal")
 
 
 def rehearse(
-    screen: Screen,
+    screen: Console,
     consortium: Annotated[Path, typer.Argument(help="the consortium's file")] = Path("provisioning/consortium.yaml"),
     *,
     out: options.OutFolder = FOLDER,

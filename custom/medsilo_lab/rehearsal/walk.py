@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import psutil
 
-from medsilo.cli.show import Screen
+from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_bytes, write_json
 from medsilo.site.settings import SiteSettings
@@ -27,7 +27,7 @@ STARTS = 120  # seconds until all are connected
 class Walk:
     """Everybody's processes on this machine; leaving it ends those that it started, and no others."""
 
-    def __init__(self, screen: Screen, consortium: Path, folder: Path) -> None:
+    def __init__(self, screen: Console, consortium: Path, folder: Path) -> None:
         self.screen, self.folder, self.kits = screen, folder, folder / "kits"
         self.file = folder / "consortium.yaml"
         self.typed: list[str] = []
@@ -71,7 +71,7 @@ class Walk:
         self.folder.mkdir(parents=True)
         write_json(self.file, self.described)  # JSON is YAML
         self._next("The lead makes a signed kit for everybody.")
-        self._medsilo("provision", self.file, "-o", self.kits)
+        self._medsilo("kits", self.file, "-o", self.kits)
         for hospital in self.hospitals:
             self._settle(hospital)
         self._next("The lead writes the study, and sends it to the hospitals to read.")
@@ -95,7 +95,7 @@ class Walk:
         if study is None:
             raise MedsiloError(f"submit printed no job's id; {self._logs}")
         self._medsilo("status", study, "--watch", "--kit", self.lead)
-        self._medsilo("fetch", study, "--kit", self.lead, "-o", self.folder / "run")
+        self._medsilo("download", study, "--kit", self.lead, "-o", self.folder / "run")
         return next((self.folder / "run").iterdir())
 
     def stop(self) -> None:

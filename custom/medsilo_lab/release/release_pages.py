@@ -9,7 +9,7 @@ from medsilo_lab.deploy import model_card
 from medsilo_lab.release.release_folder import Release
 from medsilo_lab.report.formats import cell
 from medsilo_lab.report.template import fill, save
-from medsilo_lab.study import judging
+from medsilo_lab.study import external_test
 
 LIMITS = (
     "A score is over this hospital's cases alone, and says nothing of others.",
@@ -25,7 +25,9 @@ def write_page(
     return save(page, path)
 
 
-def write_validation(releases: Sequence[Release], found: Sequence[judging.Judged], site: str, folder: Path) -> Path:
+def write_validation(
+    releases: Sequence[Release], found: Sequence[external_test.Judged], site: str, folder: Path
+) -> Path:
     """Write the hospital's page, for its own eyes: exact scores, intervals, pictures."""
     metric, rows = releases[0].manifest.metric, []
     for release, judged in zip(releases, found, strict=True):

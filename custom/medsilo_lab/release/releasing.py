@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.show import Command, Screen
+from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import is_safe_name
 
@@ -25,7 +25,7 @@ Leads = Annotated[
 
 
 def release(
-    screen: Screen,
+    screen: Console,
     runs: Annotated[list[Path], typer.Argument(help="a run's folder; several make an ensemble")],
     *,
     out: options.OutFolder = Path("release"),
@@ -58,7 +58,7 @@ def release(
 
 
 def validate(
-    screen: Screen,
+    screen: Console,
     releases: Annotated[list[Path], typer.Argument(help="a release; two are compared on the same patients")],
     *,
     data: options.Data = None,
@@ -76,7 +76,7 @@ def validate(
     screen.begin(f"reading {', '.join(map(str, releases))}")
     from medsilo_lab.release.release_folder import Release
     from medsilo_lab.release.release_pages import write_validation
-    from medsilo_lab.study import judging
+    from medsilo_lab.study import external_test
 
     if not is_safe_name(hospital):
         raise MedsiloError("--as: give letters, digits, '.', '_' and '-', at most 63")
@@ -86,7 +86,7 @@ def validate(
     settings = options.settings_of(device, data, site_config, pictures=True)
     with screen.busy("testing"):
         sources = [release.source(settings.packages) for release in opened]
-        found = judging.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}")
+        found = external_test.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}")
     page = write_validation(opened, found, hospital, out)
     screen.say(f"page, which stays here: {page}")
     told = [

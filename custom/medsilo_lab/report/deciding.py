@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from medsilo.core.errors import YamlError
 from medsilo.core.text import plain
-from medsilo.runs.schema import Decisions, Place
+from medsilo.runs.schema import Decisions, ReliabilityBin
 from medsilo_lab.report.charts import Series, line_chart, swatch, ticks
 from medsilo_lab.report.formats import cell, number
 from medsilo_lab.report.read import RunResult
@@ -21,7 +21,7 @@ Point = tuple[float, float]
 Points = Iterable[Point]
 
 
-def together(several: Sequence[Sequence[Place]]) -> list[Place]:
+def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin]:
     """Return the places of several classes, each against the rest, or of several sites together."""
     columns = (zip(*places, strict=True) for places in zip(*several, strict=True))
     return [(sum(cases), sum(own), float(sum(total))) for cases, own, total in columns]
@@ -42,7 +42,7 @@ class DecisionRow:
     several: bool = False  # several sites, each with a threshold of its own
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[ReliabilityBin]:
         """Those of the probability, of all classes together."""
         return together(self.told.reliability or ())
 
@@ -93,16 +93,16 @@ def _chart(key: str, series: Sequence[Series], x: str, y: str, guide: Sequence[P
     )
 
 
-def _series(lines: Sequence[Drawn], curve: Callable[[list[Place]], Points]) -> list[Series]:
+def _series(lines: Sequence[Drawn], curve: Callable[[list[ReliabilityBin]], Points]) -> list[Series]:
     every = [(name, style, list(curve(row.places))) for name, style, row in lines]
     return [Series(name, [y for _, y in own], style, places=[x for x, _ in own]) for name, style, own in every]
 
 
-def _reliability(places: list[Place]) -> Points:
+def _reliability(places: list[ReliabilityBin]) -> Points:
     return ((min(total / cases, 1.0), own / cases) for cases, own, total in places if cases)
 
 
-def _called(places: list[Place]) -> Iterator[tuple[float, int, int]]:
+def _called(places: list[ReliabilityBin]) -> Iterator[tuple[float, int, int]]:
     """Yield, from the highest threshold down to 0: how many cases count as found, and how many of them rightly."""
     cases = own = 0
     yield 1.0, 0, 0
@@ -111,18 +111,18 @@ def _called(places: list[Place]) -> Iterator[tuple[float, int, int]]:
         yield place / len(places), cases, own
 
 
-def _roc(places: list[Place]) -> Points:
+def _roc(places: list[ReliabilityBin]) -> Points:
     *_, (_, everyone, ill) = _called(places)
     known = 0 < ill < everyone
     return (((cases - own) / (everyone - ill), own / ill) for _, cases, own in _called(places) if known)
 
 
-def _precision(places: list[Place]) -> Points:
+def _precision(places: list[ReliabilityBin]) -> Points:
     *_, (_, _, ill) = _called(places)
     return ((own / ill, own / cases) for _, cases, own in _called(places) if ill and cases)
 
 
-def _benefit(places: list[Place], everybody: bool = False) -> Points:
+def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
     """Return net benefit (Vickers and Elkin 2006): true less false alarms per case, a false one worth t / (1 − t).
 
     everybody: of who counts everybody as found.

@@ -79,9 +79,9 @@ def _sealing(told: Summary) -> Iterator[str]:
 
 
 TOLD: dict[str, Callable[[Summary], Iterable[str]]] = {  # by the word that stands before it
-    "Caution": lambda told: told.details.cautions,
+    "Caution": lambda told: told.details.warnings,
     "Sealing": _sealing,
-    STANDS_OUT: lambda told: chain.from_iterable(told.stands_out.values()),
+    STANDS_OUT: lambda told: chain.from_iterable(told.outliers.values()),
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from medsilo.core.text import aligned, duration, plain, size_text
 from medsilo_lab.report.read import RunResult, spans
 
-MISSING, WITHHELD = "–", "withheld"
+MISSING, SUPPRESSED = "–", "suppressed"
 
 
 def number(value: float | None) -> str:
@@ -15,7 +15,7 @@ def number(value: float | None) -> str:
 
 def score_text(run: RunResult, site: str) -> str:
     """A site's test score; a word where the site does not tell it, so that it isn't taken for a score of nothing."""
-    return WITHHELD if run.withholds(site) else number(run.score(site))
+    return SUPPRESSED if run.withholds(site) else number(run.score(site))
 
 
 def text_table(run: RunResult) -> str:
@@ -25,7 +25,10 @@ def text_table(run: RunResult) -> str:
     rows += [("mean", number(run.summary.mean_test)), ("pooled", number(run.summary.pooled_test))]
     lines = [f"{named}  FAILED: {plain(run.summary.reason or 'no reason given')}"] if run.failed else aligned(rows)
     if any(map(run.withholds, run.sites)):
-        lines += ["", f"{WITHHELD}: fewer test cases than a site tells the score of (smallest_metric in medsilo.yaml)"]
+        lines += [
+            "",
+            f"{SUPPRESSED}: fewer test cases than a site tells the score of (min_patients_per_metric in medsilo.yaml)",
+        ]
     lines += [""] * bool(missed)  # a score without its missing rounds would look like a full one
     return "\n".join(lines + [f"{plain(site)} missing in round {spans(own)}" for site, own in missed.items()])
 

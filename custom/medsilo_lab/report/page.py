@@ -11,10 +11,10 @@ from medsilo.core.errors import reading
 from medsilo.core.text import counted
 from medsilo.runs import paths
 from medsilo.runs.schema import SiteResult
-from medsilo_lab.report import by_case, deciding, findings, holdings, panels
+from medsilo_lab.report import by_case, data_table, deciding, findings, panels
 from medsilo_lab.report.charts import Dot, Series, line_chart, styles, swatch, ticks
 from medsilo_lab.report.findings import REFERENCES, guessing_at, learned, provenance
-from medsilo_lab.report.formats import WITHHELD, between, cell, score_text, text_table
+from medsilo_lab.report.formats import SUPPRESSED, between, cell, score_text, text_table
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.pictures import shares, timeline
 from medsilo_lab.report.read import RunResult, all_sites, last_round, read, read_all, same, spans
@@ -49,8 +49,8 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         decisions=deciding.section(runs, looks),
         by_case=by_case.pictures(runs),
         overlays=panels.overlays(subjects),
-        holdings=list(holdings.tables(runs)),
-        shifts=holdings.shifts(runs),
+        holdings=list(data_table.tables(runs)),
+        shifts=data_table.shifts(runs),
         curves=_curves(runs),
         harmonised=panels.harmonised(subjects),
         similarity=panels.similarity(subjects),
@@ -129,9 +129,9 @@ def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _figure(site: SiteResult, name: str) -> dict[str, Any]:
-    if name in site.figures or not site.withheld:
+    if name in site.figures or not site.suppressed:
         return cell(site.figures.get(name))
-    return cell(None, WITHHELD)
+    return cell(None, SUPPRESSED)
 
 
 def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:

@@ -140,11 +140,15 @@ def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
     """The scores at hospitals that did not train."""
-    told = list(having(subjects, lambda run: run.summary.unseen))
-    sites = list(dict.fromkeys(site for subject in told for run in subject.runs for site in run.summary.unseen))
+    told = list(having(subjects, lambda run: run.summary.evaluation_sites))
+    sites = list(
+        dict.fromkeys(site for subject in told for run in subject.runs for site in run.summary.evaluation_sites)
+    )
     rows = []
     for subject in told:
-        scores = [[run.summary.score(site) for run in subject.runs if site in run.summary.unseen] for site in sites]
+        scores = [
+            [run.summary.score(site) for run in subject.runs if site in run.summary.evaluation_sites] for site in sites
+        ]
         rows.append((subject.label, [_over_seeds([one for one in own if one is not None], number) for own in scores]))
     return {"sites": sites, "rows": rows, "several": any(subject.several for subject in told)}
 

@@ -77,7 +77,7 @@ class RunResult:
 
     def withholds(self, site: str) -> bool:
         """Return whether the site does not tell the score: it has too few test cases."""
-        return self.summary.metric in self.site(site).withheld
+        return self.summary.metric in self.site(site).suppressed
 
     def tested_in_words(self, site: str) -> str:
         """Return how many test cases a site has, of how many patients; nothing where neither is known."""

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from medsilo.core.text import counted
 from medsilo.runs import paths
-from medsilo_lab.report import deciding, findings, holdings, panels
+from medsilo_lab.report import data_table, deciding, findings, panels
 from medsilo_lab.report.charts import Dot, Series, band_of, line_chart, styles, swatch, values_of
 from medsilo_lab.report.findings import REFERENCES, STANDS_OUT, Notice, guessing_at, learned, provenance
 from medsilo_lab.report.formats import between, cell, number
@@ -73,8 +73,8 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
-        holdings=list(holdings.tables(runs)),
-        shifts=holdings.shifts(runs),
+        holdings=list(data_table.tables(runs)),
+        shifts=data_table.shifts(runs),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curve=_curve(found, looks, verdict.metric),
         figures=_figures(found),
@@ -119,7 +119,7 @@ def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     of_runs = findings.notices([run for own in found.values() for run in own])
     notices = [Notice("failed", "Failed", failure) for failure in verdict.about.failures]
     notices += [notice for notice in of_runs if notice.kind == "missing"]
-    told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.cautions}
+    told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.warnings}
     notices += [Notice("caution", "Caution", text) for text in sorted(told)]
     notices += [notice for notice in of_runs if notice.word == STANDS_OUT]
     return notices + [notice for notice in of_runs if notice.kind == "synthetic"]

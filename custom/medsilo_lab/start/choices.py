@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from medsilo.core.errors import DataError
+from medsilo_lab.start.dataset_facts import DatasetFacts, ranges
 from medsilo_lab.start.fitting import Fit, Step
-from medsilo_lab.start.looks import Looks, ranges
 from medsilo_lab.start.wording import LEAST_NAMED, counted, plans_words, renamed
 
-LEAST_TESTED = 5  # patients of a part, so that their score is told (smallest_metric)
-LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (limits.least_cases)
+LEAST_TESTED = 5  # patients of a part, so that their score is told (min_patients_per_metric)
+LEAST_TRAINED = (
+    9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (limits.min_training_cases)
+)
 FEWEST = 2  # classes between which something can be learned
 THIN = 16  # slices: in fewer a network in three dimensions sees little
 AIR = -500  # Hounsfield units: what lies below says that an image is a CT
@@ -100,14 +102,14 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
     why = f"tested and not trained on, as fewer than {LEAST_TRAINED} patients are too few for three parts: {told}"
     return {
         **(alone if "" in patients else {"participation.sites": (training, "the folder's hospitals")}),
-        **({"participation.unseen": (list(few), why)} if few else {}),
+        **({"participation.evaluation_sites": (list(few), why)} if few else {}),
         "seed": (0, "the same seed gives the same numbers"),
-        "protocol": ("clinical", "choices on validation data; test data are used once"),
+        "protocol": ("default", "choices on validation data; test data are used once"),
     }
 
 
 # ---------------------------------------------------------------------------------------------------- the task
-def labels_of(looks: Looks) -> tuple[Choice, Mapping[Any, str]]:
+def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
     """Return the plan's labels, and what the hospital's own are called there."""
     if looks.segments:
         values = sorted({value for look in looks.looked for value in look.values} - {0})
@@ -137,7 +139,7 @@ def labels_of(looks: Looks) -> tuple[Choice, Mapping[Any, str]]:
     return Choice(names, f"{where}, with their patients: {counts}"), dict(changed)
 
 
-def channels_of(looks: Looks) -> Choices:
+def channels_of(looks: DatasetFacts) -> Choices:
     """Return what a plan says of channels."""
     channels = looks.channels
     if looks.flat:
@@ -155,7 +157,7 @@ def channels_of(looks: Looks) -> Choices:
     return {"task.modalities": (list(names), several)}
 
 
-def dimensions_of(looks: Looks, by_slices: bool = False) -> Choice | None:
+def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None:
     """Return whether volumes are learned whole or slice by slice; None of flat images. by_slices: as somebody asked."""
     if looks.flat:
         return None
@@ -167,7 +169,7 @@ def dimensions_of(looks: Looks, by_slices: bool = False) -> Choice | None:
     return Choice(3, f"whole volumes: {slices:.0f} slices in the median")
 
 
-def spacing_of(looks: Looks, dimensions: int) -> Choice | None:
+def spacing_of(looks: DatasetFacts, dimensions: int) -> Choice | None:
     """Return the spacing for all hospitals; None of flat images, and of what is resized to one size."""
     if looks.flat or not looks.segments:
         return None
@@ -176,7 +178,7 @@ def spacing_of(looks: Looks, dimensions: int) -> Choice | None:
     return Choice(middle, f"mm, the median; these images have {told}")
 
 
-def intensity_of(looks: Looks) -> Choice:
+def intensity_of(looks: DatasetFacts) -> Choice:
     """Return how intensities are scaled."""
     low, high = min(look.low for look in looks.looked), max(look.high for look in looks.looked)
     kinds = {look.kind for look in looks.looked}
@@ -190,7 +192,7 @@ def intensity_of(looks: Looks) -> Choice:
     return Choice({"kind": "z-score"}, f"values from {low:g} to {high:g}, no CT: they mean nothing across scanners")
 
 
-def _window(looks: Looks) -> dict[str, Any]:
+def _window(looks: DatasetFacts) -> dict[str, Any]:
     if not looks.segments:
         return {"kind": "window", "low": -160, "high": 240}
     low, high = (float(np.median([look.tail[end] for look in looks.looked])) for end in (0, 1))
@@ -198,7 +200,7 @@ def _window(looks: Looks) -> dict[str, Any]:
     return {"kind": "window", "low": math.floor((low - more) / 10) * 10, "high": math.ceil((high + more) / 10) * 10}
 
 
-def augmentation_of(looks: Looks) -> Choice:
+def augmentation_of(looks: DatasetFacts) -> Choice:
     """Return the changes by chance in training."""
     if looks.flat and looks.channels == 3:
         return Choice(["flip-x", "flip-y", "intensity"], "colours: no flips where left or up means something")
@@ -235,7 +237,7 @@ def _tested(patients: int) -> str:
     return f"{least}{few}"
 
 
-def size_of(looks: Looks, step: Step, spacing: Choice | None, limit: str) -> Choices:
+def size_of(looks: DatasetFacts, step: Step, spacing: Choice | None, limit: str) -> Choices:
     """Return the size that the network reads; and that large flat images keep their own. limit: why it is not more."""
     axes = len(step.caps)
     sizes = [looks.middle(axis) for axis in range(axes)]
@@ -270,7 +272,7 @@ def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
 
 
 # ---------------------------------------------------------------------------------------------------- learning
-def network_of(fit: Fit, looks: Looks) -> Choices:
+def network_of(fit: Fit, looks: DatasetFacts) -> Choices:
     """Return the network that fits."""
     step, dimensions = fit.step, len(fit.step.caps)
     if not looks.segments:
@@ -309,7 +311,7 @@ def steps_of(cases: int, batch: tuple[Any, str]) -> Choices:
 
 
 # ---------------------------------------------------------------------------------------------------- the settings
-def settings_of(looks: Looks, label_map: Mapping[Any, str]) -> Choices:
+def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
     """Return what medsilo.yaml says of the data."""
     source, found = looks.source, dict[str, tuple[Any, str]]()
     if looks.layout.images:

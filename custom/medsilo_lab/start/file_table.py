@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.listing import files_by_short_name
-from medsilo.tasks.sheet import ENDINGS, Sheet
+from medsilo.tasks.case_index import files_by_short_name
+from medsilo.tasks.table_reader import ENDINGS, TableReader
 
 NAMED = 0.8  # share of a column's cells that name files which lie there
 LABELS = ("label", "target", "outcome", "diagnosis", "class", "dx", "rhythm", "benign_malignant")  # the surest first
@@ -46,7 +46,7 @@ def table_of_files(files: Mapping[str, Path], named: Collection[str], target: st
             continue
         others = {other for other in named if other != name}
         known = files_by_short_name({other: files.get(other, path) for other in others})
-        head, *lines = Sheet.first_lines(path, Sheet.MOST_LINES) or [[]]
+        head, *lines = TableReader.first_lines(path, TableReader.MOST_LINES) or [[]]
         cells = {column: [line[place] for line in lines if len(line) > place] for place, column in enumerate(head)}
         shares = {column: sum(cell in known for cell in own) / max(len(own), 1) for column, own in cells.items()}
         file = max(shares, key=lambda column: shares[column], default="")

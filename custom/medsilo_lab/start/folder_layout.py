@@ -11,8 +11,8 @@ from pathlib import Path
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import safe_name
+from medsilo.tasks.case_index import SUFFIXES, TABLE, CaseIndex
 from medsilo.tasks.headers import check_dicom, is_dicom
-from medsilo.tasks.listing import SUFFIXES, TABLE, Listing
 from medsilo_lab.start.dataset_json import DatasetNames, dataset_names
 from medsilo_lab.start.file_table import FileTable, table_of_files
 
@@ -68,7 +68,7 @@ def layout_of_folder(folder: Path, target: str | None = None) -> FolderLayout:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise DataError(f"the folder {what}; give the one that holds the images", private=str(folder))
-    names, _ = Listing.files_below(folder)
+    names, _ = CaseIndex.files_below(folder)
     items = items_of(names)
     if not items:
         there = Counter(Path(name).suffix.lower() or "no suffix" for name in names)
@@ -172,7 +172,7 @@ def _lacking(known: Mapping[str, FolderLayout]) -> str:
         lacks = ", ".join(name for image, name in channels if image not in own.images)
         return (
             f"{top} lacks {lacks}; give the folders of the other hospitals, set task.lacking: 0.25 in the plan, and in "
-            f"the medsilo.yaml of {top} data.images: {list(own.images)} and data.absent: [{lacks}]"
+            f"the medsilo.yaml of {top} data.images: {list(own.images)} and data.unannotated: [{lacks}]"
         )
     return ""
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
-from medsilo.tasks.listing import OTHER_NAMES, Listing
-from medsilo.tasks.sheet import ENDINGS, Sheet, as_written
+from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS
+from medsilo.tasks.table_reader import ENDINGS, TableReader, as_written
 from medsilo_lab.start.choices import ADAMS_RATE, Choices, trained_of
-from medsilo_lab.start.looker import Folder
+from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_lab.start.wording import LEAST_NAMED, OTHER, counted, names_somebody, plans_words, renamed
 
 PATIENTS = ("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
@@ -54,7 +54,7 @@ class CaseTable:
 
     def is_numbers(self, name: str) -> bool:
         """Return whether all values of a column are numbers."""
-        return all(Sheet.number(cell, self.decimal) is not None for cell in self.known(name))
+        return all(TableReader.number(cell, self.decimal) is not None for cell in self.known(name))
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
         """Return the columns that are called so, the surest first."""
@@ -63,13 +63,13 @@ class CaseTable:
 
     def distinct(self, name: str) -> list[str]:
         """Return a column's values, each once, numbers by their size."""
-        return _in_order({Sheet.level(as_written(cell, self.decimal)) for cell in self.known(name)})
+        return _in_order({TableReader.level(as_written(cell, self.decimal)) for cell in self.known(name)})
 
     def patients_by(self, name: str) -> Counter[str]:
         """Return how many patients have each of a column's values."""
         pairs = zip(self.cells[name], _patients(self), strict=True)
         known = {(as_written(cell, self.decimal), who) for cell, who in pairs if cell not in MISSING}
-        return Counter(Sheet.level(cell) for cell, _ in known)
+        return Counter(TableReader.level(cell) for cell, _ in known)
 
     @cached_property
     def patient(self) -> str | None:
@@ -109,7 +109,7 @@ class CaseTable:
         numbers go on from line to line, as those of patients who are sorted by their label do not."""
         for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
             cells = self.cells[name]
-            numbers = [Sheet.number(cell, self.decimal) for cell in cells]
+            numbers = [TableReader.number(cell, self.decimal) for cell in cells]
             steps = cells if any(number is None for number in numbers) else numbers
             if len(cells) > 2 and all(a <= b for a, b in pairwise(steps)):  # type: ignore[operator]
                 return True
@@ -126,7 +126,7 @@ class CaseTable:
             places.setdefault(cell, []).append(place)
         found = []
         for name in (name for name in self.cells if name != label and self.is_numbers(name)):
-            numbers = np.array([Sheet.number(cell, self.decimal) for cell in self.cells[name]], float)
+            numbers = np.array([TableReader.number(cell, self.decimal) for cell in self.cells[name]], float)
             near = np.concatenate([np.abs(np.diff(numbers[own])) for own in places.values()])
             far = np.concatenate(
                 [np.abs(numbers[own] - np.roll(numbers[own], len(own) // 2)) for own in places.values()]
@@ -143,9 +143,9 @@ def _says(name: str, word: str) -> bool:
     return text == word or (len(word) > 3 and (text.endswith(word) or text.startswith(word)))
 
 
-def tables_in(folder: Folder) -> dict[str, CaseTable]:
+def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
     """Return a folder's tables by hospital: one table, or one for each hospital; none of another kind of folder."""
-    if folder.table_of([name for name in folder.files if name.lower().endswith(Listing.RECORDINGS)]):
+    if folder.table_of([name for name in folder.files if name.lower().endswith(CaseIndex.RECORDINGS)]):
         return {}
     files = [name for name in folder.files if PurePosixPath(name).suffix.lower() in ENDINGS]
     tops = {PurePosixPath(name).parts[0]: name for name in files}
@@ -183,21 +183,21 @@ def _asked_of(table: CaseTable, target: str) -> CaseTable:
 
 def _table(path: Path) -> CaseTable | None:
     """Read a table; None where its lines are no cases, as they name files or there is nothing below its first line."""
-    head, *lines = Sheet.first_lines(path, Sheet.MOST_LINES) or [[]]
+    head, *lines = TableReader.first_lines(path, TableReader.MOST_LINES) or [[]]
     lines = [line for line in lines if len(line) == len(head)]
     if not lines or len(head) < 2 or "image" in head or "recording" in head:
         return None
-    if all(Sheet.number(cell) is not None for cell in head):
+    if all(TableReader.number(cell) is not None for cell in head):
         raise DataError(f"{path.name} has numbers in its first line, which has to name the columns; add such a line")
     if twice := [name for name, times in Counter(filter(None, head)).items() if times > 1]:
         raise DataError(f"{path.name} has {head.count(twice[0])} columns {twice[0]!r}; give each its own name")
     cells = {name: tuple(line[place] for line in lines) for place, name in enumerate(head) if name}
-    commas = sum(Sheet.number(cell, ",") is not None for own in cells.values() for cell in own if "," in cell)
+    commas = sum(TableReader.number(cell, ",") is not None for own in cells.values() for cell in own if "," in cell)
     return CaseTable(path, len(lines), cells, "," if commas else ".")
 
 
 @dataclass(frozen=True)
-class TableLooks:
+class TableFacts:
     """The facts of tables that are read alike."""
 
     folder: Path
@@ -223,7 +223,7 @@ class TableLooks:
         return self.outcomes[next(iter(self.tables))][0]
 
 
-def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> TableLooks:
+def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> TableFacts:
     """Find in tables what is to be learned, and of what; a DataError says what is missing."""
     several = len(tables) > 1
     tables = _spelt_alike(tables)
@@ -254,7 +254,7 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
         tables = {name: table for name, table in tables.items() if name not in few}
     if wrong := [name for name in sites if not is_safe_name(name)]:
         raise DataError(f"{wrong[0]!r} can't be a hospital's name; use letters, digits, '.', '_' and '-'")
-    return TableLooks(folder, tables, kind, outcomes, labels, words, columns, left, sites, by_column, small)
+    return TableFacts(folder, tables, kind, outcomes, labels, words, columns, left, sites, by_column, small)
 
 
 def _spelt_alike(tables: Mapping[str, CaseTable]) -> dict[str, CaseTable]:
@@ -280,7 +280,7 @@ def _patients(table: CaseTable, by: str | None = None) -> list[str]:
     names = table.cells[table.patient] if table.patient else tuple(map(str, range(table.lines)))
     if by is None:
         return list(names)
-    return list({name: Sheet.level(site) for name, site in zip(names, table.cells[by], strict=True)}.values())
+    return list({name: TableReader.level(site) for name, site in zip(names, table.cells[by], strict=True)}.values())
 
 
 def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str, ...]]]:
@@ -324,7 +324,9 @@ def _words(labels: Mapping[str, int]) -> dict[str, str]:
 
 def _in_order(levels: set[str]) -> list[str]:
     """Return levels in order, numbers first and by their size."""
-    return sorted(levels, key=lambda level: (Sheet.number(level) is None, Sheet.number(level) or 0.0, level))
+    return sorted(
+        levels, key=lambda level: (TableReader.number(level) is None, TableReader.number(level) or 0.0, level)
+    )
 
 
 def _read(
@@ -376,7 +378,7 @@ def _why_not(table: CaseTable, name: str) -> str:
         return "numbers the lines" if _are_numbers_of_lines(table, values) else ""
     if len(values) <= MOST_LEVELS:
         return ""
-    texts = sum(Sheet.number(cell, table.decimal) is None for cell in table.known(name))
+    texts = sum(TableReader.number(cell, table.decimal) is None for cell in table.known(name))
     if texts < RARE * table.lines:
         return f"has {texts} lines that are no numbers: name what stands there for no value in data.missing"
     return "has too many different values for a category"
@@ -384,14 +386,14 @@ def _why_not(table: CaseTable, name: str) -> str:
 
 def _are_numbers_of_lines(table: CaseTable, values: Sequence[str]) -> bool:
     """Return whether whole numbers are those of lines, or of records: nearly all different, and long."""
-    numbers = [Sheet.number(value, table.decimal) or 0.0 for value in values]
+    numbers = [TableReader.number(value, table.decimal) or 0.0 for value in values]
     if table.lines <= MOST_LEVELS or any(number != int(number) for number in numbers):
         return False
     return len(numbers) == table.lines or (len(numbers) > UNIQUE * table.lines and min(numbers) >= LONG)
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_tables(looks: TableLooks, folder: Folder) -> Folder:
+def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
     """Return what was found in tables, and the choices for them."""
     several, trained = len(looks.sites) > 1, sorted(looks.sites[site] for site in trained_of(looks.sites))
     batch = BATCH, "lines are small: any machine has room"
@@ -426,7 +428,7 @@ def choose_tables(looks: TableLooks, folder: Folder) -> Folder:
     )
 
 
-def _learned(looks: TableLooks) -> Choices:
+def _learned(looks: TableFacts) -> Choices:
     """Return the keys of what is learned; the plan calls it as the first table does."""
     names = looks.outcomes[next(iter(looks.tables))]
     if looks.kind == "survival":
@@ -437,7 +439,7 @@ def _learned(looks: TableLooks) -> Choices:
     target = names[0], "as --target asked for" if asked else "a guess by its name: correct it"
     if looks.kind == "regression":
         known = [
-            Sheet.number(value) or 0.0
+            TableReader.number(value) or 0.0
             for site, table in looks.tables.items()
             for value in table.distinct(looks.outcomes[site][0])
         ]
@@ -456,7 +458,7 @@ def _around(least: float, most: float) -> tuple[float, float]:
     return (0.0 if least >= 0 else step * math.floor(least / step)), step * math.floor(most / step + 1)
 
 
-def _settings(looks: TableLooks, site: str, table: CaseTable) -> Choices:
+def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
     """Return what one table's hospital says of it."""
     found: dict[str, tuple[Any, str]] = {
         "data.table": (table.path.relative_to(looks.folder).as_posix(), "a line per case")
@@ -499,7 +501,7 @@ def _number(value: str) -> int | str:
     return int(value) if value.isdecimal() else value
 
 
-def found_lines(looks: TableLooks) -> list[str]:
+def found_lines(looks: TableFacts) -> list[str]:
     """Return what was found, one sentence a line."""
     patients, lines = sum(looks.sites.values()), sum(table.lines for table in looks.tables.values())
     learned = " and ".join(looks.outcomes[next(iter(looks.tables))])
@@ -514,7 +516,7 @@ def found_lines(looks: TableLooks) -> list[str]:
     return [*found, *(f"not read: {name} ({why})" for name, why in left.items())]
 
 
-def look(folder: Folder) -> Folder | None:
+def look(folder: DatasetLayout) -> DatasetLayout | None:
     """Say what suits a folder with tables, or one table; nothing of another."""
     if folder.path.is_file() and folder.path.suffix.lower() in ENDINGS:
         table = _table(folder.path)

@@ -12,8 +12,8 @@ from medsilo.check.visit import Visit, check
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.site.shared_cache import keeping_ready
+from medsilo_lab.start.dataset_layout import place_of
 from medsilo_lab.start.fitting import Machine
-from medsilo_lab.start.looker import place_of
 
 LEAST, MOST = 2, 12  # rounds; small plans have learned something after twelve
 TIME = 90.0  # seconds of training, in which as many rounds are made as fit
@@ -52,4 +52,4 @@ def _checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
 def alone(plan: Plan, seconds: float) -> Plan:
     """Return the plan of the trial: as many rounds of so many seconds as fit."""
     rounds = int(min(max(TIME / seconds if seconds else MOST, LEAST), MOST))
-    return plan.with_changes(["algorithm.name=local", f"training.rounds={rounds}", "participation.unseen=[]"])
+    return plan.with_changes(["algorithm.name=local", f"training.rounds={rounds}", "participation.evaluation_sites=[]"])

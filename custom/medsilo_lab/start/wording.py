@@ -9,7 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-LEAST_NAMED = 5  # patients who have a value that a plan names; a hospital's usual smallest_metric
+LEAST_NAMED = 5  # patients who have a value that a plan names; a hospital's usual min_patients_per_metric
 OTHER = "other"
 # Words of columns that name somebody, in English, German, French, Spanish, Italian and Dutch.
 PERSONAL = frozenset(

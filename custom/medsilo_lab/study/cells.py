@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.core.lifeline import end_family, end_with
+from medsilo.core.parent_watch import end_family, end_with
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
@@ -202,7 +202,7 @@ def run_cell(cell: Cell, settings: SiteSettings) -> str:
     except MedsiloError as error:
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
-        return "every site withholds its test score: each has fewer test cases than smallest_metric in its medsilo.yaml"
+        return "every site withholds its test score: each has fewer test cases than min_patients_per_metric in its medsilo.yaml"
     # Only for going on with a run, and as large as all its models.
     shutil.rmtree(cell.folder / paths.CHECKPOINTS, ignore_errors=True)
     for state in cell.folder.glob(f"{paths.SITES}/*/{paths.STATE_FILES}"):

@@ -20,7 +20,6 @@ from medsilo.runs import paths
 from medsilo.runs.record import Record, alone
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.study import reuse
-from medsilo_lab.study.boundaries import LEAST, seeds_within
 from medsilo_lab.study.cells import (
     ANOTHER,
     Cell,
@@ -33,6 +32,7 @@ from medsilo_lab.study.cells import (
     with_local_pairs,
 )
 from medsilo_lab.study.reading_once import images_ready
+from medsilo_lab.study.sequential_test import LEAST, seeds_within
 from medsilo_lab.study.verdict import Statistics, chosen_baseline
 from medsilo_lab.study.verdict_file import About, RunOfRow, Verdict, read_verdict
 
@@ -239,9 +239,9 @@ def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:
         plan_of(plan, row, changes)
     except PlanError:
         for more in (
-            ("participation.unseen=[]",),
+            ("participation.evaluation_sites=[]",),
             ("network.norm=batch",),
-            ("participation.unseen=[]", "network.norm=batch"),
+            ("participation.evaluation_sites=[]", "network.norm=batch"),
         ):
             own = replace(row, changes=(*row.changes, *more))
             with suppress(PlanError):

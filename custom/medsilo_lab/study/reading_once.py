@@ -8,7 +8,7 @@ from os import getpid
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from medsilo.core.lifeline import end_with
+from medsilo.core.parent_watch import end_with
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.site.shared_cache import keeping_ready

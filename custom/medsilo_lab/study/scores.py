@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.exact import read_measures
+from medsilo.federation.raw_results import read_measures
 from medsilo.runs.paths import CASES, site_folder
 from medsilo.tasks.metrics import Measures
 from medsilo_lab.study.evidence import Interval, Scores, interval, interval_of_concordance, parts_of_concordance

@@ -10,7 +10,6 @@ import numpy as np
 
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import Plan
-from medsilo_lab.study.boundaries import error_at
 from medsilo_lab.study.cells import ALONE, Cell, Row, unlike
 from medsilo_lab.study.detectable import needed, sensitivity
 from medsilo_lab.study.evidence import (
@@ -28,6 +27,7 @@ from medsilo_lab.study.evidence import (
     seeds_of,
 )
 from medsilo_lab.study.scores import SiteTest
+from medsilo_lab.study.sequential_test import error_at
 from medsilo_lab.study.training_luck import luck_of
 from medsilo_lab.study.verdict_file import (
     About,
@@ -65,7 +65,7 @@ def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
     """The row that all are held against: the one that was asked for, else FedAvg where it is among them."""
     names = {row.title for row in rows}
     if against is not None and against not in names:
-        raise MedsiloError(f"--against {against!r}: no row has this title; rows: {', '.join(sorted(names))}")
+        raise MedsiloError(f"--baseline {against!r}: no row has this title; rows: {', '.join(sorted(names))}")
     return against or (DEFAULT if DEFAULT in names else None)
 
 
@@ -331,7 +331,7 @@ class Statistics:
         """Return which methods are better than the row that all are held against."""
         held = {row: found for row, found in differences.items() if row.federated}
         if self.against is None:
-            return "No row is named to hold the others against, so nothing is tested; see --against."
+            return "No row is named to hold the others against, so nothing is tested; see --baseline."
         if not held:
             none = f"No other federated method has a finished run on {self.against}'s test cases."
             return "" if self._declared else none

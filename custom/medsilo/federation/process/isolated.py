@@ -19,12 +19,12 @@ import torch
 
 from medsilo.core.errors import Aborted, Died, MedsiloError, Refused
 from medsilo.core.files import make_folder
-from medsilo.core.spill import bytes_of
+from medsilo.core.mmap_store import bytes_of
 from medsilo.core.tensors import Groups
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
+from medsilo.federation.site_context import SiteContext
 from medsilo.learning.compute import Stop
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.paths import WORKER_LOG
 
 LENGTH = struct.Struct(">Q")
@@ -83,13 +83,13 @@ class IsolatedParticipant:
     A new process goes on from the state on the site's disk.
     """
 
-    def __init__(self, place: Place, kind: type[Participant] = Participant) -> None:
+    def __init__(self, place: SiteContext, kind: type[Participant] = Participant) -> None:
         self.site = {**place.told(), "kind": f"{kind.__module__}.{kind.__qualname__}"}
         self.folder, self.settings = place.folder, place.settings
         self.process: subprocess.Popen | None = None
         self.end: socket
 
-    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         """Have a parcel answered; `stop` raises to end the work."""
         process = self._running()
         try:
@@ -105,7 +105,7 @@ class IsolatedParticipant:
             if message["died"]:
                 raise Died(message["reason"], private=message["details"])
             raise Refused(message["reason"], private=message["details"])
-        return Parcel(groups, message["facts"])
+        return StudyMessage(groups, message["facts"])
 
     def close(self) -> None:
         """End the process."""

@@ -11,11 +11,11 @@ from threading import Event, Thread
 from typing import Any
 
 from medsilo.core.errors import Aborted, Died
-from medsilo.federation.place import Place
 from medsilo.federation.process.isolated import receive, send
-from medsilo.federation.reasons import details, is_out_of_memory, public_reason
+from medsilo.federation.refusals import details, is_out_of_memory, public_reason
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite, training_site
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from medsilo.site.settings import SiteSettings
 
 
@@ -39,7 +39,7 @@ class Worker:
         while whole:
             message, groups = self.work.get()
             try:
-                reply = self._site().answer(Parcel(groups, message["facts"]), self._stop)
+                reply = self._site().answer(StudyMessage(groups, message["facts"]), self._stop)
                 send(self.end, {"facts": reply.facts}, reply.groups)
             except Aborted as error:
                 send(self.end, {"aborted": str(error)})
@@ -53,7 +53,7 @@ class Worker:
         if self.answering is None:
             module, _, name = self.site["kind"].rpartition(".")
             kind = getattr(import_module(module), name)
-            self.answering = training_site(Place.read(self.site), kind)
+            self.answering = training_site(SiteContext.read(self.site), kind)
         return self.answering
 
     def _stop(self) -> None:

@@ -16,22 +16,22 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError
 from medsilo.learning.drawn import Draw
+from medsilo.learning.partial_labels import labels_in
 from medsilo.learning.seeds import seed_for
-from medsilo.learning.undrawn import labels_in
 from medsilo.models.architectures import DenseNet121, UNet
 from medsilo.models.network import Dimensions, Network
+from medsilo.tasks.cache import HeldEntry, PreparedEntry
+from medsilo.tasks.case_index import CaseIndex
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.goal import Goal
+from medsilo.tasks.inference import IN_MONAI, Inference, InMonai, whole_images
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
-from medsilo.tasks.listing import Listing
+from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.image_patches import Augmentation, augmented, from_windows, middle_of, patch
 from medsilo.tasks.own.own_data import OwnFolder
-from medsilo.tasks.ready import HeldEntry, PreparedEntry
 from medsilo.tasks.scans import Scan, resized, resized_to_nearest
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem, digest
-from medsilo.tasks.use import IN_MONAI, InMonai, Use, whole_images
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
@@ -133,13 +133,13 @@ class FolderTask(OwnFolder):
         return None
 
     @property
-    def goal(self) -> Goal:
+    def goal(self) -> Objective:
         return goal_of(self.kind, self.labels, self.voxel)
 
     @property
-    def use(self) -> Use:
+    def use(self) -> Inference:
         words = self.in_monai() if self._read_channels == self.channels else None  # MONAI has none for lacking channels
-        return Use("images", self.inputs_of, words, self.own_values, lacking_of=self.lacking_of)
+        return Inference("images", self.inputs_of, words, self.own_values, lacking_of=self.lacking_of)
 
     def default_network(self) -> Network:
         return UNet(dimensions=self.axes) if self.segments else DenseNet121(dimensions=self.axes)
@@ -316,7 +316,7 @@ class FolderTask(OwnFolder):
         return self.size[::-1] if self.alike else grid
 
     # ------------------------------------------------------------------------------------------ what is found
-    def note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
+    def note(self, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
         if self.segments:
             known = set(self.mask_values(source))
             strangers = sorted({value for one in every for value in one.facts.values} - known)
@@ -330,20 +330,22 @@ class FolderTask(OwnFolder):
         if self.stored == 2 and isinstance(self.intensity, Bytes):
             listing.add("note", DARK, [one.entry.name for one in every if BYTE < one.facts.intensity[1] <= DARKEST])
 
-    def _note_undrawn(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
-        """Note what masks and `data.absent` say differently."""
+    def _note_undrawn(self, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
+        """Note what masks and `data.unannotated` say differently."""
         shown = [{label for labels in one.facts.shown for label in labels} for one in every]
         undrawn = set(self._undrawn(source))
         drawn = [one.entry.name for one, labels in zip(every, shown, strict=True) if labels & undrawn]
-        listing.add("stops", "masks show a structure that data.absent names; correct it, or data.label_map", drawn)
+        listing.add("stops", "masks show a structure that data.unannotated names; correct it, or data.label_map", drawn)
         for number, name in enumerate(self.labels, 1):
             if self.may_be_absent and number not in undrawn and not any(number in labels for labels in shown):
-                what = f"no mask shows {name!r}: name it in data.absent if nobody drew it; now it counts as not there"
+                what = (
+                    f"no mask shows {name!r}: name it in data.unannotated if nobody drew it; now it counts as not there"
+                )
                 listing.problems.append(Problem("note", what, len(every)))
 
 
 @cache
-def goal_of(kind: str, labels: tuple[str, ...], voxel: tuple[float, ...] | None = None) -> Goal:
+def goal_of(kind: str, labels: tuple[str, ...], voxel: tuple[float, ...] | None = None) -> Objective:
     """Return what is learned: structures, which have the labels 1, 2, ..., or classes."""
     if kind == "classification":
         return Classification(labels)

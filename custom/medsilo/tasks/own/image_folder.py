@@ -7,10 +7,10 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
+from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.intensity import Bytes, Intensity
 from medsilo.tasks.own.folder import FolderTask, Length
 from medsilo.tasks.scans import Scan
-from medsilo.tasks.use import IN_MONAI
 
 
 class ImageFolder(FolderTask):

@@ -26,7 +26,7 @@ def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _drawn(labels: Tensor) -> Tensor:
-    """Return labels without the marks of undrawn ones above their byte (medsilo.learning.undrawn)."""
+    """Return labels without the marks of undrawn ones above their byte (medsilo.learning.partial_labels)."""
     return labels if labels.dtype == torch.uint8 or labels.is_floating_point() else labels & 255
 
 

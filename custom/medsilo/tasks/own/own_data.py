@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.package import facts_of, ours_behind
-from medsilo.learning.undrawn import MOST, mark_of, marks_of_classes
-from medsilo.tasks.listing import Entry, Listing
-from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases, held_case
+from medsilo.learning.partial_labels import MOST, mark_of, marks_of_classes
+from medsilo.tasks.cache import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases, held_case
+from medsilo.tasks.case_index import CaseIndex, Entry
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import Partition, Shares, part_alone, parts_by_rank
@@ -26,7 +26,7 @@ from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, rang
 from medsilo.tasks.task import SiteData, Task, folded
 
 # Of a site's settings, by which an entry is made ready.
-HOW_READ = ("label_map", "absent", "names", "inside", "missing", "rate", "time_unit", "decimal")
+HOW_READ = ("label_map", "unannotated", "names", "recording_columns", "missing", "rate", "time_unit", "decimal")
 FEWEST = 2  # classes between which something can be learned
 
 
@@ -88,11 +88,11 @@ class OwnData(Task):
         """
         if source.alike and not self.goal.classifies:
             raise DataError("data.label_map: one label can stand for several classes of cases, and for nothing else")
-        names = {*source.absent, *(name for own in source.alike for name in own[1:])}
+        names = {*source.unannotated, *(name for own in source.alike for name in own[1:])}
         if unknown := sorted({*names, *(own[0] for own in source.alike)} - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"
-            key = "absent" if unknown[0] in source.absent else "label_map"
-            raise DataError(f"data.{key}: {unknown[0]!r} can't be absent; {known} can", ", ".join(source.absent))
+            key = "unannotated" if unknown[0] in source.unannotated else "label_map"
+            raise DataError(f"data.{key}: {unknown[0]!r} can't be absent; {known} can", ", ".join(source.unannotated))
         return tuple(name for name in self.may_be_absent if name in names)
 
     def marks(self, source: DataSource) -> list[int]:
@@ -112,7 +112,7 @@ class OwnData(Task):
     def not_here(self, source: DataSource) -> list[str]:
         """Return the classes of which a site has no case, also under no other's label."""
         within = {name for own in source.alike for name in own}
-        return [name for name in self.goal.label_names if name in source.absent and name not in within]
+        return [name for name in self.goal.label_names if name in source.unannotated and name not in within]
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ class OwnData(Task):
         """Return the parts without which the site can't take part."""
         return ("test",) if source.only_tested else PARTS
 
-    def _told(self, listing: Listing, parts: dict[str, PartFacts], source: DataSource) -> None:
+    def _told(self, listing: CaseIndex, parts: dict[str, PartFacts], source: DataSource) -> None:
         """Note parts that are empty, and a training part from which nothing is learned."""
         for part in self._needed(source):
             if not parts[part].cases:
@@ -148,7 +148,7 @@ class OwnData(Task):
             what = "all training cases are of one class: this site's model of its own learns nothing"
             listing.problems.append(Problem("note", what, parts["train"].cases))
 
-    def _survey(self, listing: Listing, parts: dict[str, PartFacts], source: DataSource, **found: Any) -> Survey:
+    def _survey(self, listing: CaseIndex, parts: dict[str, PartFacts], source: DataSource, **found: Any) -> Survey:
         """Return what there is to tell of a listing's cases. found: what else was found."""
         return Survey(
             parts,
@@ -175,7 +175,7 @@ def dealt(
     return [entries[place] for place in owners[order.index(site)]]
 
 
-def divided(listing: Listing, source: DataSource, shares: Shares, split: int) -> dict[str, list[Entry]]:
+def divided(listing: CaseIndex, source: DataSource, shares: Shares, split: int) -> dict[str, list[Entry]]:
     """Return the cases of each part: the table's; or by the patient's rank, or where privacy is promised by the hash of
     the patient alone, as the site or else the plan has it."""
     if any(entry.part for entry in listing.entries):
@@ -243,9 +243,9 @@ class OwnFolder(OwnData):
     held: ClassVar = staticmethod(held_case)
 
     # ------------------------------------------------------------------ from files
-    def listing_of(self, source: DataSource, folder: Path) -> Listing:
+    def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         """Return the entries in a folder, as the site describes them."""
-        return Listing.of_cases(source, folder, isinstance(self.goal, Segmentation))
+        return CaseIndex.of_cases(source, folder, isinstance(self.goal, Segmentation))
 
     def maker(self, source: DataSource) -> Callable[..., PreparedEntry]:
         """Return what makes an entry ready, of its files, its label and its patient.
@@ -268,17 +268,17 @@ class OwnFolder(OwnData):
     def absent(self, source: DataSource) -> tuple[str, ...]:
         names = super().absent(source)
         if isinstance(self.goal, Segmentation) and self.goal.structures.keys() <= {*names}:
-            raise DataError("data.absent names all structures of the plan, so that nothing is learned here")
+            raise DataError("data.unannotated names all structures of the plan, so that nothing is learned here")
         return names
 
     def _undrawn(self, source: DataSource) -> list[int]:
         """Return the labels that nobody drew at a site; numbers of structures, 1, 2, ..., where these overlap."""
         structures = self.goal.structures if isinstance(self.goal, Segmentation) else {}
         if self.goal.overlaps:
-            return [number for number, name in enumerate(structures, 1) if name in source.absent]
-        return [label for name, labels in structures.items() for label in labels if name in source.absent]
+            return [number for number, name in enumerate(structures, 1) if name in source.unannotated]
+        return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
-    def classes_of(self, listing: Listing, source: DataSource) -> Mapping[str, int | None]:
+    def classes_of(self, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
         """Return the class of every entry of a classification, by its name; None where nothing is learned of it."""
         if not self.goal.classifies:
             return {}
@@ -306,7 +306,7 @@ class OwnFolder(OwnData):
             return int(label)
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
-    def note(self, listing: Listing, every: Sequence[Any], source: DataSource) -> None:
+    def note(self, listing: CaseIndex, every: Sequence[Any], source: DataSource) -> None:
         """Note what is odd about entries that could be read, each with its `entry` and its `facts`."""
 
     def told_of(self, every: Sequence[Any]) -> dict[str, Any]:

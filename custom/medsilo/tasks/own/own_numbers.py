@@ -14,11 +14,11 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.goal import Goal, Regression
+from medsilo.tasks.objective import Objective, Regression
 from medsilo.tasks.own.own_data import OwnData, OwnFolder
-from medsilo.tasks.sheet import Sheet
 from medsilo.tasks.sources import DataSource, as_tuple
 from medsilo.tasks.survival import EVENTS, Survival
+from medsilo.tasks.table_reader import TableReader
 from medsilo.tasks.task import SiteData
 
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
@@ -42,7 +42,7 @@ class Column(Section):
         of_numbers = {"low", "high", "mean", "deviation"}
         if self.levels and any(getattr(self, key) != type(self).model_fields[key].default for key in of_numbers):
             raise ValueError(f"{self.name}: has levels, so low, high, mean and deviation say nothing; remove them")
-        if self.levels and len({Sheet.level(level) for level in self.levels}) < max(2, len(self.levels)):
+        if self.levels and len({TableReader.level(level) for level in self.levels}) < max(2, len(self.levels)):
             raise ValueError(f"{self.name}: give two or more levels, each once")
         if self.low >= self.high:
             raise ValueError(f"{self.name}: low has to be below high")
@@ -59,13 +59,13 @@ class Column(Section):
     def read(self, cell: str, own: Mapping[str, str]) -> list[float] | None:
         """Return the inputs that a cell stands for; None where it is no value of this column.
 
-        own: this hospital's levels, as `Sheet.level` has them, to the plan's.
+        own: this hospital's levels, as `TableReader.level` has them, to the plan's.
         """
         if self.levels:
-            places = {Sheet.level(level): place for place, level in enumerate(self.levels)}
-            place = places.get(Sheet.level(own.get(Sheet.level(cell), cell)))
+            places = {TableReader.level(level): place for place, level in enumerate(self.levels)}
+            place = places.get(TableReader.level(own.get(TableReader.level(cell), cell)))
             return None if place is None else [float(place == other) for other in range(len(self.levels))]
-        value = Sheet.number(cell)
+        value = TableReader.number(cell)
         return [value] if value is not None and self.low <= value <= self.high else None
 
 
@@ -78,14 +78,14 @@ ReadColumns = Annotated[tuple[Annotated[Column, BeforeValidator(_named)], ...], 
 
 
 def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
-    """Return the plan's classes by what a site calls them, as `Sheet.level` has it."""
-    known = {Sheet.level(label): number for number, label in enumerate(names)}
-    if all(Sheet.number(label) is None for label in names):
+    """Return the plan's classes by what a site calls them, as `TableReader.level` has it."""
+    known = {TableReader.level(label): number for number, label in enumerate(names)}
+    if all(TableReader.number(label) is None for label in names):
         known |= {str(number): number for number in range(len(names))}
     for own, plans in label_map.items():
-        if Sheet.level(str(plans)) not in known:
+        if TableReader.level(str(plans)) not in known:
             raise DataError(f"data.label_map: a value is not among the plan's labels: {', '.join(names)}", str(plans))
-        known[Sheet.level(str(own))] = known[Sheet.level(str(plans))]
+        known[TableReader.level(str(own))] = known[TableReader.level(str(plans))]
     return known
 
 
@@ -129,7 +129,7 @@ class ByKind(OwnData):
 
     @model_validator(mode="after")
     def _kind_agrees(self) -> Self:
-        if len({Sheet.level(label) for label in self.labels}) < len(self.labels):
+        if len({TableReader.level(label) for label in self.labels}) < len(self.labels):
             raise ValueError(f"labels {list(self.labels)}: name each once")
         if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
             raise ValueError(f"range {list(self.range)}: give the least and the greatest number of a regression")
@@ -141,7 +141,7 @@ class ByKind(OwnData):
         return self
 
     @property
-    def goal(self) -> Goal:
+    def goal(self) -> Objective:
         return goal_of(self.kind, self.labels, self.range)
 
     @property
@@ -179,7 +179,7 @@ class ByKind(OwnData):
 
 
 @cache
-def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float], outputs: int | None = None) -> Goal:
+def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float], outputs: int | None = None) -> Objective:
     """Return what is learned of these classes, or of numbers between these limits. outputs: of a classification."""
     if kind == "classification":
         return Classification(labels, outputs)
@@ -233,11 +233,11 @@ class SignalFolder(OwnFolder, ByKind):
         return {one.name: (one.low, one.high) for one in self.signals}
 
     def known_labels(self, source: DataSource) -> dict[str, int | None]:
-        """Return the plan's classes by what a site calls them (`Sheet.level`); None where nothing is learned."""
+        """Return the plan's classes by what a site calls them (`TableReader.level`); None where nothing is learned."""
         said = source.first_map
         known = own_labels(self.labels, {own: plans for own, plans in said.items() if plans != ""})
-        nothing = dict.fromkeys(Sheet.level(str(own)) for own, plans in said.items() if plans == "")
-        return {**dict.fromkeys(map(Sheet.level, source.missing)), **known, **nothing}
+        nothing = dict.fromkeys(TableReader.level(str(own)) for own, plans in said.items() if plans == "")
+        return {**dict.fromkeys(map(TableReader.level, source.missing)), **known, **nothing}
 
     # ------------------------------------------------------------------------------------------ standardised
     def across_patients(self) -> str:

@@ -13,18 +13,19 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.learning.undrawn import MOST, labels_in
+from medsilo.learning.partial_labels import MOST, labels_in
 from medsilo.models.architectures import Linear
 from medsilo.models.network import Network
-from medsilo.tasks.goal import Goal
-from medsilo.tasks.listing import (
+from medsilo.tasks.case_index import (
     OTHER_NAMES,
+    CaseIndex,
     Entry,
-    Listing,
     check_parts,
     tell_sheet,
     without_who_left,
 )
+from medsilo.tasks.inference import Inference
+from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.own_data import FEWEST, dealt, divided
 from medsilo.tasks.own.own_numbers import (
     LARGEST,
@@ -38,12 +39,11 @@ from medsilo.tasks.own.own_numbers import (
     own_labels,
     scaled,
 )
-from medsilo.tasks.sheet import Sheet, as_written
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import incomparable
+from medsilo.tasks.table_reader import TableReader, as_written
 from medsilo.tasks.task import Cases, SiteData, patients_of
-from medsilo.tasks.use import Use
 
 MOST_INPUTS = 20_000
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
@@ -57,7 +57,7 @@ class PatientTable(ByKind):
     """The agreement of sites that learn from tables of their own. Where a table lies is each site's own affair."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
-    use: ClassVar[Use] = Use("tables")
+    use: ClassVar[Inference] = Inference("tables")
     evaluation_batch: ClassVar[int] = 1_000_000  # a table lies in memory, and concordance compares all cases of a part
 
     name: Literal["table"] = "table"
@@ -92,7 +92,7 @@ class PatientTable(ByKind):
         return (self.time, self.event) if self.kind == "survival" else (self.target,)
 
     @property
-    def goal(self) -> Goal:
+    def goal(self) -> Objective:
         return goal_of(self.kind, self.labels, self.range, 1 if len(self.labels) == 2 else None)
 
     @property
@@ -213,7 +213,7 @@ class PatientTable(ByKind):
         cases = {part: found.cases(parts[part]) for part in PARTS}
         return self._survey_of(listing, cases, source), cases
 
-    def _survey_of(self, listing: Listing, cases: Mapping[str, Cases], source: DataSource) -> Survey:
+    def _survey_of(self, listing: CaseIndex, cases: Mapping[str, Cases], source: DataSource) -> Survey:
         shown = {part: self._part(own) for part, own in cases.items()}
         self._told(listing, shown, source)
         if self.kind == "survival":
@@ -242,13 +242,14 @@ class TableRows:
 
     def __init__(self, task: PatientTable, path: Path, source: DataSource, outcome: bool) -> None:
         self.task, self.source, self.outcome = task, source, outcome
-        self.listing = Listing()
+        self.listing = CaseIndex()
         self.inputs: dict[str, list[float]] = {}  # by the line's place
         self.outcomes: dict[str, tuple[float, ...]] = {}
         self.classes: dict[str, int] = {}  # of a classification, or whether there was an event
         self.missing = frozenset(source.missing)
         self.levels = {
-            name: {Sheet.level(own): str(plan) for own, plan in kinds.items()} for name, kinds in source.levels.items()
+            name: {TableReader.level(own): str(plan) for own, plan in kinds.items()}
+            for name, kinds in source.levels.items()
         }
         names = task.counted
         here = [name for name in names if name not in task.not_here(source)]
@@ -268,7 +269,7 @@ class TableRows:
         needed = {own: name for name, own in called.items()}
         if roles.patient != Columns().patient:
             needed[roles.patient] = "patient"
-        sheet = Sheet().read(path, needed, (roles.patient, roles.part, roles.site))
+        sheet = TableReader().read(path, needed, (roles.patient, roles.part, roles.site))
         self.marks = task.marks(source)  # on each class
         self.names_patients = roles.patient in sheet.columns
         for place, cells in sheet.lines:
@@ -355,14 +356,14 @@ class TableRows:
             self._note("left out", "lines have no outcome", place)
             return None
         if task.kind != "regression":
-            label = self.labels.get(Sheet.level(texts[-1]))
+            label = self.labels.get(TableReader.level(texts[-1]))
             if label is None:
                 what = f"lines have a label that is not the plan's ({self.known}); add it to data.label_map"
                 self._note("stops", what, place)
                 return None
             if task.kind == "classification":
                 return (float(label),)
-        number = Sheet.number(texts[0], self.source.decimal)
+        number = TableReader.number(texts[0], self.source.decimal)
         low, high = (0.0, LARGEST) if task.kind == "survival" else task.range
         if number is None or not low <= number <= high:
             self._note(
@@ -374,7 +375,7 @@ class TableRows:
     def _note(self, severity: str, what: str, place: str) -> None:
         self.wrong[severity, what].append(place)
 
-    def _tell(self, sheet: Sheet) -> None:
+    def _tell(self, sheet: TableReader) -> None:
         """Put what was found into the listing."""
         for (severity, what), places in self.wrong.items():
             self.listing.add(severity, what, places)

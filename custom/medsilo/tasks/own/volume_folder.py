@@ -10,11 +10,11 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.models.network import Dimensions
+from medsilo.tasks.cache import Facts
+from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
 from medsilo.tasks.own.image_patches import augmented, grid_at
-from medsilo.tasks.ready import Facts
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.use import IN_MONAI
 
 
 class VolumeFolder(FolderTask):
@@ -84,11 +84,11 @@ class VolumeFolder(FolderTask):
     def absent(self, source: DataSource) -> tuple[str, ...]:
         names = super().absent(source)
         if set(self.modalities) <= set(names):
-            raise DataError("data.absent names all modalities of the plan, so that nothing is read here")
+            raise DataError("data.unannotated names all modalities of the plan, so that nothing is read here")
         return names
 
     def lacking_of(self, source: DataSource) -> tuple[int, ...]:
-        return tuple(place for place, name in enumerate(self.modalities) if name in source.absent)
+        return tuple(place for place, name in enumerate(self.modalities) if name in source.unannotated)
 
     def _with_lacking(self, cases: Tensor, lacks: Sequence[int]) -> Tensor:
         if self.lacking is None:

@@ -13,6 +13,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import make_folder, write_text
 from medsilo.models.architectures import UNet
 from medsilo.models.network import Network
+from medsilo.tasks.inference import Inference, InMonai, whole_images
 from medsilo.tasks.scans import Scan, write_volume
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 from medsilo.tasks.synthetic.hospitals import (
@@ -23,7 +24,6 @@ from medsilo.tasks.synthetic.hospitals import (
     smooth_noise,
 )
 from medsilo.tasks.task import SiteData, Task
-from medsilo.tasks.use import InMonai, Use, whole_images
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
 
@@ -111,14 +111,14 @@ class SyntheticProstate(Task):
         return Segmentation(2, dice_and_entropy, cross_entropy=1.0)
 
     @property
-    def use(self) -> Use:
+    def use(self) -> Inference:
         square = [self.size, self.size]
         transforms: list[dict[str, Any]] = [
             {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},  # rows run to the back
             {"_target_": "Resized", "keys": "image", "spatial_size": [*square, -1], "mode": "trilinear"},
         ]
         words = InMonai(transforms, whole_images(square, sliced=True))
-        return Use("images", lambda scan: self.inputs_of(scan.values), words)
+        return Inference("images", lambda scan: self.inputs_of(scan.values), words)
 
     def draw(
         self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator

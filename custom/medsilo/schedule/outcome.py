@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
+from medsilo.core.rounding import Resolution
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import Facts, Phase, ServerSide
 from medsilo.learning.compute import Compute
+from medsilo.schedule.phase import Facts, Phase, ServerSide
 from medsilo.tasks.task import Task
 
 Part = Literal["validation", "test"]
@@ -29,7 +29,7 @@ class SiteEnd:
     task: Task
     compute: Compute
     validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the cases once, in their order
-    withheld: Collection[Part]  # parts with too few cases to tell anything of
+    suppressed: Collection[Part]  # parts with too few cases to tell anything of
     resolution: Mapping[str, Resolution]  # how finely numbers over a part are told
     stop: Callable[[], None]
 
@@ -70,8 +70,8 @@ class Outcome:
         """Return the phase in which the outcome is delivered; by default that after the last round."""
         return last
 
-    def says(self) -> Sequence[str]:
-        """Return what a hospital should know of the outcome, one line each, for the leak report."""
+    def disclosure_notes(self) -> Sequence[str]:
+        """Return what a hospital should know of the outcome, one line each, for the disclosure report."""
         return ()
 
     # At the server
@@ -79,10 +79,10 @@ class Outcome:
         """Return what a site is told with the delivery."""
         return {}
 
-    def read(self, answer: Any, part: Part, withheld: bool, sites: Collection[str], cases: int) -> BaseModel | None:
+    def read(self, answer: Any, part: Part, suppressed: bool, sites: Collection[str], cases: int) -> BaseModel | None:
         """Check what a site tells after the delivery ("validation") or the test; raises Refused.
 
-        withheld: whether the part has too few cases to tell anything of them. cases: how many it has.
+        suppressed: whether the part has too few cases to tell anything of them. cases: how many it has.
         """
         if answer is not None:
             raise Refused("it tells of an outcome, and this method has nothing to tell")
@@ -93,7 +93,7 @@ class Outcome:
         sites are told before the test."""
         return {}, {}
 
-    def concluded(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
+    def finalize(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
         """Return the details with the sites' answers to the test."""
         return details
 

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.tensors import Groups
-from medsilo.course.phase import ServerSide
 from medsilo.learning.layers import names_of_last_layers
-from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
+from medsilo.schedule.phase import ServerSide
 from medsilo.tasks.segmentation import Segmentation
 
 PLAIN = (WeightedMean, UniformMean)
 
 
-def mix_by_structure(mixers: Mapping[str, Mixer], groups: Groups, model: nn.Module, server: ServerSide) -> None:
+def mix_by_structure(mixers: Mapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide) -> None:
     """Let plain means weigh each output of the last layer by the sites that have its structure or class.
 
     groups: what they mix; those that hold the whole last layer are meant. Nothing changes where all drew everything.

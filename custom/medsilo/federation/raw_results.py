@@ -33,7 +33,7 @@ class ExactResult:
 
 
 @dataclass(frozen=True)
-class ExactLetter(ExactResult):
+class ExactMessage(ExactResult):
     """A letter of secure aggregation, which holds keys and masks and no number of a patient."""
 
     sealing: dict[str, Any]

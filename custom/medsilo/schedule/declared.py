@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from medsilo.core.section import Feature, Section
 from medsilo.core.tensors import Modules
 from medsilo.learning.layers import mixes_cases
-from medsilo.privacy.mechanisms import Delta, Epsilon, Promise, Unit
+from medsilo.privacy.mechanisms import Delta, Epsilon, PrivacyGuarantee, Unit
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Private:
 
     networks: tuple[str, ...]  # learn by noisy steps
     # Learn by exact steps: nothing of them leaves, and nothing of them reaches a network that leaves.
-    at_home: tuple[str, ...] = ()
-    says: str = "everything that leaves follows from noisy gradients"
+    exact_networks: tuple[str, ...] = ()
+    disclosure_notes: str = "everything that leaves follows from noisy gradients"
 
 
 class NumbersOffer(Section):
@@ -44,7 +44,7 @@ class StatisticsOffer(NumbersOffer):
     )
 
 
-class PrivacyOffer(Feature, Promise):
+class PrivacyOffer(Feature, PrivacyGuarantee):
     """The plan's `privacy`: the promise of a study to every hospital about its records."""
 
     epsilon: Epsilon = Field(description="ε of all rounds together, at every hospital; it may demand less")
@@ -107,7 +107,7 @@ class PrivacyOffer(Feature, Promise):
                 if releases
                 else "privacy.statistics: nothing leaves before training under this plan; remove it"
             )
-        if private.at_home and self.scores:
+        if private.exact_networks and self.scores:
             yield (
                 f"privacy.scores: the model that {plan.algorithm.name} scores learns by exact steps, so scores "
                 "tell of training cases, which this noise does not cover; leave scores out"
@@ -124,7 +124,7 @@ class PrivacyOffer(Feature, Promise):
             f"The study promised differential privacy: ε = {self.epsilon:g} at δ = {self.delta:g} for each {self.unit}."
         )
 
-    def cautions(self, plan: Any) -> Iterable[str]:
+    def warnings(self, plan: Any) -> Iterable[str]:
         if self.scores:
             yield (
                 "scores have noise for privacy (privacy.scores), but for hospitals that declared theirs public: small "

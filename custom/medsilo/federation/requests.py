@@ -8,13 +8,13 @@ from typing import Any
 
 from medsilo.core.errors import Aborted, ParticipationError
 from medsilo.core.tensors import Groups
-from medsilo.course.participation import Participation
-from medsilo.federation.accepting import Acceptance
+from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.channel import Channel, Missing, Outgoing, Receive
-from medsilo.runs.messages import Joined, Parcel, Request, SiteAnswer, Task
+from medsilo.runs.messages import Joined, Request, SiteAnswer, StudyMessage, Task
 from medsilo.runs.schema import SiteTurn, Turns
+from medsilo.schedule.participation import Participation
 
-Tell = Callable[[Turns | None], None]
+Notify = Callable[[Turns | None], None]
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
 
 
@@ -56,7 +56,7 @@ class Retry:
         started = time.monotonic()
         asked, answered = sorted(sites), set[str]()
 
-        def coming(site: str, reply: Parcel) -> None:
+        def coming(site: str, reply: StudyMessage) -> None:
             receive(site, reply)
             answered.add(site)
 
@@ -81,7 +81,7 @@ class Retry:
     def _worth_asking(self, missing: Mapping[str, Missing], attempt: int, waited: float) -> list[str]:
         """Return who may answer yet: under `wait` whoever is lost, and whose trainer died; under `stop` the latter,
         once."""
-        if waited + RETRY_PAUSE > self.rules.patience:
+        if waited + RETRY_PAUSE > self.rules.retry_timeout:
             return []
         lost = self.rules.when_missing == "wait"
         died = lost or (self.rules.when_missing == "stop" and attempt == 1)
@@ -108,14 +108,14 @@ class Retry:
 PAUSE = 0.001  # seconds for each site between two words, so that many sites cost no more than few
 
 
-class TurnKeeper:
+class ByteCounter:
     """A channel that knows who has been asked and who has answered, tells it at every change, and counts bytes.
 
     It is for people who watch: no decision of the study depends on it. Several threads may call it.
     """
 
     def __init__(
-        self, inner: Channel, tell: Tell = lambda turns: None, clock: Callable[[], float] = time.monotonic
+        self, inner: Channel, tell: Notify = lambda turns: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.inner, self._tell, self._clock = inner, tell, clock
         self.bytes_down: dict[str, int] = {}  # of tensors, by site, since the last question began
@@ -127,13 +127,13 @@ class TurnKeeper:
         self._told = -1.0
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
-        def going(site: str) -> Parcel:
+        def going(site: str) -> StudyMessage:
             parcel = outgoing(site)
             self.bytes_down[site] = parcel.size()
             self.asked(site)
             return parcel
 
-        def coming(site: str, reply: Parcel) -> None:
+        def coming(site: str, reply: StudyMessage) -> None:
             receive(site, reply)  # raises where these are no tensors
             self.bytes_up[site] = reply.size()
             self.answered(site)
@@ -185,10 +185,10 @@ class TurnKeeper:
         return Turns(task=self._what[0], round=self._what[1], at=time.time(), sites=sites)
 
 
-class Questioner:
+class RequestScheduler:
     """Asks the sites of a study, and takes nothing of an answer before all of it was accepted."""
 
-    def __init__(self, acceptance: Acceptance, channel: Retry, turns: TurnKeeper) -> None:
+    def __init__(self, acceptance: Acceptance, channel: Retry, turns: ByteCounter) -> None:
         self.plan, self.study, self.acceptance = acceptance.plan, acceptance.study, acceptance
         self.channel, self.turns = channel, turns
         self.joined = acceptance.joined  # live: the answers with which sites joined
@@ -208,7 +208,7 @@ class Questioner:
         """
         exchange, timeout = Exchange(list(sites)), self.plan.participation.timeout
 
-        def outgoing(site: str) -> Parcel:
+        def outgoing(site: str) -> StudyMessage:
             groups, own = words(site)
             request = Request(
                 task=task,
@@ -222,7 +222,7 @@ class Questioner:
             )
             return request.parcel(groups)
 
-        def receive(site: str, reply: Parcel) -> None:
+        def receive(site: str, reply: StudyMessage) -> None:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
             take(site, answer, reply.groups)
             exchange.replies[site] = answer

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Modules
-from medsilo.course.phase import Phase
 from medsilo.learning.compute import Stop
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.noise import NoiseSource
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.paths import MODELS
+from medsilo.schedule.phase import Phase
 from medsilo.site.kit import KitFiles
 from medsilo.site.settings import SiteSettings
 
 
 @dataclass(frozen=True)
-class Place:
+class SiteContext:
     """The place of a site in a study: its plan, its hospital's settings, its folder.
 
     >>> from pathlib import Path
@@ -58,12 +58,12 @@ class Place:
     @property
     def trains(self) -> bool:
         """Return whether the site trains, or only sees the outcome."""
-        return self.site not in self.plan.participation.unseen
+        return self.site not in self.plan.participation.evaluation_sites
 
     @property
     def trainers(self) -> list[str]:
         """The sites that train in this study, in sorted order."""
-        return sorted(set(self.sites) - set(self.plan.participation.unseen))
+        return sorted(set(self.sites) - set(self.plan.participation.evaluation_sites))
 
     @property
     def models(self) -> list[Path]:
@@ -83,7 +83,7 @@ class Place:
         }
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> "Place":
+    def read(cls, told: Mapping[str, Any]) -> "SiteContext":
         """Return the place that the site's first process told of."""
         settings = SiteSettings.model_validate(told["settings"])
         plan = parse_plan(told["plan"], allowed=settings.packages)
@@ -102,11 +102,11 @@ class Site(Protocol):
     ...         return self.inner.answer(parcel, stop)
     """
 
-    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+    def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
         """Answer a parcel. `stop` is asked before every batch, and raises to end the work."""
 
 
-class Envelope:
+class UpdateCodec:
     """Tensors in clear."""
 
     keeps_at_home = False  # whether groups that a site can make by itself are not sent to it

@@ -22,16 +22,16 @@ from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.package import PLACE
-from medsilo.course.algorithm import Algorithm
 from medsilo.models.network import Network
 from medsilo.registry import METHODS, NETWORKS, TASKS, Registry
+from medsilo.schedule.algorithm import Algorithm
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.goal import Goal, Regression
+from medsilo.tasks.objective import Objective, Regression
 from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.survey import PARTS
-from medsilo.tasks.task import Cases, Dealt, SiteData, Task
+from medsilo.tasks.task import Cases, CaseSubset, SiteData, Task
 
 LABEL, PATIENT = "label", "patient"  # columns of a frame; all others are inputs
 IMAGE = "image"  # beside these the key of a dictionary
@@ -45,7 +45,7 @@ FORMS = (
     "with a column 'label', or these as a dictionary of train, validation and test"
 )
 KNOWN = (Classification, Segmentation, Regression)  # goals whose targets are one number for a case, or for each place
-Kind = str | Goal | type[Task] | Task | Mapping[str, Any]
+Kind = str | Objective | type[Task] | Task | Mapping[str, Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -195,7 +195,7 @@ class GivenTask(Task):
     """Cases that a program has given. A class is made for each call, with its goal, shape and sites."""
 
     @property
-    def goal(self) -> Goal:
+    def goal(self) -> Objective:
         return self._goal  # type: ignore[attr-defined]
 
     @property
@@ -230,7 +230,7 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) 
     shapes = {tuple(data[0][0].shape) for data in every}
     if len(shapes) > 1 or () in shapes:
         raise DataError(f"sites: inputs have the shapes {sorted(shapes)}; give all one shape, [channels, ...]")
-    (shape,), goal = shapes, kind if isinstance(kind, Goal) else _goal(kind or KINDS[0], every)
+    (shape,), goal = shapes, kind if isinstance(kind, Objective) else _goal(kind or KINDS[0], every)
     if loss is not None:
         goal = copy(goal)
         vars(goal).update(
@@ -290,7 +290,7 @@ class _OfABatch:
         raise DataError(f"{told}; write a function of (outputs, targets) around it")
 
 
-def _goal(kind: Any, every: Sequence[Any]) -> Goal:
+def _goal(kind: Any, every: Sequence[Any]) -> Objective:
     """Return the goal of a word, with the labels that occur."""
     if kind not in KINDS:
         raise MedsiloError(f"task: {kind!r} needs no data of yours; choose of {', '.join(KINDS)}, or give a Goal")
@@ -309,7 +309,7 @@ class _Targets:
     """How a call's targets become those of its goal, and whether any had an axis of one number more."""
 
     def __init__(self, kind: Any) -> None:
-        goal = isinstance(kind, Goal)
+        goal = isinstance(kind, Objective)
         self.known = isinstance(kind, KNOWN) if goal else True  # whether a target is one number for a case or a place
         self.classes = self.known and not (isinstance(kind, Regression) if goal else kind == "regression")
         self.axis = False
@@ -395,7 +395,7 @@ def _parts(given: Any, site: str, targets: _Targets) -> SiteData:
     part = dict(zip(names, parts_in_turn(len(names)).tolist(), strict=True))
     labels = whole.targets if isinstance(whole, Cases) and whole.targets.ndim == 1 else None
     parts = np.array([part[one] for one in whole.patients])
-    return SiteData.in_parts(parts, lambda places: Dealt(whole, places.tolist(), whole.patients, labels))
+    return SiteData.in_parts(parts, lambda places: CaseSubset(whole, places.tolist(), whole.patients, labels))
 
 
 def _cases(given: Any, targets: _Targets) -> Dataset:

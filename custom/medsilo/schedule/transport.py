@@ -12,8 +12,8 @@ from torch import Tensor
 
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Feature
-from medsilo.course.aggregation import SecureAggregation
 from medsilo.registry import AGGREGATIONS
+from medsilo.schedule.aggregation import SecureAggregation
 
 Sealing = Literal["none", "pairwise"]
 CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every tensor that leaves a hospital."

@@ -19,22 +19,22 @@ from medsilo.flare.jobs import PLAN, write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.registry import TASKS, PluginTable
 from medsilo.site.settings import FILE_NAME, make_settings
-from medsilo.tasks.listing import TABLE, Listing
+from medsilo.tasks.case_index import TABLE, CaseIndex
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.start import choices
 from medsilo_lab.start.choices import Choices, Draft
+from medsilo_lab.start.dataset_facts import DatasetFacts, look_at, look_of, looks_of, opened, patient_in
 from medsilo_lab.start.file_table import FileTable, table_of_files
 from medsilo_lab.start.fitting import Fit, Machine, Step, largest_that_fits, steps_for
 from medsilo_lab.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder, sites_of
-from medsilo_lab.start.looks import Looks, look_at, look_of, looks_of, opened, patient_in
 from medsilo_lab.start.wording import LEAST_NAMED, counted, plans_words
 
-LOOKERS = PluginTable("medsilo.lookers", "types:FunctionType", {})
+DATASET_PROBES = PluginTable("medsilo.dataset_probes", "types:FunctionType", {})
 
 
 @dataclass(frozen=True)
-class Folder:
+class DatasetLayout:
     """A folder that `medsilo init` is to look at, with what a looker needs; then with what it found and chose.
 
     >>> from pathlib import Path
@@ -68,7 +68,7 @@ class Folder:
     @cached_property
     def files(self) -> Mapping[str, Path]:
         """The files below the folder by their path from there, without hidden ones."""
-        return Listing.files_below(self.path)[0]
+        return CaseIndex.files_below(self.path)[0]
 
     @cached_property
     def images(self) -> Sequence[str]:
@@ -97,7 +97,7 @@ class Folder:
         *,
         examples: Mapping[str, float] | None = None,
         sites: Mapping[str, Choices] | None = None,
-    ) -> "Folder":
+    ) -> "DatasetLayout":
         """Return the folder with what was found, and a looker's choices beside those that all kinds of data have.
 
         plan, settings: the keys that the looker knows, each with its value and the reason; they stand in the place of
@@ -138,11 +138,11 @@ class Folder:
         task: str,
         kind: str,
         source: DataSource,
-        listings: Mapping[str, Listing],
+        listings: Mapping[str, CaseIndex],
         seen: Callable[[tuple[Path, ...], Path | str], tuple[Scan, np.ndarray]],
         plan: Choices,
         settings: Choices,
-    ) -> "Folder":
+    ) -> "DatasetLayout":
         """Return the folder with what was found in volumes with masks that a looker lists itself, and all choices.
 
         kind: of folder, in words. listings: of each hospital, or of one under "". seen: opens the files of
@@ -155,7 +155,7 @@ class Folder:
         )
         return self._of_images(task, looks, plan, settings)
 
-    def _of_images(self, task: str, looks: Looks, plan: Choices, settings: Choices) -> "Folder":
+    def _of_images(self, task: str, looks: DatasetFacts, plan: Choices, settings: Choices) -> "DatasetLayout":
         """Return what was found in images; their network is the largest for which this machine has room."""
         machine, dimensions = self.machine(), choices.dimensions_of(looks, self.by_slices)
         axes = dimensions.value if dimensions else 2
@@ -174,7 +174,7 @@ class Folder:
         examples = {site: count * slices for site, count in looks.cases.items()}
         said = {**choices.settings_of(looks, label_map), **settings}
 
-        def chosen(fit: Fit) -> "Folder":
+        def chosen(fit: Fit) -> "DatasetLayout":
             limit = fit.limit(machine)
             fitted = {**choices.size_of(looks, fit.step, spacing, limit), **choices.network_of(fit, looks)}
             whole = {**of_images, **fitted, "training.batch_size": (fit.step.batch, limit), **plan}
@@ -187,15 +187,15 @@ class Folder:
         return chosen(largest_that_fits(steps_for(looks.segments, axes, machine), plan_for, machine))
 
 
-def first_sight(folder: Folder) -> Folder:
-    """Open some of a folder's files, and choose; a folder that no entry point `medsilo.lookers` knows has images."""
-    for name in LOOKERS:
-        if (sight := LOOKERS[name](folder)) is not None:
+def first_sight(folder: DatasetLayout) -> DatasetLayout:
+    """Open some of a folder's files, and choose; a folder that no entry point `medsilo.dataset_probes` knows has images."""
+    for name in DATASET_PROBES:
+        if (sight := DATASET_PROBES[name](folder)) is not None:
             return sight
     return look(folder)
 
 
-def look(folder: Folder) -> Folder:
+def look(folder: DatasetLayout) -> DatasetLayout:
     """Say what suits a folder of images; a DataError says what is missing in it."""
     looks = look_at(folder.path, layout_of_folder(folder.path, folder.target))
     return folder._of_images("image-folder" if looks.flat else "nifti-folder", looks, {}, {})

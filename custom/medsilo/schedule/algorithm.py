@@ -11,16 +11,16 @@ from torch.optim import Optimizer
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.additions import INPUT, Amplitude, Perturbation
-from medsilo.course.declared import Private
-from medsilo.course.outcome import OneModel, Outcome, OwnModels
-from medsilo.course.phase import Blueprint, Course, Group, Phase, without
 from medsilo.learning.layers import head_names, names_of_last_layers
 from medsilo.learning.training import Training
+from medsilo.schedule.additions import INPUT, Amplitude, Perturbation
+from medsilo.schedule.declared import Private
+from medsilo.schedule.outcome import OneModel, Outcome, OwnModels
+from medsilo.schedule.phase import Group, ModelFactory, Phase, Schedule, without
 from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:
-    from medsilo.course.workbench import Workbench
+    from medsilo.schedule.train_context import TrainContext
 
 MISSING = object()  # in place of a value in a section that a plan leaves out
 
@@ -29,7 +29,7 @@ class Algorithm(Section):
     """A method of the plan. Holds its numbers and no state: that lies in the site's networks and the server's mixers.
 
     A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its own numbers, and says in `groups` what
-    travels and how it is mixed, in `work` what sites do, or in `phases` both where it is not the same in all rounds; in
+    travels and how it is mixed, in `train_round` what sites do, or in `phases` both where it is not the same in all rounds; in
     `networks` what a site holds; by `personal` or in `outcome` how a study ends.
 
     >>> from medsilo.registry import METHODS
@@ -46,10 +46,10 @@ class Algorithm(Section):
     # Networks that are made in every round from what arrives: a site does not keep them on its disk.
     made_anew: ClassVar[frozenset[str]] = frozenset()
     # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise. A
-    # protocol that is missing here can't be declared, but for "clinical", which says nothing.
+    # protocol that is missing here can't be declared, but for "default", which says nothing.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     personal: ClassVar[bool] = False  # whether each hospital ends with a model of its own
-    at_home: ClassVar[tuple[str, ...]] = ()  # networks that learn by exact steps where privacy is promised
+    exact_networks: ClassVar[tuple[str, ...]] = ()  # networks that learn by exact steps where privacy is promised
     paced: ClassVar[bool] = False  # a round's work depends on how many rounds there are
     own_step: ClassVar[bool] = False  # the step is the method itself, so it can't be a perturbed one
 
@@ -80,7 +80,7 @@ class Algorithm(Section):
         """Return what travels in every round."""
         return ()
 
-    def work(self, bench: "Workbench") -> float:
+    def work(self, bench: "TrainContext") -> float:
         """Train in a round, with a site's networks and passes over its data; returns the training loss, or NaN."""
         return bench.train()
 
@@ -89,7 +89,7 @@ class Algorithm(Section):
         """Return how a study ends: with one model, or with one of each hospital's own."""
         return OwnModels() if self.personal else OneModel()
 
-    def networks(self, build: Blueprint) -> Modules:
+    def networks(self, build: ModelFactory) -> Modules:
         """Return every network a site holds; `build` makes the plan's network. "model" is the one that is evaluated."""
         return {"model": build()}
 
@@ -97,7 +97,7 @@ class Algorithm(Section):
         """Return the optimizer of a network that learns."""
         return training.make_optimizer(module.parameters())
 
-    def personalise(self, bench: "Workbench") -> None:
+    def personalise(self, bench: "TrainContext") -> None:
         """Make "model" of what a site has just received, where it is another network; on training data, if on any."""
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
@@ -120,14 +120,14 @@ class Algorithm(Section):
         return "private" in vars(cls)
 
     # What makes no sense
-    def cautions(self, sites: Sequence[str]) -> list[str]:
+    def warnings(self, sites: Sequence[str]) -> list[str]:
         """Return what the person who starts the study should know of its numbers, one line each."""
         return []
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
         """Yield why the plan can't have this method: where, what, and what to do instead."""
-        if plan.protocol != "clinical" and plan.protocol not in self.protocols:
-            told = " or ".join(["clinical", *self.protocols])
+        if plan.protocol != "default" and plan.protocol not in self.protocols:
+            told = " or ".join(["default", *self.protocols])
             yield f"protocol: {plan.protocol!r} says nothing of {self.name}; declare {told}"
         for key, wanted in self.protocols.get(plan.protocol, {}).items():
             own = _value_at(plan, key, wanted)
@@ -135,20 +135,20 @@ class Algorithm(Section):
                 told, act = ("there is none", "set it") if own is MISSING else (repr(own), "change it")
                 yield (
                     f"{key}: {told}, but protocol '{plan.protocol}' of {self.name} has {wanted!r}; {act}, or declare "
-                    "protocol: clinical"
+                    "protocol: default"
                 )
 
-    def suits(self, training: Training) -> None:
+    def check_training(self, training: Training) -> None:
         """Raise a PlanError when the method makes no sense with this training."""
 
-    def fits(self, task: Task) -> None:
+    def check_task(self, task: Task) -> None:
         """Raise a PlanError when the method makes no sense for this task."""
 
     def check(self, modules: Modules) -> None:
         """Raise a PlanError when the method makes no sense on these networks (they may lie on the meta device)."""
 
     # What the engine asks
-    def course(self, training: Training) -> Course:
+    def course(self, training: Training) -> Schedule:
         """Return the study's phases, with those groups that the plan's input layer adds."""
         phases = self.phases(training.rounds)
         if self.amplitude:
@@ -157,9 +157,9 @@ class Algorithm(Section):
                     "training.local_steps: what an amplitude averages is counted in whole passes; set it to null"
                 )
             phases = self.amplitude.over(phases)
-        return Course(phases, self.outcome.delivery(phases[-1]))
+        return Schedule(phases, self.outcome.delivery(phases[-1]))
 
-    def modules(self, build: Blueprint) -> Modules:
+    def modules(self, build: ModelFactory) -> Modules:
         """Return every network a site holds, and the input layer if the plan has one."""
         modules = self.networks(build)
         if self.amplitude is None:
@@ -173,7 +173,7 @@ class Algorithm(Section):
             )
         return modules | {INPUT: self.amplitude.layer(build.shape)}
 
-    def privately(self, able: Iterable[str]) -> Private:
+    def privacy_mechanism(self, able: Iterable[str]) -> Private:
         """Return how the plan's promise of privacy is kept; raises PlanError where it would be false.
 
         able: names of methods that declare an account.
@@ -190,7 +190,7 @@ class Algorithm(Section):
                 "or algorithm.amplitude=null"
             )
         told = self.private()
-        return told if isinstance(told, Private) else Private(told, self.at_home)
+        return told if isinstance(told, Private) else Private(told, self.exact_networks)
 
     def input_layer(self, modules: Modules) -> nn.Module | None:
         """Return what every batch passes through once before a network sees it, in training as in evaluation."""

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from medsilo.core.section import Feature
 from medsilo.core.tensors import Groups, Modules
-from medsilo.course.phase import Phase
 from medsilo.mixing.forms import Form
+from medsilo.schedule.phase import Phase
 
 
 class SecureAggregation(Feature):
@@ -31,7 +31,7 @@ class SecureAggregation(Feature):
 
     @abstractmethod
     def site(self, place: Any) -> Any:
-        """Return what a site's tensors travel in: an `Envelope` (federation/place.py)."""
+        """Return what a site's tensors travel in: an `UpdateCodec` (federation/place.py)."""
 
     @abstractmethod
     def server(self, asker: Any, state: Any, kit: Any) -> Any:

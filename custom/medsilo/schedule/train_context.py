@@ -10,14 +10,14 @@ from torch.optim import Optimizer
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
 from medsilo.learning.compute import Compute, LossFunction
-from medsilo.learning.loop import Lesson, Objective, OutputLoss, lesson
+from medsilo.learning.loop import ObjectiveFunction, OutputLoss, TrainStep, lesson
 from medsilo.learning.private import PrivateSteps, unless_empty
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
 
 
 @dataclass(frozen=True)
-class Workbench:
+class TrainContext:
     """A method's tools when a site trains: the networks, their optimizers, and passes over the data."""
 
     site: str
@@ -39,7 +39,9 @@ class Workbench:
     told_loss: Callable[[nn.Module], float | None] = lambda model: None  # over the training cases, without dropout
     told_score: Callable[[nn.Module], float | None] = lambda model: None  # over the validation cases
 
-    def lesson(self, name: str = "model", objective: Objective | None = None, step: Step | None = None) -> Lesson:
+    def lesson(
+        self, name: str = "model", objective: ObjectiveFunction | None = None, step: Step | None = None
+    ) -> TrainStep:
         """Return how one network learns from a batch; by default the task, by the plan's step."""
         model, optimizer = self.modules[name], self.optimizers[name]
         if step is None:
@@ -47,13 +49,13 @@ class Workbench:
         objective = objective or OutputLoss(self.loss)
         if self.private is None:
             return lesson(model, objective, optimizer, self.compute, step)
-        if name in self.private.at_home:
+        if name in self.private.exact_networks:
             return unless_empty(lesson(model, objective, optimizer, self.compute, step))
         if not isinstance(objective, OutputLoss):
             raise MedsiloError(f"privacy: what {name} learns is more than a loss of its output, which has no account")
         return self.private.lesson(model, objective.loss, optimizer, step)
 
-    def train(self, *lessons: Lesson, share: float = 1.0) -> float:
+    def train(self, *lessons: TrainStep, share: float = 1.0) -> float:
         """Do the plan's local epochs, by default on "model" alone: each batch is loaded once and serves every lesson.
 
         Returns the first lesson's mean loss in the last epoch. share: of all its mini-batches, only the first.

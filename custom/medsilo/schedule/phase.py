@@ -10,16 +10,16 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.learning.compute import Compute
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.training import Training
-from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:  # only a site trains
-    from medsilo.course.workbench import Workbench
+    from medsilo.schedule.train_context import TrainContext
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class ModelFactory:
     """Makes the plan's network, as often as called; knows the shape of one case, where all have the same."""
 
     make: Callable[[], nn.Module]
@@ -36,7 +36,7 @@ class ServerSide:
     """The sites, what came of the groups so far, and the server's own means. Mappings and sets are live views."""
 
     sites: Sequence[str]  # that train, in sorted order
-    mixers: Mapping[str, Mixer]  # of the phases before, and of this phase's groups that were declared earlier
+    mixers: Mapping[str, Aggregator]  # of the phases before, and of this phase's groups that were declared earlier
     joined: Mapping[str, Any]  # what every site joined with
     contributed: Callable[[], Set[str]]  # sites that have answered in a round
     task: Task
@@ -71,12 +71,12 @@ def network(name: str, but: Callable[[nn.Module], Sequence[str]] = lambda model:
     return lambda modules: without(modules[name].state_dict(), but(modules[name]))
 
 
-def sample_mean(server: ServerSide) -> Mixer:
+def sample_mean(server: ServerSide) -> Aggregator:
     """Return FedAvg's mixer: the mean, weighted by training cases."""
     return WeightedMean()
 
 
-def site_mean(server: ServerSide) -> Mixer:
+def site_mean(server: ServerSide) -> Aggregator:
     """Return the mean in which all sites count alike."""
     return UniformMean()
 
@@ -93,7 +93,7 @@ def statistics_ranges(modules: Modules, task: Task) -> Ranges:
 class Average:
     """An average over a site's training images, which a hospital lets out of enough images only."""
 
-    of: str  # for the leak report
+    of: str  # for the disclosure report
     covers: Callable[[int, Training], int]  # how many of so many images it covers
 
 
@@ -112,15 +112,15 @@ class Group:
 
     name: str
     of: Callable[[Modules], Tensors]  # a view into a site's networks, never a copy
-    mix: Callable[[ServerSide], Mixer] = sample_mean
+    mix: Callable[[ServerSide], Aggregator] = sample_mean
     # down: each site gets the group once in a phase and keeps it. up: sites send it and get nothing back.
     travels: Literal["both", "up", "down"] = "both"
     personal: bool = False  # every site is given values of its own
     title: str = ""  # for tables of what leaves a site; by default the name
-    stand_in: str | None = None  # of a personal group: the group that a site without values of its own is given
+    fallback_group: str | None = None  # of a personal group: the group that a site without values of its own is given
     # Of a group that hands on single sites' own values: what a site makes of it where these are sealed, so that nothing
     # of it travels. It is told the site's place among those that train, None for others.
-    at_home: Callable[[Modules, int | None], None] | None = None
+    apply_locally: Callable[[Modules, int | None], None] | None = None
     undefended: str = ""  # of a mean that no robust rule can take the place of: why, and what to use instead
     # The least and greatest value that its tensors may have, by name; asked once, with networks without values.
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
@@ -129,11 +129,11 @@ class Group:
     # Called at a site when a phase's groups have arrived, with whether this one was among them. May raise Refused.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
     # What the server found out about the sites when all is done, for the summary's details.
-    found: Callable[[Mixer, Sequence[str]], Facts] = lambda mixer, sites: {}
-    # What else a hospital should know of the group, one line each, for the leak report.
-    says: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
+    found: Callable[[Aggregator, Sequence[str]], Facts] = lambda mixer, sites: {}
+    # What else a hospital should know of the group, one line each, for the disclosure report.
+    disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
     average: Average | None = None  # if tensors are one
-    wide: bool = False  # where sites seal: numbers may be as large as their range, not only as the plan's bound
+    unclipped: bool = False  # where sites seal: numbers may be as large as their range, not only as the plan's bound
 
     def given_only(self) -> Self:
         """Return the same group as sites get it when its networks are done."""
@@ -177,14 +177,18 @@ class Phase:
     name: str
     rounds: int
     groups: tuple[Group, ...] = ()
-    work: Callable[["Workbench"], float] = lambda bench: bench.train()  # at a site in a round; returns the loss, or NaN
+    work: Callable[["TrainContext"], float] = lambda bench: (
+        bench.train()
+    )  # at a site in a round; returns the loss, or NaN
     turn: Turn | None = None  # where only one trains and sends in a round; the others validate what they are given
     # What the server does before the phase: it may change initial weights that have not travelled yet, and returns
     # facts for the summary's details. It is not done again when a study is resumed.
     before: Callable[[ServerSide, Modules], Facts] | None = None
     trains: bool = True  # whether sites pass their training batches in it
     releases: int = 0  # means over its cases that a site lets out in a round, where the plan promises privacy
-    says: tuple[str, ...] = ()  # what a hospital should know of the phase, one line each, for the leak report
+    disclosure_notes: tuple[
+        str, ...
+    ] = ()  # what a hospital should know of the phase, one line each, for the disclosure report
 
     def trains_at(self, site: str, number: int, sites: Sequence[str], seed: int) -> bool:
         """Return whether a site trains, and sends what it has, in a round."""
@@ -207,7 +211,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """A phase in its place: the rounds `first` to `last`."""
 
     place: int
@@ -216,7 +220,7 @@ class Stretch:
     phase: Phase
 
 
-class Course:
+class Schedule:
     """All phases of a study by round, and the phase in which its outcome is delivered.
 
     A phase's name may come again later; what counts is its place.
@@ -227,12 +231,12 @@ class Course:
         self.delivery = delivery
         self.rounds = sum(phase.rounds for phase in phases)
 
-    def stretches(self) -> Iterator[Stretch]:
+    def stretches(self) -> Iterator[Segment]:
         """Yield the phases that have rounds, in order."""
         first = 1
         for place, phase in enumerate(self.phases):
             if phase.rounds:
-                yield Stretch(place, first, first + phase.rounds - 1, phase)
+                yield Segment(place, first, first + phase.rounds - 1, phase)
             first += phase.rounds
 
     def place_of(self, number: int) -> int:

@@ -7,17 +7,17 @@ site at most, and ends, as without this, where too few are left.
 
 from collections import Counter
 
-from medsilo.federation.asking import Exchange
 from medsilo.federation.channel import Missing
 from medsilo.federation.directions import LONG
-from medsilo.federation.reasons import DIVERGED
+from medsilo.federation.refusals import DIVERGED
+from medsilo.federation.requests import Exchange
 from medsilo.federation.server_state import ServerState
 
 VOICES = 2  # that say so: one alone, whose own update was tiny, would have an honest one left out
 MOST = 2  # rounds that are taken back because of one site, which is asked no more then
 
 
-class Blame:
+class Exclusions:
     """The sites that are left out of rounds, and why."""
 
     def __init__(self, when_missing: str) -> None:

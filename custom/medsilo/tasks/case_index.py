@@ -10,9 +10,9 @@ from typing import ClassVar, Self
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import composed
-from medsilo.tasks.sheet import OLD_LETTERS, WINDOWS, Sheet
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS, Problem, in_two_parts, refuse_what_stops
+from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS, TableReader
 
 TABLE = DataSource.TABLE
 IMAGES, LABELS = "images/*", "labels/*"  # are read where there is no such table,
@@ -36,7 +36,7 @@ class Entry:
 
 
 @dataclass
-class Listing:
+class CaseIndex:
     """The cases of a folder, sorted by name, and what is wrong with others.
 
     >>> from pathlib import Path
@@ -107,9 +107,9 @@ class Listing:
         return dict(sorted(found.items())), links
 
     @staticmethod
-    def of_cases(source: DataSource, folder: Path, masks: bool) -> "Listing":
+    def of_cases(source: DataSource, folder: Path, masks: bool) -> "CaseIndex":
         """Return the cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
-        names, links = Listing.files_below(folder)
+        names, links = CaseIndex.files_below(folder)
         if table := table_of(source, names, source.images or source.labels):
             columns = source.columns.image
             images = (columns,) if isinstance(columns, str) else columns
@@ -117,20 +117,20 @@ class Listing:
         return _by_pattern(source, names, masks).ordered(source, links)
 
     @staticmethod
-    def of_recordings(source: DataSource, folder: Path) -> "Listing":
+    def of_recordings(source: DataSource, folder: Path) -> "CaseIndex":
         """Return the recordings in a folder, as the site's settings describe them: by a table, or by a pattern.
 
         The label of one that no table names is its folder's name.
         """
-        names, links = Listing.files_below(folder)
-        inside, columns = source.inside, source.columns
+        names, links = CaseIndex.files_below(folder)
+        inside, columns = source.recording_columns, source.columns
         if table := table_of(source, names, source.recordings):
             within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
             found = _by_table(source, folder, table, names, (columns.recording,), False, within)
             return found.ordered(source, links)
-        listing = Listing()
+        listing = CaseIndex()
         pattern = source.recordings or ANYWHERE
-        usual = () if source.recordings else Listing.RECORDINGS
+        usual = () if source.recordings else CaseIndex.RECORDINGS
         known = {name: path for name, path in names.items() if not usual or name.lower().endswith(usual)}
         for name, path in _matching(pattern, known, listing).items():
             listing.take(name, (path,), path.parent.name, name)
@@ -139,7 +139,7 @@ class Listing:
                 "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet, WFDB or EDF there"
             )
             raise DataError(f"no recording in the data folder fits data.recordings; {hint}", private=pattern)
-        if not source.inside.patient:
+        if not source.recording_columns.patient:
             listing.tell_patients(source)
         return listing.ordered(source, links)
 
@@ -196,8 +196,8 @@ def files_of(image: Path) -> list[Path]:
 
 
 # ------------------------------------------------------------------------------------------------ patterns
-def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Listing:
-    listing = Listing()
+def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> CaseIndex:
+    listing = CaseIndex()
     usual = IMAGES if masks else OF_CLASSES
     patterns = (source.images,) if isinstance(source.images, str) else source.images or (usual,)
     channels = [_matching(pattern, names, listing) for pattern in patterns]
@@ -225,7 +225,7 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> List
     return listing
 
 
-def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[str, Path]:
+def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[str, Path]:
     """The files that fit a pattern, by the text that its stars match: so an image and its label find each other.
 
     One that ends with a slash fits folders, each with one DICOM series.
@@ -252,7 +252,7 @@ def _without_suffix(name: str) -> str:
     stripped = name.rstrip("/")
     if stripped.lower() in ("", ".gz"):  # what the star of *.nii* stands for
         return ""
-    suffix = next((suffix for suffix in (*SUFFIXES, *Listing.RECORDINGS) if stripped.lower().endswith(suffix)), "")
+    suffix = next((suffix for suffix in (*SUFFIXES, *CaseIndex.RECORDINGS) if stripped.lower().endswith(suffix)), "")
     return stripped[: len(stripped) - len(suffix)]
 
 
@@ -265,12 +265,12 @@ def _by_table(
     images: Sequence[str],
     masks: bool,
     within: Collection[str] = (),
-) -> Listing:
+) -> CaseIndex:
     """Return the cases of a table. within: columns that it needs not have, as files say it themselves."""
     path = folder / table if (folder / table).is_file() else source.folder / table
-    listing, columns = Listing(), source.columns
+    listing, columns = CaseIndex(), source.columns
     needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
-    sheet = Sheet().read(path, {}, [*needed, *within, columns.part, columns.site])
+    sheet = TableReader().read(path, {}, [*needed, *within, columns.part, columns.site])
     if missing := [column for column in needed if column not in sheet.columns]:
         hint = "name yours under data.columns in the site's medsilo.yaml, or add it"
         raise DataError(f"the table has no column {', '.join(missing)}; {hint}", private=str(path))
@@ -308,7 +308,7 @@ def _by_table(
     return listing
 
 
-def tell_sheet(listing: Listing, sheet: Sheet) -> None:
+def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
     """Note the lines of a table that could not be read, and letters that may be others."""
     listing.add("left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven)
     listing.add("left out", "lines have a cell that is too long", sheet.long)
@@ -331,13 +331,13 @@ def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
     found: defaultdict[str, set[Path]] = defaultdict(set)
     for name, path in names.items():
         last = PurePosixPath(name).name
-        if last.lower().endswith((*SUFFIXES, *Listing.RECORDINGS)):
+        if last.lower().endswith((*SUFFIXES, *CaseIndex.RECORDINGS)):
             for own in {last, _without_suffix(last)}:
                 found[own].add(path)
     return {own: paths.pop() for own, paths in found.items() if len(paths) == 1} | dict(names)
 
 
-def check_parts(listing: Listing) -> None:
+def check_parts(listing: CaseIndex) -> None:
     """Note parts that are none: either the table gives every case its part, or none."""
     parts = [entry.part for entry in listing.entries]
     if any(parts):
@@ -346,7 +346,7 @@ def check_parts(listing: Listing) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what all need
-def refuse_links(listing: Listing, root: Path) -> None:
+def refuse_links(listing: CaseIndex, root: Path) -> None:
     """Only files that really lie in the data folder are read."""
     inside = root.resolve()
 
@@ -358,7 +358,7 @@ def refuse_links(listing: Listing, root: Path) -> None:
     listing.drop(what, [entry for entry in listing.entries if leads_out(entry)])
 
 
-def without_who_left(listing: Listing, source: DataSource) -> None:
+def without_who_left(listing: CaseIndex, source: DataSource) -> None:
     """Leave out the patients that the settings name, and say nothing of them: as if they had never been there."""
     gone = source.without()
     listing.entries = [entry for entry in listing.entries if entry.patient not in gone]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import DataError, DataSource, Folder, Listing, Sheet
+from medsilo.extend import CaseIndex, DataError, DatasetLayout, DataSource, TableReader
 from medsilo_series import waves
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.series_folder import SeriesFolder, by_patient
@@ -28,7 +28,7 @@ FEWEST, MOST_CLASSES = 2, 254
 
 
 @dataclass(frozen=True)
-class SeriesLooks:
+class SeriesFacts:
     """The facts of a folder of recordings."""
 
     source: DataSource
@@ -63,13 +63,13 @@ class SeriesLooks:
         return lines
 
 
-def recordings_in(folder: Folder) -> list[str]:
+def recordings_in(folder: DatasetLayout) -> list[str]:
     """Return the recordings below a folder by their names from there; none where images lie there, too."""
-    names = [name for name in folder.files if name.lower().endswith(Listing.RECORDINGS) and not folder.images]
+    names = [name for name in folder.files if name.lower().endswith(CaseIndex.RECORDINGS) and not folder.images]
     return [name for name in names if PurePosixPath(name).name != DataSource.TABLE]
 
 
-def look_at_series(folder: Folder, names: Sequence[str]) -> SeriesLooks:
+def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
     """Open recordings of a folder; a DataError says what makes them unusable."""
     beside = folder.table_of(names)
     names = [name for name in names if not beside or name != beside.name]
@@ -81,17 +81,17 @@ def look_at_series(folder: Folder, names: Sequence[str]) -> SeriesLooks:
     source = DataSource.model_validate(
         {"folder": folder.path, **described, **(beside.described("recording") if beside else {})}
     )
-    listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}
+    listings = {site: CaseIndex.of_recordings(source, place) for site, place in places.items()}
     dealt = not hospitals and all(entry.site for entry in listings[""].entries)
     if dealt:
         hospitals, entries = tuple(sorted({entry.site for entry in listings[""].entries})), listings[""].entries
-        listings = {site: Listing([one for one in entries if one.site == site]) for site in hospitals}
-    by_folder = bool(source.recordings) and not source.inside.label
-    if source.recordings and not source.inside.patient:
+        listings = {site: CaseIndex([one for one in entries if one.site == site]) for site in hospitals}
+    by_folder = bool(source.recordings) and not source.recording_columns.label
+    if source.recordings and not source.recording_columns.patient:
         called = {site: [one.name for one in own.entries] for site, own in listings.items()}
         patient = folder.patient_in(called, by_folder)
         source = source.model_copy(update={"patient": patient})
-        listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}
+        listings = {site: CaseIndex.of_recordings(source, place) for site, place in places.items()}
     reader = Reader(SeriesFolder.model_validate({"signals": signals}).limits, source)
     cases = {site: own.entries for site, own in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
@@ -105,24 +105,28 @@ def look_at_series(folder: Folder, names: Sequence[str]) -> SeriesLooks:
             (site, entry.patient, label)
             for site, own in listings.items()
             for entry in own.entries
-            for label in (inside[site].get(entry.name, ()) if source.inside.label else [str(entry.label)])
+            for label in (inside[site].get(entry.name, ()) if source.recording_columns.label else [str(entry.label)])
         }
     )
     if len(labels) > MOST_CLASSES:
-        raise DataError(f"column {source.inside.label!r} has {len(labels)} different values, too many for classes")
+        raise DataError(
+            f"column {source.recording_columns.label!r} has {len(labels)} different values, too many for classes"
+        )
     if len(labels) < 2:
         raise DataError(
             f"read as recordings, all files here have one label, {next(iter(labels), 'none')}: add the others, or a "
             "column; a table with a line for each patient is task table's (docs/start/your-data.md)"
         )
     rates = [one.rate for one in every if one.rate]
-    return SeriesLooks(
+    return SeriesFacts(
         source,
         hospitals,
         tuple(tops),
         signals,
         dict(sorted(labels.items())),
-        "are names of folders" if by_folder else f"are in column {source.inside.label or source.columns.label!r}",
+        "are names of folders"
+        if by_folder
+        else f"are in column {source.recording_columns.label or source.columns.label!r}",
         {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
         {site: len(own) for site, own in cases.items()},
         int(np.median([len(one.values) for one in every])),
@@ -166,7 +170,7 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[st
 
 
 def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    head, *below = Sheet.first_lines(path, LINES) or [[]]
+    head, *below = TableReader.first_lines(path, LINES) or [[]]
     lines = [line for line in below if len(line) == len(head)]
     time, label, patient = (_called(head, words) for words in (TIMES, LABELS, PATIENTS))
     cells = {name: [line[place] for line in lines if line[place]] for place, name in enumerate(head)}
@@ -180,7 +184,7 @@ def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...
     if not signals:
         raise DataError("the first recording has no column of numbers; its first line has to name the columns")
     roles = {"time": time} if by_table else {"time": time, "label": label, "patient": patient}
-    found: dict[str, Any] = {"inside": {role: name for role, name in roles.items() if name}}
+    found: dict[str, Any] = {"recording_columns": {role: name for role, name in roles.items() if name}}
     if time:
         found["time_unit"] = _unit(time, cells[time])
     if decimal == ",":
@@ -193,13 +197,13 @@ def _called(names: Sequence[str], words: set[str]) -> str | None:
 
 
 def _is_number(cell: str, decimal: str) -> bool:
-    return Sheet.number(cell, decimal) is not None
+    return TableReader.number(cell, decimal) is not None
 
 
 def _unit(name: str, cells: Sequence[str]) -> str:
     """Return the unit of a time, by its name or by how it is written."""
     try:
-        if cells and Sheet.number(cells[0], ",") is None and datetime.fromisoformat(cells[0]):
+        if cells and TableReader.number(cells[0], ",") is None and datetime.fromisoformat(cells[0]):
             return "datetime"
     except ValueError:
         pass
@@ -208,7 +212,7 @@ def _unit(name: str, cells: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_series(seen: SeriesLooks, folder: Folder) -> Folder:
+def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
     """Return what was found in a folder of recordings, and the choices for it."""
     window, why = _window(seen)
     step = max(1, window // 2)
@@ -244,7 +248,7 @@ def choose_series(seen: SeriesLooks, folder: Folder) -> Folder:
     return folder.choose("series-folder", seen.found, seen.patients, plan, settings, examples=windows, sites=own)
 
 
-def _window(seen: SeriesLooks) -> tuple[int, str]:
+def _window(seen: SeriesFacts) -> tuple[int, str]:
     rate = seen.rate or USUAL_RATE
     steps = 2 ** max(3, round(math.log2(SECONDS * rate)))
     while steps > max(seen.stretch, SHORTEST):
@@ -256,14 +260,14 @@ WHY: Mapping[str, str] = {
     "recordings": "the text that * matches is a recording's name",
     "table": "a line per recording",
     "columns": "what these are called there: a guess by the names; correct it",
-    "inside": "what these are called in the recordings, by their names: correct what is guessed wrong",
+    "recording_columns": "what these are called in the recordings, by their names: correct what is guessed wrong",
     "time_unit": "of the time's column",
     "decimal": "numbers are written with a comma",
     "patient": "a guess from the names; correct it",
 }
 
 
-def look(folder: Folder) -> Folder | None:
+def look(folder: DatasetLayout) -> DatasetLayout | None:
     """Say what suits a folder of recordings; nothing of another."""
     names = recordings_in(folder)
     return choose_series(look_at_series(folder, names), folder) if names else None

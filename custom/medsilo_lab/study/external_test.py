@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.exact import ExactScores, ExactTest
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
 from medsilo.federation.protection import Protection
+from medsilo.federation.raw_results import ExactScores, ExactTest
+from medsilo.federation.site_context import SiteContext
 from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
-from medsilo.site.book import PARTS
+from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData, dealt, patients_of
 from medsilo_lab.deploy.source import Source
@@ -63,9 +63,9 @@ def judged(
     found: list[Judged] = []
     data: SiteData | None = None
     for source in sources:
-        participation = source.plan.participation.model_copy(update={"unseen": (site,)})
+        participation = source.plan.participation.model_copy(update={"evaluation_sites": (site,)})
         plan = source.plan.model_copy(update={"participation": participation, "privacy": None})
-        place = Place(plan, site, [site], settings, paths.site_folder(folder, site), lead)
+        place = SiteContext(plan, site, [site], settings, paths.site_folder(folder, site), lead)
         if data is None:
             protection = Protection(place)
             protection.admit()

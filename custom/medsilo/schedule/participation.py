@@ -10,7 +10,10 @@ from medsilo.core.tensors import Modules
 from medsilo.core.text import is_safe_name
 
 MOST_SITES = 4096
-MEASURED = {"timeout": 600, "silence": 420}  # the values that stand for "as measured": plans keep their hashes
+MEASURED = {
+    "timeout": 600,
+    "heartbeat_timeout": 420,
+}  # the values that stand for "as measured": plans keep their hashes
 
 
 class Participation(Feature):
@@ -21,7 +24,7 @@ class Participation(Feature):
         max_length=MOST_SITES,
         description="names of the agreed sites; empty: all that are connected when the job starts",
     )
-    unseen: tuple[str, ...] = Field(
+    evaluation_sites: tuple[str, ...] = Field(
         (),
         max_length=MOST_SITES,
         description="names of sites that do not train and are tested with the outcome: the global model or the super "
@@ -43,24 +46,24 @@ class Participation(Feature):
         description="seconds that a site has for one answer. Leave 600, the default, and it has as long as it lives "
         "and works: what is alive is measured",
     )
-    patience: int = Field(
+    retry_timeout: int = Field(
         3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
     )
-    same: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(
+    require_same_versions: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(
         (),
         description="what must be the same at every site as at the server: the version of `python`, `nvflare`, "
         "`torch`, `numpy` or `monai`, or the `processor`'s instructions. A site where one differs is refused; "
         "where others differ, its warnings say so",
     )
-    silence: int = Field(
-        MEASURED["silence"],
+    heartbeat_timeout: int = Field(
+        MEASURED["heartbeat_timeout"],
         ge=1,
         le=86_400,
         description="seconds a connection may be down before the server gives the answer up. Leave 420, the default, "
         "and it is 20 minutes, and less under `continue`, by how long the site was silent before",
     )
 
-    @field_validator("sites", "unseen")
+    @field_validator("sites", "evaluation_sites")
     @classmethod
     def _names(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
         for site in sites:
@@ -76,9 +79,9 @@ class Participation(Feature):
     def _agree(self) -> Self:
         if not self.sites and self.minimum is None:
             raise ValueError("zero sites: name them in participation.sites, or set participation.minimum")
-        if self.unseen and not self.sites:
+        if self.evaluation_sites and not self.sites:
             raise ValueError("unseen hospitals need named sites beside them; name those in participation.sites")
-        if both := sorted({*self.sites} & {*self.unseen}):
+        if both := sorted({*self.sites} & {*self.evaluation_sites}):
             raise ValueError(f"{both[0]} is under sites and under unseen; a hospital either trains or it doesn't")
         if self.sites and self.minimum is not None and self.minimum > len(self.sites):
             raise ValueError(f"minimum {self.minimum} is more than the {len(self.sites)} named sites; lower it")
@@ -91,7 +94,7 @@ class Participation(Feature):
     @property
     def everyone(self) -> tuple[str, ...]:
         """All named hospitals, those that train and those that don't."""
-        return tuple(sorted({*self.sites, *self.unseen}))
+        return tuple(sorted({*self.sites, *self.evaluation_sites}))
 
     @property
     def limit(self) -> int | None:
@@ -101,7 +104,7 @@ class Participation(Feature):
     @property
     def longest_silence(self) -> int | None:
         """The seconds without a sign that the plan sets; None where they are measured."""
-        return None if self.silence == MEASURED["silence"] else self.silence
+        return None if self.heartbeat_timeout == MEASURED["heartbeat_timeout"] else self.heartbeat_timeout
 
     @property
     def required(self) -> int:
@@ -113,5 +116,5 @@ class Participation(Feature):
         if most is not None and len(self.everyone) > most:
             named = len(self.everyone)
             yield f"participation.sites: {named} sites, but task {plan.task.name} has {most}; name fewer"
-        if self.unseen and not plan.algorithm.outcome.for_others:
-            yield f"participation.unseen: {plan.algorithm.name} leaves no model for hospitals that did not train"
+        if self.evaluation_sites and not plan.algorithm.outcome.for_others:
+            yield f"participation.evaluation_sites: {plan.algorithm.name} leaves no model for hospitals that did not train"

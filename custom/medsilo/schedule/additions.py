@@ -15,13 +15,13 @@ from pydantic import Field
 from medsilo.core.errors import Refused
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import Average, Group, Phase, Ranges, site_mean
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
 from medsilo.learning.training import Training
+from medsilo.schedule.phase import Average, Group, Phase, Ranges, site_mean
 from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:
-    from medsilo.course.workbench import Workbench
+    from medsilo.schedule.train_context import TrainContext
 
 INPUT = "amplitude"  # the name of the input layer among a site's networks
 HARMONISE, AMPLITUDE = "harmonise", "amplitude"
@@ -89,13 +89,13 @@ class Amplitude(Section):
                 "single image's spectrum. Late batches count for more in it",
                 self.covers,
             ),
-            wide=True,
+            unclipped=True,
             title="amplitude (in one round only)",
             ranges=amplitude_range,
         )
         return own, Group(AMPLITUDE, used, own.mix, "down", arrived=fix)
 
-    def measure(self, bench: "Workbench") -> float:
+    def measure(self, bench: "TrainContext") -> float:
         """Set a site's own amplitude to the mean over its images, with noise where the plan promises privacy."""
         norm = cast(AmplitudeNorm, bench.modules[INPUT])
         found = (norm.amplitudes(inputs) for inputs, _ in bench.data())

@@ -8,14 +8,14 @@ from torch.utils.data import Dataset
 
 from medsilo.federation.disclosure import Told
 from medsilo.federation.evaluation import Evaluation, Measuring
-from medsilo.federation.exact import ExactScores, write_measures
 from medsilo.federation.participant import Participant
-from medsilo.federation.place import Place
+from medsilo.federation.raw_results import ExactScores, write_measures
+from medsilo.federation.site_context import SiteContext
 from medsilo.federation.summary import means, tested_as
 from medsilo.learning.compute import Compute, Stop
 from medsilo.plan import Plan
 from medsilo.runs.schema import Selection, SiteResult, Summary
-from medsilo.site.book import PARTS
+from medsilo.site.query_budget import PARTS
 from medsilo.tasks.decisions import with_derived
 from medsilo.tasks.metrics import Measures, added
 from medsilo.tasks.task import SiteData, dealt
@@ -28,7 +28,7 @@ class Pool(Participant):
 
     evaluation: AtHospitals
 
-    def __init__(self, place: Place, hospitals: dict[str, Participant]) -> None:
+    def __init__(self, place: SiteContext, hospitals: dict[str, Participant]) -> None:
         parts = [[getattr(hospital.data, part) for hospital in hospitals.values()] for part in PARTS]
         pooled = SiteData(*(dealt(own, [range(sum(map(len, own)))])[0] for own in parts))
         self.hospitals = hospitals
@@ -51,7 +51,7 @@ class AtHospitals(Evaluation):
     """An evaluation over all hospitals' cases, hospital by hospital."""
 
     def __init__(
-        self, place: Place, data: SiteData, compute: Compute, protected: bool, hospitals: dict[str, Participant]
+        self, place: SiteContext, data: SiteData, compute: Compute, protected: bool, hospitals: dict[str, Participant]
     ) -> None:
         super().__init__(place, data, compute, protected)
         self.hospitals = hospitals

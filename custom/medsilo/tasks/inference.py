@@ -41,7 +41,7 @@ def whole_images(
     return {"_target_": f"{IN_MONAI}.WholeImages", "size": list(size), **how}
 
 
-class Use:
+class Inference:
     """The use of models on new cases: who predicts them, of the entry points `medsilo.predictors`; of images also how.
 
     Nobody predicts them where no predictor is named.

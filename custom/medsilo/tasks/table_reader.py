@@ -45,7 +45,7 @@ def coding_of(path: Path) -> str:
 
 
 @dataclass
-class Sheet:
+class TableReader:
     """The cells of some columns of a table, line by line, and the lines that could not be read.
 
     >>> sheet = Sheet({"age": 0, "dose": 1})
@@ -126,7 +126,7 @@ class Sheet:
     def level(cell: str) -> str:
         """Return a level as it is compared: a whole number is the same however it is written, as 1 and 1.0."""
         text = composed(str(cell).strip())
-        value = Sheet.number(text)
+        value = TableReader.number(text)
         return str(int(value)) if value is not None and value == int(value) else text
 
 
@@ -135,7 +135,7 @@ def as_written(cell: str, decimal: str) -> str:
     return cell.strip().replace(",", ".") if decimal == "," else cell.strip()
 
 
-ENDINGS = (*Sheet.PLAIN, *OFFICE)
+ENDINGS = (*TableReader.PLAIN, *OFFICE)
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] |
     return {name: place for place, name in enumerate(wanted)}
 
 
-def _parquet(sheet: Sheet, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None) -> None:
+def _parquet(sheet: TableReader, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None) -> None:
     try:
         import pyarrow.parquet as parquet
         from pyarrow import ArrowException
@@ -210,8 +210,11 @@ def _parquet(sheet: Sheet, path: Path, needed: Mapping[str, str], besides: Seque
     try:
         file = parquet.ParquetFile(path)
         groups = (file.metadata.row_group(place) for place in range(file.metadata.num_row_groups))
-        if file.metadata.num_rows > Sheet.MOST_LINES or sum(group.total_byte_size for group in groups) > 4 * MOST_BYTES:
-            raise DataError(Sheet.TOO_MANY)
+        if (
+            file.metadata.num_rows > TableReader.MOST_LINES
+            or sum(group.total_byte_size for group in groups) > 4 * MOST_BYTES
+        ):
+            raise DataError(TableReader.TOO_MANY)
         head = [composed(name.strip()) for name in file.schema_arrow.names]
         sheet.columns = _of(head, needed, besides)
         own = {composed(name.strip()): name for name in file.schema_arrow.names}
@@ -227,8 +230,8 @@ def _parquet(sheet: Sheet, path: Path, needed: Mapping[str, str], besides: Seque
 
 def _office(path: Path) -> Read:
     frame = _frame(path)
-    if len(frame) > Sheet.MOST_LINES:
-        raise DataError(Sheet.TOO_MANY)
+    if len(frame) > TableReader.MOST_LINES:
+        raise DataError(TableReader.TOO_MANY)
     lines = enumerate(frame.itertuples(index=False, name=None), 1)
     head = [composed(str(name).strip()) for name in frame.columns]
     return head, ((f"row {number}", [_text(cell) for cell in cells]) for number, cells in lines)
@@ -242,7 +245,7 @@ def _frame(path: Path) -> Any:
         if path.suffix.lower() == ".xlsx":
             with ZipFile(path) as packed:
                 if sum(one.file_size for one in packed.infolist()) > 4 * MOST_BYTES:
-                    raise DataError(Sheet.TOO_MANY)
+                    raise DataError(TableReader.TOO_MANY)
         frame = getattr(pandas, OFFICE[path.suffix.lower()])(path)
     except ImportError as error:
         raise DataError(

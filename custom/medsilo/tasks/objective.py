@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from medsilo.learning.undrawn import part_of
+from medsilo.learning.partial_labels import part_of
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
 
 
-class Goal(ABC):
+class Objective(ABC):
     """A question that a network's outputs answer. It knows neither where cases come from nor what becomes of answers.
 
     >>> from medsilo.extend import Classification
@@ -111,7 +111,7 @@ class Goal(ABC):
 ABSOLUTE, SQUARED = "mae", "mse"  # of the errors in the target's own unit
 
 
-class Regression(Goal):
+class Regression(Objective):
     """Mean squared error; closeness, 1 - |error| / (greatest - least), and of the whole test set MAE and RMSE.
 
     The network's output is a share of the way from the least to the greatest possible value. For scores it is cut to

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, LockedFolder, make_folder, write_text
-from medsilo.site.settings import FILE_NAME, DataPart, Limits
+from medsilo.site.settings import FILE_NAME, DataPart, Quotas
 from medsilo.tasks.sources import DataSource, Draw, Memory
 
 PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
@@ -34,7 +34,7 @@ Marks = frozenset[str]  # of the patients of one part, each with the number of i
 
 
 @dataclass(frozen=True)
-class Asker:
+class Requester:
     """The asker: a lead's study of a data set. A lead without a name is one like any other."""
 
     lead: str
@@ -50,7 +50,7 @@ class Count:
     planned: Counter[str] = field(default_factory=Counter)  # when it was let in
 
 
-class Book:
+class QueryBudget:
     """A hospital's own memory of the studies that it answered."""
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class Book:
         except (OSError, ValueError) as error:
             raise MedsiloError(
                 f"this hospital's key cannot be read ({type(error).__name__}); give the account that trains the rights "
-                "to the folder of 'records'",
+                "to the folder of 'state_dir'",
                 private=str(self.folder / KEY),
             ) from error
 
@@ -136,7 +136,7 @@ class Book:
         return found
 
     # ------------------------------------------------------------------ answers
-    def admit(self, asker: Asker, planned: Mapping[DataPart, int], limits: Limits) -> None:
+    def admit(self, asker: Requester, planned: Mapping[DataPart, int], limits: Quotas) -> None:
         """Let a study in that will ask for so many scored answers, or raise Refused; other studies that run are counted
         with all that they planned."""
         with self._locked.alone():
@@ -145,7 +145,7 @@ class Book:
                 self._check(counts, asker, part, max(planned[part], counts[asker].answered[part]), limits)
             self._add(ANSWERS, {**vars(asker), "planned": dict(planned), "time": int(time.time())})
 
-    def note(self, asker: Asker, parts: Mapping[DataPart, int], limits: Limits) -> None:
+    def note(self, asker: Requester, parts: Mapping[DataPart, int], limits: Quotas) -> None:
         """Count an answer that is about to leave, or raise Refused: it stays then."""
         with self._locked.alone():
             counts = self.counts()
@@ -153,7 +153,9 @@ class Book:
                 self._check(counts, asker, part, counts[asker].answered[part] + times, limits)
             self._add(ANSWERS, {**vars(asker), "answered": dict(parts), "time": int(time.time())})
 
-    def _check(self, counts: Mapping[Asker, Count], asker: Asker, part: DataPart, wanted: int, limits: Limits) -> None:
+    def _check(
+        self, counts: Mapping[Requester, Count], asker: Requester, part: DataPart, wanted: int, limits: Quotas
+    ) -> None:
         """Raise Refused where this many answers of one study are more than is left."""
         others = [own for own in counts if (own.lead, own.data) == (asker.lead, asker.data) and own != asker]
         left = limits.answers(part) - sum(self._most(other, counts[other], part) for other in others)
@@ -163,18 +165,18 @@ class Book:
                 f"{max(left, 0)} left for this lead (limits.{part}_answers in its {FILE_NAME})"
             )
 
-    def _most(self, asker: Asker, count: Count, part: DataPart) -> int:
+    def _most(self, asker: Requester, count: Count, part: DataPart) -> int:
         """The answers that another study had, or may yet have while it runs."""
         most = max(count.answered[part], count.planned[part])
         return most if most > count.answered[part] and self.runs(asker.study) else count.answered[part]
 
-    def counts(self) -> dict[Asker, Count]:
+    def counts(self) -> dict[Requester, Count]:
         """Return what every study planned and got. What cannot be read counts as an answer on every part to all."""
-        found: dict[Asker, Count] = defaultdict(Count)
+        found: dict[Requester, Count] = defaultdict(Count)
         unknown = 0
         for line in self._lines(ANSWERS):
             try:
-                count = found[Asker(line["lead"], line["data"], line["study"])]
+                count = found[Requester(line["lead"], line["data"], line["study"])]
                 count.answered.update(line.get("answered", {}))
                 if "planned" in line:
                     count.planned = Counter(line["planned"])

@@ -169,12 +169,12 @@ def _aligned(size: int) -> int:
     return size + -size % ALIGNED
 
 
-Stretch = tuple[mmap.mmap, int, int]  # of a mapped file, from and to which byte
+Segment = tuple[mmap.mmap, int, int]  # of a mapped file, from and to which byte
 
 
-def stretches_of(tensors: Iterable[Tensor]) -> list[Stretch]:
+def stretches_of(tensors: Iterable[Tensor]) -> list[Segment]:
     """Return where in mapped files tensors lie; nothing for those in memory."""
-    found: dict[int, Stretch] = {}
+    found: dict[int, Segment] = {}
     for tensor in tensors:
         address = tensor.untyped_storage().data_ptr()
         content = _MAPPED.get(address)
@@ -185,7 +185,7 @@ def stretches_of(tensors: Iterable[Tensor]) -> list[Stretch]:
     return list(found.values())
 
 
-def let_go(stretches: Iterable[Stretch]) -> None:
+def let_go(stretches: Iterable[Segment]) -> None:
     """Let memory drop what it holds of files; it is read again when it is looked at."""
     for content, begin, end in stretches:
         begin -= begin % mmap.PAGESIZE

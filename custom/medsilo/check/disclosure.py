@@ -1,4 +1,4 @@
-"""The leak report: every group of tensors that leaves a site under a plan, its bytes, and what it averages."""
+"""The disclosure report: every group of tensors that leaves a site under a plan, its bytes, and what it averages."""
 
 import json
 from collections.abc import Iterator
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from medsilo.check.demands import floors_beside, price_list
 from medsilo.check.plan_words import words_table
-from medsilo.core.coarse import Resolution
+from medsilo.core.rounding import Resolution
 from medsilo.core.text import aligned, size_text
-from medsilo.course.algorithm import Algorithm
-from medsilo.course.phase import views
 from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
-from medsilo.site.book import PARTS
+from medsilo.schedule.algorithm import Algorithm
+from medsilo.schedule.phase import views
 from medsilo.site.policy import Policy
+from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.decisions import RELIABILITY
 from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION
@@ -76,10 +76,15 @@ def told_besides(plan: Plan) -> list[str]:
     modules = plan.layout()
     lines: list[str] = []
     for stretch in plan.course.stretches():
-        lines += stretch.phase.says
+        lines += stretch.phase.disclosure_notes
         sent = views(stretch.phase.sent, modules)
-        lines += (line for group in stretch.phase.sent if group.name in sent for line in group.says(sent[group.name]))
-    return list(dict.fromkeys([*lines, *plan.algorithm.outcome.says()]))
+        lines += (
+            line
+            for group in stretch.phase.sent
+            if group.name in sent
+            for line in group.disclosure_notes(sent[group.name])
+        )
+    return list(dict.fromkeys([*lines, *plan.algorithm.outcome.disclosure_notes()]))
 
 
 def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None) -> list[str]:
@@ -140,7 +145,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     least = settings.least(plan.task.synthetic)
     few = f", unless they are fewer than {least}" if least > 1 else ""
     classes = "; the cases of each class" + (f", where each that occurs has {least}" if least > 1 else "")
-    every = plan.tracking.validate_every
+    every = plan.model_selection.validate_every
     scored = f"after every {every} rounds and the last " if every > 1 else ""
     lines = [
         "With every answer: the numbers of training, validation and test cases, seconds, the memory that training "
@@ -178,7 +183,7 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
 
 def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return how coarsely numbers leave, who decides the split, how many answers there are."""
-    limits, unit, patients = settings.limits, settings.count_unit(False), settings.patients_in_step(False)
+    limits, unit, patients = settings.quotas, settings.count_unit(False), settings.patients_in_step(False)
     if patients:
         low, high = plan.task.goal.metric_range
         steps = ", ".join(
@@ -186,17 +191,17 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
         )
         lines = [
             f"Scores leave in steps that {patients} patients together can move at most ({steps} patients in the part; "
-            f"score_cases); losses likewise, a case counting for at most {MOST:g}."
+            f"score_rounding); losses likewise, a case counting for at most {MOST:g}."
         ]
         if not plan.task.goal.by_case:
             lines.append(
                 f"A score of pairs ({plan.task.goal.metric}) leaves in coarser steps, by the share of pairs that a "
-                f"patient is in, and only where that is at most {PAIR} / smallest_metric."
+                f"patient is in, and only where that is at most {PAIR} / min_patients_per_metric."
             )
     else:
-        lines = ["Scores and losses leave exactly (score_cases is 0)."]
+        lines = ["Scores and losses leave exactly (score_rounding is 0)."]
     if unit > 1:
-        lines.append(f"Counts leave in multiples of {unit} (smallest_metric).")
+        lines.append(f"Counts leave in multiples of {unit} (min_patients_per_metric).")
     if beside := floors_beside(plan, settings):
         lines.append(f"{beside[0]}; {beside[1]}.")
     elif plan.privacy:
@@ -236,5 +241,5 @@ def _averages(plan: Plan, settings: SiteSettings) -> Iterator[str]:
             if group.average:
                 yield (
                     f"{group.name}, {rounds}: {group.average.of}. It leaves where it covers as many images as "
-                    f"smallest_average in medsilo.yaml (here {settings.smallest_average}); 'medsilo check' tells."
+                    f"min_cases_per_average in medsilo.yaml (here {settings.min_cases_per_average}); 'medsilo check' tells."
                 )

@@ -7,7 +7,6 @@ from typing import Any
 from medsilo.core.errors import Refused
 from medsilo.core.package import machine_facts
 from medsilo.core.text import plain
-from medsilo.course.outcome import Part
 from medsilo.federation.checks import check_packages
 from medsilo.plan import Plan
 from medsilo.runs.messages import (
@@ -16,12 +15,13 @@ from medsilo.runs.messages import (
     Counted,
     Delivered,
     Joined,
-    Parcel,
     SiteAnswer,
+    StudyMessage,
     Tested,
     Trained,
     check_values,
 )
+from medsilo.schedule.outcome import Part
 from medsilo.tasks.decisions import RELIABILITY, on_a_place, places_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION
 from medsilo.tasks.task import check_absent
@@ -37,7 +37,7 @@ class Acceptance:
         self.joined: dict[str, Joined] = {}  # live: what sites joined with
         self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.goal.layout.values())
 
-    def accept(self, site: str, parcel: Parcel, asked: Asked, known: Collection[str]) -> SiteAnswer:
+    def accept(self, site: str, parcel: StudyMessage, asked: Asked, known: Collection[str]) -> SiteAnswer:
         """Return the typed answer; raises Refused. known: the sites that have answered already."""
         task, number = asked
         if site not in (self.sites if task == "round" else self.everyone):
@@ -100,8 +100,10 @@ class Acceptance:
         told = {
             name: f"{name} {plain(answer.machine.get(name, '(not told)'))}, the server {own[name]}" for name in names
         }
-        if refused := [told[name] for name in names if name in self.plan.participation.same]:
-            raise Refused(f"runs {'; '.join(refused)}; participation.same wants the same: install the server's")
+        if refused := [told[name] for name in names if name in self.plan.participation.require_same_versions]:
+            raise Refused(
+                f"runs {'; '.join(refused)}; participation.require_same_versions wants the same: install the server's"
+            )
         if not told:
             return answer
         warning = f"runs {'; '.join(told.values())}: its last digits may differ from those of the same study elsewhere"
@@ -111,8 +113,8 @@ class Acceptance:
         """Return what a site tells of the outcome, checked."""
         part: Part = "validation" if isinstance(answer, Delivered) else "test"
         cases = getattr(answer.cases, part)
-        withheld = part in answer.withheld or part in answer.noisy
-        return self.plan.algorithm.outcome.read(answer.outcome, part, withheld, self.sites, cases)
+        suppressed = part in answer.suppressed or part in answer.noisy
+        return self.plan.algorithm.outcome.read(answer.outcome, part, suppressed, self.sites, cases)
 
 
 def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) -> None:

@@ -22,9 +22,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import load_facts, load_tensors, save_tensors
-from medsilo.learning.undrawn import marked
+from medsilo.learning.partial_labels import marked
+from medsilo.tasks.case_index import Entry, files_of
 from medsilo.tasks.lazy_cases import Memory
-from medsilo.tasks.listing import Entry, files_of
 from medsilo.tasks.sources import DataSource
 
 NAMES = ("inputs", "targets")  # of the tensors in a file

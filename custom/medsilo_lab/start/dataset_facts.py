@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.tasks.listing import Entry, Listing
+from medsilo.tasks.case_index import CaseIndex, Entry
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.start.folder_layout import FolderLayout, sites_of
@@ -29,7 +29,7 @@ CLASS = r"[^/]+/"  # before them, where folders are classes: a patient may have 
 
 
 @dataclass(frozen=True)
-class Look:
+class CaseFacts:
     """The facts of one case's image and label."""
 
     size: tuple[int, ...]  # along x, y (and z)
@@ -47,7 +47,7 @@ Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True)
-class Looks:
+class DatasetFacts:
     """The facts of a folder: its cases by hospital, and what some of them look like."""
 
     layout: FolderLayout
@@ -55,7 +55,7 @@ class Looks:
     patients: dict[str, int]  # by hospital
     cases: dict[str, int]
     patients_of: dict[str, int]  # of each class of a classification
-    looked: tuple[Look, ...]
+    looked: tuple[CaseFacts, ...]
     left_out: dict[str, int]  # why -> cases
     segments: bool
 
@@ -110,7 +110,7 @@ def ranges(rows: Sequence[Sequence[float]]) -> str:
     return " x ".join(axes)
 
 
-def look_at(folder: Path, layout: FolderLayout) -> Looks:
+def look_at(folder: Path, layout: FolderLayout) -> DatasetFacts:
     """Open cases of a folder that is laid out so; a DataError says what makes them unusable."""
     patterns = {"images": layout.images or None, "labels": layout.labels if layout.images else None}
     source = DataSource.model_validate(
@@ -118,13 +118,13 @@ def look_at(folder: Path, layout: FolderLayout) -> Looks:
     )
     segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
     places = {site: folder / top for site, top in sites_of(layout.hospitals).items()} or {"": folder}
-    listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
+    listings = {site: CaseIndex.of_cases(source, place, segments) for site, place in places.items()}
     for own in listings.values():
         own.refuse_unusable()
     names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
     if layout.images and (patient := layout.patient or patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
-        listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
+        listings = {site: CaseIndex.of_cases(source, place, segments) for site, place in places.items()}
     looks = looks_of(layout, source, listings, _look, segments)
     _refuse_labels(looks)
     return looks
@@ -133,10 +133,10 @@ def look_at(folder: Path, layout: FolderLayout) -> Looks:
 def looks_of(
     layout: FolderLayout,
     source: DataSource,
-    listings: Mapping[str, Listing],
-    look: Callable[[Entry], Look],
+    listings: Mapping[str, CaseIndex],
+    look: Callable[[Entry], CaseFacts],
     segments: bool,
-) -> Looks:
+) -> DatasetFacts:
     """Open some of the hospitals' cases, and return the facts of all. listings: by hospital, of one alone under ""."""
     entries = {site: own.entries for site, own in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
@@ -144,7 +144,7 @@ def looks_of(
     _refuse_mixtures(looked)
     every = [(site, entry) for site, own in listings.items() for entry in own.entries]
     labels = Counter(label for _, _, label in {(site, entry.patient, str(entry.label)) for site, entry in every})
-    return Looks(
+    return DatasetFacts(
         layout,
         source,
         {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
@@ -159,7 +159,7 @@ def looks_of(
 def _names_files(source: DataSource, folder: Path, layout: FolderLayout) -> bool:
     """Return whether the labels of a table are files."""
     place = folder / layout.hospitals[0] if layout.hospitals else folder
-    entries = Listing.of_cases(source, place, masks=False).entries
+    entries = CaseIndex.of_cases(source, place, masks=False).entries
     return bool(entries) and all((place / str(entry.label)).is_file() for entry in entries)
 
 
@@ -210,13 +210,13 @@ def opened(
     return looked, wrong
 
 
-def _look(entry: Entry) -> Look:
+def _look(entry: Entry) -> CaseFacts:
     scan = Scan.read(entry.images[0])
     mask = scan.mask(entry.label) if isinstance(entry.label, Path) else None
     return look_of(scan, mask, len(entry.images))
 
 
-def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> Look:
+def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> CaseFacts:
     """Return the facts of an image and its mask, where it has one. files: of its channels, where each has one."""
     values, inside = scan.values, scan.values[0]
     if not np.isfinite(values).all():
@@ -224,7 +224,7 @@ def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> Look:
     if mask is not None and mask.any():
         inside = inside[mask > 0]
     low, high = np.percentile(inside, TAIL)
-    return Look(
+    return CaseFacts(
         tuple(values.shape[:0:-1]),
         tuple(float(length) for length in scan.spacing),
         files if files > 1 else len(values),
@@ -237,7 +237,7 @@ def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> Look:
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
-def _refuse_mixtures(looked: Sequence[tuple[Look, str]]) -> None:
+def _refuse_mixtures(looked: Sequence[tuple[CaseFacts, str]]) -> None:
     """All images have as many axes, and as many channels; grey ones may stand among flat images in colours."""
     for what, of, remedy in (
         ("axes", lambda look: len(look.size), "keep flat images and volumes in folders of their own"),
@@ -251,11 +251,11 @@ def _refuse_mixtures(looked: Sequence[tuple[Look, str]]) -> None:
             raise DataError(f"images have {told}; {remedy}", private=", ".join(names[:6]))
 
 
-def _channels_of(look: Look) -> int:
+def _channels_of(look: CaseFacts) -> int:
     return 3 if len(look.size) == 2 and look.channels == 1 else look.channels
 
 
-def _refuse_labels(looks: Looks) -> None:
+def _refuse_labels(looks: DatasetFacts) -> None:
     """There is something to learn, and masks are masks."""
     values = {value for look in looks.looked for value in look.values}
     if not looks.segments:
