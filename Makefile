@@ -13,7 +13,7 @@ MEMORY := $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print $$2}' /proc/m
 	xargs -r df --output=avail,target 2>/dev/null | awk '$$1 + 0 > 4000000 {print $$2}')
 quick test test-of: export TMPDIR := $(or $(firstword $(MEMORY)),$(TMPDIR),/tmp)
 
-.PHONY: demo jobs lint quick test test-of test-slow claims test-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit docs screenshots docs-tables words clean
+.PHONY: demo jobs lint quick test test-of test-slow claims test-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit flower docs screenshots docs-tables words clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -128,6 +128,13 @@ audit:
 	test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && \
 		build/audit/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-audit.txt; }
 	build/audit/bin/pip-audit --requirement requirements.txt
+
+# Flower, whose secure sums ours are held against (tests/oracles). It needs an older protobuf than the tests.
+flower: build/flower/.ready
+build/flower/.ready: requirements-flower.txt
+	$(PYTHON) -m venv build/flower
+	build/flower/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-flower.txt
+	touch $@
 
 # A dash: what misses its bound does not stop the others.
 bench: export MEDSILO_RATIOS = build/ratios.jsonl

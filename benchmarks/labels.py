@@ -170,7 +170,7 @@ def _taken(channels: Mapping[str, int]) -> Own:
         site: {
             "images": [f"{channel}/*.nii.gz" for channel in CHANNELS[: channels.get(site, 4)]],
             "labels": "labels/*.nii.gz",
-            "absent": list(CHANNELS[channels.get(site, 4) :]),
+            "unannotated": list(CHANNELS[channels.get(site, 4) :]),
         }
         for site in (*SITES, JUDGE)
     }
@@ -238,7 +238,7 @@ TABLES = Part(
         Row("all have 18", everything()),
         Row(
             "named in `unannotated`",
-            {**everything(), **{site: {"absent": list(lacks)} for site, lacks in LACKS.items()}},
+            {**everything(), **{site: {"unannotated": list(lacks)} for site, lacks in LACKS.items()}},
         ),
         Row("only the 3 columns that all have", everything(), task={"columns": EVERYWHERE}),
     ),

@@ -1,4 +1,4 @@
-"""The tables of docs/research/which-method.md: numbers of the files in results/, so that none is typed twice."""
+"""Tables of docs/research: numbers of the files in results/, so that none is typed twice."""
 
 import re
 from dataclasses import dataclass
@@ -49,8 +49,58 @@ STUDIES = (
     Study("Histology, synthetic", "stains, light, noise", "baselines", "Histology: appearance shift"),
 )
 REAL = 3  # of them are real data
-HEADLINES = r"HarmoFL(, \w+)?|(d-|f-)?adafed|fedsm"
+HEADLINES = r"HarmoFL(, \w+)?|(f-)?adafed|fedsm"
 FLAMBY = ("Fed-Heart-Disease", "Fed-TCGA-BRCA")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A method's gain over another on one set, as others publish it, and where ours is."""
+
+    method: str
+    over: str
+    set: str  # the part of published.csv
+    ours: tuple[str, str, str, str] | None = None  # file, part, configuration, baseline
+    data: str = ""  # of ours
+
+    def published(self, by: str) -> str:
+        """Return the gain in each source of this kind; sources have one score of each method."""
+        scores: dict[str, dict[str, float]] = {}
+        for line in rows_of(FOLDER / "published.csv"):
+            if line["part"] == self.set and line["quantity"] == by:
+                scores.setdefault(line["text"].rsplit(": ", 1)[1], {})[line["configuration"]] = float(line["value"])
+        known = {link: own for link, own in scores.items() if {self.method, self.over} <= own.keys()}
+        gains = [(_minus(f"{own[self.method] - own[self.over]:+.1f}"), link) for link, own in known.items()]
+        return ", ".join(f"[{gain}]({link})" for gain, link in gains) or "–"
+
+    def measured(self) -> str:
+        """Return our difference with its interval."""
+        if self.ours is None:
+            return "–"
+        file, part, configuration, baseline = self.ours
+        lines = Study("", "", file, part).lines(configuration=configuration, baseline=baseline)
+        return f"{_difference(lines[0])}, [{self.data}](../../results/{file}.csv)"
+
+
+NUCLEI = ("harmofl-nuclei", "", "HarmoFL, whole", "FedAvg")
+ALIKE = ("fedsm-synthetic", "High similarity", "fedsm", "fedavg")
+TWO_ORGANS = ("fedsm-synthetic", "Low similarity", "fedsm", "fedavg")
+GAINS = (
+    Gain("HarmoFL", "FedAvg", "Nuclei", NUCLEI, "222 tiles"),
+    Gain("HarmoFL", "FedAvg", "Prostate MRI"),
+    Gain("FedSM", "FedAvg", "Prostate MRI", ALIKE, "synthetic, alike"),
+    Gain("FedSM", "FedAvg", "Retinal images", TWO_ORGANS, "synthetic, two organs"),
+    Gain("AdaFed", "FedAvg", "OrganSMNIST"),
+    Gain("AdaFed", "FedBN", "OrganSMNIST"),
+    Gain("AdaFed", "FedAvg", "OrganSMNIST, α = 0.01"),
+)
+PUBLISHERS = ("paper", "authors' code", "others")
+
+
+def reruns() -> str:
+    """Return each gain in the paper, in its authors' code, by others, and here."""
+    rows = [(f"{one.method} − {one.over}, {one.set}", *map(one.published, PUBLISHERS), one.measured()) for one in GAINS]
+    return table(("gain", *PUBLISHERS, "ours"), rows)
 
 
 def unfinished(file: str) -> list[str]:

@@ -52,6 +52,7 @@ APPROVAL = ("approval",)
 PAGES = (
     "research/methods.md",
     "research/which-method.md",
+    "research/reproduce.md",
     "research/extend.md",
 )
 REFERENCE = ("reference/keys.md", "reference/commands.md", "reference/run-folder.md")
@@ -60,7 +61,7 @@ PROTECTION = (
     "min_patients_per_metric",
     "score_rounding",
     "calibration",
-    "records",
+    "state_dir",
     "studies",
     "memory_limit",
 )
@@ -398,10 +399,10 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-network": lambda: one_of(NETWORKS, "network", "network"),
     "plan-training": lambda: section(Training, "training"),
     "plan-participation": lambda: section(Participation, "participation"),
-    "plan-mixing": lambda: section(AggregationSettings, "mixing"),
+    "plan-aggregation": lambda: section(AggregationSettings, "aggregation"),
     "plan-robust": lambda: one_of(ROBUST, "aggregation.robust", "rule"),
     "plan-transport": lambda: section(TransportSettings, "transport"),
-    "plan-tracking": lambda: section(ModelSelection, "tracking"),
+    "plan-model-selection": lambda: section(ModelSelection, "model_selection"),
     "plan-privacy": lambda: section(PrivacyOffer, "privacy"),
     "plan-rest": top_level,
     "limits": lambda: section(Quotas, "limits"),
@@ -435,6 +436,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
     "evidence-headlines": evidence.headlines,
+    "evidence-reruns": evidence.reruns,
 }
 
 

@@ -36,7 +36,7 @@ FORBIDDEN: Mapping[str, str] = {
     r"promising|worth it\b|no gain": "better, worse or inconclusive, with n and the interval",
     r"told|tells": "reports, discloses, sends, says",
     r"withh(eld|old\w*)": "suppressed",
-    r"disclosure reports?": "disclosure report",
+    r"leak reports?": "disclosure report",
     r"seal(s|ed|ing)?": "secure aggregation, masked",
     r"(is|are|was|were|be|been) refused(?! by)": "say who rejects: The server rejects ...",
     r"stands? out|stood out": "outlier",

@@ -253,7 +253,7 @@ def constants(module: Any) -> None:
     assert len({names.GET_TASK, names.SUBMIT_UPDATE, names.APP_COMMAND}) == 3
     header = module.CellMessageAuthHeaderKey
     signed = {header.CLIENT_NAME: "hospital-a", header.TOKEN: "t", header.TOKEN_SIGNATURE: "of hospital-a"}
-    message = import_module(f"{MODULES}.fuel.f3.message").MessageFacts
+    message = import_module(f"{MODULES}.fuel.f3.message").Message
     authenticator = import_module(f"{MODULES}.private.fed.authenticator")
     verifier = SimpleNamespace(verify=lambda name, token, signature: signature == f"of {name}")
     for name, passes in [("hospital-a", True), ("hospital-b", False)]:
@@ -361,7 +361,7 @@ def failure_reports(module: Any) -> None:
 @relies("private.admin_defs", "MsgHeader.RETURN_CODE ReturnCode.OK")
 def orders(module: Any) -> None:
     """A reply to the server's order has a body; without a return code, it is one of success."""
-    reply = module.MessageFacts("topic", "done")
+    reply = module.Message("topic", "done")
     assert reply.body == "done" and reply.get_header(module.MsgHeader.RETURN_CODE, "none") == "none"
     assert module.ok_reply().get_header(module.MsgHeader.RETURN_CODE, module.ReturnCode.OK) == module.ReturnCode.OK
     refused = module.error_reply("why")
@@ -718,10 +718,10 @@ def cell_utils(module: Any) -> None:
     assert module.make_reply("comm_error", error="why") is not None
 
 
-@relies("fuel.f3.message", "MessageFacts.get_header MessageFacts.headers MessageFacts.set_header MessageFacts.payload")
+@relies("fuel.f3.message", "Message.get_header Message.headers Message.set_header Message.payload")
 def message(module: Any) -> None:
     """A message has headers, in a dictionary, and a payload."""
-    found = module.MessageFacts({"a": 1}, b"x")
+    found = module.Message({"a": 1}, b"x")
     found.set_header("b", 2)
     assert (found.get_header("a"), found.get_header("b"), found.get_header("c")) == (1, 2, None)
     assert found.headers == {"a": 1, "b": 2}
@@ -802,7 +802,7 @@ def received_streams(module: Any) -> None:
     ends that at once. There is no public way to it."""
     constants = import_module(f"{MODULES}.fuel.f3.streaming.stream_const")
     headers = import_module(f"{MODULES}.fuel.f3.cellnet.defs").MessageHeaderKey
-    keys, kind = constants.StreamHeaderKey, import_module(f"{MODULES}.fuel.f3.message").MessageFacts
+    keys, kind = constants.StreamHeaderKey, import_module(f"{MODULES}.fuel.f3.message").Message
     told = {headers.ORIGIN: "hospital-a.job", keys.STREAM_ID: 7, keys.RELIABLE: True}
     first = kind({**told, keys.SEQUENCE: 0, keys.DATA_TYPE: constants.StreamDataType.CHUNK}, b"one")
     later = kind({**told, keys.SEQUENCE: 2, keys.DATA_TYPE: constants.StreamDataType.FINAL}, b"three")

@@ -17,7 +17,7 @@ ROOMS = {
     "privacy": "differential privacy: what was released, what it costs together, noise nobody can guess",
     "models": "the networks",
     "tasks": "data, loss and metric of one medical question; image files, splits, partitions",
-    "course": "a study as data: phases of groups, what a method finds at a site and at the server, outcomes",
+    "schedule": "a study as data: phases of groups, what a method finds at a site and at the server, outcomes",
     "registry": "names of methods, tasks and networks, our own and those of other packages",
     "plan": "the one description of a study: checked, resolved, hashed",
     "site": "a hospital's own settings, policy, memory, approvals and privacy ledger",

@@ -48,7 +48,7 @@ def _signed(points: float) -> str:
 
 
 @dataclass(frozen=True)
-class ComparedOnly:
+class Compared:
     """One attack on one method under one defence, over all seeds that are done, against the undisturbed federation."""
 
     cells: Sequence[Cell]  # by seed
@@ -140,7 +140,7 @@ class Done:
         self.results = {_key(cell): result for cell, result in found if result}
         self.cells = [cell for cell, result in found if result]
 
-    def compared(self, cell: Cell) -> ComparedOnly | None:
+    def compared(self, cell: Cell) -> Compared | None:
         """Return a cell with the same one of all other seeds; None where nothing is done of it."""
         own, results, references, unattacked, honest = [], [], [], [], []
         for seed in range(MOST_SEEDS):
@@ -154,9 +154,9 @@ class Done:
                 results.append(result)
                 references.append(reference)
                 honest.append([site for site in reference.sites if site not in one.bad_sites])
-        return ComparedOnly(own, results, references, unattacked, honest) if own else None
+        return Compared(own, results, references, unattacked, honest) if own else None
 
-    def where(self, wanted: Callable[[Cell], bool]) -> list[ComparedOnly]:
+    def where(self, wanted: Callable[[Cell], bool]) -> list[Compared]:
         """Return what is done of these cells, in their order, seeds together."""
         firsts = {_key(replace(cell, seed=0)): replace(cell, seed=0) for cell in self.cells if wanted(cell)}
         return [found for cell in firsts.values() if (found := self.compared(cell))]
@@ -222,12 +222,12 @@ def costs_table(done: Done, measured: Sequence[Cost]) -> Table:
     return Table(heads, rows, "What a defence costs without an attacker")
 
 
-def _points(one: ComparedOnly) -> str:
+def _points(one: Compared) -> str:
     return "refused" if one.refused else "ended" if one.ended else _signed(-one.loss)
 
 
 # ---------------------------------------------------------------------------------------------------- the goal
-def best_defence(found: Sequence[ComparedOnly]) -> str | None:
+def best_defence(found: Sequence[Compared]) -> str | None:
     """Return the defence that holds in most attacks; of equal ones the one that loses least on the average."""
     own = {name: [one for one in found if one.cell.defence == name and not one.refused] for name in DEFENCES}
     own = {name: rows for name, rows in own.items() if rows and name != PLAIN}
@@ -238,10 +238,10 @@ def best_defence(found: Sequence[ComparedOnly]) -> str | None:
     return max(own, key=rank) if own else None
 
 
-def goal_table(done: Done) -> tuple[Table, list[ComparedOnly]]:
+def goal_table(done: Done) -> tuple[Table, list[Compared]]:
     """Return, for one bad hospital, what the best defence loses in each attack, and where it misses the goal."""
     rows: list[Sequence[str]] = []
-    missed: list[ComparedOnly] = []
+    missed: list[Compared] = []
     found = done.where(lambda cell: cell.bad == 1)
     for title, method in dict.fromkeys((one.cell.setting.title, one.cell.method) for one in found):
         own = [one for one in found if (one.cell.setting.title, one.cell.method) == (title, method)]
@@ -258,7 +258,7 @@ def goal_table(done: Done) -> tuple[Table, list[ComparedOnly]]:
     return Table(("study", "best defence", "held", "missed"), rows, "The goal: one bad hospital of five"), missed
 
 
-def _why(one: ComparedOnly) -> str:
+def _why(one: Compared) -> str:
     if one.ended:
         return f"{one.ended} of {len(one.results)} studies ended"
     points = f"{_signed(-one.loss)} points, {_signed(-one.cost)} without an attacker"

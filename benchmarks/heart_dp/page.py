@@ -43,7 +43,7 @@ def read_published(path: Path) -> Told:
 
 
 @dataclass(frozen=True)
-class ComparedOnly:
+class Compared:
     """One promise: our accuracies and theirs."""
 
     promise: PrivacyGuarantee
@@ -67,11 +67,11 @@ class ComparedOnly:
 
 def compared(
     setup: Setup, promise: PrivacyGuarantee, hospitals: dict[str, Hospital], told: Told, folder: Path
-) -> ComparedOnly:
+) -> Compared:
     """Return one promise's results on the test cases."""
     outcomes: list[Outcome] = [result_of(Cell(setup, promise, seed), hospitals, folder) for seed in SEEDS]
     theirs = told[promise.epsilon, promise.delta]
-    return ComparedOnly(promise, [one.mean for one in outcomes], theirs, max(one.epsilon for one in outcomes))
+    return Compared(promise, [one.mean for one in outcomes], theirs, max(one.epsilon for one in outcomes))
 
 
 def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Study, bool]:
@@ -125,7 +125,7 @@ def _named(promise: PrivacyGuarantee) -> tuple[str, str]:
     )
 
 
-def _costs(again: Sequence[ComparedOnly]) -> list[str]:
+def _costs(again: Sequence[Compared]) -> list[str]:
     """Return what bounding each case's gradient costs, and what the noise does."""
     found = {(one.promise.epsilon, one.promise.delta): one for one in again}
     cells = [found.get(key) for key in ((None, None), (50.0, 1e-3), (0.1, 1e-3))]

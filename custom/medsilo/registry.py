@@ -312,9 +312,8 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
         elif name and name not in table and (absent := next(filterfalse(is_installed, said), None)):
             told = f"package {absent} of this plan is not installed here; install {in_words(said[absent])}"
             if absent.startswith(SOURCE):
-                told = (
-                    "it was a class of a Python program; define it there again, or 'medsilo new' makes a package of it"
-                )
+                told = "it was a class of a Python program; define it there again, or make a package of it "
+                told += "(python -m medsilo_lab.new)"
             raise PlanError(f"{key}.name: {name!r} is not known: {told}")
     return dict(sorted(found.items()))
 

@@ -36,6 +36,7 @@ from medsilo_lab import in_memory
 from medsilo_lab.consortium import lead
 from medsilo_lab.deploy.predictor import asked_to_predict
 from medsilo_lab.deploy.source import Source
+from medsilo_lab.report.deciding import OF_CLASS
 from medsilo_lab.report.page import write
 from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.study_page import write_study
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PlanLike = Plan | Mapping[str, Any] | Path | str
-SiteContext = Path | str
+PathLike = Path | str
 Changes = Sequence[str] | Mapping[str, Any] | str
 Sites = Sequence[str] | Mapping[str, Any]
 Engine = Literal["simulator", "inprocess"]
@@ -89,7 +90,7 @@ class Run:
     'finished'
     """
 
-    def __init__(self, folder: SiteContext) -> None:
+    def __init__(self, folder: PathLike) -> None:
         """Open the folder of a run, whichever engine or consortium made it."""
         self.folder = Path(folder).resolve()
         self._kept: TemporaryDirectory | None = None  # goes when this object goes
@@ -118,7 +119,7 @@ class Run:
 
     @property
     def table(self) -> "DataFrame":
-        """One row for each site: its cases, its test score, the round of its model, what it sent."""
+        """One row for each site: its cases, its test score, the round of its model, what it sent, its other figures."""
         run, metric = self._result, self._result.summary.metric
         rows = []
         for site in (*run.sites, *sorted(run.summary.evaluation_sites)):
@@ -127,8 +128,25 @@ class Run:
             test, selected = own.test or {}, run.summary.selected.rounds
             scores = {metric: test.get(metric), "loss": test.get("loss"), "round": selected.get(site)}
             sent = {"bytes_up": own.bytes_up, "bytes_down": own.bytes_down, "seconds": own.seconds}
-            rows.append({"site": site, **cases, **scores, **sent})
+            cut = {"threshold": own.decisions.threshold} if own.decisions and own.decisions.decided else {}
+            further = {
+                name: value for name, value in own.figures.items() if name not in scores and not OF_CLASS.match(name)
+            }
+            rows.append({"site": site, **cases, **scores, **sent, **cut, **further})
         return _frame(rows, "site")
+
+    @property
+    def classes(self) -> "DataFrame":
+        """One row for each site and class: its test cases, and how well it is told from the rest.
+
+        Where the most probable class is what was found. A site that tells no classes has no rows.
+        """
+        run, names, rows = self._result, self.plan.task.goal.label_names, []
+        for site, own in (run.summary.sites | run.summary.evaluation_sites).items():
+            for rates in own.by_class(names):
+                name, *told = rates
+                rows.append({"site": site, "class": name, **dict(zip(rates._fields[1:], told, strict=True))})
+        return _frame(rows, ["site", "class"])
 
     @property
     def cases(self) -> "DataFrame":
@@ -160,7 +178,7 @@ class Run:
         found = re.findall(r'(<section[^>]* id="([\w-]+)".*?</section>)', page, re.DOTALL)
         return SimpleNamespace(**{key.replace("-", "_"): Picture(f"{head}</head>{text}") for text, key in found})
 
-    def predict(self, images: Any, out: SiteContext | None = None, *, site: str = "", device: str = "auto") -> Any:
+    def predict(self, images: Any, out: PathLike | None = None, *, site: str = "", device: str = "auto") -> Any:
         """Predict new cases with the model that was tested.
 
         images: an array [cases, ...] as the model reads it, of which the model's output comes back; or files, whose
@@ -181,7 +199,7 @@ class Run:
             answers = [source.plan.task.infer(network, some.to(compute.device)).cpu() for some in values.split(64)]
         return torch.cat(answers)
 
-    def report(self, destination: SiteContext | None = None) -> Path:
+    def report(self, destination: PathLike | None = None) -> Path:
         """Write the HTML page about this run and return where it is; by default beside the results."""
         page = Path(destination) if destination else self.folder / paths.REPORT
         return write([self.folder], page, self.folder.name)
@@ -227,7 +245,10 @@ class _Models(Mapping[str, nn.Module]):
         if not plan.algorithm.pooled:
             return Source.open(folder, site).network
         network = plan.algorithm.whole(plan.build_networks())
-        network.load_state_dict(load_tensors(paths.site_folder(folder, POOL) / paths.BEST)[0])
+        tensors, facts = load_tensors(paths.site_folder(folder, POOL) / paths.BEST)
+        if facts.get("plan_hash") != plan.hash:
+            raise MedsiloError(f"{paths.BEST} of {POOL} was not made by the plan.yaml of {folder.name}; repeat the run")
+        network.load_state_dict(tensors)
         return network.eval()
 
 
@@ -239,7 +260,7 @@ class Comparison:
     medsilo.core.errors.MedsiloError: docs is not a comparison: it has no verdict.json
     """
 
-    def __init__(self, folder: SiteContext) -> None:
+    def __init__(self, folder: PathLike) -> None:
         """Open the folder that `compare`, or `medsilo compare --out`, has written."""
         self.folder = Path(folder).resolve()
         self._kept: TemporaryDirectory | None = None
@@ -281,7 +302,7 @@ class Comparison:
             rows.append(own | {site: at and at.mean for site, at in row.sites.items()})
         return _frame(rows, "row")
 
-    def report(self, destination: SiteContext | None = None) -> Path:
+    def report(self, destination: PathLike | None = None) -> Path:
         """Write the HTML page about this comparison and return where it is; by default beside the results."""
         return write_study(self.folder, Path(destination) if destination else None)
 
@@ -299,9 +320,9 @@ def run(
     method: Any = None,
     loss: in_memory.Loss | None = None,
     engine: Engine = "inprocess",
-    folder: SiteContext | None = None,
+    folder: PathLike | None = None,
     changes: Changes = (),
-    data: SiteContext | Mapping[str, Any] | None = None,
+    data: PathLike | Mapping[str, Any] | None = None,
     device: str = "auto",
     on_round: Callable[[Round], None] | None = None,
 ) -> Run:
@@ -360,10 +381,10 @@ def compare(
     model: Any = None,
     loss: in_memory.Loss | None = None,
     seeds: Sequence[int] = (0,),
-    folder: SiteContext | None = None,
+    folder: PathLike | None = None,
     changes: Changes = (),
     against: str | None = None,
-    data: SiteContext | Mapping[str, Any] | None = None,
+    data: PathLike | Mapping[str, Any] | None = None,
     device: str = "auto",
     say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
@@ -397,13 +418,13 @@ def compare(
 
 @_as_python
 def predict(
-    model: SiteContext | Sequence[SiteContext],
-    images: SiteContext | Sequence[SiteContext],
-    out: SiteContext,
+    model: PathLike | Sequence[PathLike],
+    images: PathLike | Sequence[PathLike],
+    out: PathLike,
     *,
     site: str = "",
     device: str = "auto",
-    site_config: SiteContext | None = None,
+    site_config: PathLike | None = None,
 ) -> list[dict[str, Any]]:
     """Predict with a run's model or a super model, and return what was found, a dictionary for each case.
 
@@ -440,7 +461,7 @@ def predict(
     return json.loads((Path(out) / "predictions.json").read_text(encoding="utf-8"))["cases"]
 
 
-def _several(places: SiteContext | Sequence[SiteContext]) -> list[Path]:
+def _several(places: PathLike | Sequence[PathLike]) -> list[Path]:
     return [Path(one) for one in ([places] if isinstance(places, Path | str) else places)]
 
 
@@ -452,7 +473,7 @@ class Lead:
     medsilo.core.errors.MedsiloError: there is no such folder; give the kit's
     """
 
-    def __init__(self, kit: SiteContext, say: Callable[[str], None] = print) -> None:
+    def __init__(self, kit: PathLike, say: Callable[[str], None] = print) -> None:
         """kit: the folder of your own kit; say: called with a line for what happens on the way."""
         self.kit, self.say = Path(kit), say
         read_kit(self.kit, "person")
@@ -463,7 +484,7 @@ class Lead:
         return lead.status(self.kit, job).as_json()
 
     @_as_python
-    def submit(self, job: SiteContext, changes: Changes = (), *, plan: SiteContext | None = None) -> str:
+    def submit(self, job: PathLike, changes: Changes = (), *, plan: PathLike | None = None) -> str:
         """Submit a job, wait until the hospitals have joined, and return its id. plan: in place of the job's own."""
         other = Path(plan) if plan else None
         return lead.submit(find_job(job), self.kit, self.say, _changes(changes), other)
@@ -474,12 +495,12 @@ class Lead:
         return lead.watch(job, self.kit, on_round, self.say)
 
     @_as_python
-    def fetch(self, job: str, folder: SiteContext = "runs") -> Run:
+    def download(self, job: str, folder: PathLike = "runs") -> Run:
         """Download a job's results into a folder of their own in this one."""
         return Run(lead.download(job, self.kit, Path(folder)))
 
     @_as_python
-    def abort(self, job: str) -> str:
+    def cancel(self, job: str) -> str:
         """End a job, wait until it has ended, and return how; what is finished is kept."""
         return lead.cancel(job, self.kit, self.say)
 
@@ -530,7 +551,9 @@ def _check_engine(engine: str, plan: Plan) -> None:
         raise MedsiloError(f"engine {engine!r} is not known; choose 'inprocess' or 'simulator'")
     if engine == "simulator" and (own := [name for name in plan.packages if name.startswith(SOURCE)]):
         told = f"other processes do not know {own[0].removeprefix(SOURCE)}, which is of this program"
-        raise MedsiloError(f"{told}; choose engine='inprocess', or make a package of it with 'medsilo new'")
+        raise MedsiloError(
+            f"{told}; choose engine='inprocess', or make a package of it with 'python -m medsilo_lab.new'"
+        )
 
 
 @contextmanager
@@ -548,12 +571,12 @@ def _shown(rounds: int) -> Iterator[Callable[[Round], None]]:
         print(file=sys.stderr)
 
 
-def _settings(origin: str, data: SiteContext | Mapping[str, Any] | None, device: str) -> SiteSettings:
+def _settings(origin: str, data: PathLike | Mapping[str, Any] | None, device: str) -> SiteSettings:
     source = Path(data).resolve() if isinstance(data, str | Path) else data
     return make_settings({**ALL_MINE, "data": source, "device": device}, origin)
 
 
-def _place(folder: SiteContext | None, name: str) -> tuple[Path, TemporaryDirectory | None]:
+def _place(folder: PathLike | None, name: str) -> tuple[Path, TemporaryDirectory | None]:
     """Return where to write, and what removes it."""
     if folder is not None:
         return Path(folder), None
@@ -566,4 +589,5 @@ def _frame(rows: Sequence[Mapping[str, Any]], index: str | list[str]) -> "DataFr
         from pandas import DataFrame
     except ImportError:
         raise MedsiloError("tables need the Python package pandas: pip install 'medsilo[notebook]'") from None
-    return DataFrame(rows).set_index(index)
+    keys = [index] if isinstance(index, str) else index
+    return DataFrame(rows, columns=None if rows else keys).set_index(index)

@@ -1,6 +1,6 @@
 """Classes and data of a program's own, such as a notebook's: hashed by their source, known in this process only.
 
-No hospital takes any of it: `medsilo new` writes the package that others install.
+No hospital takes any of it: `python -m medsilo_lab.new` writes the package that others install.
 """
 
 import hashlib

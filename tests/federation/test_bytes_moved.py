@@ -14,7 +14,7 @@ import json, os, resource, torch
 from medsilo.core.parent_watch import reuse_blocks
 from medsilo.federation.bounds import Bounds
 from medsilo.mixing.mixers import WeightedMean
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import StudyMessage
 from tests.federation.test_gate import Cells, answer_of, to_parcel
 
 reuse_blocks()  # as the server does
@@ -34,7 +34,7 @@ for turn in range(3):  # at first, memory is new
     mean.start(["a", "b"])
     faults, written[0] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, 0
     for site in "ba":
-        assert cells.send(answer_of(Parcel({"model": model}, {"task": "round"})), timeout=120) == "ok"
+        assert cells.send(answer_of(StudyMessage({"model": model}, {"task": "round"})), timeout=120) == "ok"
         mean.add(site, to_parcel(cells.got.pop()).groups["model"], 1)
     mean.finish()
     faulted = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) * resource.getpagesize() / sent

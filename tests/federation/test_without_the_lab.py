@@ -48,7 +48,7 @@ def test_a_hospital_decides_without_the_lab(tmp_path: Path) -> None:
     home = Home(tmp_path / "kit")
     kit, command = ["--kit", str(home.folder)], ("-m", "medsilo.cli")
     shown = alone(tmp_path, *command, "--help").stdout
-    assert all(f"  {name} " in shown for name in ("run", "check", "approve", "ledger", "leak-report", "list"))
+    assert all(f"  {name} " in shown for name in ("run", "check", "approve", "ledger", "disclosure", "list"))
     assert "  compare " not in shown and "  submit " not in shown
     assert "medsilo-lab" in alone(tmp_path, *command, "compare", code=2).stderr
     approved = json.loads(alone(tmp_path, *command, "approve", home.plan.hash, *kit, "--json").stdout)

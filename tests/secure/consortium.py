@@ -60,7 +60,7 @@ def write_consortium(
 
 def provision(file: Path, kits: Path) -> None:
     """The central way."""
-    assert cli.main(["kits", str(file), "-o", str(kits)]) == 0
+    assert cli.main(["kits", "make", str(file), "-o", str(kits)]) == 0
 
 
 class Consortium:

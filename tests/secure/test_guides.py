@@ -119,7 +119,7 @@ def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guided]:
         own = yaml.safe_load(file.read_text())["server"]
         values["server"] |= {name: own[name] for name in ("host", "port", "storage")}
         (folder / "provisioning/consortium.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-        (line,) = {line for line in lead_types(root) if line.startswith("medsilo kits")}
+        (line,) = {line for line in lead_types(root) if line.startswith("medsilo kits make")}
         Walk(folder).type(line)
         assert kits.is_dir()
 

@@ -58,13 +58,13 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
         (finding,) = check_expelled(read_kit(goes))
         assert finding.severity == "stops" and "has expelled" in finding.what
         file = tmp_path / "backup/server.zip"
-        assert main(["backup", str(server), "-o", str(file)]) == 0  # while it runs
+        assert main(["kits", "backup", str(server), "-o", str(file)]) == 0  # while it runs
         assert f"expelled: {GOES}" in capsys.readouterr().out and file.stat().st_mode & 0o077 == 0
         consortium.kill(SERVER)
         server.rename(tmp_path / "lost")
         (tmp_path / "storage").rename(tmp_path / "lost-storage")
         moved = tmp_path / "elsewhere" / SERVER
-        assert main(["restore", str(file), "--kit", str(moved)]) == 0
+        assert main(["kits", "restore", str(file), "--kit", str(moved)]) == 0
         assert (moved / "storage/jobs").is_dir() and not (tmp_path / "storage").exists()
         before = len(consortium.log(GOES))
         consortium.start_party(SERVER, moved)
@@ -110,10 +110,10 @@ def test_a_backup_is_taken_whole_or_not_at_all(
     server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, new = tmp_path / "b.zip", tmp_path / "new"
-    assert main(["backup", str(server), "-o", str(file)]) == 0
+    assert main(["kits", "backup", str(server), "-o", str(file)]) == 0
 
     def restored(*more: str, of: Path = file) -> tuple[int, str]:
-        code = main(["restore", str(of), "--kit", str(new), *more])
+        code = main(["kits", "restore", str(of), "--kit", str(new), *more])
         return code, capsys.readouterr().err
 
     assert "not empty" in restored("--storage", str(tmp_path / "storage"))[1] and not new.exists()
@@ -142,7 +142,7 @@ def test_a_backup_is_taken_whole_or_not_at_all(
     assert (new / "startup/start.sh").stat().st_mode & 0o777 == 0o700 and '"late"' in (
         new / "disabled_clients.json"
     ).read_text()
-    assert main(["backup", str(tmp_path), "-o", str(tmp_path / "c.zip")]) == 1
+    assert main(["kits", "backup", str(tmp_path), "-o", str(tmp_path / "c.zip")]) == 1
 
 
 @pytest.mark.parametrize("outside", [False, True])
@@ -152,10 +152,10 @@ def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, se
     if outside:
         (server / "medsilo").rename(tmp_path / "elsewhere/studies")
         (server / "local/medsilo.yaml").write_text(f"output: {tmp_path}/elsewhere/studies\n")
-    assert main(["backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
+    assert main(["kits", "backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
     before, there = {path.name for path in tmp_path.iterdir()}, files_below(tmp_path)
     for kit, jobs in ((tmp_path / "one", []), (tmp_path / "two", ["--storage", str(tmp_path / "jobs-of-two")])):
-        assert main(["restore", str(tmp_path / "b.zip"), "--kit", str(kit), *jobs]) == 0
+        assert main(["kits", "restore", str(tmp_path / "b.zip"), "--kit", str(kit), *jobs]) == 0
         storage = Path(jobs[1]) if jobs else kit / "storage"
         before |= {kit.name} | ({storage.name} if jobs else set())
         assert {path.name for path in tmp_path.iterdir()} == before
@@ -164,8 +164,8 @@ def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, se
         assert (kit / "medsilo.service").read_text() == f"ReadWritePaths=/srv/medsilo/fl {storage}\n"
         assert studies_of(kit).is_relative_to(kit) and (studies_of(kit) / "study/rounds.json").exists()
         again = tmp_path / f"again-{kit.name}"  # a restored server has a backup, too
-        assert main(["backup", str(kit), "-o", str(tmp_path / f"{kit.name}.zip")]) == 0
-        assert main(["restore", str(tmp_path / f"{kit.name}.zip"), "--kit", str(again)]) == 0
+        assert main(["kits", "backup", str(kit), "-o", str(tmp_path / f"{kit.name}.zip")]) == 0
+        assert main(["kits", "restore", str(tmp_path / f"{kit.name}.zip"), "--kit", str(again)]) == 0
         assert (again / "storage/jobs/one/meta").exists() and (studies_of(again) / "study/rounds.json").exists()
         before |= {again.name, f"{kit.name}.zip"}
     assert {name: content for name, content in files_below(tmp_path).items() if name in there} == there
@@ -175,8 +175,8 @@ def test_only_hospitals_that_the_backup_knows_are_expelled(
     server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A name that was mistyped would let the hospital in again."""
-    assert main(["backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
-    restored = ["restore", str(tmp_path / "b.zip"), "--kit", str(tmp_path / "new")]
+    assert main(["kits", "backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
+    restored = ["kits", "restore", str(tmp_path / "b.zip"), "--kit", str(tmp_path / "new")]
     assert main([*restored, "--expelled", "st-ana"]) == 1
     said = capsys.readouterr().err
     assert "'st-ana'" in said and "in-a-job, in-a-study, late, st-anna" in said and "disable_client" in said

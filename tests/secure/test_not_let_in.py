@@ -66,7 +66,7 @@ def expired(kit: Path, root: Path) -> bytes:
 def test_a_certificate_of_another_root_or_an_expired_one_is_not_let_in(consortium: Consortium, tmp_path: Path) -> None:
     """NVFlare's server writes nothing of it: the refused side is told by TLS."""
     write_consortium(tmp_path / "consortium.yaml", {SITES[0]: "teaching-hospital"}, consortium.port)
-    provision = ["kits", str(tmp_path / "consortium.yaml"), "-o", str(tmp_path / "kits")]
+    provision = ["kits", "make", str(tmp_path / "consortium.yaml"), "-o", str(tmp_path / "kits")]
     assert cli.main(provision) == 0
     mine, theirs = consortium.kit(SITES[0]), tmp_path / "kits" / SITES[0]
     key = (mine / "startup/client.key").read_bytes()

@@ -37,7 +37,7 @@ def nvflare(folder: Path, *arguments: object) -> dict[str, Any]:
 def own_keys(file: Path, kits: Path) -> None:
     """Everybody's kit in the way of the README: request, approval, package, and the policies copied into it."""
     requests, ca = kits.parent / "requests", kits.parent / "ca"
-    assert cli.main(["kits", str(file), "-o", str(requests), "--requests"]) == 0
+    assert cli.main(["kits", "make", str(file), "-o", str(requests), "--requests"]) == 0
     profile = requests / "project_profile.yaml"
     nvflare(kits.parent, "cert", "init", "--profile", profile, "-o", ca)
     kits.mkdir()
@@ -71,7 +71,7 @@ def test_a_federation_of_own_keys_runs_a_study(tmp_path: Path) -> None:
 def test_a_hospital_keeps_its_key(tmp_path: Path) -> None:
     write_consortium(tmp_path / "consortium.yaml", {NAME: "strict-hospital"}, 8002)
     lead, hospital = tmp_path / "lead", tmp_path / "hospital"
-    assert cli.main(["kits", str(tmp_path / "consortium.yaml"), "-o", str(lead), "--requests"]) == 0
+    assert cli.main(["kits", "make", str(tmp_path / "consortium.yaml"), "-o", str(lead), "--requests"]) == 0
     assert not any(b"PRIVATE KEY" in path.read_bytes() for path in lead.rglob("*") if path.is_file())
     server = json.loads((lead / SERVER / "local/resources.json").read_text())
     assert CONTROLLER in server["class_allow_list"]

@@ -1,4 +1,4 @@
-"""The walk through a whole consortium on one machine: medsilo rehearse."""
+"""The walk through a whole consortium on one machine: medsilo kits rehearse."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_a_consortium_is_walked_through_by_the_commands_that_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "rehearsal"
-    assert main(["rehearse", str(written(tmp_path)), "-o", str(out), *SHORT, "--json"]) == 0
+    assert main(["kits", "rehearse", str(written(tmp_path)), "-o", str(out), *SHORT, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     summary = json.loads((Path(said["run"]) / "summary.json").read_text("utf-8"))
     assert summary["rounds"]["done"] == 2 and set(summary["sites"]) == {"hospital-a", "hospital-b"}
@@ -50,7 +50,7 @@ def test_a_consortium_is_walked_through_by_the_commands_that_are_shown(
 @pytest.mark.slow
 def test_what_fails_ends_the_walk_before_anybody_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rehearsal"
-    assert main(["rehearse", str(written(tmp_path)), "-o", str(out), "--set", "training.rounds=none"]) == 1
+    assert main(["kits", "rehearse", str(written(tmp_path)), "-o", str(out), "--set", "training.rounds=none"]) == 1
     shown = capsys.readouterr()
     assert "training.rounds" in shown.out and str(out / "logs") in shown.err
     assert not left_running(out)
@@ -60,7 +60,7 @@ def test_a_consortium_without_a_lead_or_a_folder_in_use_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nobody = [{**KEYS["people"][0], "role": "member"}]
-    assert main(["rehearse", str(written(tmp_path, people=nobody)), "-o", str(tmp_path / "new")]) == 1
+    assert main(["kits", "rehearse", str(written(tmp_path, people=nobody)), "-o", str(tmp_path / "new")]) == 1
     assert "'lead'" in capsys.readouterr().err and not (tmp_path / "new").exists()
-    assert main(["rehearse", str(written(tmp_path)), "-o", str(tmp_path)]) == 1
+    assert main(["kits", "rehearse", str(written(tmp_path)), "-o", str(tmp_path)]) == 1
     assert str(tmp_path) in capsys.readouterr().err

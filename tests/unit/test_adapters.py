@@ -488,7 +488,7 @@ def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
         "task: {name: synthetic-prostate, size: 32, patients: 4, slices: 4}\n"
         "network:\n  name: tuned\n  from: {file: ../weights/unet.safetensors, confirmed: true}\n"
         "  of: {name: basic-unet, features: [4, 4, 8, 8, 8]}\n"
-        "training: {rounds: 1, batch_size: 16, learning_rate: 0.05}\ntracking: {select: last}\n",
+        "training: {rounds: 1, batch_size: 16, learning_rate: 0.05}\nmodel_selection: {keep: last}\n",
         "utf-8",
     )
     read = load_plan(plan)
@@ -502,7 +502,7 @@ def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.allclose(source.network(inputs), trained(inputs), rtol=0, atol=1e-6)
         assert (source.network(inputs) - drawn.eval()(inputs)).abs().max() > 1e-4
-    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 0
+    assert main(["release", "export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 0
     weights = tmp_path / "bundle" / "models" / "model.safetensors"
     assert load_file(weights).keys() == drawn.state_dict().keys()  # medsilo is not needed to open it
 

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from monai.data import MetaTensor
 from monai.losses import DiceCELoss, DiceLoss
 from pandas import DataFrame
 from safetensors.torch import load_file
+from sklearn.metrics import recall_score, roc_auc_score
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -28,6 +30,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.lazy import places_in
 from medsilo.extend import Algorithm, Group, Phase
 from medsilo.registry import METHODS, NETWORKS, TASKS
+from medsilo.tasks.metrics import BINS
 from medsilo_lab import in_memory
 from medsilo_lab.in_memory import source_hash
 from tests.conftest import SITES, make_plan
@@ -83,8 +86,8 @@ SIGNATURES = {
 }
 MEMBERS = {
     "Run": {"folder", "plan", "summary", "history", "models", "table", "report"}
-    | {"cases", "rounds", "plot", "predict"},
-    "Lead": {"folder", "status", "submit", "watch", "fetch", "abort"},
+    | {"cases", "classes", "rounds", "plot", "predict"},
+    "Lead": {"folder", "status", "submit", "watch", "download", "cancel"},
     "Comparison": {"folder", "verdict", "headline", "failures", "runs", "table", "report"},
 }
 
@@ -155,6 +158,30 @@ def test_a_run_shows_what_its_folder_holds(small: medsilo.Run, tmp_path: Path) -
     assert again.summary == summary and again.plan == small.plan
 
 
+def test_each_class_of_a_hospital_has_its_cases_its_rates_and_its_area(small: medsilo.Run) -> None:
+    """By scikit-learn, from probabilities in 200 places; the hospital's area is the mean over its classes."""
+    classes, cases = small.classes, small.cases
+    assert classes.index.names == ["site", "class"] and list(classes.columns) == [
+        *("cases", "sensitivity", "specificity", "auroc")
+    ]
+    for site in SITES:
+        own = cases.loc[site]
+        names = classes.loc[site].index
+        for label, name in enumerate(names):
+            here, found = own["label"] == label, own["found"] == label
+            told = classes.loc[(site, name)]
+            assert told["cases"] == here.sum()
+            assert told["specificity"] == pytest.approx(recall_score(~here, ~found))
+            if here.any():
+                assert told["sensitivity"] == pytest.approx(recall_score(here, found))
+                assert told["auroc"] == pytest.approx(roc_auc_score(here, own[f"p{label}"] * BINS // 1))
+            else:
+                assert told[["sensitivity", "auroc"]].isna().all()
+        assert classes.loc[site]["auroc"].mean() == pytest.approx(small.table.loc[site, "auroc"])
+        assert "auroc_0" not in small.table.columns
+        assert small.table.loc[site, "balanced_accuracy"] == pytest.approx(classes.loc[site]["sensitivity"].mean())
+
+
 def test_the_models_of_a_run_are_those_that_were_tested(small: medsilo.Run) -> None:
     assert list(small.models) == SITES and len(small.models) == 3
     for site, model in small.models.items():
@@ -167,8 +194,22 @@ def test_the_models_of_a_run_are_those_that_were_tested(small: medsilo.Run) -> N
 def test_central_gives_every_site_the_one_model() -> None:
     run = medsilo.run(make_plan("central", *SMALL), device="cpu")
     assert list(run.models) == SITES == list(run.table.index)
+    assert run.plan.hash == run.summary.plan_hash and run.plan.participation.sites == tuple(SITES)
     one, other = (run.models[site].state_dict() for site in SITES[:2])
     assert all(tensor.equal(other[name]) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize(("method", "file"), [("central", "pooled"), ("fedbn", SITES[0])])
+def test_a_model_of_another_study_is_refused_though_it_fits(method: str, file: str, tmp_path: Path) -> None:
+    """A checkpoint with the same tensors: it would answer, and its scores would look like some."""
+    plan = make_plan(method, *SMALL, "training.rounds=1")
+    runs = [
+        medsilo.run(plan.with_changes([f"seed={seed}"]), folder=tmp_path / f"{seed}", device="cpu") for seed in (0, 1)
+    ]
+    shutil.copy(*(run.folder / "sites" / file / "best.safetensors" for run in runs))
+    assert runs[0].models[SITES[0]]
+    with pytest.raises(MedsiloError, match="not made by the plan.yaml"):
+        runs[1].models[SITES[0]]
 
 
 def test_a_plan_may_be_given_in_every_form(tmp_path: Path, root: Path) -> None:
@@ -346,7 +387,10 @@ def test_a_run_of_ones_own_classes_says_elsewhere_what_is_missing(tmp_path: Path
     medsilo.run(**OWN, folder=tmp_path / "run", changes={"training.rounds": 1})
     code = f"import medsilo; medsilo.Run({str(tmp_path / 'run')!r}).plan"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
-    assert "it was a class of a Python program" in told.splitlines()[-1] and "medsilo new" in told.splitlines()[-1]
+    assert (
+        "it was a class of a Python program" in told.splitlines()[-1]
+        and "python -m medsilo_lab.new" in told.splitlines()[-1]
+    )
 
 
 def test_frames_and_arrays_are_sites_too() -> None:
@@ -508,7 +552,8 @@ def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["method", "task", "network"])
 def test_a_new_package_works_as_it_is_written(kind: str, tmp_path: Path) -> None:
-    assert main(["new", kind, f"my-{kind}", "-o", str(tmp_path / "new")]) == 0
+    written = [sys.executable, "-m", "medsilo_lab.new", kind, f"my-{kind}", "-o", str(tmp_path / "new")]
+    subprocess.run(written, check=True)
     environment = {**os.environ, "PYTHONPATH": str(Path(medsilo.__file__).parents[1])}
     command = [sys.executable, "-m", "pytest", "-q"]
     subprocess.run(command, cwd=tmp_path / "new", env=environment, check=True)

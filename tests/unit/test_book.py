@@ -64,12 +64,12 @@ def test_a_run_is_counted_part_by_part(photos: Path, tmp_path: Path) -> None:
 def test_a_study_over_the_budget_is_refused_before_data_are_read(photos: Path, tmp_path: Path) -> None:
     limits, place = {"validation_answers": 6}, tmp_path / "photos"
     write_photos(place, NAMES[:40])
-    run(tmp_path / "first", place, "training.rounds=2", limits=limits)
+    run(tmp_path / "first", place, "training.rounds=2", quotas=limits)
     place.rename(tmp_path / "away")  # who looks at the data fails in another way
     with pytest.raises(Refused, match="needs 5 answers with scores over validation .* has 3 left for this lead"):
-        run(tmp_path / "second", place, "training.rounds=3", limits=limits)
+        run(tmp_path / "second", place, "training.rounds=3", quotas=limits)
     (tmp_path / "away").rename(place)
-    run(tmp_path / "third", place, "training.rounds=1", limits=limits)
+    run(tmp_path / "third", place, "training.rounds=1", quotas=limits)
     assert answered(tmp_path)["validation"] == 5
 
 
@@ -110,12 +110,12 @@ NOTER = """
 import sys
 from pathlib import Path
 from medsilo.core.errors import Refused
-from medsilo.site.query_budget import Asker, Book
+from medsilo.site.query_budget import QueryBudget, Requester
 from medsilo.site.settings import Quotas
-book, told = Book(Path(sys.argv[1])), 0
+book, told = QueryBudget(Path(sys.argv[1])), 0
 for _ in range(int(sys.argv[3])):
     try:
-        book.note(Asker("lead", "data", sys.argv[2]), {"validation": 1}, Quotas(validation_answers=40))
+        book.note(Requester("lead", "data", sys.argv[2]), {"validation": 1}, Quotas(validation_answers=40))
         told += 1
     except Refused:
         pass
@@ -189,8 +189,8 @@ def test_records_that_cannot_be_used_let_nothing_out(photos: Path, tmp_path: Pat
 HOLDER = """
 import sys, time
 from pathlib import Path
-from medsilo.site.query_budget import Book
-place = Book(Path(sys.argv[1])).begin(sys.argv[2], None)
+from medsilo.site.query_budget import QueryBudget
+place = QueryBudget(Path(sys.argv[1])).begin(sys.argv[2], None)
 print("has it", flush=True)
 time.sleep(60)
 """

@@ -95,7 +95,7 @@ def test_monais_runner_finds_the_same_voxels(kind: str, tmp_path: Path, run_bund
         write_run(tmp_path / "model", small_plan(method), "global/best.safetensors")
     make_images(tmp_path / "images")
     assert main(["predict", str(tmp_path / "model"), str(tmp_path / "images"), "-o", str(tmp_path / "ours")]) == 0
-    assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
+    assert main(["release", "export", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
     run_bundle(tmp_path / "bundle", tmp_path / "images", tmp_path / "theirs", kind == "of monai alone")
 
     for number in range(len(GRIDS)):
@@ -115,7 +115,7 @@ def test_monais_runner_finds_the_same_voxels(kind: str, tmp_path: Path, run_bund
 
 def test_the_bundle_has_what_monai_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_super_model().save(tmp_path / "model")
-    assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
+    assert main(["release", "export", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
     monkeypatch.syspath_prepend(str(tmp_path / "bundle"))  # as where MONAI's runner is started in it
     (tmp_path / "bundle/images").mkdir()
     configs = tmp_path / "bundle" / "configs"
@@ -151,7 +151,7 @@ def test_the_bundle_has_what_monai_asks_for(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_bundle_whose_weights_were_changed_is_not_loaded(tmp_path: Path) -> None:
     make_super_model().save(tmp_path / "model")
-    assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
+    assert main(["release", "export", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
     weights = tmp_path / "bundle" / "models" / "global.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
@@ -162,12 +162,12 @@ def test_a_bundle_whose_weights_were_changed_is_not_loaded(tmp_path: Path) -> No
 
 def test_what_monai_can_not_read_alike_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     write_run(tmp_path / "run", make_plan("fedavg", "task.name=nuclei", "task.size=32"), "global/best.safetensors")
-    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 1
+    assert main(["release", "export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 1
     assert "task nuclei can't be exported" in capsys.readouterr().err
     assert not (tmp_path / "bundle").exists()
 
 
 def test_an_export_writes_over_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     make_super_model().save(tmp_path / "model")
-    assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path)]) == 1
+    assert main(["release", "export", str(tmp_path / "model"), "-o", str(tmp_path)]) == 1
     assert "folder exists" in capsys.readouterr().err

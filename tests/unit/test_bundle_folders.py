@@ -47,7 +47,7 @@ def export(tmp_path: Path, changes: list[str]) -> tuple[Path, Path]:
     torch.manual_seed(7)
     write_run(tmp_path / "run", make_plan("fedavg", *changes), "global/best.safetensors")
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "images"), "-o", str(tmp_path / "ours")]) == 0
-    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 0
+    assert main(["release", "export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 0
     return tmp_path / "ours", tmp_path / "bundle"
 
 

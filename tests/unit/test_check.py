@@ -302,7 +302,7 @@ def test_a_list_that_makes_promises_void_stops(local: Path, name: str, values: d
 
 
 def test_an_average_of_too_few_images_stops(local: Path) -> None:
-    (local / "medsilo.yaml").write_text("device: cpu\nsmallest_average: 500\n")
+    (local / "medsilo.yaml").write_text("device: cpu\nmin_cases_per_average: 500\n")
     report = check(visit(plan=make_plan("harmofl", *SMALL), local=local))
     (finding,) = found(report, "rehearsal", "stops")
     assert "min_cases_per_average" in finding.what
@@ -570,7 +570,7 @@ def look(folder: Path, task: dict, site: str, least: int = 1, split: int | None 
     plan = parse_plan({**values, "training": {"rounds": 1, "batch_size": 8}})
     settings = folder.parent / "local"
     settings.mkdir(exist_ok=True)
-    (settings / "medsilo.yaml").write_text(f"device: cpu\nsmallest_metric: {least}\n")
+    (settings / "medsilo.yaml").write_text(f"device: cpu\nmin_patients_per_metric: {least}\n")
     return check(visit(site=site, plan=plan, source=DataSource(folder=folder, split=split), local=settings))
 
 
@@ -679,7 +679,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     """First before any study, then after one, of which another lead learns counts and no name."""
     photos, kit = write_photos(tmp_path / "photos", NAMES), tmp_path / "kit"
     (kit / "local").mkdir(parents=True)
-    own = f"device: cpu\ndata: {photos}\nlimits: {{validation_answers: 12}}\n"
+    own = f"device: cpu\ndata: {photos}\nquotas: {{validation_answers: 12}}\n"
     (kit / "local/medsilo.yaml").write_text(own)
     plan = parse_plan(STUDY, ["training.rounds=9", "task.shares=[0.5,0.25,0.25]"])
 
@@ -746,7 +746,7 @@ def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: p
     local = tmp_path / "local-of-Dr-Schmidt"
     local.mkdir()
     (local / "medsilo.yaml").write_text(
-        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nlimits: {{min_training_cases: 1}}\n"
+        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nquotas: {{min_training_cases: 1}}\n"
     )
     private = tmp_path / "check.txt"
     arguments = ["check", str(job), "--site", "tnbc", "--settings", str(local)]
@@ -834,14 +834,14 @@ def test_the_hospital_s_guide_works_on_a_fresh_kit(
     monkeypatch.chdir(tmp_path)
     for name in ("jobs", "provisioning", "site_configs"):
         Path(name).symlink_to(root / name)
-    assert cli.main(["kits", "provisioning/consortium.yaml", "-o", "kits"]) == 0
+    assert cli.main(["kits", "make", "provisioning/consortium.yaml", "-o", "kits"]) == 0
     (tmp_path / "data").mkdir()
     settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
     text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data"))
     settings.write_text(text.replace("/srv/medsilo/results", str(tmp_path / "results")))
     typed = [line for line in dict.fromkeys(commands(root / "docs/study/join.md")) if "study/job" not in line]
     asked = [line for line in typed if not re.match("approve [0-9a-f]{8}", line)]  # plans that ask here
-    acts = ["check", "disclosure", "run", "predict", "ledger", "clean", "approve"]
+    acts = ["check", "disclosure", "run", "predict", "ledger", "prune", "approve"]
     assert [line.partition(" ")[0] for line in asked] == acts and len(asked) + 2 == len(typed)
     typed = asked
     for line in typed:

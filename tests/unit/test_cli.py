@@ -48,10 +48,10 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("compare --seeds a,b", "--seeds: 'a,b' is not a list of different numbers, like 0,1,2"),
         ("compare --seeds 1,1", "is not a list of different numbers"),
         ("demo --seeds x", "--seeds: 'x' is not a list of different numbers"),
-        ("fetch ID", "--kit is missing: your own kit"),
+        ("download ID", "--kit is missing: your own kit"),
         ("nnunet plann", "nnunet: 'plann' is no command; did you mean plan?"),
         ("nnunet plan question.yaml --outt x", "nnunet plan: there is no option --outt; did you mean --out?"),
-        ("leak-report jobs/fedavg --json leaks.json", "to keep the JSON in a file, write --json > FILE"),
+        ("disclosure jobs/fedavg --json leaks.json", "to keep the JSON in a file, write --json > FILE"),
     ],
 )
 def test_wrong_use_is_one_line_with_the_remedy(line: str, words: str, capsys: pytest.CaptureFixture) -> None:
@@ -71,13 +71,13 @@ def test_wrong_use_is_one_line_with_the_remedy(line: str, words: str, capsys: py
         ("compare --out", "file/x"),
         ("demo --out", "file"),
         ("demo --out", "/proc/x"),
-        ("fetch ID --kit KIT --out", "file/x"),
+        ("download ID --kit KIT --out", "file/x"),
         ("submit jobs/fedavg --out", "file/x/y"),
-        ("provision consortium.yaml --out", "file"),
+        ("kits make consortium.yaml --out", "file"),
         ("report run --out", "file/x.html"),
         ("report run --out", "folder"),
         ("predict model image --out", "file/x"),
-        ("export model --out", "file/x"),
+        ("release export model --out", "file/x"),
         ("check --private", "file/x.txt"),
     ],
 )
@@ -100,12 +100,12 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("leak-report jobs/fedvag", "did you mean jobs/fedavg?"),
+        ("disclosure jobs/fedvag", "did you mean jobs/fedavg?"),
         ("submit jobs/fedavg", "where to? give --kit to submit the job, or --out"),
         ("submit jobs/fedavg --kit kit --out out", "where to?"),
         ("status --watch --kit kit", "which job?"),
-        ("leak-report fedavgg", "did you mean fedavg?"),
-        ("leak-report jobs/central", "medsilo compare --methods central"),
+        ("disclosure fedavgg", "did you mean fedavg?"),
+        ("disclosure jobs/central", "medsilo compare --methods central"),
         ("predict run image -o out --device cuda:99", "device cuda:99 was asked for, but this machine shows"),
         ("report nowhere", "There is no run folder"),
     ],
@@ -129,14 +129,14 @@ def test_every_folder_to_write_is_given_by_both_names(capsys: pytest.CaptureFixt
         assert "--json" in text, name
         assert ("--out" in text) == ("-o, --out" in text), name
         writing += [name] if "--out" in text else []
-    assert len(writing) == 17
+    assert len(writing) == 16
 
 
 def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     first = {name.partition(" ")[0] for name in NAMES}
-    assert len(first) == 27  # of plug-ins, too
+    assert len(first - {"nnunet"}) <= 20  # its plug-in brings that one
     for name in first:
         assert re.search(rf"^  {name}  ", text, re.MULTILINE), name
     assert "..." not in text.replace("[ARGS]...", "")
@@ -200,9 +200,9 @@ def test_a_run_as_json_lines_and_its_page(
 
     for line, key in (
         (f"report {tmp_path} -o {tmp_path}/all.html", "report"),
-        ("leak-report jobs/fedavg --set training.rounds=2", "groups"),
+        ("disclosure jobs/fedavg --set training.rounds=2", "groups"),
         (f"submit jobs/fedavg -o {tmp_path}/job", "job"),
-        (f"export {tmp_path}/one -o {tmp_path}/bundle", "error"),
+        (f"release export {tmp_path}/one -o {tmp_path}/bundle", "error"),
         ("list", "tasks"),
     ):
         code = main([*line.split(), "--json"])

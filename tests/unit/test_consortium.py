@@ -85,7 +85,7 @@ def put(*path: Any) -> Callable[[dict[str, Any]], None]:
 def test_what_is_wrong_is_one_line(
     change: Callable, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert cli.main(["kits", str(write(tmp_path, change)), "-o", str(tmp_path / "kits")]) == 1
+    assert cli.main(["kits", "make", str(write(tmp_path, change)), "-o", str(tmp_path / "kits")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("medsilo: consortium.yaml: ")
     assert all(word in line for word in words), line

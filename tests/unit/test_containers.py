@@ -28,7 +28,7 @@ TESTED = "custom/medsilo/tested.txt"
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("containers")
     write_consortium(folder / "consortium.yaml", {SITE: "strict-hospital"}, 8002)
-    arguments = ["kits", str(folder / "consortium.yaml"), "-o", str(folder / "kits")]
+    arguments = ["kits", "make", str(folder / "consortium.yaml"), "-o", str(folder / "kits")]
     assert cli.main(arguments) == 0
     yield folder / "kits"
 

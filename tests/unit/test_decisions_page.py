@@ -85,7 +85,15 @@ def test_roc_precision_and_net_benefit_follow_from_the_told_places(tmp_path: Pat
 def several_classes() -> Summary:
     places = [[(10, 5, 5.0)] * 2 + [(0, 0, 0.0)] * 8] * 3
     table = Decisions(confusion=[[8, 2, 0], [1, 9, 0], [0, 5, 5]], reliability=places)
-    return summary_of("fedavg", "FedAvg", {A: 0.7, B: 0.8}, {A: {"decisions": table}})
+    areas = {"auroc": 0.8, "auroc_0": 0.9, "auroc_1": 0.8, "auroc_2": 0.7}
+    few = Decisions(confusion=[[10, 0, 0], [0, 10, 0], [0, 1, 1]])
+    none = Decisions(confusion=[[10, 0, 0], [0, 10, 0], [0, 0, 0]])
+    told = {
+        A: {"decisions": table, "figures": areas},
+        B: {"decisions": few, "figures": {**areas, "auroc": 0.6, "auroc_2": 0.1}},
+        C: {"decisions": none, "figures": {**areas, "auroc": 0.85, "auroc_2": None}},
+    }
+    return summary_of("fedavg", "FedAvg", {A: 0.7, B: 0.8, C: 0.9}, told, pooled={**areas, "auroc_2": 0.6})
 
 
 def test_the_page_says_how_thresholds_were_chosen_and_names_the_classes(tmp_path: Path) -> None:
@@ -99,9 +107,24 @@ def test_the_page_says_how_thresholds_were_chosen_and_names_the_classes(tmp_path
 def test_several_classes_have_no_threshold(tmp_path: Path) -> None:
     text, parsed = rendered([save(tmp_path, several_classes())])
     rows = [parsed.row(f"{A} class {label}", "decisions")[1:] for label in range(3)]
-    assert rows[1] == ["0.9009 of 10", "0.65013 of 20"] and rows[2] == ["0.5005 of 10", "1.00020 of 20"]
+    assert rows[1] == ["0.9009 of 10", "0.65013 of 20", "0.800"]
+    assert rows[2] == ["0.5005 of 10", "1.00020 of 20", "0.700"]
     assert "there is no one threshold" in text and "Youden" not in text
     assert 'aria-labelledby="roc-title"' in text and 'aria-labelledby="benefit-title"' not in text
+
+
+def test_each_hospital_has_its_classes_with_their_cases_beside_the_mean_of_their_areas(tmp_path: Path) -> None:
+    """The mean ranks the hospital without class 2 first, and that with two cases of it last."""
+    folder = save(tmp_path, several_classes())
+    text, parsed = rendered([folder])
+    assert parsed.row(f"{B} class 2", "decisions")[1:] == ["0.5001 of 2", "1.00020 of 20", "0.100"]
+    assert parsed.row(f"{C} class 2", "decisions")[1:] == ["–0 of 0", "1.00020 of 20", "–"]
+    assert parsed.row("all sites' cases class 2", "decisions")[1:] == ["0.5006 of 12", "1.00060 of 60", "0.600"]
+    (note,) = re.findall(r"Few test cases: ([^<]*)", text)
+    assert note.startswith(f"{B} 2 of class 2, {C} 0 of class 2. AUROC") and "do not rank hospitals" in note
+    assert parsed.row("Method", "figures") == ["Method and whose test cases", "auroc"]  # classes stand in their table
+    several = rendered([folder, save(tmp_path, several_classes().changed(seed=7))])[0]
+    assert several.count("Few test cases") == 1 and several.count(f"{B} 2 of class 2") == 1
 
 
 def test_a_page_without_classes_has_no_such_section(tmp_path: Path) -> None:

@@ -361,7 +361,7 @@ def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest
     out = tmp_path / "out"
     assert main(["predict", str(made), str(data / "s0"), "-o", str(out), "--device", "cpu"]) == 0
     _check_segmentation(out, data / "s0")
-    assert main(["export", str(made), "-o", str(tmp_path / "bundle")]) == 0
+    assert main(["release", "export", str(made), "-o", str(tmp_path / "bundle")]) == 0
     _check_card(tmp_path / "bundle", made)
     # No name, identifier or UID of a patient is in what training kept, or in the run.
     uid = pydicom.dcmread(data / "s0/B/mask", stop_before_pixels=True).StudyInstanceUID

@@ -257,7 +257,7 @@ def test_the_caution_is_one_line_on_the_screen(tmp_path: Path, capsys: pytest.Ca
     small = ["algorithm.pull=0.3", "task.name=synthetic-activity", "training.rounds=1", *SMALL]
     changes = [word for change in small for word in ("--set", change)]
     assert main(["run", str(JOBS / "fedsm"), "--engine", "inprocess", "--out", str(tmp_path), *changes]) == 0
-    cautions = [line for line in capsys.readouterr().out.splitlines() if line.startswith("caution")]
+    cautions = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert cautions == ["warning: algorithm.pull 0.3 is below 1/3: personal models lean to the other hospitals"]
 
 
@@ -622,7 +622,7 @@ def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path
 
 
 def test_what_an_unseen_hospital_may_not_be() -> None:
-    with pytest.raises(PlanError, match="fedbn leaves no model for hospitals that did not train"):
+    with pytest.raises(PlanError, match="fedbn gives no model to sites that did not train"):
         make_plan("fedbn", "participation.evaluation_sites=[z]")
     with pytest.raises(PlanError, match="hospital-a is under sites and under unseen"):
         make_plan("fedsm", f"participation.evaluation_sites=[{A}]")

@@ -9,7 +9,7 @@ import torch
 from benchmarks.heart_dp.cells import Cell, kept, result_of
 from benchmarks.heart_dp.data import HOSPITALS, Hospital, accuracy, read, validation
 from benchmarks.heart_dp.federation import PrivacyGuarantee, Setup, run
-from benchmarks.heart_dp.page import ComparedOnly
+from benchmarks.heart_dp.page import Compared
 
 ROW = "{age},{sex},{pain},{pressure},{fat},0,{ecg},{rate},0,1.5,2,0,3,{level}"
 
@@ -59,7 +59,7 @@ def test_a_cell_is_done_once(hospitals: dict[str, Hospital], tmp_path: Path) -> 
 
 
 def test_what_is_compared() -> None:
-    one = ComparedOnly(PrivacyGuarantee(1.0, 1e-3), [0.8, 0.7, 0.9], [0.7, 0.6, 0.8], 1.0)
+    one = Compared(PrivacyGuarantee(1.0, 1e-3), [0.8, 0.7, 0.9], [0.7, 0.6, 0.8], 1.0)
     assert one.interval == pytest.approx((0.1, 0.1))
     assert one.errors == pytest.approx(0.1 / (2 * 0.01 / 3) ** 0.5)
     assert accuracy(torch.tensor([1.0, -1.0, 2.0]), torch.tensor([1.0, 1.0, 1.0])) == pytest.approx(2 / 3)

@@ -156,7 +156,7 @@ def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:
     )
     for place in (extend, *FURTHER.values()):
         assert all(getattr(place, name) is not None for name in place.NAMES)
-    code = "import sys, medsilo.extend; from medsilo.extend import Command, Screen; print('torch' in sys.modules)"
+    code = "import sys, medsilo.extend; from medsilo.extend import Command, Console; print('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(PLACE)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -351,7 +351,7 @@ def test_help_answers_at_once(root: Path) -> None:
 
 def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
     """`medsilo status` and its like talk to a server: a fifth of the processor time without torch."""
-    commands = (["status"], ["status", "job", "--watch"], ["abort", "job"], ["download", "job"])
+    commands = (["status"], ["status", "job", "--watch"], ["cancel", "job"], ["download", "job"])
     loaded = modules_after(root, *([*command, "--kit", str(root)] for command in commands), code=1)
     assert "medsilo_lab.consortium.lead" in loaded
     assert loaded & {"torch", "monai", "numpy", "scipy", "medsilo.plan", "medsilo.flare.controller"} == set()

@@ -23,41 +23,41 @@ run --help
 run -h
 compare --help
 resume --help
-provision --help
+kits make --help
 submit --help
 status --help
-abort --help
-fetch --help
-backup --help
-restore --help
+cancel --help
+download --help
+kits backup --help
+kits restore --help
 report --help
-leak-report jobs/harmofl
-clean --help
+disclosure jobs/harmofl
+prune --help
 predict --help
-export --help
-leak-report --help
+release export --help
+disclosure --help
 check --help
 approve --help
 ledger --help
-release --help
-validate --help
-export -h
+release make --help
+release test --help
+release export -h
 predict -h
 list --help
 nnunet --help
 nnunet plan --help
 nnunet measure --help
-rehearse --help
-new --help
-help new
+kits rehearse --help
+help kits
+help release
+kits --help
+release --help
 list
 list --json
-leak-report jobs/fedavg
-leak-report jobs/fedbn --set training.rounds=3
-leak-report fedavg
-leak-report jobs/fedavg --json
-new network my-net -o right/net
-new method my-method -o right/method --json
+disclosure jobs/fedavg
+disclosure jobs/fedbn --set training.rounds=3
+disclosure fedavg
+disclosure jobs/fedavg --json
 submit jobs/fedavg --out right/packed
 """.strip().splitlines()
 WRONG = """
@@ -82,34 +82,34 @@ resume nothing | nothing is no run's folder; give one
 report nothing | give the folder that holds summary.json [nothing]
 report jobs | has no summary.json
 withdraw nothing | 'withdraw' is no command
-validate nothing --as st-anna --lead X | there is no release.json; give the folder or file that was signed
-clean nothing | give one like runs/ [nothing]
-clean . --older-than x | --older-than: give a number
+release test nothing --as st-anna --lead X | there is no release.json; give the folder or file that was signed
+prune nothing | give one like runs/ [nothing]
+prune . --older-than x | --older-than: give a number
 init | give the folder of your data, or --example FOLDER
 init nothing | the folder does not exist
 predict nothing scan.nii.gz -o out | there is no such folder
 predict jobs scan.nii.gz -o out | give a folder with supermodel.json or plan.yaml [jobs]
-export jobs | --out is missing
-export jobs --to x -o out | choose one of monai, nnunet
+release export jobs | --out is missing
+release export jobs --to x -o out | choose one of monai, nnunet
 check jobs/fedavg --kit jobs | the folder is no kit
 check nothing | no job at nothing
 check jobs/fedavg --set participation.sites=[a,b] | which site is this? give --site
-leak-report jobs/fedavg --settings nothing | there is no such folder of settings
+disclosure jobs/fedavg --settings nothing | there is no such folder of settings
 approve jobs/fedavg --kit nothing | there is no such folder; give the kit's [nothing]
 approve x --kit jobs --expires soon | write hours, days or weeks
 approve --page --kit jobs --port x | --port: give a whole number
 ledger | --kit is missing: this site's kit
 ledger nonsense --kit jobs | is not one of 'show', 'accept'
-provision nothing -o kits | nothing cannot be read: there is no such file; give a consortium.yaml
-provision | CONSORTIUM is missing
+kits make nothing -o kits | nothing cannot be read: there is no such file; give a consortium.yaml
+kits make | CONSORTIUM is missing
+kits mak x | did you mean make
+release tets x | did you mean test
 submit jobs/fedavg --kit nothing | there is no such folder; give the kit's [nothing]
 status --kit jobs | the folder is no kit: its startup/ has none of
-abort x | --kit is missing
-backup nothing -o x.zip | only a server has a backup: give its kit [nothing]
-restore nothing --kit x | nothing is not there; use the file that medsilo backup wrote
-rehearse nothing.yaml | there is no such file; give a consortium.yaml
-new metod x | choose method, task or network
-new method fedavg | fedavg is a method already; choose another name
+cancel x | --kit is missing
+kits backup nothing -o x.zip | only a server has a backup: give its kit [nothing]
+kits restore nothing --kit x | nothing is not there; use the file that medsilo kits backup wrote
+kits rehearse nothing.yaml | there is no such file; give a consortium.yaml
 nonsense | 'nonsense' is no command
 """.strip().splitlines()
 
@@ -144,7 +144,7 @@ def test_wrong_lines_are_one_line_with_the_remedy(place: Path, capsys: pytest.Ca
         assert code in (1, 2) and len(told) == 1 and told[0].startswith("medsilo: "), (line, told)
         assert any(words in told[0] for words in wanted.split("|")) and len(told[0]) < 800, (line, told[0])
         words = shlex.split(line)
-        acts = 2 if words[0] == "nnunet" else 1
+        acts = 2 if words[0] in ("kits", "nnunet", "release") else 1
         assert cli.main([*words[:acts], "--json", *words[acts:]]) == code, line
         document = json.loads(capsys.readouterr().out)
         assert {"error", "code", "kind"} <= document.keys() and document["code"] == code, line

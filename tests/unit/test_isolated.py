@@ -195,10 +195,10 @@ ORPHAN = """
 import sys, time
 from pathlib import Path
 from tests.conftest import make_plan
-from tests.unit.test_isolated import CPU, SMALL, IsolatedParticipant, Place, Server
+from tests.unit.test_isolated import CPU, SMALL, IsolatedParticipant, SiteContext, Server
 
 plan = make_plan("fedavg", *SMALL)
-site = IsolatedParticipant(Place(plan, "hospital-a", plan.participation.sites, CPU, Path(sys.argv[1])))
+site = IsolatedParticipant(SiteContext(plan, "hospital-a", plan.participation.sites, CPU, Path(sys.argv[1])))
 site.answer(Server(plan).ask("join", 0))
 print(site.process.pid, flush=True)
 time.sleep(600)

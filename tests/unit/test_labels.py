@@ -305,11 +305,11 @@ def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: P
     assert [row for row in tables["Slices that show each label"] if row[0] == "ant"] == [["ant", *["not drawn"] * 3]]
     assert tables[f"Slices{HELD}"] == [["ant", 0, 0, 24], ["post", 24, 0, 0], ["t1", 0, 0, 24], ["flair", 24, 0, 0]]
     assert "no mask shows 'post': name it in data.unannotated" in said("a")
-    assert "no mask shows" not in said("a", absent=["post"])
-    assert "masks show a structure that data.unannotated names" in said("c", absent=["post"])
-    assert "names all structures" in said("c", absent=["ant", "post"])
-    assert "names all modalities" in said("c", absent=["t1", "flair"])
-    assert "'liver' can't be absent; ant, post, t1, flair can" in said("c", absent=["liver"])
+    assert "no mask shows" not in said("a", unannotated=["post"])
+    assert "masks show a structure that data.unannotated names" in said("c", unannotated=["post"])
+    assert "names all structures" in said("c", unannotated=["ant", "post"])
+    assert "names all modalities" in said("c", unannotated=["t1", "flair"])
+    assert "'liver' can't be absent; ant, post, t1, flair can" in said("c", unannotated=["liver"])
     assert NiftiFolder(**{**TASK, "lacking": None}).may_be_absent == ("ant", "post")
 
 
@@ -419,7 +419,7 @@ def test_a_table_without_a_column_is_read_as_one_that_is_missing_everywhere(tmp_
         task = PatientTable(columns=["age", "bmi"], labels=["0", "1"], missing=missing)  # type: ignore[arg-type]
         return task.read("a", ["a"], 0, given)
 
-    lacks = source(["age"], absent=["bmi"])
+    lacks = source(["age"], unannotated=["bmi"])
     inputs = read("mark", lacks).train.inputs
     assert inputs.shape[1] == 4 and inputs[:, 1:].unique(dim=0).tolist() == [[0.0, 0.0, 1.0]]
     assert read("mean", lacks).survey.absent == ("bmi",)
@@ -556,7 +556,7 @@ def test_lines_of_a_hospital_that_tells_other_classes_apart(tmp_path: Path) -> N
     assert {*labels_in(targets).tolist()} == {0, 1} and {*(targets >> ALIKE).tolist()} == {0, 1 << 2}
     survey = read(**both).survey
     assert survey.absent == ("severe",) and sum(part.classes["mild"] for part in survey.parts.values()) == 6
-    alone = read(absent=["severe"], label_map={"some": "mild"}).train.targets
+    alone = read(unannotated=["severe"], label_map={"some": "mild"}).train.targets
     assert not (alone >> ALIKE).any() and all(absent_in(int(own))[:1] == [2] for own in alone)
     with pytest.raises(DataError, match=r"not the plan's \(none, severe\)"):
-        read(absent=["mild"], label_map={"some": "mild"})
+        read(unannotated=["mild"], label_map={"some": "mild"})

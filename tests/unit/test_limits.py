@@ -41,7 +41,7 @@ ABSURD = [
     ("training.rounds=100000", "rounds"),
     ("training.local_epochs=10000", "local_epochs"),
     ("participation.timeout=604800", "timeout"),
-    ("participation.retry_timeout=2592000", "patience"),
+    ("participation.retry_timeout=2592000", "retry_timeout"),
     ("training.learning_rate=1e-30", "learning_rate"),
 ]
 
@@ -82,20 +82,20 @@ ASKED = [
 @pytest.mark.parametrize(("key", "enough", "not_enough"), ASKED)
 def test_each_limit_holds_and_says_which(key: str, enough: float, not_enough: float) -> None:
     asked = (1000, 50, 2 << 30)
-    check_limits(PLAN, SiteSettings(limits={key: enough}), *asked)
-    with pytest.raises(Refused, match=rf"limits\.{key} in its medsilo\.yaml"):
-        check_limits(PLAN, SiteSettings(limits={key: not_enough}), *asked)
+    check_limits(PLAN, SiteSettings(quotas={key: enough}), *asked)
+    with pytest.raises(Refused, match=rf"quotas\.{key} in its medsilo\.yaml"):
+        check_limits(PLAN, SiteSettings(quotas={key: not_enough}), *asked)
 
 
 def test_the_disk_keeps_what_must_stay_free() -> None:
-    check_limits(PLAN, SiteSettings(limits={"disk_free": 1}), 10_000_000, 50, 3 << 30)
+    check_limits(PLAN, SiteSettings(quotas={"disk_free": 1}), 10_000_000, 50, 3 << 30)
     with pytest.raises(Refused, match="disk_free"):
-        check_limits(PLAN, SiteSettings(limits={"disk_free": 1}), 10_000_000, 50, 1 << 30)
+        check_limits(PLAN, SiteSettings(quotas={"disk_free": 1}), 10_000_000, 50, 1 << 30)
     assert free_disk(Path("/nowhere/at/all")) > 0
 
 
 def test_a_hospital_refuses_the_study_itself(tmp_path: Path) -> None:
-    settings = SiteSettings(device="cpu", limits={"parameters": 10})
+    settings = SiteSettings(device="cpu", quotas={"parameters": 10})
     with pytest.raises(Refused, match="parameters, more than it allows"):
         site_of(make_plan(), "hospital-a", SITES, settings, tmp_path)
 
@@ -110,7 +110,7 @@ def study(folder: Path, limits: dict[str, dict[str, float]], *changes: str, on_r
     plan = make_plan("fedavg", *SMALL, *GO_ON, *changes)
     sites = {
         site: site_of(
-            plan, site, SITES, SiteSettings(device="cpu", limits=limits.get(site, {})), folder / "sites" / site
+            plan, site, SITES, SiteSettings(device="cpu", quotas=limits.get(site, {})), folder / "sites" / site
         )
         for site in SITES
     }
@@ -124,14 +124,14 @@ def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: 
     fast = make_plan("fedavg", *SMALL, *GO_ON, "training.rounds=1")
     plans = dict.fromkeys(SITES, fast) | {"hospital-a": plan}
     sites = {
-        site: site_of(own, site, SITES, SiteSettings(device="cpu", limits=limits.get(site, {})), tmp_path / site)
+        site: site_of(own, site, SITES, SiteSettings(device="cpu", quotas=limits.get(site, {})), tmp_path / site)
         for site, own in plans.items()
     }
     summary = Coordinator(plan, SITES, Loop(sites), Record(tmp_path / "run"), "in-process").run()
     assert summary.status == "finished" and summary.sites["hospital-b"].contributed == 1
     reason = "refused: this answer took longer than the 0.034 minutes that this hospital gives it"
     assert summary.sites["hospital-a"].missed[1].startswith(reason)
-    assert "limits.round_minutes in its medsilo.yaml" in summary.sites["hospital-a"].missed[1]
+    assert "quotas.round_minutes in its medsilo.yaml" in summary.sites["hospital-a"].missed[1]
     assert time.monotonic() - started < 30
 
 
@@ -155,7 +155,7 @@ def test_a_trainer_that_hears_nothing_is_ended_at_the_limit(tmp_path: Path, monk
         SiteContext(plan, "hospital-a", ["hospital-a"], settings, tmp_path / "run/sites/hospital-a"), Deaf
     )
     try:
-        with pytest.raises(ParticipationError, match=r"limits\.round_minutes"):
+        with pytest.raises(ParticipationError, match=r"quotas\.round_minutes"):
             Coordinator(
                 plan, ["hospital-a"], Hurried({"hospital-a": site}), Record(tmp_path / "run"), "in-process"
             ).run()
@@ -168,12 +168,12 @@ def test_a_study_that_fills_the_disk_is_refused(tmp_path: Path) -> None:
         (tmp_path / "sites/hospital-a/filler").write_bytes(b"x" * 3_000_000)
 
     summary = study(tmp_path, {"hospital-a": {"disk": 0.002}}, on_round=fill)
-    assert "limits.disk in its medsilo.yaml" in summary.sites["hospital-a"].missed[2]
+    assert "quotas.disk in its medsilo.yaml" in summary.sites["hospital-a"].missed[2]
     assert summary.sites["hospital-b"].contributed == 2
 
 
 def test_a_plan_of_too_little_learning_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"limits\.min_learning_per_score"):
+    with pytest.raises(Refused, match=r"quotas\.min_learning_per_score"):
         study(tmp_path, {}, "training.learning_rate=1e-8")
 
 

@@ -99,7 +99,7 @@ def masks_are_nnunets(trained: Path, images: Path, tmp_path: Path) -> None:
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
     model, own, theirs = tmp_path / "model", tmp_path / "own", tmp_path / "theirs"
-    assert main(["export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
+    assert main(["release", "export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
     assert main(["predict", str(trained), str(images), "-o", str(own)]) == 0
     theirs.mkdir()
     predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
@@ -149,10 +149,10 @@ def test_an_image_of_several_channels_is_put_together(hospitals: tuple[Path, Any
 
 def test_the_checkpoint_runs_no_code(trained: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
-    assert main(["export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
+    assert main(["release", "export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
     held = torch.load(model / "fold_all" / "checkpoint_final.pth", weights_only=True)
     assert held["init_args"] == {"configuration": "2d"} and held["inference_allowed_mirroring_axes"] == [0, 1]
-    assert main(["export", str(trained), "--to", "nnunet", "-o", str(model)]) == 1  # it is there already
+    assert main(["release", "export", str(trained), "--to", "nnunet", "-o", str(model)]) == 1  # it is there already
 
 
 def test_each_tensor_travels_once(hospitals: tuple[Path, Any]) -> None:
@@ -173,7 +173,7 @@ def test_a_study_that_was_cut_off_goes_on_to_the_same_bits(hospitals: tuple[Path
     folder, plans = hospitals[0], narrow(hospitals[1])
     training = {"rounds": 3, "batch_size": 2, "local_steps": 2, "momentum": 0.9, "schedule": "poly"}
     plan = study(plans, SITES, {"name": "fedavg"}, training)
-    settings = SiteSettings(data=DataSource(folder=folder), limits=Quotas(min_training_cases=1))
+    settings = SiteSettings(data=DataSource(folder=folder), quotas=Quotas(min_training_cases=1))
     whole = inprocess.run(plan, folder=tmp_path / "whole", settings=settings)
 
     class Stop(Exception):
@@ -250,7 +250,7 @@ def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     training = {"rounds": 4, "batch_size": 2, "local_steps": 3, "momentum": 0.9, "schedule": "poly"}
     agreed = {"sites": list(SITES), "when_missing": "continue", "minimum": 1}
     plan = study(plans, SITES, {"name": "fedavg"}, training, participation=agreed)
-    settings = SiteSettings(data=DataSource(folder=folder), limits=Quotas(min_training_cases=1))
+    settings = SiteSettings(data=DataSource(folder=folder), quotas=Quotas(min_training_cases=1))
     sites: dict[str, dict[str, TrainingSite]] = {}
     for name, dies_in in (("whole", 0), ("lost", 2)):
         running = [name]
@@ -299,12 +299,12 @@ def test_folds_are_exported_into_one_model_whose_networks_answer_together(
     for number, fold in enumerate(folds):
         run = tmp_path / str(number)
         medsilo.run(study(plans, SITES, {"name": "fedavg"}, training, {"fold": fold}), data=folder, folder=run)
-        assert main(["export", str(run), "--to", "nnunet", "-o", str(model)]) == 0
-        assert main(["export", str(run), "--to", "nnunet", "-o", str(model)]) == 1  # this fold is there
+        assert main(["release", "export", str(run), "--to", "nnunet", "-o", str(model)]) == 0
+        assert main(["release", "export", str(run), "--to", "nnunet", "-o", str(model)]) == 1  # this fold is there
     assert sorted(path.name for path in model.glob("fold_*/checkpoint_final.pth")) == ["checkpoint_final.pth"] * 2
     other = study(plans, SITES, {"name": "fedavg"}, training, {"fold": {"number": 3, "of": 4}, "mirror": False})
     medsilo.run(other, data=folder, folder=tmp_path / "other")
-    assert main(["export", str(tmp_path / "other"), "--to", "nnunet", "-o", str(model)]) == 1
+    assert main(["release", "export", str(tmp_path / "other"), "--to", "nnunet", "-o", str(model)]) == 1
     assert not (model / "fold_2").exists()
 
     sources = [Source.open(tmp_path / str(number)) for number in range(2)]

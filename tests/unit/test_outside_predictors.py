@@ -76,11 +76,11 @@ def test_predict_goes_through_an_outside_predictor(
     assert "there are no notes" in capsys.readouterr().err
 
     released = [str(tmp_path / "release"), "--as", "elsewhere", "-o", str(tmp_path / "validation"), "--device", "cpu"]
-    assert main(["release", str(run.folder), "-o", released[0]]) == 0
+    assert main(["release", "make", str(run.folder), "-o", released[0]]) == 0
     released += ["--lead", lead_of(released[0])]
     for allowed in ("", "packages: [outside-notes]\n"):  # a lead's plan brings no code that the hospital did not allow
         (tmp_path / "medsilo.yaml").write_text(f"data: {{folder: {notes}}}\n{allowed}")
-        assert main(["validate", *released, "--settings", str(tmp_path)]) == (0 if allowed else 1)
+        assert main(["release", "test", *released, "--settings", str(tmp_path)]) == (0 if allowed else 1)
         assert allowed or "outside-notes, which is not allowed here" in capsys.readouterr().err
 
 

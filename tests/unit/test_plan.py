@@ -106,7 +106,7 @@ WRONG = [
     (["network.name=activity-cnn", "network.width=3"], "network.width", "3", "hidden"),
     (["participation.site=[a]"], "participation.site", "a", "sites"),
     (["transport.compress=true"], "transport.compress", "True", "precision"),
-    (["model_selection.metric=dice"], "model_selection.metric", "dice", "select"),
+    (["model_selection.metric=dice"], "model_selection.metric", "dice", "keep"),
     (["training.rounds.more=1"], "training.rounds", "more", "integer"),
     (["training=3"], "training", "3", "section"),
     (["network=3"], "network", "3", "section"),

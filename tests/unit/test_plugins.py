@@ -24,10 +24,10 @@ from tests.unit.test_extend import a_distribution
 OUTSIDE = """
 from pathlib import Path
 
-from medsilo.extend import Command, Exporter, Predictor, Screen
+from medsilo.extend import Command, Exporter, Predictor, Console
 
 
-def count_letters(screen: Screen, text: str, times: int = 1) -> int:
+def count_letters(screen: Console, text: str, times: int = 1) -> int:
     "Count the letters of a text."
     screen.say(f"letters: {len(text) * times}")
     screen.answer(letters=len(text) * times)
@@ -108,7 +108,7 @@ def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: 
     assert int((tmp_path / "out/told/size.txt").read_text()) > 0 and (tmp_path / "out/MODEL_CARD.md").is_file()
     with pytest.raises(PlanError, match="'wrong' is no Exporter; make one of medsilo_lab.deploy.exporter:Exporter"):
         export(source, tmp_path / "other", "wrong")
-    assert main(["export", "run", "-o", str(tmp_path / "new"), "--to", "paper"]) == 2
+    assert main(["release", "export", "run", "-o", str(tmp_path / "new"), "--to", "paper"]) == 2
     assert "choose one of monai, nnunet, size, wrong" in capsys.readouterr().err
 
 
@@ -118,7 +118,7 @@ def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
     for table in (*tables, EXPORTERS, DATASET_PROBES, PREDICTORS):
         for name in table:
             assert table[name] is not None and table.package_of(name) is None
-    assert {"release", "nnunet plan"} <= {one.name for own in all_commands().values() for one in own}
+    assert {"release make", "nnunet plan"} <= {one.name for own in all_commands().values() for one in own}
 
 
 def test_the_page_uses_what_is_for_everybody(root: Path) -> None:

@@ -212,11 +212,11 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
         ("check --kit nothere", 2, "there is no such folder; give the kit's [nothere]"),
         ("predict nothere x.png -o out", 1, "there is no such folder"),
         ("predict study x.png -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
-        ("export study -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
+        ("release export study -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
         ("predict study x.png -o done", 1, "has predictions already"),
-        ("provision other.yaml -o kits", 1, "no consortium's file: name, server, hospitals, people are missing"),
-        ("provision half.yaml -o kits", 1, "more"),
-        ("leak-report jobs/fedavg --kit nothere", 1, "no such folder"),
+        ("kits make other.yaml -o kits", 1, "no consortium's file: name, server, hospitals, people are missing"),
+        ("kits make half.yaml -o kits", 1, "more"),
+        ("disclosure jobs/fedavg --kit nothere", 1, "no such folder"),
     ],
 )
 def test_a_poor_answer_of_before_says_what_to_do(
@@ -294,7 +294,7 @@ def test_a_full_disk_is_told_in_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan("fedavg")
     with pytest.raises(Refused) as found:
         check_limits(plan, SiteSettings(), plan.parameters, None, free=3_000)
-    assert "disk is full" in str(found.value) and "limits.disk_free" in str(found.value)
+    assert "disk is full" in str(found.value) and "quotas.disk_free" in str(found.value)
     assert size_text(3_000) in str(found.value) and "GiB" not in str(found.value)
 
 
@@ -314,7 +314,7 @@ def test_a_server_that_is_silent_is_named_at_once(
         raise MedsiloError("nobody")
 
     monkeypatch.setattr("medsilo_lab.consortium.lead.connect", waits)
-    for line in ("status", "abort 1", "fetch 1"):
+    for line in ("status", "cancel 1", "download 1"):
         assert cli.main([*line.split(), "--kit", str(kit)]) == 1
     assert len(heard) == 3 and all("trying localhost:8002" in one and "15 s" in one for one in heard)
 
@@ -344,7 +344,7 @@ def test_help_and_version_in_every_spelling(line: str, capsys: pytest.CaptureFix
 
 
 def test_only_rehearse_has_an_option_for_its_job(here: Path) -> None:
-    assert parsed(["rehearse", "--job", "jobs/fedbn"])[1]["job"] == Path("jobs/fedbn")
+    assert parsed(["kits", "rehearse", "--job", "jobs/fedbn"])[1]["job"] == Path("jobs/fedbn")
     with pytest.raises(typer.TyperException):
         parsed(["check", "--job", "jobs/fedavg"])
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
+from medsilo.runs.reading import read_summary
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
 from medsilo.site.signed import fingerprint, write_signed
@@ -22,6 +24,7 @@ from medsilo.site.signing import own_key as key_in
 from medsilo_lab.release.release_folder import Release, write_release
 from tests.commands import lead_of
 from tests.conftest import SITES, make_plan
+from tests.unit.test_report import Page
 
 
 def own_key(path: Path) -> PrivateKey:
@@ -65,7 +68,7 @@ def validated(capsys: pytest.CaptureFixture, release: str, folder: Path, *more: 
     """Return what may be mailed."""
     lead = lead_of(release)
     capsys.readouterr()
-    words = ["validate", release, "--lead", lead, "--as", folder.name, "-o", str(folder), *more]
+    words = ["release", "test", release, "--lead", lead, "--as", folder.name, "-o", str(folder), *more]
     assert cli.main([*words, "--device", "cpu", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)["told"]
     return told
@@ -100,18 +103,89 @@ def test_several_kinds_of_models_are_released(
     kinds = {"super": ["fedsm"], "own": ["local", *own], "together": ["local", "again", *own]}
     tested = set()
     for name, runs in kinds.items():
-        assert cli.main(["release", *runs, "-o", name]) == 0
+        assert cli.main(["release", "make", *runs, "-o", name]) == 0
         tested.add(validated(capsys, name, tmp_path / f"of-{name}")["release"])
         assert len(Release.open(Path(name)).manifest.models) == (2 if name == "together" else 1)
     assert len(tested) == len(kinds)
 
 
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A release of a model that finds the outcome by a marker, of a table."""
+    root = tmp_path_factory.mktemp("ranked")
+    study = marked(root / "study-data", 80)
+    settings = make_settings({**ALL_MINE, "data": {"folder": study, "table": "cases.csv"}, "device": "cpu"}, "test")
+    training = {"rounds": 20, "learning_rate": 0.3}
+    plan = {**TABLE, "task": {**TABLE["task"], "standardise": "none"}, "training": training}
+    inprocess.run(parse_plan(plan), folder=root / "study", settings=settings)
+    write_release([root / "study"], "", root / "release", own_key(root / "lead.pem"))
+    return root
+
+
+def marked(folder: Path, patients: int, ill: str = "1", well: str = "0", each: int = 2) -> Path:
+    """A hospital where every so many patients is ill, which the marker shows but for one of seven."""
+    folder.mkdir()
+    sick = [number % each == 0 for number in range(patients)]
+    markers = [one != (number % 7 == 0) for number, one in enumerate(sick)]
+    pairs = enumerate(zip(sick, markers, strict=True))
+    lines = [f"{n},0.5,{1 if marker else -1},{ill if one else well}" for n, (one, marker) in pairs]
+    (folder / "cases.csv").write_text("\n".join(["patient,age,marker,outcome", *lines]) + "\n")
+    text = f"data:\n  folder: {folder}\n  table: cases.csv\n  columns: {{patient: patient}}\n"
+    (folder / "medsilo.yaml").write_text(text)
+    return folder
+
+
 def test_two_releases_are_compared_on_the_same_patients(here: Path) -> None:
     shutil.copytree(here / "release", here / "other")
     lead = ["--lead", lead_of("release")]
-    assert cli.main(["validate", "release", *lead, "--as", "../x"]) == 1
-    assert cli.main(["validate", "release", "other", *lead, "--as", "x", "-o", "both", "--device", "cpu"]) == 0
+    assert cli.main(["release", "test", "release", *lead, "--as", "../x"]) == 1
+    assert cli.main(["release", "test", "release", "other", *lead, "--as", "x", "-o", "both", "--device", "cpu"]) == 0
     assert "+0.0 points" in (here / "both" / "validation.html").read_text()
+
+
+def page_at(ranked: Path, local: Path, capsys: pytest.CaptureFixture) -> tuple[dict[str, Any], str, Page]:
+    """Return what may be mailed, and a hospital's page as text and as tables."""
+    told = validated(capsys, str(ranked / "release"), local.parent / "h", "--settings", str(local))
+    text = (local.parent / "h" / "validation.html").read_text("utf-8")
+    return told, text, Page(text)
+
+
+def test_a_page_has_each_class_with_its_cases_and_says_where_they_are_few(
+    ranked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Of 84 patients 7 are ill, of whom the marker misses one, as it misses 11 of the others: accuracy hides that."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    _, text, parsed = page_at(ranked, marked(tmp_path / "hospital", 84, each=12), capsys)
+    assert parsed.row("release no", "classes")[1:3] == ["0.85766 of 77", "0.8576 of 7"]
+    assert parsed.row("release yes", "classes")[1:3] == ["0.8576 of 7", "0.85766 of 77"]
+    assert "Few test cases: 7 of yes. AUROC" in text
+    card = (ranked / "release" / "model-1" / "MODEL_CARD.md").read_text("utf-8")
+    tested = read_summary(ranked / "study").sites["a"]
+    (own,) = re.findall(r"\| a \| yes \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", card)
+    assert int(own[0]) == sum(tested.decisions.confusion[1]) > 0
+    assert float(own[3]) == pytest.approx(tested.figures["auroc"], abs=1e-3)
+
+
+def test_a_model_that_does_no_better_than_guessing_is_named_before_its_score(
+    ranked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """As it is where a hospital writes the classes the other way round."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    _, text, _ = page_at(ranked, marked(tmp_path / "hospital", 70), capsys)
+    assert "Hardly better than guessing" not in text
+    (tmp_path / "other").mkdir()
+    _, text, _ = page_at(ranked, marked(tmp_path / "other" / "hospital", 70, ill="0", well="1"), capsys)
+    assert "release reaches accuracy 0.143, and guessing 0.500" in text
+    assert text.index("Hardly better than guessing") < text.index('id="results"')
+
+
+def test_a_second_validation_leaves_nothing_of_the_first(here: Path, capsys: pytest.CaptureFixture) -> None:
+    earlier = [here / "x" / "validation.html", here / "x" / "sites" / "x" / "test-best.png"]
+    for path in earlier:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("earlier")
+    validated(capsys, "release", here / "x")
+    assert "earlier" not in earlier[0].read_text() and not earlier[1].exists()
 
 
 @pytest.mark.parametrize(("lead", "words"), [([], "--lead"), (["--lead", ""], "signed by"), (["--lead", LIAR], LIAR)])
@@ -119,7 +193,7 @@ def test_a_release_from_a_key_that_nobody_told_of_is_not_tested(
     lead: list[str], words: str, here: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """Its signature proves nothing to a hospital that did not know the key beforehand."""
-    assert cli.main(["validate", "release", "--as", "x", "-o", "out", "--device", "cpu", *lead]) != 0
+    assert cli.main(["release", "test", "release", "--as", "x", "-o", "out", "--device", "cpu", *lead]) != 0
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and not (here / "out").exists()
 
@@ -142,7 +216,7 @@ def test_what_may_be_mailed_is_in_the_hospitals_own_steps_or_has_no_score(
     study = table_of(tmp_path / "study-data", 60)
     settings = make_settings({**ALL_MINE, "data": {"folder": study, "table": "cases.csv"}, "device": "cpu"}, "test")
     inprocess.run(parse_plan(TABLE), folder=tmp_path / "study", settings=settings)
-    assert cli.main(["release", "study", "-o", "release"]) == 0
+    assert cli.main(["release", "make", "study", "-o", "release"]) == 0
     told = {}
     for patients in (3, 83):
         local = table_of(tmp_path / f"hospital-{patients}", patients)
@@ -247,7 +321,7 @@ def test_a_later_release_says_what_changed_and_keeps_what_was_agreed_on(
 
     def released(name: str, conditions: str, of: Path, after: str = "") -> Release:
         (tmp_path / "agreed.yaml").write_text(conditions)
-        words = ["release", str(of), "-o", name, "--key", str(made / "lead.pem")]
+        words = ["release", "make", str(of), "-o", name, "--key", str(made / "lead.pem")]
         words += ["--after", after] if after else ["--conditions", "agreed.yaml"]
         assert cli.main(words) == 0
         return Release.open(tmp_path / name)
@@ -272,4 +346,4 @@ def test_a_later_release_says_what_changed_and_keeps_what_was_agreed_on(
         write_release([later], "", tmp_path / "other", own_key(tmp_path / "liar.pem"), old)
     assert not (tmp_path / "other").exists()
     (tmp_path / "agreed.yaml").write_text("leest_score: 1")
-    assert cli.main(["release", str(run), "-o", "wrong", "--conditions", "agreed.yaml"]) == 1
+    assert cli.main(["release", "make", str(run), "-o", "wrong", "--conditions", "agreed.yaml"]) == 1

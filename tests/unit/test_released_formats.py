@@ -87,10 +87,10 @@ def test_a_hospital_without_a_kit_validates_and_predicts(
     )
     settings = make_settings({**ALL_MINE, "data": data, "device": "cpu"}, "a test")
     inprocess.run(plan, folder=tmp_path / "study", settings=settings)
-    assert cli.main(["release", "study", "-o", "release"]) == 0
+    assert cli.main(["release", "make", "study", "-o", "release"]) == 0
     (tmp_path / "local").mkdir()
     (tmp_path / "local/medsilo.yaml").write_text(yaml.safe_dump({"data": data, "device": "cpu", "pictures": True}))
-    words = ["validate", "release", "--as", "new", "--settings", "local", "-o", "validation"]
+    words = ["release", "test", "release", "--as", "new", "--settings", "local", "-o", "validation"]
     lead = lead_of("release")
     capsys.readouterr()
     assert cli.main([*words, "--lead", lead, "--json"]) == 0

@@ -56,7 +56,7 @@ MAY: dict[tuple[str, str], str] = {
     ("medsilo_lab/consortium/provision.py", "provision"): "its own draft; of a kit that --renew names startup/ and the "
     "connections in local/, which the draft takes the place of",
     ("medsilo_lab/consortium/backup.py", "put_back"): "its own unpacked files, which become a new kit",
-    ("medsilo_lab/consortium/lead.py", "fetch"): "its own download, which becomes a new run folder",
+    ("medsilo_lab/consortium/lead.py", "download"): "its own download, which becomes a new run folder",
     # Releases.
     ("medsilo_lab/release/release_folder.py", "write_release"): "the folder that this call made, where it failed",
 }

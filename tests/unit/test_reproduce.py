@@ -24,7 +24,7 @@ def test_the_command_is_one(command: str, root: Path, monkeypatch: pytest.Monkey
         cells = replace(wanted(shlex.split(command)), seeds=[0]).all_cells()
         assert len(cells) >= 2
         names = {cell.row.title for cell in cells}
-        assert values["against"] is None or values["against"] in names
+        assert values["baseline"] is None or values["baseline"] in names
     if name == "run":
         from medsilo.plan import load_plan
 

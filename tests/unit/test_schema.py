@@ -30,7 +30,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert record.summary() == summary and record.rounds() == [line]
     written = json.loads((record.folder / paths.SUMMARY).read_text())
     assert written["schema"] == 1 and written["sites"]["a"]["missed"] == {"2": "lost: asleep"}
-    assert written["sites"]["a"]["test"]["cases"] == 40 and written["details"] == {"cautions": ["beware"], "own": [1]}
+    assert written["sites"]["a"]["test"]["cases"] == 40 and written["details"] == {"warnings": ["beware"], "own": [1]}
 
 
 @pytest.mark.parametrize(

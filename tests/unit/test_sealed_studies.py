@@ -140,7 +140,7 @@ def test_a_plan_is_refused_where_nothing_that_is_installed_seals(
     every = registry._entries
     without = {"medsilo.aggregations": {}}
     monkeypatch.setattr(registry, "_entries", lambda group, path: without.get(group, every(group, path)))
-    told = ["leak-report", str(root / "jobs/fedavg"), "--set", "transport.sealing=pairwise"]
+    told = ["disclosure", str(root / "jobs/fedavg"), "--set", "transport.sealing=pairwise"]
     assert cli.main(told) == 1
     line = capsys.readouterr().err
     assert len(line.splitlines()) == 1

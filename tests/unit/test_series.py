@@ -187,7 +187,8 @@ def test_kept_on_the_disk_or_read_again_windows_are_the_same(hospitals: Path, tm
         *[{"cache": "disk", "cache_folder": str(tmp_path / "kept")}] * 2,
     ]
     found = [
-        task.site_data("a", SITES, 0, source_of(tmp_path / "data", inside=inside, patient=None, **own)) for own in more
+        task.site_data("a", SITES, 0, source_of(tmp_path / "data", recording_columns=inside, patient=None, **own))
+        for own in more
     ]
     assert len(set(found[0].train.patients)) == 4
     for other in found[1:]:
@@ -279,7 +280,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a column that the plan does not read" in words(names={"z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
-    assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, inside={"label": "doing"})
+    assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, recording_columns={"label": "doing"})
     monkeypatch.setattr(recordings.TableReader, "MOST_CELLS", 3)
     assert "more than 3 numbers (4); divide it" in words()
     monkeypatch.setattr(recordings, "MOST_NAMES", 0)

@@ -16,7 +16,7 @@ from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
-from medsilo.site.signing import Inference, PrivateKey, UseKey, check_certified, public_text, sign_with
+from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, check_certified, public_text, sign_with
 from medsilo_secagg.identity import SEALING
 from tests.unit.test_approvals import WANTED, make_kit
 from tests.unit.test_ledger import DATA, DEMANDS, ONE, ROUND, CountedStudy
@@ -27,7 +27,7 @@ KEYS = {
     "elliptic": lambda: ec.generate_private_key(ec.SECP256R1()),
     "ed25519": ed25519.Ed25519PrivateKey.generate,
 }
-USES: tuple[Inference, ...] = ("approvals", "ledger", "settings", "record", SEALING)
+USES: tuple[KeyPurpose, ...] = ("approvals", "ledger", "settings", "record", SEALING)
 
 
 @pytest.mark.parametrize("kind", KEYS)
@@ -54,7 +54,7 @@ def test_what_the_kits_own_key_or_one_of_another_use_signed_is_refused() -> None
     other.check("site-0", own.certificates, own.sign(b"this"), b"this")
 
 
-def lines_of_a_kit(folder: Path) -> tuple[KitFiles, dict[Inference, dict[str, Any]]]:
+def lines_of_a_kit(folder: Path) -> tuple[KitFiles, dict[KeyPurpose, dict[str, Any]]]:
     """A hospital that approves, remembers its settings and charges its ledger: a signed value of each use."""
     kit, book = make_kit(folder, "hospital-a"), QueryBudget(folder / "medsilo/_hospital/hospital-a")
     approvals = approvals_of(book, kit, WANTED)
@@ -62,8 +62,8 @@ def lines_of_a_kit(folder: Path) -> tuple[KitFiles, dict[Inference, dict[str, An
     accepted_of(kit).accept(WANTED)
     ledger = ledger_of(book, DATA, kit)
     ledger.charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt", ROUND)
-    found: dict[Inference, Path] = {"approvals": approvals.file, "settings": accepted_of(kit).file}
-    signed: dict[Inference, dict[str, Any]] = {use: json.loads(path.read_text()) for use, path in found.items()}
+    found: dict[KeyPurpose, Path] = {"approvals": approvals.file, "settings": accepted_of(kit).file}
+    signed: dict[KeyPurpose, dict[str, Any]] = {use: json.loads(path.read_text()) for use, path in found.items()}
     return kit, signed | {"ledger": json.loads(ledger.file.read_text().splitlines()[-1])}
 
 

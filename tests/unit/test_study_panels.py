@@ -218,7 +218,7 @@ def test_hospitals_that_did_not_train_have_their_scores(copy: Study) -> None:
     for seed, score in enumerate((0.5, 0.875)):
         folder = folder_of(copy, FEDSM, seed)
         unseen = {"elsewhere": SiteResult(test={"dice": score, "cases": 9}), "nowhere": SiteResult()}
-        Record(folder).write_summary(read_summary(folder).changed(unseen=unseen))
+        Record(folder).write_summary(read_summary(folder).changed(evaluation_sites=unseen))
     assert section(copy, "unseen")[1].rows == [["Method", "elsewhere", "nowhere"], [FEDSM, "0.6880.500–0.875", "–"]]
 
 

@@ -340,7 +340,7 @@ def test_a_study_learns_predicts_and_exports(kind: str, hospitals: Path, tmp_pat
     name = {"classification": "probability_yes", "regression": "score", "survival": "log_risk"}[kind]
     assert float(found[0][name]) == pytest.approx(expected, rel=1e-4)
 
-    assert main(["export", str(run), "-o", str(tmp_path / "bundle")]) == 1
+    assert main(["release", "export", str(run), "-o", str(tmp_path / "bundle")]) == 1
 
 
 def write_settings(local: Path, folder: Path) -> None:

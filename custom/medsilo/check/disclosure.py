@@ -152,7 +152,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
         f"took, version and hash of {', '.join(plan.code)}.",
         f"On joining: whether this site shares its personal model{classes if plan.task.goal.classifies else ''}; the "
         "versions of Python, NVFlare, torch, numpy and MONAI here, and which instructions the processor has; "
-        "which structures, classes, channels or columns are not here (data.absent).",
+        "which structures, classes, channels or columns are not here (data.unannotated).",
         f"In every round: the training loss; {scored}score and loss over the validation cases{few}.",
         f"At the end: score and loss over the test cases, and counts that add up over sites{few}:",
     ]
@@ -241,5 +241,5 @@ def _averages(plan: Plan, settings: SiteSettings) -> Iterator[str]:
             if group.average:
                 yield (
                     f"{group.name}, {rounds}: {group.average.of}. It leaves where it covers as many images as "
-                    f"min_cases_per_average in medsilo.yaml (here {settings.min_cases_per_average}); 'medsilo check' tells."
+                    f"min_cases_per_average in medsilo.yaml (here {settings.min_cases_per_average})."
                 )

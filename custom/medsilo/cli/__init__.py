@@ -51,6 +51,11 @@ OTHERWISE = {
     "stop": "'medsilo cancel ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
     "train": "medsilo run JOB",
 }
+# The order of the help in each group: what is typed first. Others follow as they come.
+ORDER = (
+    *("init", "demo", "run", "compare", "resume", "kits", "submit", "status", "download", "cancel", "release"),
+    *("check", "disclosure", "approve"),
+)
 LAB = "medsilo-lab"  # brings most commands
 GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
 
@@ -132,7 +137,12 @@ def all_commands(wanted: str = "") -> dict[str, list[Command]]:
         if asked or PLUGGED_IN.package_of(name) is None:
             with suppress(*([] if asked else [MedsiloError])):  # what is broken stops nothing else
                 found.setdefault(PLUGGED_IN[name].people, []).append(PLUGGED_IN[name])
-    return found
+    return {title: sorted(own, key=_rank) for title, own in found.items()}
+
+
+def _rank(one: Command) -> int:
+    name = one.name.partition(" ")[0]
+    return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
 def _program(wanted: str = "") -> Any:

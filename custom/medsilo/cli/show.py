@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Command:
     """A command: its function's name with dashes, its parameters are options, its docstring is what --help says.
 
-    >>> from medsilo.extend import Command, Screen
-    >>> def count(screen: Screen, number: int = 3) -> None:
+    >>> from medsilo.extend import Command, Console
+    >>> def count(screen: Console, number: int = 3) -> None:
     ...     "Count."
     ...     screen.say(str(number))
     >>> Command(count, "--number 5", "For a hospital's engineer").name
@@ -72,13 +72,13 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="print JSON on stdout, for programs; lines for people go to stderr")
 ]
 Does = Callable[..., int | None]
-Notify = Callable[[], str]
+Progress = Callable[[], str]
 
 
 class Console:
     """The output of one command. With `as_json`, stdout has JSON only.
 
-    >>> screen = Screen()
+    >>> screen = Console()
     >>> screen.say("model: 3 of 4")
     model: 3 of 4
     >>> screen.answer(cases=3)
@@ -96,7 +96,7 @@ class Console:
         self._print: Callable[[str], None] | None = None  # above what is live on the terminal
         self._silence, self._said = silence, time.monotonic()
         self._saying = threading.Lock()
-        self._doing: Notify | None = None  # what goes on, in words
+        self._doing: Progress | None = None  # what goes on, in words
         self._aside = False  # whether that is for a person at the terminal alone
         self._watcher: threading.Thread | None = None  # breaks the silence
         self._ended = threading.Event()
@@ -118,7 +118,7 @@ class Console:
         self.say(what)
         self.doing(what)
 
-    def doing(self, what: str | Notify, aside: bool = False) -> None:
+    def doing(self, what: str | Progress, aside: bool = False) -> None:
         """Tell what goes on from now on, or what tells it. aside: only to a person at the terminal."""
         self._aside = aside
         started = time.monotonic()
@@ -180,9 +180,9 @@ class Console:
             yield on_round
 
     @contextmanager
-    def busy(self, what: str) -> Iterator[Callable[[Notify], None]]:
+    def busy(self, what: str) -> Iterator[Callable[[Progress], None]]:
         """Show that the work goes on, and for how long; yields what takes a function that tells more of it."""
-        more: list[Notify] = [lambda: ""]
+        more: list[Progress] = [lambda: ""]
         started = time.monotonic()
 
         def words() -> str:
@@ -193,7 +193,7 @@ class Console:
             yield more.append
 
     @contextmanager
-    def _watching(self, words: Notify) -> Iterator[None]:
+    def _watching(self, words: Progress) -> Iterator[None]:
         """Tell what goes on: on a terminal below what is said, else where nothing has been said for long."""
         self.doing(words)
         if not self.watched:

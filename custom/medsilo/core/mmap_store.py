@@ -169,12 +169,12 @@ def _aligned(size: int) -> int:
     return size + -size % ALIGNED
 
 
-Segment = tuple[mmap.mmap, int, int]  # of a mapped file, from and to which byte
+Slice = tuple[mmap.mmap, int, int]  # of a mapped file, from and to which byte
 
 
-def stretches_of(tensors: Iterable[Tensor]) -> list[Segment]:
+def stretches_of(tensors: Iterable[Tensor]) -> list[Slice]:
     """Return where in mapped files tensors lie; nothing for those in memory."""
-    found: dict[int, Segment] = {}
+    found: dict[int, Slice] = {}
     for tensor in tensors:
         address = tensor.untyped_storage().data_ptr()
         content = _MAPPED.get(address)
@@ -185,7 +185,7 @@ def stretches_of(tensors: Iterable[Tensor]) -> list[Segment]:
     return list(found.values())
 
 
-def let_go(stretches: Iterable[Segment]) -> None:
+def let_go(stretches: Iterable[Slice]) -> None:
     """Let memory drop what it holds of files; it is read again when it is looked at."""
     for content, begin, end in stretches:
         begin -= begin % mmap.PAGESIZE

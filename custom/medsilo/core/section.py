@@ -67,8 +67,8 @@ class Section(BaseModel):
 class Feature(Section):
     """A part of a plan that says itself what it can't stand beside, and what it lets leave.
 
-    `plan` is a `medsilo.Plan`; `networks` are those of its method, without values. Plans and disclosure reports ask every
-    feature and name none.
+    `plan` is a `medsilo.Plan`; `networks` are those of its method, without values. Plans and disclosure reports ask
+    every feature and name none.
     """
 
     def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:

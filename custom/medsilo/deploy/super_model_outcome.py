@@ -202,7 +202,7 @@ class SuperModelOutcome(Outcome):
             told_to_all["absent"] = {site: list(names) for site, names in absent.items()}
         found: Facts = {DETAILS: details}
         if common_only:
-            found["cautions"] = [
+            found["warnings"] = [
                 *end.plan.warnings(sites),
                 f"the selector names the own hospital of {share:.0%} of validation cases, less than {self.least:.0%}, "
                 f"so the global model answers for every image{self.advice}",

@@ -76,7 +76,7 @@ class Coordinator:
         self.aggregation = aggregation_of(self.asker, self.state, kit)
         self.blame = Exclusions(plan.participation.when_missing)
         if cautions := plan.warnings(self.sites):
-            self.state.details["cautions"] = cautions
+            self.state.details["warnings"] = cautions
 
     @property
     def absent(self) -> dict[str, str] | None:

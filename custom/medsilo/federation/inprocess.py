@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_text
 from medsilo.federation.centralised import POOL, Pool, spread_over_hospitals
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
@@ -16,7 +17,7 @@ from medsilo.federation.site_context import Site, SiteContext
 from medsilo.federation.site_stack import TrainingSite, training_site
 from medsilo.plan import Plan
 from medsilo.runs.messages import StudyMessage
-from medsilo.runs.paths import site_folder
+from medsilo.runs.paths import PLAN, site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
@@ -126,6 +127,7 @@ def _run_central(plan: Plan, record: Record, resume: bool, settings: SiteSetting
     alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
     coordinator = Coordinator(alone, [POOL], Loop({POOL: TrainingSite(pool)}), record, "in-process", on_round)
     record.write_summary(spread_over_hospitals(pool, coordinator.run(), plan))
+    write_text(root / PLAN, plan.to_yaml())  # of the hospitals, as the summary and the model's file have it
 
 
 def _participants(

@@ -124,7 +124,7 @@ class Clock:
 
 
 def _where(key: str) -> str:
-    return f"limits.{key} in its {FILE_NAME}"
+    return f"quotas.{key} in its {FILE_NAME}"
 
 
 def free_disk(folder: Path) -> int:

@@ -27,7 +27,7 @@ class SiteContext:
     """The place of a site in a study: its plan, its hospital's settings, its folder.
 
     >>> from pathlib import Path
-    >>> Place(None, "a", ["a", "b"], None, Path("runs/my-study/sites/a")).study
+    >>> SiteContext(None, "a", ["a", "b"], None, Path("runs/my-study/sites/a")).study
     'my-study'
     """
 
@@ -97,7 +97,7 @@ class Site(Protocol):
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Site) -> None:
     ...         self.inner, self.answers = inner, 0
-    ...     def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+    ...     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
     ...         self.answers += 1
     ...         return self.inner.answer(parcel, stop)
     """

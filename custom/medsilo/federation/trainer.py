@@ -83,8 +83,8 @@ class Trainer:
             if min(images, patients) < least:
                 raise Refused(
                     f"this plan averages {images} images of this site's {patients} patients, and no average of fewer "
-                    f"than {least} leaves (min_cases_per_average in its medsilo.yaml); bring more, or take another plan: a "
-                    "larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam for FedSM"
+                    f"than {least} leaves (min_cases_per_average in its medsilo.yaml); bring more, or take another "
+                    "plan: a larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam for FedSM"
                 )
 
     # ------------------------------------------------------------------ a round

@@ -1,6 +1,6 @@
 """The timeouts of a study, from what its plan says.
 
-`participation.heartbeat_timeout`: how long a site may be silent. `participation.timeout`: how long a site has for one answer.
+`participation.heartbeat_timeout`: how long a site may be silent. `participation.timeout`: for one answer.
 `transport.slowest`: how slow a line may be.
 """
 

@@ -80,8 +80,8 @@ def _no_cases(dataset: Dataset) -> Case:
 class PrivateSteps:
     """The tools that private lessons of a round share: the sample, the bound, the noise.
 
-    noise: its standard deviation over the bound, of one network's gradient in one step. exact_networks: networks that learn by
-    exact steps, since nothing of them leaves.
+    noise: its standard deviation over the bound, of one network's gradient in one step. exact_networks: networks that
+    learn by exact steps, since nothing of them leaves.
     """
 
     sample: PoissonSample

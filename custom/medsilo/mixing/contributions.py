@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.mmap_store import Segment, Slot, Spill, let_go, size_of, stretches_of
+from medsilo.core.mmap_store import Slice, Slot, Spill, let_go, size_of, stretches_of
 from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
 
 MEMORY = 512 << 20  # bytes of all rows together that may be in memory; the others lie in files
@@ -23,7 +23,7 @@ class SiteRow:
     """The tensors that one site has sent."""
 
     tensors: Tensors
-    files: list[Segment]  # where it lies in files
+    files: list[Slice]  # where it lies in files
     size: int  # bytes in memory
     place: Slot | None = None  # where it was written to
 

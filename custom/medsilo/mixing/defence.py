@@ -107,7 +107,7 @@ class AggregationSettings(Feature):
             yield (f"aggregation.max_weight: all hospitals count alike in {self.robust.name}; set it to null")
         if self.max_weight and self.max_weight * hospitals < 1:
             yield (
-                f"aggregation.max_weight: shares of at most {self.max_weight:g} make no whole with {hospitals} hospitals; "
+                f"aggregation.max_weight: shares of at most {self.max_weight:g} can't sum to 1 with {hospitals} sites; "
                 f"give {1 / hospitals:.3g} or more"
             )
 

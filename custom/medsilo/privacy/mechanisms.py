@@ -101,8 +101,8 @@ class PrivacyRequirements(Section):
     unit: Unit = Field("patient", description="whom it protects: a patient with all cases, or a single record")
     protective_epsilon: Epsilon = Field(
         10.0,
-        description="largest ε of a study at which noise stands in the place of `min_patients_per_metric`, `score_rounding` and "
-        "the memory of earlier groups; above it noise protects little, and they hold as well",
+        description="largest ε of a study at which noise replaces `min_patients_per_metric`, `score_rounding` "
+        "and the memory of earlier groups; above it noise protects little, and they hold as well",
     )
     public: dict[Told, Reason] = Field(
         {},

@@ -61,7 +61,7 @@ class Longer:
             tensors, facts = load_tensors(path)
             if self.difference and path.match(paths.ROUND_FILES):
                 told = f"trained further than {self.run.resolve().name}: {self.difference}"
-                facts["details"]["cautions"] = [*facts["details"].get("cautions", []), told]
+                facts["details"]["warnings"] = [*facts["details"].get("warnings", []), told]
             save_tensors(record.checkpoints / path.name, tensors, facts | {"plan": self.plan.hash})
         write_bytes(folder / paths.ROUNDS, (self.run / paths.ROUNDS).read_bytes())
         for own in (self.run / paths.SITES).iterdir():

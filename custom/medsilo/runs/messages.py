@@ -44,7 +44,7 @@ class StudyMessage:
     """A message between the server and one site: named groups of tensors, and facts.
 
     >>> import torch
-    >>> Parcel({"model": {"weight": torch.zeros(2, 3)}}, {"round": 1}).size()
+    >>> StudyMessage({"model": {"weight": torch.zeros(2, 3)}}, {"round": 1}).size()
     24
     """
 

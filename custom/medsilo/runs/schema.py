@@ -3,8 +3,8 @@
 `docs/reference/run-folder.md` is made from the descriptions below: `python -m docs.tables`.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
@@ -174,6 +174,13 @@ class Decisions(RecordPart):
         "the sum of its probability",
     )
 
+    def against_rest(self, label: int) -> tuple[int, int, int, int]:
+        """Return a class's cases and those of them found, the others' cases and those of them not taken for it."""
+        everyone = sum(map(sum, self.confusion))
+        own, right = sum(self.confusion[label]), self.confusion[label][label]
+        others, wrong = everyone - own, sum(row[label] for row in self.confusion) - right
+        return own, right, others, others - wrong
+
     @model_validator(mode="after")
     def _is_square(self) -> Self:
         if any(len(row) != len(self.confusion) for row in self.confusion):
@@ -186,6 +193,16 @@ class Decisions(RecordPart):
         return self
 
 
+class ClassRates(NamedTuple):
+    """A class against the rest, where the most probable class is what was found. None where there is no such case."""
+
+    name: str
+    cases: int
+    sensitivity: float | None
+    specificity: float | None
+    auroc: float | None
+
+
 class SiteResult(RecordPart):
     """One site's contributions and results over the whole run. A value that is missing is None, never 0."""
 
@@ -195,8 +212,8 @@ class SiteResult(RecordPart):
     classes: dict[str, list[Count] | None] | None = Field(
         None,
         description="part → the cases of each class, in the classes' order. `null` for a part where cases have no "
-        "class or where a class that occurs has fewer cases than the site's `min_patients_per_metric`; `null` for all if the "
-        "site did not join",
+        "class or where a class that occurs has fewer cases than the site's `min_patients_per_metric`; `null` for all "
+        "if the site did not join",
     )
     machine: dict[str, Text] = Field(
         {},
@@ -245,6 +262,19 @@ class SiteResult(RecordPart):
     memory: Count | None = Field(
         None, description="bytes that the site's process held at most while it answered, the most of all rounds"
     )
+
+    def by_class(self, names: Sequence[str]) -> list["ClassRates"]:
+        """Return how well each class is told from the rest; nothing where the site does not tell classes."""
+        if self.decisions is None:
+            return []
+        rates = []
+        for label, name in enumerate(names):
+            own, right, others, rejected = self.decisions.against_rest(label)
+            area = self.figures.get("auroc" if len(names) == 2 else f"auroc_{label}")
+            rates.append(
+                ClassRates(name, own, right / own if own else None, rejected / others if others else None, area)
+            )
+        return rates
 
     @model_validator(mode="after")
     def _counts_its_test_cases(self) -> Self:

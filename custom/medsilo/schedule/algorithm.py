@@ -29,8 +29,8 @@ class Algorithm(Section):
     """A method of the plan. Holds its numbers and no state: that lies in the site's networks and the server's mixers.
 
     A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its own numbers, and says in `groups` what
-    travels and how it is mixed, in `train_round` what sites do, or in `phases` both where it is not the same in all rounds; in
-    `networks` what a site holds; by `personal` or in `outcome` how a study ends.
+    travels and how it is mixed, in `train_round` what sites do, or in `phases` both where it is not the same in all
+    rounds; in `networks` what a site holds; by `personal` or in `outcome` how a study ends.
 
     >>> from medsilo.registry import METHODS
     >>> fedprox = METHODS["fedprox"](mu=0.1)

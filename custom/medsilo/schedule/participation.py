@@ -117,4 +117,4 @@ class Participation(Feature):
             named = len(self.everyone)
             yield f"participation.sites: {named} sites, but task {plan.task.name} has {most}; name fewer"
         if self.evaluation_sites and not plan.algorithm.outcome.for_others:
-            yield f"participation.evaluation_sites: {plan.algorithm.name} leaves no model for hospitals that did not train"
+            yield f"participation.evaluation_sites: {plan.algorithm.name} gives no model to sites that did not train"

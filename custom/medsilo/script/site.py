@@ -1,7 +1,7 @@
 """A site whose networks a user's own script trains. It answers the coordinator as any site does.
 
-The method's own `train_round` runs here, unchanged. Where it would pass over the data, the script's loop takes its place: the
-work waits in a thread of its own until the script has trained each network.
+The method's own `train_round` runs here, unchanged. Where it would pass over the data, the script's loop takes its
+place: the work waits in a thread of its own until the script has trained each network.
 """
 
 import json

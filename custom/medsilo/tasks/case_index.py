@@ -40,7 +40,7 @@ class CaseIndex:
     """The cases of a folder, sorted by name, and what is wrong with others.
 
     >>> from pathlib import Path
-    >>> listing = Listing()
+    >>> listing = CaseIndex()
     >>> listing.take("p1/a", (Path("p1/a.nii"),), Path("p1/mask.nii"), "p1")
     >>> listing.add("left out", "images have no label; draw one", ["p2/a"])
     >>> [entry.patient for entry in listing.usable], listing.left_out

@@ -16,6 +16,7 @@ from medsilo.tasks.metrics import (
     Figures,
     Measures,
     area_under_curve,
+    areas_under_curve,
     balanced_accuracy,
     chances,
     confusion,
@@ -93,6 +94,9 @@ class Classification(Objective):
             figures["balanced_accuracy"] = balanced_accuracy(counts[CONFUSION], self.classes)
         if CHANCES in counts:
             figures["auroc"] = area_under_curve(counts[CHANCES], self.classes)
+            if self.classes > 2:  # of two both are the same
+                areas = areas_under_curve(counts[CHANCES], self.classes)
+                figures |= {f"auroc_{label}": area for label, area in enumerate(areas)}
         if PLACED in counts:
             figures["calibration_error"] = calibration_error(counts[RELIABILITY], counts[PLACED])
         if DECIDED in counts:

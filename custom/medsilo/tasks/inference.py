@@ -47,10 +47,10 @@ class Inference:
     Nobody predicts them where no predictor is named.
 
     >>> import numpy, torch
-    >>> from medsilo.extend import Scan, Use
-    >>> Use("notes").predictor
+    >>> from medsilo.extend import Scan, Inference
+    >>> Inference("notes").predictor
     'notes'
-    >>> use = Use("images", lambda scan: torch.from_numpy(scan.values)[None])
+    >>> use = Inference("images", lambda scan: torch.from_numpy(scan.values)[None])
     >>> use.inputs_of(Scan(numpy.zeros((3, 8, 8), "f4"), numpy.eye(4), (), None)).shape
     torch.Size([1, 3, 8, 8])
     """

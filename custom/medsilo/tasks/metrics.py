@@ -69,14 +69,21 @@ def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:
     return float((counts.diagonal()[occurs] / totals[occurs]).mean()) if occurs.sum() > 1 else None
 
 
-def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
-    """The mean over classes of P(a case of the class gets a higher probability of it than another), ties half."""
+def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float | None]:
+    """Of each class P(a case of it gets a higher probability of it than another), ties half; None where the class has
+    no case, or every case."""
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BINS)
     others, own = counts[:, 0], counts[:, 1]
     pairs = others.sum(1) * own.sum(1)
     below = others.cumsum(1) - others / 2
-    known = pairs > 0
-    return float(((own * below).sum(1)[known] / pairs[known]).mean()) if known.any() else None
+    each = ((own * below).sum(1) / pairs).tolist()
+    return [area if known else None for area, known in zip(each, (pairs > 0).tolist(), strict=True)]
+
+
+def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
+    """The mean over the classes that have an area."""
+    known = [area for area in areas_under_curve(histograms, classes) if area is not None]
+    return sum(known) / len(known) if known else None
 
 
 def added(several: Iterable[Counts]) -> Counts:

@@ -65,7 +65,7 @@ class DataSource(Section):
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
     columns: Columns = Columns()
     label_map: dict[str | int, str | int | Names] = {}  # this site's labels to the plan's; several where one means them
-    unannotated: Names = ()  # structures that nobody drew here, classes nobody looked for, modalities and columns not here
+    unannotated: Names = ()  # structures, classes, modalities and columns that nobody annotated or measured here
     # Of a table whose lines are cases themselves (task `table`):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
@@ -127,7 +127,8 @@ class DataSource(Section):
         if clash := [name for name, own in called.items() if own in reserved]:
             raise DataError(
                 f"the plan reads column {clash[0]!r}, which names patients, parts or sites here, or labels or times, "
-                "and such columns are never read; ask for another plan, or correct data.columns or data.recording_columns"
+                "and such columns are never read; ask for another plan, or correct data.columns or "
+                "data.recording_columns"
             )
         if len(set(called.values())) < len(called):
             raise DataError("data.names: two columns of the plan have the same name here; give each its own")

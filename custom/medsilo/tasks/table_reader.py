@@ -48,9 +48,9 @@ def coding_of(path: Path) -> str:
 class TableReader:
     """The cells of some columns of a table, line by line, and the lines that could not be read.
 
-    >>> sheet = Sheet({"age": 0, "dose": 1})
+    >>> sheet = TableReader({"age": 0, "dose": 1})
     >>> sheet.add("line 2", [" 61", "2,50"])
-    >>> sheet.lines, Sheet.number("2,50", ","), Sheet.level("61.0")
+    >>> sheet.lines, TableReader.number("2,50", ","), TableReader.level("61.0")
     ([('line 2', ['61', '2,50'])], 2.5, '61')
     """
 

@@ -101,7 +101,7 @@ class SiteData:
 
     >>> patients, parts = np.array([0, 0, 1, 2]), np.array([0, 1, 2])  # each patient in one part
     >>> data = SiteData.by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
-    >>> len(data.train), len(data.validation), len(data.test), data.unannotated
+    >>> len(data.train), len(data.validation), len(data.test), data.absent
     (2, 1, 1, [])
     >>> SiteData.parts_by_draw(["p", "p", "q", "r"], shares=(0.5, 0.25, 0.25), seed=0)  # groups go whole
     array([1, 1, 2, 0])

@@ -1,26 +1,13 @@
-"""Commands that put a trained model to use: predict, export."""
+"""The command that puts a trained model to use: predict."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from medsilo.cli import options
 from medsilo.cli.options import option, several
 from medsilo.cli.show import Command, Console
-
-if TYPE_CHECKING:
-    pass
-
-
-def form_of(value: object) -> str:
-    """Return a form in which models are exported; those of one task alone have a dot in their name."""
-    from medsilo_lab.deploy.exporter import EXPORTERS
-
-    known = [name for name in EXPORTERS if "." not in name]
-    if value not in known:
-        raise ValueError(f"{str(value)!r} is not known; choose one of {', '.join(known)}")
-    return str(value)
 
 
 def predict(
@@ -82,34 +69,4 @@ def _say_score(screen: Console, run: Path | None, site: str) -> None:
         screen.say(f"this model's test score: {score:.2f} ({summary.metric})")
 
 
-def export(
-    screen: Console,
-    model: options.Model,
-    *,
-    out: options.OutFolder,
-    site: options.ModelOf = "",
-    to: Annotated[
-        str,
-        option(
-            "FORM",
-            "monai; nnunet, the form of task nnunet, is a model folder for nnUNetv2_predict_from_modelfolder",
-            parser=form_of,
-        ),
-    ] = "monai",
-) -> None:
-    """Write a run's model or super model as a MONAI Bundle.
-
-    docs/after/use-a-model.md says how MONAI runs it, and docs/research/nnunet.md how nnU-Net runs its own form.
-    """
-    screen.note("reading the model")
-    from medsilo_lab.deploy.exporter import export as write
-    from medsilo_lab.deploy.source import Source
-
-    with screen.busy("writing"):
-        what = write(Source.open(model, site), out, to)
-    screen.say(f"{what}: {out}")
-    screen.answer(folder=out)
-
-
 PREDICT = Command(predict, "supermodel scan.nii.gz folder-of-scans/ -o predictions", "For a hospital's engineer")
-EXPORT = Command(export, "runs/<run>/supermodel -o bundle", "For a hospital's engineer")

@@ -101,7 +101,7 @@ def compare(
             max=100,
         ),
     ] = None,
-    against: Annotated[str | None, option("ROW", "the row that all are compared with (default: fedavg)")] = None,
+    baseline: Annotated[str | None, option("ROW", "the row that all are compared with (default: fedavg)")] = None,
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
     again: Annotated[bool, typer.Option("--again", help="write beside --out if that is there: compare-2")] = False,
@@ -139,7 +139,7 @@ def compare(
     about = About(title=title, machine=f"{os.cpu_count()} CPU cores")
     settings = options.settings_of(device, data, site_config, **ALL_MINE)
     show, side_by_side = partial(write_study, out), at_once or most_at_once()
-    study = Study(out, about, cells, against, show, settings, side_by_side, screen.say)
+    study = Study(out, about, cells, baseline, show, settings, side_by_side, screen.say)
     screen.goes_on = "what is finished is kept, and the same command goes on"
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)

@@ -1,4 +1,4 @@
-"""Commands for a consortium's lead: provision, submit, status, abort, fetch."""
+"""Commands for a consortium's lead: submit, status, cancel, download."""
 
 import time
 from contextlib import suppress
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.options import option, several
+from medsilo.cli.options import option
 from medsilo.cli.running import conclude
 from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
@@ -26,36 +26,6 @@ def _connecting(screen: Console, kit: Path) -> None:
     with suppress(MedsiloError):  # what is wrong with a kit the work itself says
         own = read_kit(kit, "person")
         screen.aside(f"trying {own.host}:{own.port} (15 s at most)")
-
-
-def kits(
-    screen: Console,
-    consortium: Annotated[Path, typer.Argument(help="the consortium's file, like provisioning/consortium.yaml")],
-    *,
-    out: options.OutFolder,
-    renew: Annotated[list[str], several("NAME", "give NAME a new certificate")],
-    requests: Annotated[
-        bool, typer.Option("--requests", help="no kits, but what each party needs to make its own key and request")
-    ] = False,
-) -> None:
-    """Make signed kits for a consortium, or for its new members.
-
-    Existing kits are not changed. provisioning/README.md says who gets which kit, and what to keep safe.
-    """
-    from medsilo_lab.consortium.description import read_consortium
-    from medsilo_lab.consortium.provision import provision as make_kits
-    from medsilo_lab.consortium.provision import write_requests
-
-    described = read_consortium(consortium)
-    if requests:
-        write_requests(described, consortium.parent, out)
-        screen.say(f"requests: {out}; provisioning/README.md says how each party goes on")
-        screen.answer(requests=out)
-        return
-    new = make_kits(described, consortium.parent, out, renew)
-    screen.say(*(f"kit: {out / name}" for name in new))
-    screen.say(f"{len(new)} kits are new; the others are as they were. Keep {out / 'private-root'} to yourself")
-    screen.answer(kits=[out / name for name in new])
 
 
 def submit(
@@ -175,7 +145,6 @@ def download(screen: Console, job: options.JobId, *, kit: options.Kit, out: opti
     conclude(screen, lead.download(job, kit, out))
 
 
-KITS = Command(kits, "provisioning/consortium.yaml -o kits", "For a consortium's lead")
 SUBMIT = Command(
     submit,
     'jobs/fedbn --kit kits/lead@clinic.example --set "participation.sites=[st-anna,university-clinic]"',

@@ -1,4 +1,4 @@
-"""Commands for finished runs, and for a server's machine: report, backup, restore."""
+"""The command for the pages of finished runs: report."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.options import option, several
 from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
@@ -56,42 +55,4 @@ def report(
     screen.answer(report=written, runs=found, hospitals=own)
 
 
-def backup(
-    screen: Console, kit: Annotated[Path, typer.Argument(help="the server's kit")], *, out: options.OutFile
-) -> None:
-    """Write all that a server needs to start again into one file, also while it runs.
-
-    This includes its kit with the studies and the list of expelled hospitals, and the jobs in server.storage. The file
-    holds the server's private key: keep it encrypted, elsewhere.
-    """
-    from medsilo_lab.consortium.backup import back_up
-
-    screen.note(f"reading {kit}")
-    kept = back_up(kit, out)
-    screen.say(f"backup: {out}, {kept.files} files; expelled: {', '.join(kept.expelled) or 'nobody'}")
-    screen.answer(backup=out, files=kept.files, expelled=kept.expelled)
-
-
-def restore(
-    screen: Console,
-    file: Annotated[Path, typer.Argument(help="what 'medsilo backup' wrote")],
-    *,
-    kit: Annotated[Path, option("KIT", "where the server's kit is to be: a new folder")],
-    storage: Annotated[
-        Path | None, option("FOLDER", "where its jobs are to be, as server.storage was (default: storage/ in the kit)")
-    ] = None,
-    expelled: Annotated[list[str], several("NAME", "a hospital that was expelled since then")],
-) -> None:
-    """Put a server's kit and its jobs back from a backup, into these folders alone. Nothing is overwritten."""
-    from medsilo_lab.consortium.backup import put_back
-
-    screen.note(f"reading {file}")
-    kept = put_back(file, kit, storage, expelled)
-    screen.say(f"kit: {kit}, as it was on {kept.made}; jobs: {kept.storage}")
-    screen.say(f"expelled: {', '.join(kept.expelled) or 'nobody'}. Who was expelled since then: --expelled NAME")
-    screen.answer(kit=kit, made=kept.made, expelled=kept.expelled)
-
-
 REPORT = Command(report, "runs/one runs/other -o comparison.html", "Of finished runs")
-BACKUP = Command(backup, "kits/fl.example.org -o server.zip", "For a consortium's lead")
-RESTORE = Command(restore, "server.zip --kit /srv/fl.example.org --expelled st-anna", "For a consortium's lead")

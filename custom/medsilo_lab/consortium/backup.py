@@ -32,7 +32,7 @@ TRIES = 20  # looks at a folder in which a server replaces files meanwhile
 
 
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,4096}$")]  # nothing that moves a terminal's cursor
-DatasetLayout = Annotated[Line, Field(pattern=r"^/")]
+AbsoluteFolder = Annotated[Line, Field(pattern=r"^/")]
 
 
 class Backup(BaseModel):
@@ -41,8 +41,8 @@ class Backup(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     form: Literal[1] = 1
     made: Line
-    storage: DatasetLayout
-    studies: DatasetLayout | None  # where they were, if not in the kit
+    storage: AbsoluteFolder
+    studies: AbsoluteFolder | None  # where they were, if not in the kit
     expelled: list[Line]
     files: int
 
@@ -196,5 +196,5 @@ def _unpacked(file: Path, place: Path) -> Backup:
                 raise ValueError("files are missing")
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, NotImplementedError, EOFError) as error:
         what = "is no whole backup" if file.exists() else "is not there"
-        raise MedsiloError(f"{file.name} {what}; use the file that medsilo backup wrote", str(error)) from error
+        raise MedsiloError(f"{file.name} {what}; use the file that medsilo kits backup wrote", str(error)) from error
     return kept

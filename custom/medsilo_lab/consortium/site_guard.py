@@ -1,4 +1,4 @@
-"""A hospital's guard. `medsilo kits` puts this file into local/custom of its kit, where NVFlare finds it.
+"""A hospital's guard. `medsilo kits make` puts this file into local/custom of its kit, where NVFlare finds it.
 
 Without medsilo the site stays connected, and refuses every job with the reason.
 """

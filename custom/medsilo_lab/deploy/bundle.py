@@ -43,7 +43,7 @@ class BundleExporter(Exporter):
         source, task = self.source, self.source.plan.task
         words = task.use.in_monai
         if words is None or task.shape is None:
-            why = "MONAI has no transforms that read its cases as it does; medsilo release hands the model on"
+            why = "MONAI has no transforms that read its cases as it does; medsilo release make hands the model on"
             raise MedsiloError(f"task {task.name} can't be exported: {why}")
         own = _without_medsilo(source)
         if own:

@@ -89,6 +89,11 @@ def card_facts(source: Source) -> dict[str, Any]:
         "absent": {site: result.absent for site, result in results.items() if result.absent}
         or {site: list(names) for site, names in lacking.items()},
         "scores": {site: _score(result, summary.metric) for site, result in results.items()} if summary else {},
+        "classes": {
+            site: [rates._asdict() for rates in own]
+            for site, result in results.items()
+            if (own := result.by_class(goal.label_names))
+        },
         "mean_score": summary.mean_test if summary else None,
         "pooled_score": summary.pooled_test if summary else None,
         "metric": summary.metric if summary else plan.task.goal.metric,

@@ -1,4 +1,4 @@
-"""The command that writes the package of a new method, task or network: new."""
+"""Write the package of a new method, task or network."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.show import Command, Console
+from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
 from medsilo.registry import TABLES
 
@@ -52,6 +52,3 @@ def new(
     screen.say(f"next: pip install -e {folder}; python -m pytest {folder}; {tried}")
     screen.answer(folder=folder, files=list(files))
     return 0
-
-
-NEW = Command(new, "method my-method", "Lists and templates")

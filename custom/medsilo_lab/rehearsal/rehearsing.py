@@ -43,4 +43,4 @@ def rehearse(
     return 0
 
 
-REHEARSE = Command(rehearse, "provisioning/consortium.yaml", "For a consortium's lead")
+REHEARSE = Command(rehearse, "provisioning/consortium.yaml", "For a consortium's lead", of="kits")

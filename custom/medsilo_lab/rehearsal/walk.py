@@ -71,7 +71,7 @@ class Walk:
         self.folder.mkdir(parents=True)
         write_json(self.file, self.described)  # JSON is YAML
         self._next("The lead makes a signed kit for everybody.")
-        self._medsilo("kits", self.file, "-o", self.kits)
+        self._medsilo("kits", "make", self.file, "-o", self.kits)
         for hospital in self.hospitals:
             self._settle(hospital)
         self._next("The lead writes the study, and sends it to the hospitals to read.")

@@ -1,4 +1,4 @@
-"""The commands after a study: release, validate."""
+"""Hand a model on: sign it, test it on patients of another hospital, or export it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from medsilo.cli import options
+from medsilo.cli.options import option
 from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import is_safe_name
@@ -24,7 +25,7 @@ Leads = Annotated[
 ]
 
 
-def release(
+def make(
     screen: Console,
     runs: Annotated[list[Path], typer.Argument(help="a run's folder; several make an ensemble")],
     *,
@@ -39,7 +40,7 @@ def release(
     ] = None,
     key: Key = KEY,
 ) -> int:
-    """Make a signed folder of a run's model, which any hospital tests on its own patients by `medsilo validate`.
+    """Make a signed folder of a run's model, which any hospital tests on its own patients by `medsilo release test`.
 
     It holds the model, its plan and its card, with the scores that hospitals disclosed. Give the hospitals the
     fingerprint of your key by another way than the folder.
@@ -52,12 +53,12 @@ def release(
         agreed = Conditions.in_file(conditions, "--conditions", "give YAML") if conditions else None
         made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN), old, agreed)
     lead = signed.fingerprint(made.lead)
-    screen.say(f"release: {out}\nsigned by {lead}; at a hospital: medsilo validate {out} --data DATA --lead {lead}")
+    screen.say(f"release: {out}\nsigned by {lead}; at a hospital: medsilo release test {out} --data DATA --lead {lead}")
     screen.answer(release=out, hash=made.hash, key=lead)
     return 0
 
 
-def validate(
+def test(
     screen: Console,
     releases: Annotated[list[Path], typer.Argument(help="a release; two are compared on the same patients")],
     *,
@@ -75,7 +76,7 @@ def validate(
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
     from medsilo_lab.release.release_folder import Release
-    from medsilo_lab.release.release_pages import write_validation
+    from medsilo_lab.release.release_pages import remove_earlier, write_validation
     from medsilo_lab.study import external_test
 
     if not is_safe_name(hospital):
@@ -84,6 +85,7 @@ def validate(
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
     opened = [Release.open(folder, leads) for folder in releases]
     settings = options.settings_of(device, data, site_config, pictures=True)
+    remove_earlier(out, hospital)
     with screen.busy("testing"):
         sources = [release.source(settings.packages) for release in opened]
         found = external_test.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}")
@@ -101,6 +103,46 @@ def validate(
     return 0
 
 
-ENGINEER, LEAD = "For a hospital's engineer", "For a consortium's lead"
-RELEASE = Command(release, "runs/study -o release", LEAD)
-VALIDATE = Command(validate, "release --as st-anna --data /data/prostate --lead FINGERPRINT", ENGINEER)
+def form_of(value: object) -> str:
+    """Return a form in which models are exported; those of one task alone have a dot in their name."""
+    from medsilo_lab.deploy.exporter import EXPORTERS
+
+    known = [name for name in EXPORTERS if "." not in name]
+    if value not in known:
+        raise ValueError(f"{str(value)!r} is not known; choose one of {', '.join(known)}")
+    return str(value)
+
+
+def export(
+    screen: Console,
+    model: options.Model,
+    *,
+    out: options.OutFolder,
+    site: options.ModelOf = "",
+    to: Annotated[
+        str,
+        option(
+            "FORM",
+            "monai; nnunet, the form of task nnunet, is a model folder for nnUNetv2_predict_from_modelfolder",
+            parser=form_of,
+        ),
+    ] = "monai",
+) -> None:
+    """Write a run's model or super model as a MONAI Bundle.
+
+    docs/after/use-a-model.md says how MONAI runs it, and docs/research/nnunet.md how nnU-Net runs its own form.
+    """
+    screen.note("reading the model")
+    from medsilo_lab.deploy.exporter import export as write
+    from medsilo_lab.deploy.source import Source
+
+    with screen.busy("writing"):
+        what = write(Source.open(model, site), out, to)
+    screen.say(f"{what}: {out}")
+    screen.answer(folder=out)
+
+
+LEAD = "For a consortium's lead"
+MAKE = Command(make, "runs/study -o release", LEAD, of="release")
+TEST = Command(test, "release --as st-anna --data /data/prostate --lead FINGERPRINT", LEAD, of="release")
+EXPORT = Command(export, "runs/<run>/supermodel -o bundle", LEAD, of="release")

@@ -3,6 +3,7 @@
 Curves follow from the places of the probability that hospitals tell: in each tenth the cases, and those of the class.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin
 
 EVERYONE = "all sites' cases"
 FIGURES = ("sensitivity", "specificity", "calibration_error")
+OF_CLASS = re.compile(r"auroc_\d+")  # the area under the ROC curve of one of several classes
+FEW = 10  # cases of a class: with fewer its area describes these cases and compares nothing
 Row = tuple[Any, list[dict[str, Any]]]
 
 
@@ -49,6 +52,15 @@ class DecisionRow:
     @property
     def words(self) -> str:
         return self.name if isinstance(self.name, str) else ", ".join(self.name)
+
+    @property
+    def site(self) -> str:
+        return self.name if isinstance(self.name, str) else self.name[-1]
+
+
+def stands_here(figure: str) -> bool:
+    """Return whether a figure is in these tables, beside its threshold or its class."""
+    return figure in FIGURES or OF_CLASS.fullmatch(figure) is not None
 
 
 Drawn = tuple[str, int, DecisionRow]  # a line of the chart: its name, its style and whose it is
@@ -175,13 +187,19 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     sites = [(row.name, style, row) for style, row in enumerate(row for row in rows if not row.several)]
     whole = last if several or len(sites) < 2 else [(EVERYONE, len(sites), row) for _, _, row in last]
     classes = _classes(runs, len(rows[0].told.confusion))
+    last_rows = [row for _, _, row in whole]
     return {
         "two": len(classes) == 2,
         "second": classes[-1],
         "at_threshold": [_at_threshold(row) for row in rows] if len(classes) == 2 else [],
         "heads": classes,
         "confusions": [line for row in rows for line in _confusion(row, classes)],
-        "one_against_rest": [line for _, _, row in whole for line in _against_rest(row, classes)],
+        "one_against_rest": [line for row in (last_rows if several else rows) for line in against_rest(row, classes)],
+        "few": list(
+            dict.fromkeys(
+                f"{row.site} {few}" for row in rows if not row.several for few in few_cases(row.told, classes)
+            )
+        ),
         "calibration": [(row.name, [cell(row.figures.get("calibration_error"))]) for row in rows],
         "curves": curves(last if several else sites, whole if len(classes) == 2 else []),
         "places": [line for row in rows if row.told.reliability for line in _places(row)],
@@ -231,17 +249,19 @@ def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
     ]
 
 
-def _against_rest(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
-    """Return sensitivity and specificity of each class, where the most probable class is what was found."""
-    table = row.told.confusion
-    everyone = sum(map(sum, table))
-    rows = []
-    for label, counts in enumerate(table):
-        own, found = sum(counts), sum(line[label] for line in table)
-        others, false = everyone - own, found - counts[label]
-        if own:
-            rows.append(((row.words, classes[label]), [_share(counts[label], own), _share(others - false, others)]))
-    return rows
+def against_rest(row: DecisionRow, classes: Sequence[str]) -> Iterator[Row]:
+    """Yield sensitivity, specificity and area of each class, where the most probable class is what was found."""
+    for label, name in enumerate(classes):
+        own, right, others, rejected = row.told.against_rest(label)
+        area = row.figures.get("auroc" if len(classes) == 2 else f"auroc_{label}")
+        yield (row.words, name), [_share(right, own), _share(rejected, others), cell(area)]
+
+
+def few_cases(told: Decisions, classes: Sequence[str]) -> Iterator[str]:
+    """Yield the classes of which there are few test cases, with their number."""
+    for name, counts in zip(classes, told.confusion, strict=True):
+        if sum(counts) < FEW:
+            yield f"{sum(counts)} of {name}"
 
 
 def _share(part: int, whole: int) -> dict[str, Any]:

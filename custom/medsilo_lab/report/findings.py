@@ -198,10 +198,17 @@ def _better(run: RunResult) -> float:
     """Return the share of the way from guessing to perfect that the mean test score is at; 1 where nobody knows."""
     told = [(run.score(site), guessing(run, site)) for site in run.sites]
     known = [(score, base) for score, base in told if score is not None and base is not None]
-    if not known:
-        return 1.0
-    score, base = (statistics.fmean(column) for column in zip(*known, strict=True))
+    return way(*map(statistics.fmean, zip(*known, strict=True))) if known else 1.0
+
+
+def way(score: float, base: float) -> float:
+    """Return the share of the way from guessing to perfect that a score is at; 1 where guessing is perfect."""
     return (score - base) / (1 - base) if base < 1 else 1.0
+
+
+def is_little(share: float, metric: str) -> bool:
+    """Return whether a score at this share of the way is no more than guessing reaches by chance."""
+    return share < (LITTLE_OVERLAP if metric == "dice" else LITTLE)
 
 
 def is_still_rising(run: RunResult) -> bool:
@@ -222,7 +229,8 @@ def is_still_rising(run: RunResult) -> bool:
 
 
 def _hardly(run: RunResult) -> bool:
-    return -BELOW <= _better(run) < (LITTLE_OVERLAP if run.summary.metric == "dice" else LITTLE)
+    share = _better(run)
+    return share >= -BELOW and is_little(share, run.summary.metric)
 
 
 RISING, FURTHER = "is still rising", "'medsilo run RUN --more 20' trains a run further."

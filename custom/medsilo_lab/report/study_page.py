@@ -216,7 +216,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _figures(found: Rows) -> dict[str, Any]:
     """Return the measures over all sites' cases together, as means over seeds."""
-    names = list(dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled))
+    known = dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled)
+    names = [name for name in known if not deciding.OF_CLASS.fullmatch(name)]
     rows = [
         (title, [cell(_mean([run.summary.pooled.get(name) for run in runs])) for name in names])
         for title, runs in found.items()

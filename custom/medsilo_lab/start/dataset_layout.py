@@ -38,7 +38,7 @@ class DatasetLayout:
     """A folder that `medsilo init` is to look at, with what a looker needs; then with what it found and chose.
 
     >>> from pathlib import Path
-    >>> folder = Folder(Path("docs"), "st-anna", lambda: None, None)
+    >>> folder = DatasetLayout(Path("docs"), "st-anna", lambda: None, None)
     >>> "start/tutorial.md" in folder.files
     True
     >>> folder.by_hospital(["north/well/1.txt", "south/ill/1.txt"])
@@ -188,7 +188,7 @@ class DatasetLayout:
 
 
 def first_sight(folder: DatasetLayout) -> DatasetLayout:
-    """Open some of a folder's files, and choose; a folder that no entry point `medsilo.dataset_probes` knows has images."""
+    """Open some of a folder's files, and choose; a folder that no `medsilo.dataset_probes` knows has images."""
     for name in DATASET_PROBES:
         if (sight := DATASET_PROBES[name](folder)) is not None:
             return sight

@@ -202,7 +202,7 @@ def run_cell(cell: Cell, settings: SiteSettings) -> str:
     except MedsiloError as error:
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
-        return "every site withholds its test score: each has fewer test cases than min_patients_per_metric in its medsilo.yaml"
+        return "every site suppresses its test score: each has fewer test patients than its min_patients_per_metric"
     # Only for going on with a run, and as large as all its models.
     shutil.rmtree(cell.folder / paths.CHECKPOINTS, ignore_errors=True)
     for state in cell.folder.glob(f"{paths.SITES}/*/{paths.STATE_FILES}"):

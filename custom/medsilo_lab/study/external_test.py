@@ -12,9 +12,10 @@ from medsilo.federation.participant import Participant
 from medsilo.federation.protection import Protection
 from medsilo.federation.raw_results import ExactScores, ExactTest
 from medsilo.federation.site_context import SiteContext
+from medsilo.federation.summary import tested_as
 from medsilo.runs import paths
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Summary
+from medsilo.runs.schema import SiteResult, Summary
 from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData, dealt, patients_of
@@ -42,6 +43,8 @@ class Judged:
 
     test: SiteTest
     told: Mapping[str, Any]
+    exact: SiteResult  # figures and decisions over all cases, which stay there
+    labels: Sequence[str]  # of classes, in the model's order
 
     def against(self, other: "Judged") -> Difference:
         """Return how much better this model is than another on the same patients."""
@@ -78,7 +81,11 @@ def judged(
         told = {**judge.disclosure.told(ExactTest(0, scores, None, None)), "cases": judge.disclosure.counted.test}
         metric, whose = plan.task.goal.metric, np.unique(patients_of(data.test), return_inverse=True)[1]
         own = Scores(scores.measures[metric].numpy(), whose)
-        found.append(Judged(SiteTest(metric, own, scores.measures, whose.tolist()), told))
+        counts = plan.task.goal.counts(scores.measures, patients_of(data.test), 1)
+        facts = {"counts": counts, "test": scores.score, "test_loss": scores.loss}
+        exact = SiteResult(**tested_as(plan.task, facts, len(whose), None))
+        test = SiteTest(metric, own, scores.measures, whose.tolist())
+        found.append(Judged(test, told, exact, plan.task.goal.label_names))
     return found
 
 
