@@ -402,6 +402,7 @@ PAGES = {
             ),
         ),
     ),
+    "laboratories": LABORATORIES,
     "patients": Page(
         "All methods on two tables of patients",
         "UCI Heart Disease (four hospitals), TCGA-BRCA (six regions)",
