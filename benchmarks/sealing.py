@@ -310,7 +310,7 @@ def main() -> None:
     base, missed = Cost(1, 0, 1, 0), []
     for way, count, cost in rows(given.sites, given.size, given.repeats):
         base = cost if way == "clear" else base
-        note(f"sealing: {way}, {count} sites, bytes", cost.sent / base.sent)
+        note(f"secure aggregation: {way}, {count} sites, bytes", cost.sent / base.sent)
         print(
             f"| {count} | {way} | {cost.sent / 1e6:.2f} | {cost.sent / base.sent:.2f}x | {cost.seal * 1e3:.1f} "
             f"| {cost.server * 1e3:.1f} | {cost.server / base.server:.2f}x | {cost.read * 1e3:.1f} "

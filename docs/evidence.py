@@ -62,6 +62,7 @@ STUDIES = (
 )
 REAL = 4  # of them are real data
 HEADLINES = r"HarmoFL(, \w+)?|(f-)?adafed|fedsm"
+AUC, LARGE, SLOPE = "AUC, in per cent", "calibration in the large", "calibration slope"  # parts of impact.csv
 FLAMBY = ("Fed-Heart-Disease", "Fed-TCGA-BRCA")
 
 
@@ -187,6 +188,32 @@ def flamby() -> str:
         highest = max((one for one in here if one != "pooled"), key=lambda one: float(here[one]["value"]))
         rows.append((name, _score(here["fedavg"]), f"{_score(here[highest])} ({highest})", _score(here["pooled"])))
     return table(("set", "FedAvg", "highest federated", "centralised"), rows)
+
+
+def impact() -> str:
+    """Return how models of other studies predict a study that did not train: the mean, the lowest, the highest."""
+    lines = rows_of(FOLDER / "impact.csv")
+    rows = []
+    for name in dict.fromkeys(line["configuration"] for line in lines):
+        own = [line for line in lines if line["configuration"] == name and not line["baseline"]]
+        aucs = sorted(line["value"] for line in own if line["part"] == AUC and line["quantity"] != MEAN)
+        mean, slope = (line["value"] for line in own if line["part"] in (AUC, SLOPE) and line["quantity"] == MEAN)
+        less = [line for line in lines if line["configuration"] == name and line["part"] == AUC and line["baseline"]]
+        difference = f"{_difference(less[0])} from {less[0]['baseline']}" if less else "–"
+        rows.append((name, f"{mean} ({aucs[0]} to {aucs[-1]})", difference, slope))
+    return table(("configuration", AUC, "difference", "slope"), rows)
+
+
+def impact_studies() -> str:
+    """Return pooled regression and FedAvg at each study that was left out."""
+    wanted = [(AUC, "pooled logistic regression"), *((part, "FedAvg") for part in (AUC, LARGE, SLOPE))]
+    lines = [line for line in rows_of(FOLDER / "impact.csv") if line["quantity"] != MEAN]
+    found = {(line["part"], line["configuration"], line["quantity"]): line for line in lines}
+    rows = []
+    for study in dict.fromkeys(line["quantity"] for line in lines):
+        cells = [found[part, name, study] for part, name in wanted]
+        rows.append((study, cells[0]["n"], *map(_difference, cells)))
+    return table(("study", "patients", *(f"{name}: {part}" for part, name in wanted)), rows)
 
 
 def _score(line: Line | None) -> str:

@@ -41,6 +41,7 @@ from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import paths, schema, site_files
 from medsilo.schedule.declared import PrivacyOffer
 from medsilo.schedule.participation import Participation
+from medsilo.schedule.secure_aggregation import SecureAggregationSettings
 from medsilo.schedule.transport import TransportSettings
 from medsilo.site.settings import Quotas, SiteSettings
 from medsilo_lab.study import verdict_file
@@ -401,6 +402,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-participation": lambda: section(Participation, "participation"),
     "plan-aggregation": lambda: section(AggregationSettings, "aggregation"),
     "plan-robust": lambda: one_of(ROBUST, "aggregation.robust", "rule"),
+    "plan-secure-aggregation": lambda: section(SecureAggregationSettings, "secure_aggregation"),
     "plan-transport": lambda: section(TransportSettings, "transport"),
     "plan-model-selection": lambda: section(ModelSelection, "model_selection"),
     "plan-privacy": lambda: section(PrivacyOffer, "privacy"),
@@ -439,6 +441,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "evidence-reruns": evidence.reruns,
     "evidence-laboratories": evidence.laboratories,
     "evidence-declared": evidence.declared,
+    "evidence-impact": evidence.impact,
+    "evidence-impact-studies": evidence.impact_studies,
 }
 
 

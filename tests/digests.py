@@ -67,7 +67,7 @@ VARIANTS = {  # whatever takes a path of its own through the engine
 UNSEALED = {"local", "cyclic", "adafed", "d-adafed", "f-adafed", *shared.WEIGHED}
 SEALED = [method for method in shared.METHODS if method not in UNSEALED]
 VARIANTS |= {  # masks are secret and new in each run; their sums are the same bits
-    f"{method}, sealed": ("synthetic-activity", method, ["transport.sealing=pairwise"]) for method in SEALED
+    f"{method}, sealed": ("synthetic-activity", method, ["secure_aggregation.mode=pairwise"]) for method in SEALED
 }
 CASES: dict[str, tuple[str, str, list[str]]] = {
     **{
@@ -133,7 +133,7 @@ def left_by(case: str) -> dict[str, Any]:
     with one_thread(), tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         run = inprocess.run(plan, folder=root, settings=SITE)
-        passing = {"checkpoints", "sealed.safetensors"}  # the second is masked in each run
+        passing = {"checkpoints", "secure-aggregation.safetensors"}  # the second is masked in each run
         paths = sorted(path for path in root.rglob("*.safetensors") if not passing & set(path.parts))
         files = {
             path.relative_to(root).as_posix(): load_file(path) for path in paths if not path.name.startswith("state-")

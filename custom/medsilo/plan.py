@@ -31,6 +31,7 @@ from medsilo.schedule.declared import PrivacyOffer, Private
 from medsilo.schedule.layer import Layer
 from medsilo.schedule.participation import MOST_SITES, Participation
 from medsilo.schedule.phase import ModelFactory, Phase, Schedule
+from medsilo.schedule.secure_aggregation import SecureAggregationSettings
 from medsilo.schedule.transport import TransportSettings
 from medsilo.tasks.task import Task
 
@@ -79,6 +80,7 @@ class Plan(Section):
     training: Training = Training()
     participation: Participation
     aggregation: AggregationSettings = AggregationSettings()
+    secure_aggregation: SecureAggregationSettings = SecureAggregationSettings()
     transport: TransportSettings = TransportSettings()
     model_selection: ModelSelection = ModelSelection()
     privacy: PrivacyOffer | None = Field(
@@ -138,8 +140,11 @@ class Plan(Section):
     @property
     def features(self) -> list[Feature]:
         """All that is optional in this plan, in the order in which it is asked."""
-        sealing = self.transport.aggregation
-        own = (self.participation, self.aggregation, self.transport, sealing, self.privacy, *self.layers)
+        secure = self.secure_aggregation
+        own = (
+            *(self.participation, self.aggregation, self.transport, secure, secure.implementation, self.privacy),
+            *self.layers,
+        )
         return [feature for feature in own if feature is not None]
 
     @property
@@ -159,7 +164,7 @@ class Plan(Section):
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
         """Return how each group is sealed that sites seal in a phase."""
-        secure = self.transport.aggregation
+        secure = self.secure_aggregation.implementation
         return dict(secure.forms(self, phase)) if secure else {}
 
     def _blueprint(self) -> ModelFactory:
@@ -392,9 +397,9 @@ def _names_in(values: dict[str, Any]) -> dict[str, str]:
     and secure aggregation."""
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
     layers, network, key = values.get("layers"), values.get("network"), "network"
-    transport = values.get("transport")
-    if isinstance(transport, dict) and isinstance(sealing := transport.get("sealing"), str) and sealing != "none":
-        names["transport.sealing"] = sealing
+    secure = values.get("secure_aggregation")
+    if isinstance(secure, dict) and isinstance(mode := secure.get("mode"), str) and mode != "none":
+        names["secure_aggregation.mode"] = mode
     for place, layer in enumerate(layers if isinstance(layers, list) else []):
         names[f"layers.{place}"] = LAYERS.named_in(layer)
     while isinstance(network, dict) and "of" in network:  # a network around another

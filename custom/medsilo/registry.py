@@ -282,8 +282,8 @@ PAGES = PluginTable("medsilo.pages", "types:FunctionType", {})
 # Layers of other packages; the engine's own stand in federation/site_stack.py and server_stack.py.
 LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {})
 
-# Secure aggregation, by the name of `transport.sealing`.
-AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.aggregation:SecureAggregation", {})
+# Secure aggregation, by the name of `secure_aggregation.mode`.
+AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.secure_aggregation:SecureAggregation", {})
 
 TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}  # by the plan's sections
 
@@ -291,7 +291,7 @@ TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network"
 def table_of(key: str) -> Registry:
     """Return the table that a plan's key takes its name from; `layers.0` is a layer with its place."""
     section = key.partition(".")[0]
-    return AGGREGATIONS if section == "transport" else TABLES.get(section, LAYERS)
+    return AGGREGATIONS if section == "secure_aggregation" else TABLES.get(section, LAYERS)
 
 
 def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:

@@ -40,7 +40,8 @@ class FixedPoint:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.bound) and self.bound > 0) or not 1 <= self.weights < 1 << 52:
             raise PlanError(
-                f"sealing: bound {self.bound!r} must be positive, and the weights' sum {self.weights!r} from 1 to 2^52"
+                f"secure aggregation: clip {self.bound!r} must be positive, and the weights' sum "
+                f"{self.weights!r} from 1 to 2^52"
             )
 
     @cached_property

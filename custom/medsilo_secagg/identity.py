@@ -65,7 +65,8 @@ class Certified:
             anchor = x509.load_pem_x509_certificate(root)
         except ValueError as error:
             raise MedsiloError(
-                "sealing: the kit's root certificate cannot be read; ask the lead for the kit again", private=str(error)
+                "secure aggregation: the kit's root certificate cannot be read; ask the lead for the kit again",
+                private=str(error),
             ) from error
         return cls(tuple(each for each in chain if each != anchor), private, anchor, frozenset(others))
 

@@ -49,5 +49,6 @@ class Secrets(_Hidden):
             return cls.model_validate_json(content)
         except ValidationError:
             raise MedsiloError(
-                "sealing: this site's secrets are damaged or were changed; the study must start again with fresh keys"
+                "secure aggregation: this site's secrets are damaged or were changed; "
+                "the study must start again with fresh keys"
             ) from None  # whose text could tell them

@@ -28,7 +28,9 @@ class Member:
 
     def __init__(self, terms: Terms, signer: Signer, secrets: Secrets) -> None:
         if secrets.terms != terms.digest:
-            raise MedsiloError("sealing: what this site kept is of another study, plan or set of sites; start again")
+            raise MedsiloError(
+                "secure aggregation: what this site kept is of another study, plan or set of sites; start again"
+            )
         self.terms, self.site = terms, secrets.site
         self._signer, self._kept = signer, secrets
 
@@ -89,7 +91,7 @@ class Member:
     def _secret(self, other: str) -> bytes:
         """Return the secret that this site and another have in the study."""
         if self._kept.assembly is None:
-            raise MedsiloError("sealing: this site has not got the keys of the others yet")
+            raise MedsiloError("secure aggregation: this site has not got the keys of the others yet")
         return masks.agree(
             self._kept.channel, other, self._kept.assembly.introductions[self.terms.place(other)].channel
         )

@@ -7,10 +7,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Groups, Modules
 from medsilo.learning.compute import Compute
 from medsilo.mixing.forms import Form, ServerReadable, form_of
-from medsilo.schedule.aggregation import SecureAggregation
-from medsilo.schedule.participation import Participation
 from medsilo.schedule.phase import Group, Phase, ServerSide, views
-from medsilo.schedule.transport import TransportSettings
+from medsilo.schedule.secure_aggregation import SecureAggregation
 from medsilo_secagg.sealed_rounds import Blocks, terms_of, threshold_of
 
 if TYPE_CHECKING:
@@ -40,21 +38,21 @@ class Pairwise(SecureAggregation):
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
         """Nothing that sites send needs a server that can read it."""
         name = plan.algorithm.name
-        yield from _hospitals_that_cannot(plan.participation, plan.transport)
+        yield from _hospitals_that_cannot(plan)
         if plan.aggregation.robust or plan.aggregation.max_weight:
             yield (
                 "aggregation: robust rules and shares compare what single hospitals sent, which sealing hides from the "
-                "server; set aggregation.robust and aggregation.max_weight to null, or transport.sealing=none"
+                "server; set aggregation.robust and aggregation.max_weight to null, or secure_aggregation.mode=none"
             )
         if plan.algorithm.pooled or not any(phase.sent for phase in plan.course.phases):
-            yield f"transport.sealing: {name} sends no tensors, so there is nothing to seal; set none"
+            yield f"secure_aggregation.mode: {name} sends no tensors, so there is nothing to seal; set none"
         for phase in plan.course.phases:
             forms = self.forms(plan, phase)
             for group in views(phase.sent, networks):
                 if isinstance(form := forms[group], ServerReadable):
                     yield (
-                        f"transport.sealing: {name}'s {group} can't be sealed: {form.why}; choose another method "
-                        "(fedbn, fedsm), or set transport.sealing=none"
+                        f"secure_aggregation.mode: {name}'s {group} can't be sealed: {form.why}; choose another method "
+                        "(fedbn, fedsm), or set secure_aggregation.mode=none"
                     )
 
     def leaves(self, plan: Any) -> Iterable[str]:
@@ -90,23 +88,24 @@ class Pairwise(SecureAggregation):
         return SealedServer(asker, state, signer_of(kit) if kit else None)
 
 
-def _hospitals_that_cannot(participation: Participation, transport: TransportSettings) -> Iterable[str]:
+def _hospitals_that_cannot(plan: Any) -> Iterable[str]:
     """Yield why these hospitals can't seal so."""
+    participation = plan.participation
     named = len(participation.sites)
     if not named:
-        yield "transport.sealing: name the hospitals in participation.sites: else every connected site counts as one"
+        yield "secure_aggregation: name the hospitals in participation.sites; else every connected site counts"
     if min(named, participation.required) < LEAST_SEALED:
         yield (
-            f"transport.sealing: {participation.required} hospitals are enough for this plan, and sealing needs "
+            f"secure_aggregation.mode: {participation.required} hospitals are enough for this plan, and it needs "
             f"{LEAST_SEALED} in every round: of two, each can tell the other's model from the sum; name more "
-            "hospitals, raise participation.minimum, or set transport.sealing=none"
+            "hospitals, raise participation.minimum, or set secure_aggregation.mode=none"
         )
-    if transport.precision == "bfloat16":
-        yield "transport.precision: sealed numbers are integers, so bfloat16 only costs digits; set float32"
-    threshold = threshold_of(transport, named)
+    if plan.transport.precision == "bfloat16":
+        yield "transport.precision: masked numbers are integers, so bfloat16 only costs digits; set float32"
+    threshold = threshold_of(plan.secure_aggregation, named)
     if not named < 2 * threshold <= 2 * named:
         yield (
-            f"transport.sealing_threshold: {threshold}; for {named} hospitals it must be from {named // 2 + 1} to "
+            f"secure_aggregation.threshold: {threshold}; for {named} hospitals it must be from {named // 2 + 1} to "
             f"{named}: then some hospital has helped with any two sums of a round, and refuses the second"
         )
     if participation.required < threshold:

@@ -41,7 +41,8 @@ class KeyCollection:
         missing = [site for site in self.terms.sites if site not in self._introductions]
         if missing:
             raise ParticipationError(
-                f"sealing: the keys of {', '.join(missing)} are missing; begin again with the sites that are there"
+                f"secure aggregation: the keys of {', '.join(missing)} are missing; "
+                "begin again with the sites that are there"
             )
         return letters.Roster(introductions=tuple(self._introductions[site] for site in self.terms.sites))
 
@@ -142,13 +143,14 @@ class MaskedSums:
         secret = combine(told, self.terms.threshold)
         if secret is None or not (added or masks.public_of(secret) == self._offers[site].offered.mask):
             raise ParticipationError(
-                f"sealing: the shares of {site} do not make its masks, so the sum of round {self.number} cannot be "
-                "opened; start the study again without it, or without who changed its shares"
+                f"secure aggregation: the shares of {site} do not make its masks, so the sum of round "
+                f"{self.number} cannot be opened; start the study again without it, or without who changed its shares"
             )
         return secret
 
     def _enough(self, count: int, least: int, did: str) -> None:
         if count < least:
             raise ParticipationError(
-                f"sealing: only {count} sites have {did} in round {self.number}; it takes {least} to open a sum"
+                f"secure aggregation: only {count} sites have {did} in round {self.number}; it takes "
+                f"{least} to open a sum"
             )

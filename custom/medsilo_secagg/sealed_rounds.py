@@ -15,7 +15,7 @@ from medsilo.mixing.forms import Form, MeanForm
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
 from medsilo.schedule.phase import Group, Phase, views
-from medsilo.schedule.transport import TransportSettings
+from medsilo.schedule.secure_aggregation import SecureAggregationSettings
 from medsilo_secagg import letters
 from medsilo_secagg.fixed_point import CARRIER, FixedPoint, Flat
 from medsilo_secagg.letters import Names, SecAggMessage, SiteName
@@ -125,20 +125,20 @@ class Blocks:
         """Return the plan's bound, or the range of a wide group where that is more."""
         ranges = group.ranges(layout, self.plan.task) if group.unclipped else {}
         widest = max((max(abs(low), abs(high)) for low, high in ranges.values()), default=0.0)
-        return max(self.plan.transport.sealing_bound, widest)
+        return max(self.plan.secure_aggregation.clip, widest)
 
 
 def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
     """Return the terms of these sites, those of the plan that are there; raises Refused where they are others, or fewer
     than the plan requires. The threshold is that of all hospitals of the plan."""
-    transport, named, required = plan.transport, plan.participation.sites, plan.participation.required
+    named, required = plan.participation.sites, plan.participation.required
     if not set(sites) <= set(named):
         raise Refused("the server: it names other sites than the plan does")
     if len(sites) < required:
         raise Refused(f"the server: it lets {len(sites)} hospitals agree on keys, and the plan requires {required}")
-    return Terms(study, plan.hash, tuple(sites), threshold_of(transport, len(named)), required)
+    return Terms(study, plan.hash, tuple(sites), threshold_of(plan.secure_aggregation, len(named)), required)
 
 
-def threshold_of(transport: TransportSettings, hospitals: int) -> int:
+def threshold_of(settings: SecureAggregationSettings, hospitals: int) -> int:
     """Return how many of so many hospitals open a sum."""
-    return transport.sealing_threshold or 2 * hospitals // 3 + 1
+    return settings.threshold or 2 * hospitals // 3 + 1

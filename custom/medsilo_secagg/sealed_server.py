@@ -66,11 +66,11 @@ class SealedServer(RoundAggregation):
             here, assembly = self._agree(agreement)
         self.blocks, self._told = Blocks(self.plan, self.terms, heaviest), ServerMessage(current=agreement.mark)
         signed = all(own.certificates for own in assembly.introductions)
-        transport = self.plan.transport
-        self.state.details["sealing"] = {
-            "mode": transport.sealing,
+        settings = self.plan.secure_aggregation
+        self.state.details["secure_aggregation"] = {
+            "mode": settings.mode,
             "keys": Certified.said if signed else Unsigned.said,
-            "protects": transport.promises,
+            "protects": settings.promises,
         }
 
     def _agree(self, agreement: KeyAgreement) -> tuple[list[str], Roster | None]:
@@ -98,12 +98,12 @@ class SealedServer(RoundAggregation):
         """Send these sites a letter; `take` is given a site's answer and raises Refused."""
 
         def words(site: str) -> tuple[Groups, dict[str, Any]]:
-            return {}, {"sealing": letter.facts()}
+            return {}, {"secagg": letter.facts()}
 
         def taken(site: str, answer: SiteAnswer, sent: Groups) -> None:
             assert isinstance(answer, SecAggAnswer)
             check_forms(sent, {})
-            take(site, SiteMessage.read(site, answer.sealing))
+            take(site, SiteMessage.read(site, answer.secagg))
 
         return self.asker.ask(task, number, sites, words, taken)
 
@@ -146,8 +146,9 @@ class SealedServer(RoundAggregation):
             return self.terms.sites
         if gone := sorted(set(before) - set(self.terms.sites)):
             raise ParticipationError(
-                f"sealing: the sum of round {number} over {', '.join(before)} was opened before the server stopped, so "
-                f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or start again"
+                f"secure aggregation: the sum of round {number} over {', '.join(before)} was opened before the server "
+                f"stopped, so the round can only be repeated with the same hospitals: wait "
+                f"for {', '.join(gone)}, or start again"
             )
         return before
 

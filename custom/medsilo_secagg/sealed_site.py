@@ -60,7 +60,7 @@ class SealedSite(UpdateCodec):
     # ------------------------------------------------------------------ letters
     def letter(self, asked: Request) -> dict[str, Any]:
         """Do what a letter asks; returns the answer's."""
-        told = ServerMessage.read(SERVER_SAYS, asked.sealing)
+        told = ServerMessage.read(SERVER_SAYS, asked.secagg)
         if asked.task == "agree":
             seat = self._agreeing(needed(SERVER_SAYS, told.agreement), asked.study)
             if told.assembly:
@@ -92,14 +92,14 @@ class SealedSite(UpdateCodec):
         """Raise Refused, before anything is kept or sealed, where numbers that would be sent can't be."""
         groups = views(phase.sent, modules)
         check_numbers(groups, phase.sent, self._ranges, {})
-        seat = self._current(ServerMessage.read(SERVER_SAYS, asked.sealing))
+        seat = self._current(ServerMessage.read(SERVER_SAYS, asked.secagg))
         for name, own in seat.blocks.of(phase, self._layout).items():
             for tensor in groups[name].keys() & set(own.block.flat.names):
                 own.block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
         """Return what is sent; `groups` in clear where they are not sealed."""
-        told = ServerMessage.read(SERVER_SAYS, asked.sealing)
+        told = ServerMessage.read(SERVER_SAYS, asked.secagg)
         seat = self._current(told)
         sealed = seat.blocks.of(phase, self._layout)
         if not sealed:
@@ -138,7 +138,7 @@ class SealedSite(UpdateCodec):
     # ------------------------------------------------------------------ what is given
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
         """Return what came, with this site's own tensors in place of the means that it moves them towards."""
-        held = ServerMessage.read(SERVER_SAYS, asked.sealing).held
+        held = ServerMessage.read(SERVER_SAYS, asked.secagg).held
         if not held.keys() <= groups.keys() or any(own.round > asked.round for own in held.values()):
             raise Refused("the server: it tells of means that it does not send, or of a round to come")
         self._arrived = {

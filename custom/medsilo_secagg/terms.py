@@ -30,16 +30,16 @@ class Terms:
     def __post_init__(self) -> None:
         count = len(self.sites)
         if list(self.sites) != sorted(set(self.sites)):
-            raise PlanError("sealing: the sites must be in sorted order, each once")
+            raise PlanError("secure aggregation: the sites must be in sorted order, each once")
         if not LEAST <= count <= MOST_SITES:
             raise PlanError(
-                f"sealing: {count} sites; it needs {LEAST} to {MOST_SITES}: of two hospitals, each can tell the "
-                "other's model from the sum"
+                f"secure aggregation: {count} sites; it needs {LEAST} to {MOST_SITES}: of two hospitals, each can "
+                "tell the other's model from the sum"
             )
         if not count < 2 * self.threshold <= 2 * count:
             raise PlanError(
-                f"sealing: threshold {self.threshold}; for {count} sites it must be from {count // 2 + 1} to {count}, "
-                "so that some hospital has helped with both of any two sums of a round, and refuses the second"
+                f"secure aggregation: threshold {self.threshold}; for {count} sites it must be {count // 2 + 1} to "
+                f"{count}: then some hospital has helped with both of any two sums of a round, and refuses one"
             )
 
     @cached_property

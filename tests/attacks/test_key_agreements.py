@@ -29,9 +29,14 @@ SIX = list("abcdef")
 
 def test_a_site_agrees_with_no_other_hospitals_and_no_fewer_than_the_plan_says() -> None:
     """The threshold is that of all hospitals of the plan."""
-    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", *GO_ON[:1], "participation.minimum=5", sites=SIX)
+    plan = make_plan(
+        "fedavg", *RULES, "secure_aggregation.mode=pairwise", *GO_ON[:1], "participation.minimum=5", sites=SIX
+    )
     assert (
-        threshold_of(plan.transport, 5) < terms_of(plan, "s", SIX[:5]).threshold == threshold_of(plan.transport, 6) == 5
+        threshold_of(plan.secure_aggregation, 5)
+        < terms_of(plan, "s", SIX[:5]).threshold
+        == threshold_of(plan.secure_aggregation, 6)
+        == 5
     )
     for sites, said in (
         (SIX[:3], "it lets 3 hospitals agree on keys, and the plan requires 5"),
@@ -113,11 +118,11 @@ def test_keys_that_are_signed_falsely_cost_their_sender_its_place_and_nobody_els
     """The server has the consortium's root, too: it looks before it relays them, and the others agree without it."""
     folder = tmp_path / change.__name__
     kits = {site: make_kit(folder / "kits" / site, site) for site in (*HOSPITALS, "server")}
-    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", *GO_ON, "training.rounds=1", sites=HOSPITALS)
+    plan = make_plan("fedavg", *RULES, "secure_aggregation.mode=pairwise", *GO_ON, "training.rounds=1", sites=HOSPITALS)
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         answer = work()
-        if site == "d" and "introduction" in (told := answer.facts.get("sealing", {})):
+        if site == "d" and "introduction" in (told := answer.facts.get("secagg", {})):
             change(told["introduction"])
         return [(site, answer)]
 

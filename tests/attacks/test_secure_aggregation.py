@@ -90,7 +90,7 @@ def difference(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tup
 def test_a_server_that_sends_old_weights_again_reads_one_hospitals_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = make_plan("fedavg", *STUDY, "transport.sealing=pairwise", *GO_ON, sites=HOSPITALS)
+    plan = make_plan("fedavg", *STUDY, "secure_aggregation.mode=pairwise", *GO_ON, sites=HOSPITALS)
     found, true = difference(plan, tmp_path / "sealed", monkeypatch)
     assert float((found - true).abs().max()) < 1e-6 < 1e-3 < float(true.abs().max())
     found, _ = difference(plan.with_changes([NOISE]), tmp_path / "noisy", monkeypatch)

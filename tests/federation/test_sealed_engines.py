@@ -18,7 +18,7 @@ from tests.federation.test_simulator import CPU, assert_same_outcome
     ],
 )
 def test_sealed_simulator_equals_the_loop(method: str, threads: int | None, tmp_path: Path) -> None:
-    plan = make_plan(method, "transport.sealing=pairwise")
+    plan = make_plan(method, "secure_aggregation.mode=pairwise")
     inprocess.run(plan, folder=tmp_path / "loop")
     simulator.run(plan, tmp_path / "simulator", CPU, threads=threads)
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")

@@ -153,7 +153,7 @@ def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: 
         "training.rounds=1",  # the means of more rounds would tell a little more
         "training.local_epochs=20",
         "algorithm.pull=0.95",
-        f"transport.sealing={mode}",
+        f"secure_aggregation.mode={mode}",
     )
     study, start = f"memory-{mode}", time.time()
     write_job(tmp_path / "plain", plan, study=study)

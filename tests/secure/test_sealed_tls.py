@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
 def test_sealed_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Path) -> None:
-    plan = make_plan("fedavg", "transport.sealing=pairwise")
+    plan = make_plan("fedavg", "secure_aggregation.mode=pairwise")
     inprocess.run(plan, folder=tmp_path / "loop")
     study = "sealed-pairwise"
     write_job(tmp_path / "plain", plan, study=study)
@@ -31,6 +31,6 @@ def test_sealed_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Path)
                 load_tensors(folder / "sites" / site / f"{name}.safetensors")[0] for folder in (tmp_path / "loop", run)
             )
             assert all(torch.equal(tensor, theirs[key]) for key, tensor in mine.items())
-    told = read_summary(run).details.sealing
+    told = read_summary(run).details.secure_aggregation
     assert told and told.mode == "pairwise" and told.keys.startswith("certificates")
-    assert read_summary(tmp_path / "loop").details.sealing.keys.startswith("no signature")  # type: ignore[union-attr]
+    assert read_summary(tmp_path / "loop").details.secure_aggregation.keys.startswith("no signature")  # type: ignore[union-attr]

@@ -117,11 +117,27 @@ def test_the_noise_for_a_target_keeps_it_and_is_hardly_more_than_needed(target: 
     assert cost(noise) <= target < cost(noise * 0.998)
 
 
+@pytest.mark.parametrize("target", [0.1, 1.0, 20.0, 500.0])
+def test_the_noise_for_one_gaussian_release_is_hardly_more_than_needed(target: float) -> None:
+    noise = noise_for(target, 1e-5, 1.0, 1)
+
+    def cost(noise: float) -> float:
+        return epsilon([charge(Gaussian(noise=noise))], 1e-5)
+
+    assert cost(noise) <= target < cost(noise * 0.998)
+
+
 def test_no_noise_is_enough_where_the_rest_costs_all() -> None:
     with pytest.raises(MedsiloError, match="no noise keeps 10 steps within ε = 0.5"):
         noise_for(0.5, 1e-5, 0.1, 10, beside=[charge(Geometric(scale=1.0))])
-    with pytest.raises(MedsiloError, match="δ = 2 is no use"):
-        noise_for(0.5, 2, 0.1, 10)
+    for delta in (0, 1e-13, 1, 2):
+        with pytest.raises(MedsiloError, match=f"δ = {delta:g} is no use"):
+            noise_for(0.5, delta, 0.1, 10)
+
+
+def test_what_a_hospital_demands_where_it_says_no_more() -> None:
+    demands = PrivacyRequirements(epsilon=1.0, delta=1e-5)
+    assert (demands.study_epsilon, demands.unit, demands.protective_epsilon) == (None, "patient", 10.0)
 
 
 def test_mechanisms_are_bounded() -> None:

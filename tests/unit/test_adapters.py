@@ -270,8 +270,8 @@ def test_privacy_clips_and_noises_what_trains_alone(backbone: dict[str, Any], tm
 
 def test_sealed_sums_hold_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
     open_, sealed = (
-        inprocess.run(tuned_plan(network={"from": backbone}, transport=how), folder=tmp_path / str(number))
-        for number, how in enumerate(({}, {"sealing": "pairwise"}))
+        inprocess.run(tuned_plan(network={"from": backbone}, secure_aggregation=how), folder=tmp_path / str(number))
+        for number, how in enumerate(({}, {"mode": "pairwise"}))
     )
     for name, own in open_.models["a"].state_dict().items():
         assert torch.allclose(own, sealed.models["a"].state_dict()[name], atol=1e-3), name

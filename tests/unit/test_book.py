@@ -51,6 +51,15 @@ def answered(folder: Path) -> Counter[str]:
     return total
 
 
+def test_only_the_account_that_trains_makes_what_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks as somebody else leaves no files that this account could not read."""
+    budget = QueryBudget(tmp_path / "new" / "book")
+    assert budget.may_begin
+    another = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    assert not budget.may_begin
+
+
 # ---------------------------------------------------------------------------------------------------- counting
 def test_a_run_is_counted_part_by_part(photos: Path, tmp_path: Path) -> None:
     run(tmp_path / "study", photos, "training.rounds=3")

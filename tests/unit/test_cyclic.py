@@ -82,7 +82,7 @@ def test_it_takes_harmofls_halves_where_all_measure_before(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ("transport.sealing=pairwise", "which no sum hides"),
+        ("secure_aggregation.mode=pairwise", "which no sum hides"),
         ("aggregation.robust.name=median", "a single hospital's model"),
         ('privacy={"epsilon": 3, "delta": 1e-5}', "leave privacy out"),
         ('algorithm.amplitude={"band": 0.1}', "algorithm.amplitude.measured=before"),

@@ -1,5 +1,6 @@
 """Files are whole or not there; names are safe; what cannot be read or written is one line, also on a full disk."""
 
+import errno
 import json
 import os
 import resource
@@ -16,7 +17,16 @@ import safetensors.torch
 import torch
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_tensors, save_tensors, sweep, write_json, write_text
+from medsilo.core.files import (
+    LockedFolder,
+    load_tensors,
+    read_yaml,
+    save_tensors,
+    sweep,
+    write_json,
+    write_passing,
+    write_text,
+)
 from medsilo.core.mmap_store import MOST_FILES, TYPES, _File, stored, stretches_of
 from medsilo.core.text import is_safe_name
 from medsilo.runs.record import Record
@@ -150,12 +160,55 @@ def test_a_file_is_on_the_disk_before_it_takes_the_place_of_the_former_one(
     path, synced = tmp_path / "words.txt", []
 
     def sync(file: int) -> None:
-        synced.append((path.read_text() if path.exists() else None, os.read(file, 100).decode()))
+        what = "names" if Path(f"/proc/self/fd/{file}").is_dir() else os.read(file, 100).decode()
+        synced.append((path.read_text() if path.exists() else None, what))
 
     monkeypatch.setattr(os, "fsync", sync)
     for text in ("former", "new"):
         write_text(path, text)
-    assert synced == [(None, "former"), ("former", "new")] and path.read_text() == "new"
+    assert synced == [(None, "former"), ("former", "names"), ("former", "new"), ("new", "names")]
+
+
+def test_a_file_is_written_where_a_file_system_syncs_no_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fails = tmp_path / "words.txt", errno.EINVAL
+
+    def sync(file: int) -> None:
+        if Path(f"/proc/self/fd/{file}").is_dir():
+            raise OSError(fails, os.strerror(fails))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_text(path, "new")
+    assert path.read_text() == "new"
+    fails = errno.EIO
+    with pytest.raises(MedsiloError, match=r"words\.txt could not be written"):
+        write_text(path, "newer")
+
+
+def test_what_is_of_use_for_moments_is_for_this_account_alone(tmp_path: Path) -> None:
+    for value in (1, 2):
+        write_passing(tmp_path / "now.json", value)
+        assert json.loads((tmp_path / "now.json").read_text()) == value and listed(tmp_path) == ["now.json"]
+        assert (tmp_path / "now.json").stat().st_mode & 0o777 == 0o600
+    write_passing(tmp_path / "no/folder/now.json", 3)
+
+
+@pytest.mark.parametrize("there", ["a file", "a folder"])
+def test_a_folder_that_cannot_be_locked_is_one_line(tmp_path: Path, there: str) -> None:
+    if there == "a file":
+        (tmp_path / "records").write_text("x")
+    else:
+        (tmp_path / "records/lock").mkdir(parents=True)
+    folder = LockedFolder(tmp_path / "records", "lock", 1.0, "this hospital's records", "nothing leaves")
+    with pytest.raises(MedsiloError, match=r"records cannot be used .* nothing leaves; .*'state_dir'"), folder.alone():
+        pass
+
+
+def test_of_a_file_that_is_no_text_the_line_is_told(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_bytes(b"a: 1\nb: \xff\n")
+    with pytest.raises(MedsiloError, match=r"0xFF in line 2"):
+        read_yaml(tmp_path / "plan.yaml", "the plan", "a plan")
 
 
 @pytest.mark.slow

@@ -395,7 +395,7 @@ def test_what_nobody_has_ends_the_study_and_the_page_says_whose_scores_differ(
 ) -> None:
     nobody = {site: {"unannotated": ["post"], "label_map": {1: "ant", 2: "ant"}} for site in "abc"}
     for sealing in ("none", "pairwise"):
-        plan = plan_of().with_changes([f"transport.sealing={sealing}"])
+        plan = plan_of().with_changes([f"secure_aggregation.mode={sealing}"])
         with pytest.raises(MedsiloError, match="no hospital that trains has post; take it out of the plan"):
             run(plan, settings=each(hospitals, nobody))
     told = [notice.text for notice in notices([read(study[1])])]

@@ -114,6 +114,7 @@ TAMPERED: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "an early charge made smaller": lambda lines: [lines[0], less_noise(lines[1]), *lines[2:]],
     "written in another form": lambda lines: [*lines[:3], lines[3].replace(b":", b": ", 1)],
     "no JSON": lambda lines: [*lines[:3], b"x"],
+    "the last one without its beginning": lambda lines: [*lines[:3], b"\0" * 9 + lines[3][9:]],
 }
 
 
@@ -164,15 +165,20 @@ def test_the_key_of_a_kit_signs_and_a_later_one_goes_on(tmp_path: Path, kind: st
     assert standing.epsilon(DELTA) == cost(2)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99, -0.5])
 def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, share: float) -> None:
+    """share: how much of it is there; below 0, of its end, and zeros in the place of the rest."""
     ledger = filled(tmp_path)
     whole = ledger.file.read_bytes()
     head = ledger.head.read_bytes()
     ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
     added = len(ledger.file.read_bytes()) - len(whole)
     with ledger.file.open("rb+") as file:
-        file.truncate(len(whole) + max(1, int(added * share)))
+        if share < 0:
+            file.seek(len(whole))
+            file.write(b"\0" * int(added * (1 + share)))
+        else:
+            file.truncate(len(whole) + max(1, int(added * share)))
     ledger.head.write_bytes(head)  # it is written after the line
     standing = Ledger(tmp_path, DATA).standing()
     assert standing.torn and standing.epsilon(DELTA) == cost(3)

@@ -79,7 +79,7 @@ def test_a_longer_run_says_where_it_is_another(method: str, changes: list[str], 
     [
         ("f-adafed", [], "round 1 of f-AdaFed is of phase 'measure', and of 'average' if longer"),
         ("fedsm-extra", [], "is of phase 'select'"),
-        ("fedavg", ["transport.sealing=pairwise", "participation.sites=[a,b,c]"], "sealed sums"),
+        ("fedavg", ["secure_aggregation.mode=pairwise", "participation.sites=[a,b,c]"], "sealed sums"),
     ],
 )
 def test_what_cannot_go_on_is_refused(method: str, changes: list[str], why: str, tmp_path: Path) -> None:

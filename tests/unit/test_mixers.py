@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.mmap_store import stored
 from medsilo.mixing import contributions
 from medsilo.mixing.layout import BLOCK
-from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.mixers import Identity, PersonalModelPool, SimilarityMix, SoftPull, UniformMean, WeightedMean
 from tests.mixed import result_of
 
 WEIGHTS = torch.tensor([[0.5, 0.2, 0.3], [0.0, 1.0, 0.0], [0.1, 0.6, 0.3]], dtype=torch.float64)
@@ -261,6 +261,13 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
     for contribution in reversed(sent):
         mixer.add(*contribution)
     assert_same(result_of(mixer, "a"), wanted)
+
+
+def test_nobody_sends_others_models_back():
+    gallery = PersonalModelPool(Identity(), WeightedMean(), frozenset)
+    gallery.start(["a", "b"])
+    with pytest.raises(Refused, match="a: nothing of this group"):
+        gallery.add("a", {"w": torch.zeros(1)}, 1)
 
 
 def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):

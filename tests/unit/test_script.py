@@ -478,12 +478,12 @@ def test_a_checkpoint_that_runs_code_is_refused(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused
-@pytest.mark.parametrize("section", ["privacy", "transport"])
+@pytest.mark.parametrize("section", ["privacy", "secure_aggregation"])
 def test_what_a_script_cannot_promise_is_refused_where_the_recipe_is_made(section: str, tmp_path: Path) -> None:
     further = (
         {"privacy": {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0}}
         if section == "privacy"
-        else {"transport": {"sealing": "pairwise"}}
+        else {"secure_aggregation": {"mode": "pairwise"}}
     )
     with pytest.raises(MedsiloError, match="script"):
         plan_of_script(nn.Linear(2, 3), tmp_path, {"name": "fedavg"}, rounds=1, minimum=3, sites=SITES, further=further)

@@ -46,7 +46,7 @@ GO_ON = ["participation.when_missing=continue", "participation.minimum=3"]
 
 
 def plan_of(method: str, mode: str, *changes: str) -> Plan:
-    return make_plan(method, *RULES, f"transport.sealing={mode}", *changes, sites=HOSPITALS)
+    return make_plan(method, *RULES, f"secure_aggregation.mode={mode}", *changes, sites=HOSPITALS)
 
 
 def participants_of(plan: Plan, folder: Path) -> dict[str, TrainingSite]:
@@ -174,8 +174,8 @@ def test_any_sites_that_drop_out_at_any_moment_cost_nothing_but_themselves(count
     schedule = {place + 1: each for place, each in enumerate((m, some) for some in groups for m in MOMENTS)}
     rules = [*RULES, f"training.rounds={len(schedule)}", "training.learning_rate=0.0001", *GO_ON]
     for how in ("none", "pairwise"):
-        few = [f"transport.sealing_threshold={count - most}"] * (how == "pairwise")
-        plan = make_plan("fedavg", *rules, f"transport.sealing={how}", *few, sites=sites)
+        few = [f"secure_aggregation.threshold={count - most}"] * (how == "pairwise")
+        plan = make_plan("fedavg", *rules, f"secure_aggregation.mode={how}", *few, sites=sites)
         folder = tmp_path / how
         members = {site: site_of(plan, site, sites, CPU, folder / "sites" / site) for site in sites}
         transport = Scripted(members, killed(schedule, how != "none"))
@@ -346,7 +346,7 @@ def test_the_servers_disk_holds_no_model_of_a_site(tmp_path: Path) -> None:
     def led(how: str) -> tuple[list[bytes], Tensor, Tensor, Tensor]:
         """Return the server's files, a's weight at the end, the first one, and the mean."""
         folder = tmp_path / how
-        plan = make_plan("fedsm", "model_selection.keep=last", *WIDE, f"transport.sealing={how}", sites=HOSPITALS)
+        plan = make_plan("fedsm", "model_selection.keep=last", *WIDE, f"secure_aggregation.mode={how}", sites=HOSPITALS)
         personal: dict[str, dict[str, Tensor]] = {}
 
         def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:

@@ -9,7 +9,7 @@ from medsilo import cli, registry
 from medsilo.check.disclosure import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.plan import Plan
-from medsilo.schedule.transport import CLEAR
+from medsilo.schedule.secure_aggregation import CLEAR
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.report.page import render
@@ -39,9 +39,9 @@ READ_AT_SITES = [*MEANS, *PERSONAL, "moon", "harmofl"]
 
 
 def plan_of(method: str, mode: str, *changes: str) -> Plan:
-    own = [change for change in OWN.get(method, []) if mode != "none" or not change.startswith("transport")]
+    own = [change for change in OWN.get(method, []) if mode != "none" or not change.startswith("secure_aggregation")]
     small = [] if IMAGES[0] in own else SMALL
-    return make_plan(method, *small, *own, *STEADY, f"transport.sealing={mode}", *changes)
+    return make_plan(method, *small, *own, *STEADY, f"secure_aggregation.mode={mode}", *changes)
 
 
 def run(method: str, mode: str, *changes: str, folder: Path | None = None) -> StudyResult:
@@ -108,18 +108,18 @@ def test_personal_models_never_leave_and_the_super_model_has_the_sites_own(metho
 # ------------------------------------------------------------------------------------------------ refusals
 REFUSED = [
     ("fedavg", ["participation.sites=[a,b]"], "of two, each can tell the other's model"),
-    ("fedavg", ["participation.when_missing=continue", "participation.minimum=2"], "sealing needs 3"),
+    ("fedavg", ["participation.when_missing=continue", "participation.minimum=2"], "it needs 3"),
     ("fedavg", ["transport.precision=bfloat16"], "bfloat16 only costs digits"),
     ("fedavg", ["aggregation.max_weight=0.5"], "which sealing hides from the server"),
     ("fedavg", ['aggregation.robust={"name": "median"}'], "which sealing hides from the server"),
-    ("fedavg", ["transport.sealing_threshold=4"], "for 3 hospitals it must be from 2 to 3"),
+    ("fedavg", ["secure_aggregation.threshold=4"], "for 3 hospitals it must be from 2 to 3"),
     ("adafed", [], "adafed's statistics can't be sealed: .*; choose another method"),
     (
         "adafed",
         ["algorithm.weights=uniform"],
         "adafed's model can't be sealed: each hospital gets a mixture of its own",
     ),
-    ("d-adafed", [], "d-adafed's statistics can't be sealed: .* or set transport.sealing=none"),
+    ("d-adafed", [], "d-adafed's statistics can't be sealed: .* or set secure_aggregation.mode=none"),
     ("f-adafed", ["training.rounds=2"], "f-adafed's model can't be sealed: each hospital gets a mixture of its own"),
     ("local", [], "nothing to seal"),
     ("central", [], "nothing to seal"),
@@ -130,7 +130,7 @@ REFUSED = [
 @pytest.mark.parametrize("method, changes, reason", REFUSED)
 def test_what_cannot_be_sealed_is_refused_with_the_reason(method: str, changes: list[str], reason: str) -> None:
     with pytest.raises(PlanError, match=reason):
-        make_plan(method, "transport.sealing=pairwise", *changes)
+        make_plan(method, "secure_aggregation.mode=pairwise", *changes)
 
 
 def test_a_plan_is_refused_where_nothing_that_is_installed_seals(
@@ -140,34 +140,38 @@ def test_a_plan_is_refused_where_nothing_that_is_installed_seals(
     every = registry._entries
     without = {"medsilo.aggregations": {}}
     monkeypatch.setattr(registry, "_entries", lambda group, path: without.get(group, every(group, path)))
-    told = ["disclosure", str(root / "jobs/fedavg"), "--set", "transport.sealing=pairwise"]
+    told = ["disclosure", str(root / "jobs/fedavg"), "--set", "secure_aggregation.mode=pairwise"]
     assert cli.main(told) == 1
     line = capsys.readouterr().err
     assert len(line.splitlines()) == 1
-    assert "transport.sealing" in line and "install medsilo_secagg" in line and "transport.sealing=none" in line
-    assert make_plan("fedavg").transport.aggregation is None
+    assert (
+        "secure_aggregation.mode" in line
+        and "install medsilo_secagg" in line
+        and "secure_aggregation.mode=none" in line
+    )
+    assert make_plan("fedavg").secure_aggregation.implementation is None
 
 
 def test_a_plan_that_says_nothing_of_sealing_is_not_sealed() -> None:
     plan = make_plan("fedavg")
-    assert make_plan("fedavg", "transport.sealing=none").hash == plan.hash
+    assert make_plan("fedavg", "secure_aggregation.mode=none").hash == plan.hash
 
 
 @pytest.mark.parametrize("count", range(3, 13))
 def test_by_default_two_hospitals_may_help_the_server(count: int) -> None:
-    plan = make_plan("fedavg", "transport.sealing=pairwise", sites=[f"site-{place:02}" for place in range(count)])
+    plan = make_plan("fedavg", "secure_aggregation.mode=pairwise", sites=[f"site-{place:02}" for place in range(count)])
     threshold = terms_of(plan, "study", plan.participation.sites).threshold
     assert threshold - 1 >= 2 and count - threshold == (count - 1) // 3  # docs/trust/secure-aggregation.md
 
 
 def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
     with pytest.raises(MedsiloError, match=r"beyond the bound of 0\.01 .* raise the bound"):
-        run("fedavg", "pairwise", "transport.sealing_bound=0.01")
+        run("fedavg", "pairwise", "secure_aggregation.clip=0.01")
 
 
 def test_sums_over_features_keep_their_digits() -> None:
     """They are sealed up to the plan's bound. Up to their own range, little was left of "present"."""
-    plan = plan_of("fedsm", "pairwise", "transport.sealing_bound=1000")
+    plan = plan_of("fedsm", "pairwise", "secure_aggregation.clip=1000")
     blocks = Blocks(plan, terms_of(plan, "study", plan.participation.sites), 1)
     sums = [blocks.of(phase, plan.build_networks()).get("sums") for phase in plan.course.phases]
     assert [own.block.fixed.bound for own in sums if own] == [1000]
@@ -177,22 +181,22 @@ def test_sums_over_features_keep_their_digits() -> None:
 def test_record_disclosure_and_page_say_the_same_sentences(tmp_path: Path) -> None:
     plan = plan_of("fedbn", "pairwise")
     study = inprocess.run(plan, settings=SETTINGS, folder=tmp_path / "study")
-    said = study.summary.details.as_json()["sealing"]["protects"]
+    said = study.summary.details.as_json()["secure_aggregation"]["protects"]
     page = " ".join(unescape(render(read_all([tmp_path / "study"]), "A study")).split())
     leaking = describe(plan, SETTINGS)
-    assert len(said) == 2 and said == plan.transport.promises
+    assert len(said) == 2 and said == plan.secure_aggregation.promises
     assert all(sentence in page and sentence in leaking for sentence in said)
 
 
 def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> None:
     study = run("fedavg", "pairwise", folder=tmp_path / "study")
-    sealing = study.summary.details.as_json()["sealing"]
+    sealing = study.summary.details.as_json()["secure_aggregation"]
     assert sealing["mode"] == "pairwise" and "learns sums" in sealing["protects"][0]
     assert Source.open(tmp_path / "study").facts["file"] == "global/best.safetensors"
     for site in SITES:
         own = tmp_path / "study" / "sites" / site
         assert (own / "best.safetensors").exists()
-        assert (own / "sealing.json").stat().st_mode & 0o077 == 0
+        assert (own / "secure-aggregation.json").stat().st_mode & 0o077 == 0
 
 
 def test_docs_and_disclosures_say_against_whom_it_protects(root: Path) -> None:

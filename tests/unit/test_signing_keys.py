@@ -1,5 +1,6 @@
 """One key for each use, derived from the kit's and certified by it: what one signed proves nothing elsewhere."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
+from medsilo.site.signed import fingerprint
 from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, check_certified, public_text, sign_with
 from medsilo_secagg.identity import SEALING
 from tests.unit.test_approvals import WANTED, make_kit
@@ -28,6 +30,12 @@ KEYS = {
     "ed25519": ed25519.Ed25519PrivateKey.generate,
 }
 USES: tuple[KeyPurpose, ...] = ("approvals", "ledger", "settings", "record", SEALING)
+
+
+def test_people_compare_the_first_half_of_a_key_s_hash_in_fours() -> None:
+    digits = hashlib.sha256(bytes.fromhex("00ff")).hexdigest()
+    parts = fingerprint("00ff").split("-")
+    assert "".join(parts) == digits[:32] and {len(part) for part in parts} == {4}
 
 
 @pytest.mark.parametrize("kind", KEYS)

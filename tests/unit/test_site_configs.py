@@ -25,7 +25,7 @@ from medsilo.core.errors import Refused
 from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import StudyMessage
-from medsilo.site.policy import CONTROLLER, HARMLESS, ways_around
+from medsilo.site.policy import CONTROLLER, HARMLESS, Policy, ways_around
 from medsilo.site.settings import SiteSettings
 from tests.conftest import over_all
 
@@ -143,6 +143,18 @@ def test_a_strict_hospital_has_no_gpu_for_jobs(root: Path) -> None:
     manager = GPUResourceManager(**resources["components"][0]["args"])
     assert manager.check_resources({}, FLContext())[0]
     assert not manager.check_resources({"num_of_gpus": 1, "mem_per_gpu_in_GiB": 1}, FLContext())[0]
+
+
+def test_nvflare_s_default_file_holds_where_a_hospital_has_none_of_its_own(tmp_path: Path) -> None:
+    cards: list[dict[str, Any]] = [{"num_of_gpus": 2}, {}, {"num_of_gpus": 4, "ignore_host": True}]
+    components = [{"args": args} for args in cards]
+    values = {"class_allow_list": [], "components": components, "allow_log_streaming": False}
+    (tmp_path / "resources.json.default").write_text(json.dumps(values))
+    policy = Policy.read(tmp_path)
+    assert (policy.starts, policy.streams_logs, policy.gpus) == (False, False, 2)
+    (tmp_path / "resources.json").write_text(json.dumps({"class_allow_list": ["*"]}))
+    policy = Policy.read(tmp_path)
+    assert (policy.starts, policy.streams_logs, policy.gpus) == (True, True, 0)
 
 
 def test_logs_stay_at_a_strict_hospital(root: Path) -> None:

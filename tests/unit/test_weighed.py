@@ -341,7 +341,7 @@ def test_what_cannot_be_is_refused(method: str) -> None:
     for change, said in (
         ("aggregation.robust.name=median", f"is what {method} finds out|by how far single hospitals are"),
         (
-            "transport.sealing=pairwise",
+            "secure_aggregation.mode=pairwise",
             "counts follows from what|takes each site's values as they are",
         ),
         ('privacy={"epsilon": 2.0, "delta": 0.001}', f"under {method} follows from noisy gradients"),

@@ -69,7 +69,7 @@ def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
         ("hospitals", ", ".join(who.everyone) or f"all that are connected, {who.minimum} at least"),
         *([("only tested", ", ".join(who.evaluation_sites))] if who.evaluation_sites else []),
         ("differential privacy", promise),
-        ("sealing", " ".join(plan.transport.promises) or "none"),
+        ("secure aggregation", " ".join(plan.secure_aggregation.promises) or "none"),
         ("packages", packages_in_words(plan)),
     ]
 

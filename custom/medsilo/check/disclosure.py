@@ -53,7 +53,7 @@ class Leak:
 
 def leaks(plan: Plan) -> list[Leak]:
     """All groups that leave a site, in the order of the rounds."""
-    modules, secure = plan.layout(), plan.transport.aggregation
+    modules, secure = plan.layout(), plan.secure_aggregation.implementation
     found = []
     for stretch in plan.course.stretches():
         sealed = secure.layout(plan, stretch.phase, modules) if secure else {}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # many commands write and read texts only, and torch takes a 
     from torch import Tensor
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk is
+UNASKED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # of file systems that sync no folders
 FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: it may tell of patients
 
 
@@ -41,6 +42,20 @@ def make_folder(folder: Path) -> None:
     for place in (*reversed(folder.parents), folder):
         if not place.is_dir():
             place.mkdir(FOLDER, exist_ok=True)
+            sync_names(place.parent)
+
+
+def sync_names(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk: until then, a power cut may undo new and removed names."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in UNASKED:
+            raise
 
 
 @contextmanager
@@ -55,6 +70,7 @@ def replacing(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
+        sync_names(path.parent)
     except OSError as error:
         why = "the disk is full" if error.errno in FULL else f"{type(error).__name__} while writing"
         raise MedsiloError(
@@ -98,12 +114,25 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
         temporary.write_bytes(content)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file and wait until it is on the disk; after one that was cut off it starts again."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
+    with os.fdopen(descriptor, "rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        whole = end == 0 or os.pread(descriptor, 1, end - 1) == b"\n"
+        file.write((b"" if whole else b"\n") + line.encode() + b"\n")
+        file.flush()
+        os.fsync(descriptor)
+    if end == 0:
+        sync_names(path.parent)
+
+
 def write_passing(path: Path, value: Any) -> None:
     """Write JSON that is of use for moments only: whole, without waiting for the disk; a failure is no error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with suppress(OSError):
+        temporary.touch(FILE)
         temporary.write_text(json.dumps(value, allow_nan=False), encoding="utf-8")
-        temporary.chmod(FILE)
         temporary.replace(path)
 
 
@@ -297,8 +326,8 @@ class LockedFolder:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Let nobody else in as long as the block runs; raises MedsiloError where that is not to be had."""
-        make_folder(self.folder)
         try:
+            make_folder(self.folder)
             with FileLock(self.folder / self.lock, timeout=self.wait, mode=FILE):
                 yield
         except Timeout as error:

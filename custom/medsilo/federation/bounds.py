@@ -39,7 +39,7 @@ def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:
     networks = plan.layout()
     phases: Iterable[Phase] = (*plan.course.phases, plan.course.delivery)
     size = tensors = 0
-    wider = WIDER * plan.transport.times_as_large
+    wider = WIDER * plan.secure_aggregation.times_as_large
     for phase in phases:
         sent = [tensor for group in views(travels(phase), networks).values() for tensor in group.values()]
         size = max(size, sum(plan.transport.packed(tensor).nbytes for tensor in sent))

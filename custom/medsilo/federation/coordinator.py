@@ -232,7 +232,7 @@ class Coordinator:
                 "train_cases": smallest,
                 "last": max((line.round for line in self.rounds if site in line.answered), default=0),
                 "outcome": self._outcome_for(site, task),
-                "sealing": {} if task == "join" else self.aggregation.letters(site, groups),
+                "secagg": {} if task == "join" else self.aggregation.letters(site, groups),
             }
 
         def take(site: str, answer: SiteAnswer, groups: Groups) -> None:

@@ -77,8 +77,8 @@ class Disclosure:
     def told(self, found: ExactResult) -> Told:
         """Return what an answer tells of what was found, and count it as told."""
         match found:
-            case ExactMessage(sealing=sealing):
-                return {"sealing": sealing}
+            case ExactMessage(secagg=secagg):
+                return {"secagg": secagg}
             case ExactRound():
                 return self._trained(found)
             case ExactDelivery():
@@ -91,7 +91,7 @@ class Disclosure:
                 threshold = None if decisive is None else self.threshold(decisive)
                 self.protection.note(test=self.tells("test"), validation=threshold is not None)
                 return {**tested, "threshold": threshold, "outcome": found.outcome}
-        shares = self.settings.shares(self.task.synthetic) and not self.plan.transport.sealed
+        shares = self.settings.shares(self.task.synthetic) and not self.plan.secure_aggregation.on
         return {"shares": shares, "classes": self.classes(), "machine": machine_facts(), "absent": self.data.absent}
 
     def _resolution(self, part: DataPart) -> Resolution:

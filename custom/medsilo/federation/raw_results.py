@@ -36,7 +36,7 @@ class ExactResult:
 class ExactMessage(ExactResult):
     """A letter of secure aggregation, which holds keys and masks and no number of a patient."""
 
-    sealing: dict[str, Any]
+    secagg: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -77,5 +77,5 @@ def asking(
 
 def aggregation_of(asker: RequestScheduler, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
     """Return how the plan has answers become the next round's tensors. kit: the server's own."""
-    secure = state.plan.transport.aggregation
+    secure = state.plan.secure_aggregation.implementation
     return secure.server(asker, state, kit) if secure else RoundAggregation(state)

@@ -118,7 +118,7 @@ class ServerState:
     def payload(self, site: str, phase: Phase) -> Groups:
         """Return what a site is given in a phase, without what it has already."""
         travelling, known = views(phase.given, self.layout), self.settled.get(site, [])
-        stays = {group.name for group in phase.given if group.apply_locally and self.plan.transport.sealed}
+        stays = {group.name for group in phase.given if group.apply_locally and self.plan.secure_aggregation.on}
         given = (group for group in phase.given if group.name in travelling.keys() - stays - set(known))
         return {group.name: self._current(group, site) for group in given}
 
@@ -252,7 +252,7 @@ class ServerState:
         Called when others diverge after it. Sealed rounds can't be repeated over fewer sites.
         """
         suspect, self.suspect = self.suspect, None
-        if suspect is None or self.plan.transport.sealed:
+        if suspect is None or self.plan.secure_aggregation.on:
             return False
         self.written()
         best = self.best  # of an earlier round: the one that is undone was not scored

@@ -130,7 +130,7 @@ def training_site(place: SiteContext, kind: Callable[..., Participant] = Partici
 
 def envelope_of(place: SiteContext) -> UpdateCodec:
     """Return what the plan has tensors travel in."""
-    secure = place.plan.transport.aggregation
+    secure = place.plan.secure_aggregation.implementation
     return secure.site(place) if secure else UpdateCodec()
 
 

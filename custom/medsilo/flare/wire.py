@@ -16,7 +16,7 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from torch import Tensor
 
 from medsilo.core.errors import Died, Lacks, MedsiloError, Refused
-from medsilo.core.mmap_store import Spill
+from medsilo.core.mmap_store import TYPES, Spill
 from medsilo.core.text import plain
 from medsilo.runs.messages import StudyMessage
 from nvflare_reliability.chunking import ChunkedTensors
@@ -25,6 +25,7 @@ from nvflare_reliability.patches import send_tensors_by
 
 META = "medsilo"
 TASK = "medsilo"  # the name of every task
+SENT_AS = {str(dtype): dtype for dtype in TYPES}  # types that tensors may travel as
 REFUSAL, DIED, LACKS = "medsilo.refusal", "medsilo.died", "medsilo.lacks"
 
 
@@ -119,7 +120,7 @@ def _as_sent(value: Any, dtype: str) -> Any:
     tensor = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
     if not isinstance(tensor, Tensor) or str(tensor.dtype) == dtype:
         return tensor
-    sent = getattr(torch, dtype.removeprefix("torch."))
+    sent = SENT_AS[dtype]
     if sent.is_floating_point:
         return tensor.to(sent)
     return tensor.round().to(sent) if tensor.isfinite().all() else tensor

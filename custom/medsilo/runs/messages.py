@@ -83,8 +83,8 @@ class Request(MessageFacts):
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
     # What the site's privacy ledgers were when it answered last
     ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
-    # Letters of a sealed study, which the room `sealing` reads
-    sealing: dict[str, Any] = Field({}, exclude_if=not_)
+    # Of a study with secure aggregation, which its package reads
+    secagg: dict[str, Any] = Field({}, exclude_if=not_)
 
     def parcel(self, groups: Groups) -> StudyMessage:
         """Return the request as it travels."""
@@ -155,7 +155,7 @@ class SecAggAnswer(SiteAnswer):
     """A site's letters in a sealed study, beside its rounds."""
 
     task: SecAggTask
-    sealing: dict[str, Any]
+    secagg: dict[str, Any]
 
 
 class Trained(SiteAnswer):

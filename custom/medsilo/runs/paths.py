@@ -25,7 +25,7 @@ REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
 # What is in the folders above.
 BEST, LAST = "best.safetensors", "last.safetensors"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
-SEALING, SEALED = "sealing.json", "sealed.safetensors"
+SEALING, SEALED = "secure-aggregation.json", "secure-aggregation.safetensors"
 ANSWER_FILES = "answer-*.safetensors"
 SPENT = "privacy.json"
 LEDGER_HEADS = "ledger-heads.json"  # beside the studies, at the server: what hospitals' ledgers were last

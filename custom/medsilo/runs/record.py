@@ -18,10 +18,12 @@ from torch import Tensor
 from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import (
+    append_line,
     load_tensors,
     make_folder,
     save_tensors,
     sweep,
+    sync_names,
     write_bytes,
     write_json,
     write_passing,
@@ -109,8 +111,7 @@ class Record:
         """While one job leads a study no other may; the system lets go of a dead process's hold."""
         told = f"another job leads {self.folder.name} now; 'medsilo status' lists jobs"
         with alone(self.folder / paths.LOCK, told, LET_GO):
-            with (self.folder / paths.JOBS).open("a") as file:
-                file.write(job + "\n")
+            append_line(self.folder / paths.JOBS, job)
             yield
 
     def claim(self, lead: str | None, resume: bool) -> None:
@@ -154,8 +155,7 @@ class Record:
         """Append one line to rounds.jsonl."""
         text = _line(line)
         try:
-            with (self.folder / paths.ROUNDS).open("a") as file:
-                file.write(text)
+            append_line(self.folder / paths.ROUNDS, text.removesuffix("\n"))
         except OSError as error:
             message = f"{paths.ROUNDS} could not be written (is the disk full?); free space, then resume"
             raise MedsiloError(message, private=str(error)) from error
@@ -218,6 +218,7 @@ class Record:
         except OSError:  # a file system without links
             write_bytes(temporary, self._checkpoint(round_number).read_bytes())
         temporary.replace(self._best(round_number))
+        sync_names(self.checkpoints)
 
     def _best(self, round_number: int) -> Path:
         return self.checkpoints / paths.BEST_FILES.replace("*", str(round_number))

@@ -106,7 +106,7 @@ class SiteTurn(RecordPart):
 class Turns(RecordPart):
     """status.json of a run: who has been asked and who has answered, while the study runs."""
 
-    task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of sealing")
+    task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of secure aggregation")
     round: Count = Field(description="the round")
     at: Seconds = Field(description="when this was written, in seconds since 1970")
     sites: dict[str, SiteTurn] = Field(description="site → its turn")
@@ -318,10 +318,10 @@ class SuperModelFacts(RecordPart):
     )
 
 
-class SealingFacts(RecordPart):
-    """A sealing study's words about itself."""
+class SecureAggregationFacts(RecordPart):
+    """What a study with secure aggregation says of itself."""
 
-    mode: Literal["pairwise"] = Field(description="`transport.sealing` of the plan")
+    mode: Literal["pairwise"] = Field(description="`secure_aggregation.mode` of the plan")
     keys: Text = Field(description="what the hospitals' keys rest on")
     protects: list[Text] = Field(description="against whom it protects and against whom not, and what stays open")
 
@@ -340,7 +340,7 @@ class Details(RecordPart):
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
     warnings: list[Text] = Field([], description="what is unusual about the plan's numbers")
-    sealing: SealingFacts | None = Field(None, description="what was sealed, and against whom")
+    secure_aggregation: SecureAggregationFacts | None = Field(None, description="what it protects, and against whom")
 
     def as_json(self) -> dict[str, Any]:
         """Return the keys that this method has."""

@@ -168,8 +168,8 @@ class ScriptNetwork(Network):
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
         if plan.privacy:
             yield "privacy: a script of your own has no account of it; run a task of medsilo's, or leave privacy out"
-        if plan.transport.sealed:
-            yield "transport.sealing: a script of your own sends in clear; leave it out, or run a task of medsilo's"
+        if plan.secure_aggregation.on:
+            yield "secure_aggregation: a script of your own sends in clear; leave it out, or run a task of medsilo's"
 
     @staticmethod
     def section(model: nn.Module, file: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import FILE, LockedFolder
+from medsilo.core.files import FILE, LockedFolder, sync_names
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
 from medsilo.privacy.mechanisms import Charge, Mechanism, PrivacyRequirements
@@ -236,12 +236,11 @@ class Ledger:
         descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
         with os.fdopen(descriptor, "rb+") as file:
             if standing.torn:
-                content = file.read()
-                file.truncate(content.rfind(b"\n") + 1)
+                file.truncate(sum(len(whole) + 1 for whole in _lines(self.file)[0]))
             file.write(line + b"\n")
             file.flush()
             os.fsync(descriptor)
-        _sync(self.folder)
+        sync_names(self.folder)
         self._write_head(entry.number + 1, _hash(line))
 
     def _write_head(self, lines: int, last: str) -> None:
@@ -249,7 +248,6 @@ class Ledger:
         head = _Head(began=_hash(first), lines=lines, hash=last, time=int(time.time()))
         for file in self._heads:
             write_signed(file, head, self._key)
-            _sync(file.parent)
 
     # ------------------------------------------------------------------ reading
     def standing(self) -> LedgerStanding:
@@ -406,12 +404,17 @@ def _study(entry: LedgerEntry) -> str:
 
 
 def _lines(file: Path) -> tuple[list[bytes], bool]:
-    """Return whole lines, and whether a part of one is behind them."""
+    """Return whole lines, and whether a part of one is behind them.
+
+    A power cut may leave the end of a line on the disk without its beginning, of which the disk then gives zeros.
+    """
     try:
         content = file.read_bytes() if file.exists() else b""
     except OSError as error:
         raise MedsiloError(_changed("it cannot be read"), private=f"{type(error).__name__}") from error
     *lines, rest = content.split(b"\n")
+    if lines and not rest and b"\0" in lines[-1]:
+        rest = lines.pop()
     return lines, bool(rest)
 
 
@@ -428,15 +431,6 @@ NOT_OURS = _changed("it is signed by another key than this hospital's own, which
 
 def _hash(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """Wait until the names of files are on the disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def ledgers(book: Path, kit: Path | None = None) -> list[str]:

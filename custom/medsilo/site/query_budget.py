@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import FILE, LockedFolder, make_folder, write_text
+from medsilo.core.files import FILE, LockedFolder, append_line, make_folder, write_text
 from medsilo.site.settings import FILE_NAME, DataPart, Quotas
 from medsilo.tasks.sources import DataSource, Draw, Memory
 
@@ -241,14 +241,7 @@ class QueryBudget:
             yield read if isinstance(read, dict) else {}
 
     def _add(self, name: str, line: Mapping[str, Any]) -> None:
-        """Add a line and wait until it is on the disk; after one that was cut off it starts again."""
-        descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
-        with os.fdopen(descriptor, "rb+") as file:
-            end = file.seek(0, os.SEEK_END)
-            whole = end == 0 or os.pread(descriptor, 1, end - 1) == b"\n"
-            file.write((b"" if whole else b"\n") + json.dumps(line, sort_keys=True).encode() + b"\n")
-            file.flush()
-            os.fsync(descriptor)
+        append_line(self.folder / name, json.dumps(line, sort_keys=True))
 
 
 def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:

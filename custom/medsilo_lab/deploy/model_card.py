@@ -100,7 +100,9 @@ def card_facts(source: Source) -> dict[str, Any]:
         "level": LEVEL,
         "evaluation_sites": sorted(summary.evaluation_sites) if summary else [],
         "privacy": plan.privacy.model_dump(mode="json") if plan.privacy else None,
-        "sealing": summary.details.sealing.as_json() if summary and summary.details.sealing else None,
+        "masked": summary.details.secure_aggregation.as_json()
+        if summary and summary.details.secure_aggregation
+        else None,
         "super_model": _super_model(super_model) if super_model else [],
         "intended_use": INTENDED_USE,
         "limits": [*(OF_A_SUPER_MODEL if super_model else ()), *LIMITS],

@@ -73,14 +73,14 @@ def notices(runs: Sequence[RunResult]) -> list[Notice]:
     return found
 
 
-def _sealing(told: Summary) -> Iterator[str]:
-    if sealing := told.details.sealing:
-        yield f"{' '.join(sealing.protects)} The keys rest on {sealing.keys}."
+def _secure_aggregation(told: Summary) -> Iterator[str]:
+    if secure := told.details.secure_aggregation:
+        yield f"{' '.join(secure.protects)} The keys rest on {secure.keys}."
 
 
 TOLD: dict[str, Callable[[Summary], Iterable[str]]] = {  # by the word that stands before it
     "Caution": lambda told: told.details.warnings,
-    "Sealing": _sealing,
+    "Secure aggregation": _secure_aggregation,
     STANDS_OUT: lambda told: chain.from_iterable(told.outliers.values()),
 }
 

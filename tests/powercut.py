@@ -1,0 +1,239 @@
+"""Power cuts: what a writer does to a folder is recorded, and every state in which a cut may leave the disk is made.
+
+As POSIX has it, a disk holds for certain only what a writer waited for: a file's content after fsync of the file, the
+names in a folder after fsync of the folder. Everything later may be there, wholly, in part, or not at all, in any
+order. Nothing escapes the record: before each operation the whole folder is compared with what is known.
+"""
+
+import os
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path()
+PAGE = 4096  # bytes that a disk writes at once
+RENAMING, REMOVING = ("replace", "rename"), ("unlink", "remove", "rmdir")
+
+
+@dataclass
+class Node:
+    """A file, or a folder where it has no content."""
+
+    inode: int
+    is_folder: bool = False
+    contents: list[tuple[int, bytes]] = field(default_factory=lambda: [(0, b"")])  # each from which operation on
+    synced: list[int] = field(default_factory=list)  # operations that waited for its content, or a folder's names
+
+    def at(self, operation: int) -> int:
+        """Return the number of the content that stands after so many operations."""
+        return max(number for number, (since, _) in enumerate(self.contents) if since <= operation)
+
+
+@dataclass(frozen=True)
+class Naming:
+    """An operation that changes names: which node each name stands for after it."""
+
+    number: int
+    names: dict[Path, Node | None]
+
+    def is_durable(self, folders: dict[Path, Node], cut: int) -> bool:
+        """Return whether a cut after so many operations finds it on the disk."""
+        holders = {name.parent for name in self.names}
+        return all(any(self.number < sync <= cut for sync in folders[holder].synced) for holder in holders)
+
+
+@dataclass
+class Fact:
+    """What a writer is to keep: when it began to write it, and when it said that it is kept."""
+
+    value: Any
+    began: int
+    ended: int | None = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A folder as a power cut left it."""
+
+    folder: Path
+    number: int
+    after: int  # operations
+    known: list[Any]  # what the writer had said that it is kept
+    begun: list[Any]  # the same, and what it was about to keep
+
+
+class Disk:
+    """A folder whose every operation is recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder.resolve()
+        self.facts: list[Fact] = []
+        self.count = 0  # operations so far
+        self._lock = threading.RLock()
+        root = Node(self.folder.stat().st_ino, True, synced=[0])
+        self._folders: dict[Path, Node] = {HERE: root}
+        self._names: dict[Path, Node] = {HERE: root}
+        self._namings: list[Naming] = []
+        self._look()
+        self._initial = dict(self._names)  # what was there before is on the disk
+        for node in self._initial.values():
+            node.synced.append(self.count)
+        self._begin = self.count
+
+    # ------------------------------------------------------------------ recording
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record what happens to the folder inside the block."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", self._fsync)
+            for name in (*RENAMING, *REMOVING, "link"):
+                patch.setattr(os, name, self._watching(name, getattr(os, name)))
+            yield
+            self._look()
+
+    @contextmanager
+    def keeping(self, value: Any) -> Iterator[None]:
+        """Inside, a writer keeps a fact: it holds from the block's end on, whatever is cut."""
+        with self._lock:
+            self._look()
+            self.facts.append(fact := Fact(value, self.count))
+        yield
+        with self._lock:
+            self._look()
+            fact.ended = self.count
+
+    def _within(self, path: Path) -> Path | None:
+        """Return a path's name in the folder."""
+        whole = path.parent.resolve() / path.name
+        return whole.relative_to(self.folder) if whole.is_relative_to(self.folder) else None
+
+    def _fsync(self, descriptor: int) -> None:
+        with self._lock:
+            self._look()
+            inode = os.fstat(descriptor).st_ino
+            for node in {id(node): node for node in self._names.values() if node.inode == inode}.values():
+                self.count += 1
+                node.synced.append(self.count)
+
+    def _watching(self, name: str, original: Any) -> Any:
+        def operation(*paths: Any, **others: Any) -> None:
+            with self._lock:
+                self._look()
+                original(*paths, **others)
+                within = [self._within(Path(path)) for path in paths]
+                if all(within) and not others.get("dir_fd"):
+                    self._note(name, *within)
+
+        return operation
+
+    def _note(self, name: str, path: Path, to: Path = HERE) -> None:
+        node = self._names[path]
+        if name in RENAMING:
+            assert not node.is_folder, f"{path}: a folder's new name is not modelled"
+            self._rename({path: None, to: node})
+        else:
+            self._rename({path: None} if name in REMOVING else {to: node})
+
+    def _rename(self, names: dict[Path, Node | None]) -> None:
+        self.count += 1
+        self._namings.append(Naming(self.count, names))
+        for name, node in names.items():
+            if node is None:
+                self._names.pop(name)
+            else:
+                self._names[name] = node
+                if node.is_folder:
+                    self._folders[name] = node
+
+    def _look(self) -> None:
+        """Find new names and new contents; a name that went or changed without an operation is a gap of this record."""
+        there = dict(self._walk(HERE))
+        for name in self._names.keys() - there.keys() - {HERE}:
+            raise AssertionError(f"{name} went away by an operation that is not recorded")
+        for name, entry in there.items():
+            node = self._names.get(name)
+            if node is None:
+                self._rename({name: Node(entry.inode(), entry.is_dir(), [(self.count + 1, b"")])})
+                node = self._names[name]
+            assert node.inode == entry.inode(), f"{name} was replaced by an operation that is not recorded"
+            if not node.is_folder and (content := Path(entry.path).read_bytes()) != node.contents[-1][1]:
+                self.count += 1
+                node.contents.append((self.count, content))
+
+    def _walk(self, folder: Path) -> Iterator[tuple[Path, os.DirEntry]]:
+        for entry in sorted(os.scandir(self.folder / folder), key=lambda entry: entry.name):
+            name = folder / entry.name
+            yield name, entry
+            if entry.is_dir():
+                yield from self._walk(name)
+
+    # ------------------------------------------------------------------ cuts
+    def cuts(self, place: Path, count: int, seed: int = 0) -> Iterator[Cut]:
+        """Yield this many cuts, spread over all operations: what a loss leaves varies from nothing to everything."""
+        draw, span = random.Random(seed), self.count - self._begin + 1
+        for number in range(count):
+            after = self._begin + (number * span // count if count < span else number % span)
+            folder = place / f"cut-{number}"
+            self._leave(folder, after, draw, (number + number // span) % 4)
+            known = [fact.value for fact in self.facts if fact.ended is not None and fact.ended <= after]
+            begun = [fact.value for fact in self.facts if fact.began <= after]
+            yield Cut(folder, number, after, known, begun)
+            shutil.rmtree(folder)
+
+    def _leave(self, folder: Path, after: int, draw: random.Random, kind: int) -> None:
+        """Make the folder as a cut after so many operations may leave it; kind: what becomes of what is not durable."""
+        pending = [one for one in self._namings if self._begin < one.number <= after]
+        pending = [one for one in pending if not one.is_durable(self._folders, after)]
+        lasts = draw.randint(0, len(pending))
+        kept = {  # none of it, all of it, its beginning, anything of it
+            0: lambda place: False,
+            1: lambda place: True,
+            2: lambda place: place < lasts,
+            3: lambda place: draw.random() < 0.5,
+        }[kind]
+        lost = {one.number for place, one in enumerate(pending) if not kept(place)}
+        names = dict(self._initial)
+        for one in self._namings:
+            if self._begin < one.number <= after and one.number not in lost:
+                names.update(one.names)
+        written: dict[int, Path] = {}
+        folder.mkdir(parents=True)
+        for name in sorted(name for name, node in names.items() if node and name != HERE):
+            node, path = names[name], folder / name
+            if not path.parent.is_dir():  # its folder was lost
+                continue
+            if node.is_folder:
+                path.mkdir()
+            elif id(node) in written:
+                os.link(written[id(node)], path)
+            else:
+                path.write_bytes(_content(node, after, draw, kind))
+                written[id(node)] = path
+
+
+def _content(node: Node, after: int, draw: random.Random, kind: int) -> bytes:
+    """Return what a file may hold after a cut: at least what was waited for."""
+    newest = node.at(after)
+    oldest = max((node.at(sync) for sync in node.synced if sync <= after), default=0)
+    if kind < 2 or oldest == newest:
+        return node.contents[newest if kind == 1 else oldest][1]
+    number = draw.randint(oldest, newest - 1)
+    return _torn(node.contents[number][1], node.contents[number + 1][1], draw)
+
+
+def _torn(before: bytes, after: bytes, draw: random.Random) -> bytes:
+    """Return what lies between two contents: a part of what was added, or pages of which some were not written."""
+    size = draw.randint(*sorted((len(before), len(after))))
+    if draw.random() < 0.5:
+        return (after if after.startswith(before) else before)[:size]
+    old, new = (content.ljust(max(len(before), len(after)), b"\0") for content in (before, after))
+    mixed = b"".join((new if draw.random() < 0.5 else old)[at : at + PAGE] for at in range(0, len(new), PAGE))
+    return mixed[: draw.choice([len(before), len(after)])]

@@ -1,0 +1,94 @@
+"""IMPACT: the statistics, who trains on whom, the results' file, and a part of the study where the data lie."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from benchmarks.impact import METHODS, POOLED, PRIVATE, WHOLE, Work, deaths, read
+from benchmarks.impact.__main__ import FILE, drawn, main
+from benchmarks.impact.page import DISCRIMINATION, QUESTIONS
+from benchmarks.impact.statistics import auc, calibration_in_the_large, calibration_slope, mean_of
+from benchmarks.result_files import LESS, MEAN, header_of, rows_of
+
+DRAW = np.random.default_rng(0)
+SCORES = np.round(DRAW.normal(-1, 1, 150), 1)  # some are alike
+DIED = (DRAW.random(150) < expit(0.3 + 0.7 * SCORES)).astype(float)
+
+
+def test_an_area_and_its_variance_are_those_of_all_pairs() -> None:
+    """DeLong's variance from the definition: the spread of each patient's share of pairs in the right order."""
+    pairs = np.sign(SCORES[DIED == 1][:, None] - SCORES[DIED == 0][None]) / 2 + 0.5
+    error = sum(pairs.mean(axis).var(ddof=1) / pairs.shape[1 - axis] for axis in (0, 1)) ** 0.5
+    found = auc(SCORES, DIED)
+    assert found.value == pytest.approx(pairs.mean(), abs=1e-12)
+    assert found.high - found.value == pytest.approx(1.959964 * error, rel=1e-6)
+
+
+def test_calibrations_are_those_of_statsmodels() -> None:
+    models = pytest.importorskip("statsmodels.api")
+    one = np.ones((len(SCORES), 1))
+    whole = models.GLM(DIED, one, family=models.families.Binomial(), offset=SCORES).fit()
+    slope = models.Logit(DIED, np.concatenate([SCORES[:, None], one], 1)).fit(disp=0)
+    for found, fit in ((calibration_in_the_large(SCORES, DIED), whole), (calibration_slope(SCORES, DIED), slope)):
+        assert (found.value, found.low, found.high) == pytest.approx((fit.params[0], *fit.conf_int()[0]), abs=1e-6)
+    apart = np.where(DIED == 1, 5.0, -5.0)
+    with pytest.raises(ValueError, match="without error"):
+        calibration_slope(apart, DIED)
+
+
+def test_a_mean_over_studies_has_students_interval() -> None:
+    found = mean_of([0.1, 0.2, 0.3])
+    assert (found.value, found.high) == pytest.approx((0.2, 0.2 + 4.302653 * 0.1 / 3**0.5))
+    assert found.p == pytest.approx(0.0742, abs=1e-4)
+    assert mean_of([0.0, 0.0]).p == 1
+
+
+def test_a_study_that_is_left_out_is_tested_whole_and_trains_nothing(tmp_path: Path) -> None:
+    work = Work(drawn(3, 60), tmp_path)
+    for configuration in (*METHODS, *PRIVATE):
+        plan = work.plan(configuration, "study-1")
+        assert plan.participation.sites == ("study-0", "study-2")
+        assert plan.participation.evaluation_sites == (() if configuration.ensemble else ("study-1" + WHOLE,))
+    parts = {
+        site: [line.split(",")[-1] for line in (tmp_path / site / "cases.csv").read_text().splitlines()[1:]]
+        for site in ("study-0", "study-1" + WHOLE)
+    }
+    counts = {site: [own.count(part) for part in ("train", "validation", "test")] for site, own in parts.items()}
+    assert counts == {"study-0": [48, 12, 12], "study-1" + WHOLE: [0, 0, 60]}
+
+
+def test_it_says_which_file_to_put_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--data", str(tmp_path)]) == 1
+    assert "metamisc" in capsys.readouterr().err
+
+
+def test_the_file_answers_what_was_declared() -> None:
+    header = header_of(FILE)
+    asked = [line for line in QUESTIONS.read_text("utf-8").splitlines() if line[1:3] == ". "]
+    assert header["declared"] == [" ".join(line.split()) for line in asked]
+    assert {line.split(".")[0] for line in header["finding"]} == {line.split(".")[0] for line in asked}
+    rows = [row for row in rows_of(FILE) if row["part"] == DISCRIMINATION]
+    assert {row["configuration"] for row in rows} >= {one.name for one in (*METHODS, *PRIVATE)}
+    assert [row["quantity"] for row in rows if row["baseline"]] == [MEAN] * (len(METHODS) + len(PRIVATE) - 1)
+    assert not [row for row in rows if row["quantity"].startswith(LESS)]
+
+
+@pytest.mark.slow
+def test_three_studies_come_out_again(shared_data: Path, tmp_path: Path) -> None:
+    """FedAvg is pooled regression at the smallest, the largest and the deadliest study, as the file has it."""
+    studies = read(shared_data / "impact" / "impact.csv")
+    assert (len(studies), sum(map(len, studies.values()))) == (15, 11_022)
+    work = Work(studies, tmp_path / "tables")
+    told = {
+        (row["configuration"], row["quantity"]): float(row["value"]) / 100
+        for row in rows_of(FILE)
+        if row["part"] == DISCRIMINATION and not row["baseline"]
+    }
+    for left_out in ("SKB", "PEG", "UK4"):
+        found = {POOLED: work.pooled(left_out, everybody=False)}
+        found["FedAvg"] = work.predicted(METHODS[0], left_out, tmp_path / "cells")
+        values = {name: auc(np.array(own["scores"]), deaths(studies[left_out])).value for name, own in found.items()}
+        assert values["FedAvg"] == pytest.approx(values[POOLED], abs=0.01)
+        assert values == pytest.approx({name: told[name, left_out] for name in values}, abs=0.002)
