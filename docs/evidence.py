@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 
 from docs.markdown import table
-from results.result_files import FOLDER, MEAN, header_of, rows_of
+from results.pages import SELF_MADE
+from results.result_files import DECLARED, FOLDER, MEAN, header_of, rows_of
 
 ALONE, POOLED = "local", "central"  # configurations that are no federation
 Line = dict[str, str]  # a line of a file
@@ -28,6 +29,13 @@ class Study:
             raise ValueError(f"{self.file}.csv has no such lines: {wanted}; correct docs/evidence.py")
         return lines
 
+    def differences(self, name: str, base: str) -> list[Line]:
+        """Return how a configuration differs from another: the answer to a declared question first."""
+        wanted = {"configuration": name, "baseline": base, "quantity": MEAN}
+        found = rows_of(FOLDER / f"{self.file}.csv")
+        own = [line for line in found if all(line[key] == value for key, value in wanted.items())]
+        return [line for part in (DECLARED, self.part) for line in own if line["part"] == part]
+
     @property
     def scores(self) -> dict[str, Line]:
         """The scores, by configuration."""
@@ -40,15 +48,19 @@ class Study:
         return f"{first['n']} patients, {first['seeds']} seeds" if first["n"] else f"{first['seeds']} seeds"
 
 
+LABORATORIES = Study(
+    "White blood cells, two laboratories", "stains, cameras; an image counts as a patient", "laboratories", ""
+)
 STUDIES = (
     Study("Nuclei, three public sets", "stains, scanners, organs", "study-nuclei", ""),
+    LABORATORIES,
     Study("Heart disease, four hospitals", "countries, who was examined", "patients", "UCI Heart Disease"),
     Study("Breast cancer, survival (TCGA)", "regions", "patients", "TCGA-BRCA: the model after the last round"),
     Study("Prostate, synthetic", "what counts as the organ", "baselines", "Prostate: what counts as the organ differs"),
     Study("Activity, synthetic", "labels and devices", "baselines", "Activity: label and feature shift"),
     Study("Histology, synthetic", "stains, light, noise", "baselines", "Histology: appearance shift"),
 )
-REAL = 3  # of them are real data
+REAL = 4  # of them are real data
 HEADLINES = r"HarmoFL(, \w+)?|(f-)?adafed|fedsm"
 AUC, LARGE, SLOPE = "AUC, in per cent", "calibration in the large", "calibration slope"  # parts of impact.csv
 FLAMBY = ("Fed-Heart-Disease", "Fed-TCGA-BRCA")
@@ -114,7 +126,7 @@ def studies() -> str:
     rows = []
     for study in STUDIES:
         scores = study.scores
-        methods = [name for name in scores if name not in (ALONE, POOLED)]
+        methods = [name for name in scores if name.partition(",")[0] not in (ALONE, POOLED)]
         highest = max(methods, key=lambda name: float(scores[name]["value"]))
         average = next(name for name in methods if name.startswith("fedavg"))
         (difference,) = study.lines(configuration=highest, baseline=average)
@@ -140,11 +152,30 @@ def _less(study: Study, name: str, base: str | None) -> str:
     """Return a method's difference from another, with its interval where the file has one."""
     if base is None:
         return "–"
-    found = [line for line in study.lines(configuration=name) if line["baseline"] == base]
-    if found:
+    if found := study.differences(name, base):
         return _difference(found[0])
     scores = study.scores
     return _minus(f"{float(scores[name]['value']) - float(scores[base]['value']):+.1f}")
+
+
+def laboratories() -> str:
+    """Return the scores of two laboratories by method and by what each does to its images beforehand."""
+    scores = LABORATORIES.scores
+    methods = [name for name in scores if name.rpartition(", ")[2] not in SELF_MADE]
+    rows = [
+        (name, *(_score(scores.get(f"{name}{look}")) for look in ("", *(f", {one}" for one in SELF_MADE))))
+        for name in methods
+    ]
+    return table(("", "images as they are", *SELF_MADE), rows)
+
+
+def declared() -> str:
+    """Return the answers to the questions that were declared of two laboratories."""
+    found = [line for line in rows_of(FOLDER / f"{LABORATORIES.file}.csv") if line["part"] == DECLARED]
+    return table(
+        ("configuration", "less", "points"),
+        [(line["configuration"], line["baseline"], _difference(line)) for line in found],
+    )
 
 
 def flamby() -> str:

@@ -440,6 +440,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "evidence-flamby": evidence.flamby,
     "evidence-headlines": evidence.headlines,
     "evidence-reruns": evidence.reruns,
+    "evidence-laboratories": evidence.laboratories,
+    "evidence-declared": evidence.declared,
     "evidence-impact": evidence.impact,
     "evidence-impact-studies": evidence.impact_studies,
 }

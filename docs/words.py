@@ -21,11 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 25  # words of one sentence
 SHORTEST = 5  # words of a sentence that is drawn: numbers in tables are none
 # Sentences that are wrong, by kind of text: at most so many. Lower these numbers as texts get better.
-MOST: Mapping[str, int] = {"page": 0, "help": 0, "message": 67, "template": 6}
+MOST: Mapping[str, int] = {"page": 0, "help": 0, "message": 55, "template": 0}
 
-# The pages in docs/, and the words of them and of OUTSIDE together: at most so many.
+# The pages in docs/, and the words of them and of OUTSIDE together, without tables that a program makes: at most
+# so many.
 OUTSIDE = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "provisioning/README.md")
-MOST_PAGES, MOST_WORDS = 27, 45_000
+MOST_PAGES, MOST_WORDS = 27, 40_500
 
 # What a sentence may not have (in any letters' case), and what to write. Code between backticks is not looked at.
 FORBIDDEN: Mapping[str, str] = {

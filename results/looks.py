@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medsilo.tasks.own.image_folder import ImageFolder
 from medsilo.tasks.synthetic import histology
 from medsilo_papers.public_files import PictureTask
 
-PLAIN, DEVELOPED = PictureTask.inputs_of, histology.develop
+PLAIN, OWN, DEVELOPED = PictureTask.inputs_of, ImageFolder.inputs_of, histology.develop
 GLASS = 240  # the light that comes through an empty slide, of 255, as Macenko et al. have it
 
 
@@ -55,13 +56,21 @@ LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def look_of(title: str) -> str:
+    """Return the look with which a row's title ends: "FedAvg, centred"; or nothing."""
+    last = title.rpartition(", ")[2]
+    return last if last in LOOKS else ""
+
+
 @contextmanager
 def looking(title: str) -> Iterator[None]:
-    """Let tasks of pictures have the look with which a row's title ends: "FedAvg, centred"."""
-    look = LOOKS.get(title.rpartition(", ")[2])
+    """Let tasks of pictures have the look of a row."""
+    look = LOOKS.get(look_of(title))
     if look is None:
         yield
         return
     generated = patch.object(histology, "develop", lambda *drawn: look(torch.from_numpy(DEVELOPED(*drawn))).numpy())
-    with generated, patch.object(PictureTask, "inputs_of", lambda task, values: look(PLAIN(task, values))):
+    read = patch.object(PictureTask, "inputs_of", lambda task, values: look(PLAIN(task, values)))
+    own = patch.object(ImageFolder, "inputs_of", lambda task, scan: look(OWN(task, scan)))
+    with generated, read, own:
         yield

@@ -7,19 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.brains import write_heads
+from medsilo.core.files import write_json
+from medsilo.runs import paths
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.site.shared_cache import keeping_ready
 from medsilo_lab.study.cells import Cell, Row, run_cell
 from medsilo_lab.study.compare import Asked
+from medsilo_lab.study.reuse import ComparisonFacts
 from medsilo_lab.study.verdict import Statistics
 from medsilo_lab.study.verdict_file import About, Verdict
 from results.har import write_windows
-from results.looks import looking
+from results.looks import look_of, looking
 from results.pages import BRAINS, BRCA, HAR, HEART, Page, Part
 from results.patients import write_patients
 from results.sites import differing
 
 ROOT = Path(__file__).resolve().parents[1]
+READY = "ready"  # of the folder of images that are ready for the network, beside the part's
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,17 @@ class Comparison:
             source = write_heads(self.folder / "heads")
         return make_settings({**ALL_MINE, "data": source, "device": "cpu"}, "results")
 
+    def begin(self) -> None:
+        """Make the folder a comparison's, so that one that was stopped goes on."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / paths.COMPARISON, ComparisonFacts(settings={}).model_dump())
+
+    def ready(self, settings: SiteSettings, row: Row) -> SiteSettings:
+        """Return settings under which hospitals' own images are read once for all rows with the same look."""
+        folder = self.folder.with_name(f"{self.folder.name}-{READY}") / (look_of(row.title) or "plain")
+        folder.mkdir(parents=True, exist_ok=True)
+        return keeping_ready(settings, self.cells[0].plan.task, folder)
+
     def verdict(self, against: str) -> Verdict:
         """Return what the compared cells say."""
         return Statistics(self.compared(), against).verdict(About(title=self.part.title), [])
@@ -117,9 +133,10 @@ def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds
         if until is not None and time.monotonic() >= until:
             break
         if id(part) not in settings:
+            part.begin()
             settings[id(part)] = part.settings(places)
         with looking(cell.row.title), differing(part.part.made_up):
-            failure = run_cell(cell, settings[id(part)])
+            failure = run_cell(cell, part.ready(settings[id(part)], cell.row))
         summary = cell.summary()
         told = f"{summary.mean_test:.4f}, {summary.seconds:.0f} s" if summary else f"FAILED: {failure}"
         where = f"{part.folder.parent.name}/{part.folder.name}"

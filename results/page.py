@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from scipy import stats
 
-from medsilo_lab.study.evidence import LEVEL, holm
+from medsilo_lab.study.evidence import LEAST_SEEDS, LEVEL, holm
 from medsilo_lab.study.verdict_file import Verdict, VerdictRow
 from results.figures import results_of
 from results.making import Comparison
 from results.pages import HAR, LOOKS, Page, Part
-from results.result_files import Study, Table
+from results.result_files import DECLARED, MEAN, Study, Table
 from results.shifts import tables as tables_of_shifts
 from results.tables import differences, points, scores
 
@@ -103,11 +103,30 @@ def _tables(comparison: Comparison) -> Iterator[Table]:
     verdict = comparison.verdict(part.against)
     found = {row: results_of(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
     yield scores(part.title, cells[0].plan, found, verdict)
+    yield from _declared(comparison)
     if part.people:
         yield _other_people(part.title, verdict)
     yield from differences(part.title, verdict)
     for other in part.beside:
         yield from differences(part.title, comparison.verdict(other), with_sites=False)
+
+
+def _declared(comparison: Comparison) -> Iterator[Table]:
+    """Yield the answers to a part's further declared questions, corrected for these alone."""
+    there = {cell.row.title for cell in comparison.compared()}
+    pairs = [pair for pair in comparison.part.asked if there.issuperset(pair)]
+    verdicts = {base: comparison.verdict(base) for base in dict.fromkeys(base for _, base in pairs)}
+    rows = {(row.title, base): row for base, verdict in verdicts.items() for row in verdict.rows}
+    found = {pair: one for pair in pairs if (one := rows[pair].difference.mean)}
+    adjusted = holm({pair: one.p for pair, one in found.items()})
+    for base, verdict in verdicts.items():
+        lines = []
+        for pair, one in found.items():
+            if pair[1] == base:
+                sure = adjusted[pair] < 1 - LEVEL and not one.low <= 0 <= one.high and one.seeds >= LEAST_SEEDS
+                lines.append([pair[0], points(one.mean, one.low, one.high, sure), f"{adjusted[pair]:.3g}"])
+        patients = {MEAN: sum(verdict.patients.values())}
+        yield Table(["", MEAN, "p"], lines, DECLARED, base, seeds=str(len(verdict.seeds)), patients=patients)
 
 
 def _other_people(part: str, verdict: Verdict) -> Table:

@@ -31,6 +31,7 @@ COLUMNS = (
 )
 EMPTY, SIGNIFICANT = ("", "–", "-"), "**"
 MEAN, LESS = "mean over sites", "less "
+DECLARED = "declared questions"  # the part of a file whose p is corrected for these alone
 NUMBER = r"[+-]?\d[\d,]*\.?\d*(?:e-?\d+)?"
 CELL = re.compile(
     rf"(?P<value>{NUMBER})(?: ± (?P<spread>{NUMBER}))?(?: \((?P<low>{NUMBER}) to (?P<high>{NUMBER})\))?"

@@ -416,6 +416,7 @@ OTHERS = {
     "participation.minimum": 2,
     "participation.when_missing": "wait",
     "participation.timeout": 121,
+    "participation.resume": 3,
     "participation.retry_timeout": 3601,
     "participation.heartbeat_timeout": 300,
     "participation.require_same_versions": "[nvflare, torch]",

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import load_file
 
 from medsilo.core.errors import DataError
 from medsilo.tasks.synthetic.activity import COMMON, FAMILIES
@@ -21,8 +23,21 @@ from results.har import in_order, shifted, write_windows
 from results.looks import looking
 from results.making import Comparison, Places, comparisons, make
 from results.page import changed, command, study
-from results.pages import ANATOMY, BRAINS, BRCA, HEART, LOOKS, PAGES, SENSORS, Page, Part, Shift
-from results.result_files import parsed
+from results.pages import (
+    ANATOMY,
+    BRAINS,
+    BRCA,
+    CELLS,
+    HEART,
+    LABORATORIES,
+    LOOKS,
+    PAGES,
+    SENSORS,
+    Page,
+    Part,
+    Shift,
+)
+from results.result_files import DECLARED, MEAN, parsed
 from results.shifts import picture
 from results.sites import apart, differing
 from tests.conftest import slow_but, wanted
@@ -32,6 +47,7 @@ from tests.unit.test_nuclei import draw
 THREE = "participation.sites=[a,b,c]"
 SMALL = {
     "activity-windows": ("participation.sites=[subject_01,subject_02,subject_03]",),
+    "image-folder": ("task.size=[16, 16]", "network.features=[2, 4]"),
     "nnunet": ("training.local_steps=1", "task.shares=[0.2, 0.2, 0.6]"),
     "nuclei": ("task.size=16", "network.features=[2, 4]"),
     "table": (),
@@ -49,10 +65,25 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     draw(data / "nuclei_he", images=9)
     write_hearts(data / HEART)
     write_survival(data / BRCA)
+    for laboratory in ("cellavision", "jiangxi"):
+        write_cells(data / CELLS / laboratory)
     (data / "har_uci").mkdir()
     for number in range(1, 4):
         np.savez(data / "har_uci" / f"subject_{number:02}.npz", **people(number))
     return Places(tmp_path_factory.mktemp("cells"), data)
+
+
+def write_cells(folder: Path, images: int = 10) -> None:
+    """Pictures of white blood cells in the layout of the real ones: masks have the values 0, 1 and 2."""
+    for part in ("images", "labels"):
+        (folder / part).mkdir(parents=True)
+    for number in range(images):
+        picture = np.random.default_rng(number).integers(150, 250, (20, 20, 3)).astype(np.uint8)
+        mask = np.zeros((20, 20), np.uint8)
+        mask[4:16, 4:16], mask[7:12, 7:12] = 1, 2
+        picture[mask > 0] -= np.uint8(20) * mask[mask > 0, None]
+        Image.fromarray(picture).save(folder / "images" / f"{number:03}.png")
+        Image.fromarray(mask).save(folder / "labels" / f"{number:03}.png")
 
 
 def waves(number: int, count: int) -> np.ndarray:
@@ -79,7 +110,13 @@ def tiny(part: Part, seeds: int = 1, rows: tuple[str, ...] = ()) -> Part:
     against = "FedAvg" if part.against.startswith("HarmoFL") else part.against
     chosen = {against, *rows, "local"}
     kept = tuple(row for row in part.rows if Row.parse(row).title in chosen)
-    task = part.task or {"nuclei_he": "nuclei", HEART: "table", BRCA: "table", BRAINS: "nnunet"}.get(part.data, "")
+    task = part.task or {
+        "nuclei_he": "nuclei",
+        HEART: "table",
+        BRCA: "table",
+        BRAINS: "nnunet",
+        CELLS: "image-folder",
+    }.get(part.data, "")
     named = [change.removeprefix("task.name=") for change in part.changes if change.startswith("task.name=")]
     task = task or (named[0] if named else "synthetic-histology")
     changes = (*part.changes, *SMALL[task], "training.rounds=1")
@@ -208,6 +245,48 @@ def test_generated_pictures_are_centred_where_a_row_says_so() -> None:
     assert torch.allclose(centred, plain - plain.mean((2, 3), keepdim=True), atol=1e-6) and plain.mean() > 0.1
 
 
+@pytest.mark.slow
+def test_further_questions_are_answered_and_changed_images_are_read_apart(places: Places) -> None:
+    pairs = (("fedavg, centred", "fedavg"), ("local", "fedavg"))
+    part = replace(tiny(LABORATORIES.parts[0], 4, ("fedavg, centred",)), asked=(*pairs, ("adafed", "fedavg")))
+    page = replace(LABORATORIES, parts=(part,))
+    parts = comparisons("questions", page, places)
+    assert make(parts, places, None) == []
+    found = [line for table in study("questions", page, parts).tables for line in table.lines()]
+    found = [line for line in found if line["quantity"] == MEAN]
+    own = [line for line in found if line["part"] == DECLARED]
+    assert [(line["configuration"], line["baseline"]) for line in own] == [*pairs]
+    explored = {line["configuration"]: line for line in found if line["baseline"] == "fedavg" and not line["part"]}
+    for line in own:
+        same = explored[line["configuration"]]
+        assert [line[name] for name in ("value", "low", "high")] == [same[name] for name in ("value", "low", "high")]
+        assert float(line["p"]) <= 1 and line["n"] == same["n"] == "10" and line["seeds"] == "4"
+    ready = {path.name: {*path.glob("*.safetensors")} for path in parts[0].folder.with_name("cells-ready").iterdir()}
+    assert {name: len(files) for name, files in ready.items()} == {"plain": 20, "centred": 20}
+    for name, files in ready.items():
+        means = torch.cat([load_file(file)["inputs"].mean((2, 3)).ravel() for file in files])
+        assert (means.abs().max() < 1e-5) == (name == "centred")
+
+
+WHITE_CELLS = Path(__file__).resolve().parents[3] / "shared" / "data" / CELLS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not WHITE_CELLS.is_dir(), reason=f"needs ../shared/data/{CELLS}")
+def test_two_laboratories_are_read_with_their_stains_normalised() -> None:
+    """All of the real images; half are tested, and every one takes Macenko's reference stains."""
+    task = Comparison.of("laboratories", LABORATORIES.parts[0], Places(Path("none"), Path("none"))).cells[0].plan.task
+    sites, colours = ["cellavision", "jiangxi"], []
+    for title in ("fedavg", "fedavg, stains normalised"):
+        with looking(title):
+            data = [task.load(site, sites, 0, WHITE_CELLS) for site in sites]
+        assert [len(one.test) for one in data] == [50, 150]
+        colours.append([torch.stack([case[0].mean((1, 2)) for case in one.test]) for one in data])
+    assert {int(label) for one in data for case in one.test for label in case[1].unique()} == {0, 1, 2}
+    for plain, stained in zip(*colours, strict=True):
+        assert (plain - stained).abs().amax(1).min() > 0.001
+
+
 @pytest.fixture
 def activity(tmp_path: Path, places: Places) -> tuple[Page, list[Comparison], Places]:
     """Two seeds of local, fedavg and fedprox, and later fedbn."""
@@ -225,6 +304,7 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     assert "0 of 2 seeds; 0 of 8 runs" in nothing.header["runs"][0] and not nothing.tables
     assert nothing.header["unfinished"] == "0 of 8 runs"
     make(parts, own, None, seeds=1)
+    assert comparisons("tiny", page, own)[0].whole_seeds() == [0]  # as the command finds it the next time
     (half,) = study("tiny", page, parts).header["runs"]
     assert "1 of 2 seeds; 4 of 8 runs" in half and "not done" not in half
     for cell in parts[0].cells:

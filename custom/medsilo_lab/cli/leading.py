@@ -45,8 +45,8 @@ def submit(
     Waits until all hospitals have joined (at most 2 minutes), says why one can't, and prints the job's id. With --out
     nothing is sent: that is for NVFlare's own tools, and for hospitals that review a job before they run it.
 
-    With --canary each hospital says within two minutes whether its package fits, whether its data can be read, which
-    GPUs and how much memory it has. Its line is measured. It ends with 1 unless all are ready.
+    With --canary each hospital says within two minutes whether its package fits and its data can be read. It names
+    its GPUs and its memory, and its line is measured. The command ends with 1 unless all are ready.
     """
     if canary:
         return _send_canary(screen, job, kit, changes)
