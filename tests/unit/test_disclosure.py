@@ -88,7 +88,7 @@ def test_a_field_of_an_answer_is_made_in_disclosure_alone(
     inprocess.run(parse_plan(STUDY), folder=tmp_path / "study", settings=settings)
     assert len(heard) == len(told) == 4
     for parcel, own in zip(heard, told, strict=True):
-        beside = {"ledger"}  # its signed head, of the ledger's layer
+        beside = {"ledger", "readiness"}  # of the layers of the ledger (its signed head) and of a canary
         assert set(ANSWERS[parcel.facts["task"]].model_fields) == own | MACHINE | beside
 
 

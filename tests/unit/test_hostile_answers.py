@@ -14,13 +14,13 @@ import torch
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
 
-from medsilo.core.errors import Died, Refused
+from medsilo.core.errors import Passing, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.text import LONGEST
 from medsilo.deploy.supermodel import THRESHOLDS
 from medsilo.federation.channel import Missing
 from medsilo.federation.coordinator import Coordinator
-from medsilo.flare.wire import DIED, REFUSAL, refusal, to_parcel
+from medsilo.flare.wire import PASSES, REFUSAL, refusal, to_parcel
 from medsilo.runs.messages import DEEPEST, StudyMessage
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
@@ -398,10 +398,10 @@ def test_a_refusal_of_many_megabytes_is_cut_where_it_comes_in() -> None:
 def test_a_refusal_that_is_no_text_is_one_all_the_same(reason: Any) -> None:
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(REFUSAL, reason)
-    reply.set_header(DIED, TENSOR)
+    reply.set_header(PASSES, TENSOR)
     with pytest.raises(Refused, match="the site answered EXECUTION_EXCEPTION; its own log says why") as caught:
         to_parcel(reply)
-    assert not isinstance(caught.value, Died)
+    assert not isinstance(caught.value, Passing)
 
 
 def test_a_return_code_of_many_megabytes_is_cut() -> None:

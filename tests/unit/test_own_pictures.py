@@ -69,7 +69,7 @@ def test_a_hospital_sees_its_best_median_and_worst_test_case(kind: str, tmp_path
     scores = read_measures(folder)[0]["dice"].sort().values
     page = write([tmp_path / "run"], tmp_path / "page.html", "A run").read_text()
     for score in (scores[-1], scores[len(scores) // 2], scores[0]):
-        assert f'<figcaption class="score">{score:.3f}</figcaption>' in page
+        assert f'<span class="score">{score:.3f}</span>' in page
     best = base64.b64encode((folder / "pictures/test-best.png").read_bytes()).decode()
     assert best in page
 

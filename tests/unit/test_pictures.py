@@ -154,7 +154,7 @@ def test_sites_draw_their_best_median_and_worst_test_case(tmp_path: Path) -> Non
         }
         scores = read_measures(folder)[0]["dice"].sort().values
         for score in (scores[-1], scores[len(scores) // 2], scores[0]):
-            assert f'<figcaption class="score">{score:.3f}</figcaption>' in page
+            assert f'<span class="score">{score:.3f}</span>' in page
         best = base64.b64encode((folder / "pictures/test-best.png").read_bytes()).decode()
         assert best in page
 

@@ -375,7 +375,7 @@ def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
     save = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); from medsilo_lab.report.template"
     code = f"{save} import save; from pathlib import Path; save('x' * 99, Path('page.html'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "MedsiloError: page.html could not be written: the disk is full" in done.stderr
+    assert "NoRoom: page.html could not be written: the disk is full" in done.stderr
 
 
 @pytest.mark.slow

@@ -59,6 +59,7 @@ MAY: dict[tuple[str, str], str] = {
     ("medsilo_lab/consortium/backup.py", "put_back"): "its own unpacked files, which become a new kit",
     ("medsilo_lab/consortium/lead.py", "download"): "its own download, which becomes a new run folder",
     # Releases.
+    ("medsilo_lab/release/release_pages.py", "remove_earlier"): "the page and pictures of an earlier validation there",
     ("medsilo_lab/release/release_folder.py", "write_release"): "the folder that this call made, where it failed",
 }
 
