@@ -128,6 +128,11 @@ def test_a_part_says_once_that_nvflare_is_another(
     places = {place for own in compatibility.PLACES.values() for place in own}
     assert known.keys() == places and all(own[version("nvflare")] for own in known.values())
 
+    # NVFlare may have set up logging in a test before.
+    for name, value in {"disabled": False, "propagate": False, "handlers": [caplog.handler]}.items():
+        monkeypatch.setattr(compatibility.LOG, name, value)
+    caplog.set_level("WARNING", compatibility.LOG.name)
+
     def lines() -> list[str]:
         caplog.clear()
         compatibility.say_if_changed.cache_clear()

@@ -277,6 +277,7 @@ def test_a_plans_noise_does_not_make_a_hospital_forget_earlier_groups(tmp_path: 
     assert any("fewer than 5 patients" in line for line in told.warnings["join"])
 
 
+@pytest.mark.slow
 def test_noise_that_the_hospital_demands_stands_in_the_place_of_its_floors(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 17))
     demands = {"epsilon": 1000.0, "delta": 1e-3, "unit": "record", "protective_epsilon": 1000.0}

@@ -31,11 +31,11 @@ def test_tests_that_share_what_their_file_makes_are_a_group(request: pytest.Fixt
 
 
 # ---------------------------------------------------------------------------------------------------- a default test
-@pytest.mark.parametrize(("used", "mark", "fails"), [(2.5, None, False), (3.5, None, True), (9.0, "slow", False)])
+@pytest.mark.parametrize(("used", "mark", "fails"), [(2.5, None, False), (6.5, None, True), (9.0, "slow", False)])
 def test_a_default_test_takes_two_seconds_of_the_processor(
     used: float, mark: str | None, fails: bool, request: pytest.FixtureRequest
 ) -> None:
-    ends = pytest.raises(pytest.fail.Exception, match=r"took 3\.5 s .*slow") if fails else pytest.raises(StopIteration)
+    ends = pytest.raises(pytest.fail.Exception, match=r"took 6\.5 s .*slow") if fails else pytest.raises(StopIteration)
     with pytest.MonkeyPatch.context() as patch:  # which ends before this very test is watched to its own end
         patch.setattr(conftest, "processor_seconds", iter([1.0, 1.0 + used]).__next__)
         patch.setattr(request.node, "get_closest_marker", lambda name: name if name == mark else None)
