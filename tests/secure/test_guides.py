@@ -34,6 +34,7 @@ SHORTER = {  # the same with less to compute
     "--minutes 20": "--seeds 0 --set training.rounds=1 --at-once 1",
     "participation.sites=[": 'training.rounds=2" --set "participation.sites=[',
 }
+GROUPS = ("medsilo kits", "medsilo release")  # commands of two words
 ELSEWHERE = (  # typed by the test that is named
     "nvflare deploy",  # test_containers.py
     "nvflare job",  # test_by_hand.py
@@ -51,7 +52,8 @@ def printed(page: Path, part: str = "") -> Iterator[str]:
     for line in re.sub(r"(`[^`\n]*)\n([^`\n]*`)", r"\1 \2", text).splitlines():
         fenced ^= line.startswith("```")
         for code in [line] if fenced else re.findall(r"`([^`]+)`", line):
-            if code.startswith(PROGRAMS) and len(code.split()) > 2 and not code.startswith(ELSEWHERE):
+            name = 3 if code.startswith(GROUPS) else 2
+            if code.startswith(PROGRAMS) and len(code.split()) > name and not code.startswith(ELSEWHERE):
                 yield re.sub(r"\s+#.*", "", code)
 
 
@@ -153,6 +155,8 @@ def await_end(guided: Guided, job: str) -> None:
 def test_the_lead_s_guide_works(guided: Guided, root: Path) -> None:
     walk, broken_off = Walk(guided.root), Walk(guided.root)
     for line in (*printed(root / CONSORTIUM, "Choose a method"), *lead_types(root)):
+        if "--canary" in line:  # these hospitals have no data of their own, which a canary looks for
+            continue
         if not line.startswith("medsilo resume"):
             walk.type(line)
             continue

@@ -151,7 +151,7 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     task: Any = plan.task
 
     def read(absent: tuple[str, ...], site: str = "brno") -> Any:
-        return task.site_data(site, ["brno", "graz"], 0, DataSource(folder=tmp_path, absent=absent))
+        return task.site_data(site, ["brno", "graz"], 0, DataSource(folder=tmp_path, unannotated=absent))
 
     marked, naive = read(("core",)), read(())
     for one, other in ((task.drawn(data.train, 2, 3, 5) for data in (marked, naive)),):
@@ -183,7 +183,7 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     # a study
     known = {"public_data": True, "min_patients_per_metric": 1, "device": "cpu"}
     sites = {
-        site: SiteSettings(**known, data=DataSource(folder=tmp_path, absent=absent))
+        site: SiteSettings(**known, data=DataSource(folder=tmp_path, unannotated=absent))
         for site, absent in (("brno", ("core",)), ("graz", ()))
     }
     found = run(plan, settings=EachSites(**known, sites=sites)).summary.sites
@@ -199,7 +199,7 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
         (tuple(task.may_be_absent), "names all"),
     ):
         with pytest.raises(DataError, match=words):
-            task.absent(DataSource(folder=tmp_path, absent=absent))
+            task.absent(DataSource(folder=tmp_path, unannotated=absent))
     with pytest.raises(DataError, match="masks show a structure that data.unannotated names"):
         read(("core",), "graz")
 
@@ -213,7 +213,7 @@ def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, 
     task: Any = plan.task
 
     def read(*absent: str, site: str = "brno") -> Any:
-        return task.site_data(site, ["brno", "graz"], 0, DataSource(folder=tmp_path, absent=absent))
+        return task.site_data(site, ["brno", "graz"], 0, DataSource(folder=tmp_path, unannotated=absent))
 
     drawn = task.drawn(read("enhancing").train, 2, 2, 5)
     images, target = (torch.stack([drawn[number][part] for number in range(2)]) for part in (0, 1))
@@ -232,7 +232,7 @@ def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, 
     assert task.goal.judged(mixed).tolist() == [[True, True, False], [True, True, True]]
     known = {"public_data": True, "min_patients_per_metric": 1, "device": "cpu"}
     sites = {
-        site: SiteSettings(**known, data=DataSource(folder=tmp_path, absent=absent))
+        site: SiteSettings(**known, data=DataSource(folder=tmp_path, unannotated=absent))
         for site, absent in (("brno", ("enhancing",)), ("graz", ()))
     }
     found = run(plan, settings=EachSites(**known, sites=sites)).summary.sites
