@@ -16,9 +16,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, NoRoom
 from medsilo.core.files import (
     LockedFolder,
+    append_line,
     load_tensors,
     read_yaml,
     save_tensors,
@@ -393,3 +394,18 @@ def test_a_disk_without_room_for_a_name(tiny_disk: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_one_line(folder: str) -> None:
     with pytest.raises(MedsiloError, match="could not be written"):
         write_text(Path(folder) / "plan.yaml", "x")
+
+
+@pytest.mark.parametrize(("why", "raised"), [(errno.ENOSPC, NoRoom), (errno.EACCES, MedsiloError)])
+def test_a_line_that_cannot_be_added_says_whether_the_disk_is_full(
+    why: int, raised: type[MedsiloError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a whole file does: a study whose disk was full goes on by itself, and any other error is for a person."""
+
+    def fails(descriptor: int) -> None:
+        raise OSError(why, "no")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(MedsiloError, match=r"lines\.jsonl could not be written") as caught:
+        append_line(tmp_path / "lines.jsonl", "{}")
+    assert type(caught.value) is raised

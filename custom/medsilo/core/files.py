@@ -59,18 +59,10 @@ def sync_names(folder: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well; else `path` stays as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+def _writing(path: Path) -> Iterator[None]:
+    """Say in one line that a file could not be written, and whether the disk is full, which may pass."""
     try:
-        make_folder(path.parent)
-        temporary.touch(FILE)
-        temporary.chmod(FILE)
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-        sync_names(path.parent)
+        yield
     except OSError as error:
         full = error.errno in FULL
         why = "the disk is full" if full else f"{type(error).__name__} while writing"
@@ -80,6 +72,22 @@ def replacing(path: Path) -> Iterator[Path]:
             private=f"{path}: {error}",
         )
         raise failed from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends well; else `path` stays as it was."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with _writing(path):
+            make_folder(path.parent)
+            temporary.touch(FILE)
+            temporary.chmod(FILE)
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
+            sync_names(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink()
@@ -118,15 +126,16 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Add a line to a file and wait until it is on the disk; after one that was cut off it starts again."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
-    with os.fdopen(descriptor, "rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        whole = end == 0 or os.pread(descriptor, 1, end - 1) == b"\n"
-        file.write((b"" if whole else b"\n") + line.encode() + b"\n")
-        file.flush()
-        os.fsync(descriptor)
-    if end == 0:
-        sync_names(path.parent)
+    with _writing(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
+        with os.fdopen(descriptor, "rb+") as file:
+            end = file.seek(0, os.SEEK_END)
+            whole = end == 0 or os.pread(descriptor, 1, end - 1) == b"\n"
+            file.write((b"" if whole else b"\n") + line.encode() + b"\n")
+            file.flush()
+            os.fsync(descriptor)
+        if end == 0:
+            sync_names(path.parent)
 
 
 def write_passing(path: Path, value: Any) -> None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from medsilo.core import weight_cache
-from medsilo.core.errors import MedsiloError, NoRoom, reading
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import (
     append_line,
     load_tensors,
@@ -153,12 +153,7 @@ class Record:
 
     def add_round(self, line: Round) -> None:
         """Append one line to rounds.jsonl."""
-        text = _line(line)
-        try:
-            append_line(self.folder / paths.ROUNDS, text.removesuffix("\n"))
-        except OSError as error:
-            message = f"{paths.ROUNDS} could not be written (is the disk full?); free space, then resume"
-            raise NoRoom(message, private=str(error)) from error
+        append_line(self.folder / paths.ROUNDS, _line(line).removesuffix("\n"))
 
     def forget_after(self, round_number: int) -> list[Round]:
         """Drop the lines of rounds that will be repeated; returns those that stay."""
