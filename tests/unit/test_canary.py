@@ -1,14 +1,16 @@
 """A canary: what each hospital tells of itself, what the lead reads of it, and that nothing of the data leaves."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from medsilo.check.canary import data_state
+from medsilo.check.canary import BYTES, LineMeter, data_state
 from medsilo.core.errors import PlanError
 from medsilo.federation import inprocess
 from medsilo.plan import load_plan
+from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.runs.schema import SiteResult
 from medsilo.runs.site_files import Readiness
@@ -42,6 +44,24 @@ def test_data_that_can_not_be_read_are_told_as_such_and_no_more(tmp_path: Path) 
     states = [data_state(settings_with(tmp_path / name)) for name in ("empty", "absent")]
     assert states == ["not readable", "not readable"]
     assert data_state(make_settings({"device": "cpu"}, "x")) == "not set"
+    os.mkfifo(tmp_path / "empty/pipe")  # which nobody writes to: to open it would wait for ever
+    assert data_state(settings_with(tmp_path / "empty")) == "not readable"
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1e9, "fast", None])
+def test_a_hospital_that_lies_about_its_time_changes_no_more_than_its_own_line(seconds: Any) -> None:
+    class Lying:
+        def ask(self, sites: Any, outgoing: Any, receive: Any, timeout: float) -> dict[str, Any]:
+            for site in sites:
+                outgoing(site)
+                receive(site, StudyMessage(facts={"seconds": seconds}))
+            return {}
+
+    heard: dict[str, StudyMessage] = {}
+    going = StudyMessage(facts={"task": "deliver"})
+    LineMeter(Lying()).ask(["a"], lambda site: going, heard.__setitem__, 1.0)
+    line = heard["a"].facts["readiness"]["line"]
+    assert 0 < line <= 1000 * BYTES  # a millisecond is the least that is believed
 
 
 def test_the_lead_reads_what_is_wrong_at_each_hospital() -> None:

@@ -624,8 +624,8 @@ def balls(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("patients", "words"),
     [
-        (12, "validation and test: fewer than 5 patients, so no score"),
-        (16, "validation and test: fewer than 5 patients, so no score"),
+        (12, "validation and test: fewer than 5 patients, so their score stays here"),
+        (16, "validation and test: fewer than 5 patients, so their score stays here"),
         (40, "validation and test: fewer than 10 patients, so chance"),
         (50, ""),
     ],

@@ -85,8 +85,8 @@ class LineMeter:
 
         def coming(site: str, reply: StudyMessage) -> None:
             if site in sent:
-                worked = reply.facts.get("seconds")
-                took = monotonic() - sent[site] - (worked if isinstance(worked, float) else 0.0)
+                worked = reply.facts.get("seconds")  # nothing of the answer has been checked yet
+                took = monotonic() - sent[site] - (worked if isinstance(worked, float) and worked > 0 else 0.0)
                 reply.facts["readiness"] = Readiness(line=BYTES / max(took, 1e-3)).as_json()
             receive(site, reply)
 
@@ -118,8 +118,8 @@ def data_state(settings: SiteSettings) -> Literal["readable", "not readable", "n
         return "not set"
     try:
         settings.data.check_folder()
-        files = (Path(place, name) for place, _, names in os.walk(settings.data.folder) for name in names)
-        with next(files).open("rb") as first:
+        paths = (Path(place, name) for place, _, names in os.walk(settings.data.folder) for name in names)
+        with next(path for path in paths if path.is_file()).open("rb") as first:  # a pipe would wait for a writer
             return "readable" if first.read(1) else "not readable"
     except (MedsiloError, OSError, StopIteration):
         return "not readable"

@@ -47,9 +47,7 @@ def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Find
     """Yield what is wrong with parts of few patients: their scores are not told, or say little."""
     scored = {name: patients[name] for name in ("validation", "test")}
     if few := [name for name, count in scored.items() if 0 < count < least]:
-        told = (
-            f"{' and '.join(few)}: fewer than {least} patients, so no score of them is told (min_patients_per_metric)"
-        )
+        told = f"{' and '.join(few)}: fewer than {least} patients, so their score stays here (min_patients_per_metric)"
         yield Finding("data", "note", told, LARGER)
     if plan.task.split_by_site and (small := [name for name, count in scored.items() if least <= count < SMALL]):
         told = f"{' and '.join(small)}: fewer than {SMALL} patients, so chance moves their scores by much"

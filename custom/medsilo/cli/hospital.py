@@ -1,4 +1,4 @@
-"""Commands for a hospital's engineer: check, ledger, logs, clean."""
+"""Commands for a hospital's engineer: check, ledger, logs, prune."""
 
 from contextlib import suppress
 from dataclasses import asdict

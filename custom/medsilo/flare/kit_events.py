@@ -52,7 +52,7 @@ class Attendance:
             if why is None and was is not True:
                 self.there[name] = True
                 yield Event("joined" if was is None else "back", "connected", name)
-            elif why is None and seen[name].token != self.tokens[name]:
+            elif why is None and seen[name].token != self.tokens.get(name, seen[name].token):
                 yield Event("back", "connected, its processes were started again", name)
             elif why and was:
                 self.there[name] = False
