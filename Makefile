@@ -31,8 +31,7 @@ lint: $(VENV)/.test-ready
 QUICK = houserules plan algorithms mixers mixing_weights coordinator digests
 quick: $(VENV)/.test-ready
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -m "not slow and not long" -n 2 --dist loadgroup --no-loadscope-reorder $(QUICK:%=tests/unit/test_%.py) \
-		tests/federation/test_simulator.py
+	$(BIN)/python -m pytest -m "not slow and not long" $(PARALLEL) -n 2 $(QUICK:%=tests/unit/test_%.py) tests/federation/test_simulator.py
 
 # Types are checked while tests run, and told of afterwards.
 test: $(VENV)/.test-ready
@@ -56,7 +55,7 @@ test-of: $(VENV)/.test-ready
 # The engine's quick ring, then what docs/seats.yaml names for the files that differ from BASE.
 BASE ?= main
 test-changed: quick
-	$(BIN)/python -m tests.changed $(BASE)
+	$(BIN)/python -m tests.changed $(BASE) $(PARALLEL)
 
 test-slow: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m "slow and not long" $(PARALLEL) -n 4 --durations=10 --junitxml=build/tests/test-slow.xml

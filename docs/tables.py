@@ -236,9 +236,9 @@ SITE_TREE: Mapping[str, str] = {
     paths.BEST: "the site's model after its best round",
     paths.LAST: "the site's model after the last round",
     paths.STATE_FILES: "the site's private state, for resuming: of the last rounds, and of every tenth before",
-    paths.SEALING: "of a sealed study: the site's keys, secret, and whose numbers were in the sums that it helped to "
-    "open. It never leaves the site",
-    paths.SEALED: "of a sealed study: what the site sealed in the last round, to be sent again if it "
+    paths.SEALING: "with secure aggregation: the site's keys, secret, and whose numbers were in the sums that it "
+    "helped to unmask. It never leaves the site",
+    paths.SEALED: "with secure aggregation: what the site masked in the last round, to be sent again if it "
     "was lost on its way; noise without its keys",
     paths.ANSWER_FILES: "in a study that is charged to the site's privacy ledger: its last answers, so "
     "that one that has to be sent again is the same and costs nothing",

@@ -1,5 +1,6 @@
 """The studies as data: task, rows, seeds, rounds, folds, and the question that was declared before any run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,37 +144,23 @@ def _similar(name: str, title: str, *changes: str, **more: Any) -> Part:
     )
 
 
+def _windows(name: str, title: str, sites: Iterable[str], rounds: int, rate: float, *changes: str, **more: Any) -> Part:
+    """AdaFed's methods on windows of activity."""
+    training = (f"training.rounds={rounds}", "training.batch_size=32", f"training.learning_rate={rate}")
+    return _similar(name, title, *changes, f"participation.sites=[{','.join(sites)}]", *training, **more)
+
+
 def _har(name: str, title: str, shift: int | None) -> Part:
-    sites = ",".join(f"subject_{number:02d}" for number in range(1, 21))
-    return _similar(
-        name,
-        title,
-        "task.name=activity-windows",
-        f"participation.sites=[{sites}]",
-        "training.rounds=50",
-        "training.batch_size=32",
-        "training.learning_rate=0.01",
-        later=("fedavg", "adafed:weights=uniform", "fedprox", "fedper", "d-adafed", "f-adafed"),
-        data=HAR,
-        shift=shift,
-        people=True,
-    )
+    later = ("fedavg", "adafed:weights=uniform", "fedprox", "fedper", "d-adafed", "f-adafed")
+    more = {"later": later, "data": HAR, "shift": shift, "people": True}
+    people = (f"subject_{number:02d}" for number in range(1, 21))
+    return _windows(name, title, people, 50, 0.01, "task.name=activity-windows", **more)
 
 
 def _activity(shift: str, title: str) -> Part:
-    sites = ",".join(f"hospital-{number:02d}" for number in range(1, 9))
-    return _similar(
-        shift,
-        title,
-        "task.name=synthetic-activity",
-        f"task.shift={shift}",
-        "task.persons=8",
-        "task.windows=40",
-        f"participation.sites=[{sites}]",
-        "training.rounds=20",
-        "training.batch_size=32",
-        "training.learning_rate=0.05",
-    )
+    task = ("task.name=synthetic-activity", f"task.shift={shift}", "task.persons=8", "task.windows=40")
+    hospitals = (f"hospital-{number:02d}" for number in range(1, 9))
+    return _windows(shift, title, hospitals, 20, 0.05, *task)
 
 
 def _synthetic(task: str, title: str, rows: tuple[str, ...], *changes: str) -> Part:
@@ -467,7 +454,7 @@ PAGES = {
                 "",
                 (ALONE, "central", "fedavg", "fedprox", "ditto", "fedsm"),
                 ALONE,
-                "whether joining pays against nnU-Net at home is what a hospital asks",
+                "whether federated training helps, against nnU-Net at home, is what a hospital asks",
                 plan="results/plans/nnunet.yaml",
                 seeds=3,
                 later=("fedprox", "ditto", "fedsm"),
@@ -541,7 +528,7 @@ PAGES = {
         ),
     ),
     "shift": Page(
-        "From what power of a shift each method pays",
+        "From which strength of a shift each method helps",
         "synthetic histology, prostate, activity",
         f"{SYNTHETIC}Three made-up differences between hospitals, each in steps from none on, and the method that was "
         "made for it. Small hospitals, images of 32 x 32, small networks, 15 rounds, five seeds. Optimizer and "

@@ -1,6 +1,6 @@
 """The tests of what changed: each capability's, as docs/seats.yaml names them, and those that import what changed.
 
-    python -m tests.changed [BASE]     # against main unless another commit is named; `make test-changed` runs it
+    python -m tests.changed BASE [OPTION...]     # `make test-changed` runs it: against main, with pytest's options
 
 First comes the engine's quick ring. Of a package beside the engine the slow tests run, too; of the engine they wait for
 `make test-slow`. What changed beside code and tests is told: `make test` alone knows it.
@@ -17,7 +17,6 @@ from tests.sizes import Imports
 
 ROOT = Path(__file__).parents[1]
 ENGINE, TESTS = "medsilo", ROOT / "tests"
-PARALLEL = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")
 
 
 def changed(base: str) -> list[str]:
@@ -74,13 +73,14 @@ def importing(module: str) -> set[Path]:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the tests, and return 1 where one fails."""
-    engine, beside, others = tests_for(changed(arguments[0] if arguments else "main"))
+    base, *options = arguments
+    engine, beside, others = tests_for(changed(base))
     codes = []
     for marks, found in (("not slow and not long", engine), ("not long", beside)):
         if found:
             names = sorted(path.relative_to(ROOT).as_posix() for path in found)
             print(f"{len(names)} files, {marks}:", *names, flush=True)
-            command = [sys.executable, "-m", "pytest", "-m", marks, *PARALLEL, *names]
+            command = [sys.executable, "-m", "pytest", "-m", marks, *options, *names]
             codes.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
     if others:
         print("make test alone has the tests of:", *others)

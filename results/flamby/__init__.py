@@ -184,6 +184,7 @@ def write_tables(lines: Lines, folder: Path) -> tuple[str, ...]:
 
 # ------------------------------------------------------------------------------------------------------ the studies
 DRAWN = {"order": "drawn"}
+FED_OPT = ("fedadam", "fedyogi", "fedadagrad")
 YOGI = {"server_betas": [0.9, 0.999], "tau": 1e-8}
 HEART = Benchmark(
     "Fed-Heart-Disease",
@@ -224,15 +225,7 @@ BRCA = Benchmark(
     {"local_steps": 100, "batch_size": 8},
     5,
     {"local_epochs": 30, "batch_size": 8, "optimizer": "adam", "learning_rate": 0.1},
-    {
-        "fedavg": 0.1,
-        "fedprox": 0.1,
-        "scaffold": 0.01,
-        "fedadam": 0.01,
-        "fedyogi": 0.01,
-        "fedadagrad": 0.01,
-        "cyclic": 0.01,
-    },
+    {"fedavg": 0.1, "fedprox": 0.1, **dict.fromkeys(("scaffold", *FED_OPT, "cyclic"), 0.01)},
     {
         "fedprox": {"mu": 0.1},
         "fedadam": {"server_lr": 0.1, **YOGI},

@@ -3,7 +3,7 @@
     python -m results.impact [--write] [--data DIR] [--cells DIR] [--at-once N] [--quick]
 
 Prints results/impact.csv, which --write writes. Predictions are kept under --cells, so a run that was stopped goes on.
-Seven minutes on two cores. questions.md has what was declared before the first run.
+questions.md has what was declared before the first run.
 """
 
 import argparse

@@ -1,14 +1,17 @@
-"""Discrimination and calibration of predicted probabilities, with intervals; and means over studies."""
+"""Discrimination and calibration of predicted probabilities, with intervals; and means over studies.
 
+It needs statsmodels, from requirements-dev.txt.
+"""
+
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
-from scipy.stats import norm, rankdata
-from scipy.stats import t as student
-
-NORMAL = float(norm.ppf(0.975))
+from scipy.stats import ttest_1samp
+from statsmodels.discrete.discrete_model import Logit
+from statsmodels.stats.nonparametric import rank_compare_2indep
+from statsmodels.tools.sm_exceptions import PerfectSeparationWarning
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,9 @@ class Estimate:
 
 
 def auc(scores: np.ndarray, died: np.ndarray) -> Estimate:
-    """Return the area under the ROC curve with DeLong's interval (DeLong et al. 1988)."""
-    ill, well = scores[died == 1], scores[died == 0]
-    ranks = rankdata(np.concatenate([ill, well]))
-    above = (ranks[: len(ill)] - rankdata(ill)) / len(well)  # of each death, the survivors with a lower score
-    below = 1 - (ranks[len(ill) :] - rankdata(well)) / len(ill)
-    error = float(np.sqrt(above.var(ddof=1) / len(ill) + below.var(ddof=1) / len(well)))
-    value = float(above.mean())
-    return Estimate(value, value - NORMAL * error, value + NORMAL * error)
+    """Return the area under the ROC curve with DeLong's interval (DeLong et al. 1988), as Brunner and Munzel's."""
+    found = rank_compare_2indep(scores[died == 1], scores[died == 0], use_t=False)
+    return Estimate(float(found.prob1), *map(float, found.conf_int()))
 
 
 def calibration_in_the_large(scores: np.ndarray, died: np.ndarray) -> Estimate:
@@ -48,23 +46,20 @@ def calibration_slope(scores: np.ndarray, died: np.ndarray) -> Estimate:
 
 
 def _fitted(design: np.ndarray, offset: np.ndarray, died: np.ndarray) -> Estimate:
-    """Return the first coefficient of a logistic regression, by Newton's steps, with Wald's interval."""
-    weights = np.zeros(design.shape[1])
-    for _ in range(100):
-        chances = expit(offset + design @ weights)
-        information = (design * (chances * (1 - chances))[:, None]).T @ design
-        step = np.linalg.solve(information, design.T @ (died - chances))
-        weights = weights + step
-        if np.abs(step).max() < 1e-10:
-            half = NORMAL * float(np.sqrt(np.linalg.inv(information)[0, 0]))
-            return Estimate(float(weights[0]), float(weights[0]) - half, float(weights[0]) + half)
-    raise ValueError("a calibration does not converge: the predictions tell a study's deaths apart without error")
+    """Return the first coefficient of a logistic regression, with Wald's interval."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PerfectSeparationWarning)
+            fit = Logit(died, design, offset=offset).fit(disp=False)
+    except PerfectSeparationWarning:
+        raise ValueError("a calibration does not converge: scores separate a study's deaths from others") from None
+    return Estimate(float(fit.params[0]), *map(float, fit.conf_int()[0]))
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
     """Return the mean over studies with Student's interval: studies are what is drawn."""
-    value, degrees = float(np.mean(values)), len(values) - 1
-    error = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    half = float(student.ppf(0.975, degrees)) * error
-    p = float(2 * student.sf(abs(value) / error, degrees)) if error else float(value == 0)
-    return Estimate(value, value - half, value + half, p)
+    value = float(np.mean(values))
+    if not np.ptp(values):
+        return Estimate(value, value, value, float(value == 0))
+    test = ttest_1samp(values, 0)
+    return Estimate(value, *map(float, test.confidence_interval()), float(test.pvalue))

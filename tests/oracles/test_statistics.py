@@ -13,13 +13,13 @@ from medsilo_lab.study.detectable import POWER, detectable
 from medsilo_lab.study.evidence import (
     NOTHING,
     Difference,
-    Scores,
     Variance,
     compare,
     holm,
     interval,
     interval_of_concordance,
 )
+from tests.patient_scores import scores
 
 WHY = "needs statsmodels, from requirements-dev.txt"
 proportion = pytest.importorskip("statsmodels.stats.proportion", reason=WHY)
@@ -44,7 +44,7 @@ def test_a_shares_interval_is_between_jeffreys_and_clopper_and_pearsons(patients
     """The draws move an end by 0.01 at most."""
     for right in range(0, patients + 1, patients // 10):
         values = np.array([1.0] * right + [0.0] * (patients - right))
-        low, high = interval(Scores(values, np.arange(patients))) or (np.nan, np.nan)
+        low, high = interval(scores(values)) or (np.nan, np.nan)
         narrow = proportion.proportion_confint(right, patients, method="jeffreys")
         wide = proportion.proportion_confint(right, patients, method="beta")
         assert wide[0] - 0.01 <= low <= narrow[0] + 0.01
@@ -67,8 +67,8 @@ def test_the_variances_of_patients_and_seeds_are_those_of_an_analysis_of_varianc
         random.normal(0, 0.1, patients) + random.normal(0, 0.05, (seeds, 1)) + random.normal(0, 0.2, (seeds, patients))
     )
     found = compare(
-        [{"a": Scores(0.5 + one, np.arange(patients))} for one in cells],
-        [{"a": Scores(np.full(patients, 0.5), np.arange(patients))}] * seeds,
+        [{"a": scores(0.5 + one)} for one in cells],
+        [{"a": scores(np.full(patients, 0.5))}] * seeds,
     )
     table = pd.DataFrame(
         {"y": cells.ravel(), "seed": np.repeat(range(seeds), patients), "patient": [*range(patients)] * seeds}
@@ -83,8 +83,7 @@ def test_the_variances_of_patients_and_seeds_are_those_of_an_analysis_of_varianc
 def test_an_interval_over_patients_is_statsmodels_students_for_many() -> None:
     random, patients = np.random.default_rng(3), 500
     values = random.normal(0.05, 0.15, patients)
-    nobody = Scores(np.zeros(patients), np.arange(patients))
-    found = compare([{"a": Scores(values, np.arange(patients))}], [{"a": nobody}])
+    found = compare([{"a": scores(values)}], [{"a": scores(np.zeros(patients))}])
     low, high = formulas.ols("y ~ 1", pd.DataFrame({"y": values})).fit().conf_int().loc["Intercept"]
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.05 * (high - low))
 

@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from medsilo import cli
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
+from medsilo.plan import Plan
 from medsilo.runs import events
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
@@ -43,15 +45,23 @@ def status_of(kit: Path, job: str) -> str:
     return lead.status(kit, job).jobs[0].status
 
 
+def prepared(pair: Consortium, plan: Plan, tmp_path: Path, study: str) -> tuple[Record, Callable[[int], None]]:
+    """Run a plan undisturbed, and write its job; return the study's record at the server, and what waits for rounds."""
+    inprocess.run(plan, folder=tmp_path / "loop")
+    write_job(tmp_path / "job", plan, study=study)
+    record = Record(pair.kit(SERVER) / "medsilo" / study)
+
+    def until_round(number: int) -> None:
+        wait_until(lambda: len(record.rounds()) >= number, 240, f"round {number}")
+
+    return record, until_round
+
+
 @pytest.mark.long
 def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     plan = make_plan("fedbn", "training.rounds=40", "participation.timeout=30", sites=TWO)
-    inprocess.run(plan, folder=tmp_path / "loop")
-    write_job(tmp_path / "job", plan, study="often-killed")
-    kit, record = pair.kit(LEAD), Record(pair.kit(SERVER) / "medsilo" / "often-killed")
-
-    def until_round(number: int) -> None:
-        wait_until(lambda: len(record.rounds()) >= number, 120, f"round {number}")
+    record, until_round = prepared(pair, plan, tmp_path, "often-killed")
+    kit = pair.kit(LEAD)
 
     def resume(job: str | Path) -> str:
         capsys.readouterr()
@@ -152,13 +162,8 @@ def lines_of(pair: Consortium, study: str) -> list[tuple[str, str, str]]:
 
 def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consortium, tmp_path: Path) -> None:
     plan = make_plan("fedbn", "training.rounds=30", "participation.resume=3", sites=TWO)
-    inprocess.run(plan, folder=tmp_path / "loop")
-    write_job(tmp_path / "job", plan, study="by-itself")
-    kit, record = pair.kit(LEAD), Record(pair.kit(SERVER) / "medsilo" / "by-itself")
-
-    def until_round(number: int) -> None:
-        wait_until(lambda: len(record.rounds()) >= number, 240, f"round {number}")
-
+    record, until_round = prepared(pair, plan, tmp_path, "by-itself")
+    kit = pair.kit(LEAD)
     first = lead.submit(tmp_path / "job", kit, print)
     until_round(3)
     (process,) = pair.family(SERVER, "runner_process")

@@ -15,7 +15,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import SiteResult
 from medsilo.runs.site_files import Readiness
 from medsilo.site.settings import make_settings
-from medsilo_lab.consortium.canary import Found, _plan_for, _why_not
+from medsilo_lab.consortium.canary import CanaryResult, _plan_for, _why_not
 from tests.conftest import SITES
 
 READY = {"data": "readable", "device": "cpu", "gpus_promised": 0, "gpus": 0, "memory": 12, "disk": 80, "line": 3e6}
@@ -72,9 +72,9 @@ def test_the_lead_reads_what_is_wrong_at_each_hospital() -> None:
     assert why() == "" and "data" in why(data="not readable") and "2 GPUs, and 1" in why(gpus_promised=2, gpus=1)
     assert why(device="none: there is no GPU here") == "none: there is no GPU here"
     assert why({"join": "refused: not approved"}) == "refused: not approved"
-    line = Found(True, "", Readiness.model_validate(READY)).line("north")
+    line = CanaryResult(True, "", Readiness.model_validate(READY)).line("north")
     assert line.startswith("north: ready") and "24 Mbit/s" in line and "12 GiB" in line
-    assert Found(False, "it is not connected").line("south").startswith("south: not reached")
+    assert CanaryResult(False, "it is not connected").line("south").startswith("south: not reached")
 
 
 def test_a_canary_is_for_synthetic_data(tmp_path: Path) -> None:

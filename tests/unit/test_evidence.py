@@ -18,11 +18,7 @@ from medsilo_lab.study.evidence import (
 from medsilo_lab.study.training_luck import luck_beside, luck_of, pooled_luck
 from medsilo_lab.study.verdict import _tested
 from results import intervals
-
-
-def scores(values: list[float] | np.ndarray, patients: list[int] | None = None) -> Scores:
-    values = np.asarray(values, dtype=np.float64)
-    return Scores(values, np.arange(len(values)) if patients is None else np.asarray(patients))
+from tests.patient_scores import scores
 
 
 def test_many_seeds_and_patients_that_are_all_alike_are_the_paired_t_test_and_no_verdict() -> None:

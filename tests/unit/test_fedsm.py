@@ -556,7 +556,7 @@ def test_a_hospital_with_too_few_validation_cases_is_left_out_of_gamma_s_curve(t
     assert {point[1] for point in found.curve} == {cases} and found.validated[C] == {}
 
 
-# ---------------------------------------------------------------------------------------------------- unseen hospitals
+# ---------------------------------------------------------------------------------------------------- evaluation sites
 @pytest.mark.parametrize("method", ["fedsm", "fedsm-extra", "fedavg", "harmofl"])
 def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: Path) -> None:
     changes = ["task.name=synthetic-histology", "task.patients=4"] if method == "harmofl" else SMALL
@@ -623,9 +623,9 @@ def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path
 def test_what_an_unseen_hospital_may_not_be() -> None:
     with pytest.raises(PlanError, match="fedbn gives no.*did not train"):
         make_plan("fedbn", "participation.evaluation_sites=[z]")
-    with pytest.raises(PlanError, match="hospital-a is under sites and under unseen"):
+    with pytest.raises(PlanError, match="hospital-a is under sites and under evaluation_sites"):
         make_plan("fedsm", f"participation.evaluation_sites=[{A}]")
-    with pytest.raises(PlanError, match="unseen hospitals need named sites"):
+    with pytest.raises(PlanError, match="evaluation_sites need named sites"):
         make_plan("fedavg", "participation.sites=[]", "participation.minimum=2", "participation.evaluation_sites=[z]")
 
 

@@ -26,23 +26,30 @@ def test_an_area_and_its_variance_are_those_of_all_pairs() -> None:
     assert found.high - found.value == pytest.approx(1.959964 * error, rel=1e-6)
 
 
-def test_calibrations_are_those_of_statsmodels() -> None:
-    models = pytest.importorskip("statsmodels.api")
-    one = np.ones((len(SCORES), 1))
-    whole = models.GLM(DIED, one, family=models.families.Binomial(), offset=SCORES).fit()
-    slope = models.Logit(DIED, np.concatenate([SCORES[:, None], one], 1)).fit(disp=0)
-    for found, fit in ((calibration_in_the_large(SCORES, DIED), whole), (calibration_slope(SCORES, DIED), slope)):
-        assert (found.value, found.low, found.high) == pytest.approx((fit.params[0], *fit.conf_int()[0]), abs=1e-6)
-    apart = np.where(DIED == 1, 5.0, -5.0)
-    with pytest.raises(ValueError, match="without error"):
-        calibration_slope(apart, DIED)
+def test_calibrations_solve_their_equations_and_have_walds_interval() -> None:
+    """Deaths are as many as predicted and, for a slope, as predicted by score; the interval is of the information."""
+    one = np.ones(len(SCORES))
+    large, slope = calibration_in_the_large(SCORES, DIED), calibration_slope(SCORES, DIED)
+    chances = expit(SCORES + large.value)
+    assert chances.sum() == pytest.approx(DIED.sum(), abs=1e-6)
+    assert large.high - large.value == pytest.approx(1.959964 / (chances * (1 - chances)).sum() ** 0.5, rel=1e-6)
+    constant = calibration_in_the_large(slope.value * SCORES, DIED).value
+    chances, design = expit(constant + slope.value * SCORES), np.stack([SCORES, one], 1)
+    assert design.T @ chances == pytest.approx(design.T @ DIED, abs=1e-5)
+    information = (design * (chances * (1 - chances))[:, None]).T @ design
+    assert slope.high - slope.value == pytest.approx(1.959964 * np.linalg.inv(information)[0, 0] ** 0.5, rel=1e-5)
+
+
+def test_a_calibration_of_perfect_predictions_is_an_error() -> None:
+    with pytest.raises(ValueError, match="separate"):
+        calibration_slope(np.where(DIED == 1, 5.0, -5.0), DIED)
 
 
 def test_a_mean_over_studies_has_students_interval() -> None:
     found = mean_of([0.1, 0.2, 0.3])
     assert (found.value, found.high) == pytest.approx((0.2, 0.2 + 4.302653 * 0.1 / 3**0.5))
     assert found.p == pytest.approx(0.0742, abs=1e-4)
-    assert mean_of([0.0, 0.0]).p == 1
+    assert mean_of([0.0, 0.0]).p == 1 and mean_of([0.1, 0.1]).p == 0
 
 
 def test_a_study_that_is_left_out_is_tested_whole_and_trains_nothing(tmp_path: Path) -> None:

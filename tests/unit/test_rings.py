@@ -1,11 +1,14 @@
 """The rings of tests: who runs with whom, what a default test may take, which tests a change asks for, and how old
 `make test-long` is."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests import changed, conftest
+
+AUTHOR = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org", "-c", "commit.gpgsign=false")
 
 
 @pytest.mark.xdist_group("a-group")
@@ -72,10 +75,33 @@ def test_a_template_is_its_folders_and_a_helpers_tests_are_its_users() -> None:
     )
 
 
-def test_what_git_finds_is_what_changed(root: Path) -> None:
-    assert set(changed.changed("HEAD")) == {
-        *changed._git("diff", "--name-only", "HEAD"),
-        *changed._git("ls-files", "--others", "--exclude-standard"),
-    }
+def test_what_differs_from_where_the_branch_began_is_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Committed on the branch, edited, and new; not what others have put on main since, nor what git ignores."""
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", *AUTHOR, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    def write(*names: str) -> None:
+        for name in names:
+            (tmp_path / name).write_text(f"{name}\n*.log\n")
+
+    def commit(*names: str) -> None:
+        write(*names)
+        git("add", *names)
+        git("commit", "--message", "Write files")
+
+    git("init", "--initial-branch", "main")
+    commit(".gitignore", "edited", "untouched")
+    git("checkout", "-b", "branch")
+    commit("committed")
+    git("checkout", "main")
+    commit("of-others")
+    git("checkout", "branch")
+    write("new", "ignored.log")
+    (tmp_path / "edited").write_text("edited\n")
+    monkeypatch.setattr(changed, "ROOT", tmp_path)
+    assert changed.changed("main") == ["committed", "edited", "new"]
     with pytest.raises(SystemExit, match="BASE="):
         changed.changed("no-such-commit")

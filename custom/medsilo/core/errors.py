@@ -55,7 +55,7 @@ class DataError(MedsiloError):
 
 
 class Refused(MedsiloError):
-    """A parcel that must not enter a sum, with the reason.
+    """A message that must not enter a sum, with the reason.
 
     >>> raise Refused("weights of layer 3 are not finite")
     Traceback (most recent call last):

@@ -88,9 +88,9 @@ class Participation(Feature):
         if not self.sites and self.minimum is None:
             raise ValueError("zero sites: name them in participation.sites, or set participation.minimum")
         if self.evaluation_sites and not self.sites:
-            raise ValueError("unseen hospitals need named sites beside them; name those in participation.sites")
+            raise ValueError("evaluation_sites need named sites beside them; name those in participation.sites")
         if both := sorted({*self.sites} & {*self.evaluation_sites}):
-            raise ValueError(f"{both[0]} is under sites and under unseen; a hospital either trains or it doesn't")
+            raise ValueError(f"{both[0]} is under sites and under evaluation_sites; remove it from one")
         if self.sites and self.minimum is not None and self.minimum > len(self.sites):
             raise ValueError(f"minimum {self.minimum} is more than the {len(self.sites)} named sites; lower it")
         if self.sites and self.when_missing == "continue" and self.minimum in (None, len(self.sites)):

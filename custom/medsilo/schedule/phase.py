@@ -167,7 +167,7 @@ Turn = Callable[[int, Sequence[str], int], str]
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of rounds in which the same groups travel and sites do the same work.
+    """Rounds in succession in which the same groups travel and sites do the same work.
 
     >>> from medsilo.extend import Group, Phase
     >>> [group.name for group in Phase("train", 3, (Group("model", lambda own: own["model"].state_dict()),)).sent]

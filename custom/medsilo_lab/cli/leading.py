@@ -78,10 +78,10 @@ def _send_canary(screen: Console, job: str | None, kit: Path | None, changes: li
     _connecting(screen, kit)
     from medsilo_lab.consortium import canary
 
-    found = canary.send(kit, changes, screen.warn)
-    screen.say(*(one.line(name) for name, one in found.items()))
-    screen.answer(hospitals={name: one.as_json() for name, one in found.items()})
-    return 0 if all(one.ready for one in found.values()) else 1
+    results = canary.send(kit, changes, screen.warn)
+    screen.say(*(one.line(name) for name, one in results.items()))
+    screen.answer(hospitals={name: one.as_json() for name, one in results.items()})
+    return 0 if all(one.ready for one in results.values()) else 1
 
 
 def status(

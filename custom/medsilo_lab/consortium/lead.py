@@ -67,7 +67,7 @@ def connected(kit: Path) -> Iterator[Session]:
         right = re.search(r"is not authorized for '(\w+)'", str(error))
         why = f"not authorized for {right[1]}" if right else error
         raise MedsiloError(
-            f"{user} may not do this: {why}; leads submit, and end and fetch what they submitted"
+            f"{user} may not do this: {why}; leads submit jobs, and cancel and download their own"
         ) from error
     except api_spec.AuthenticationError as error:
         raise MedsiloError(f"the server at {address} does not accept {user}: {error}") from error
@@ -159,19 +159,24 @@ def _why_over(job: dict[str, Any], left: Progress | None, sites: Collection[str]
 def cancel(job_id: str, kit: Path, say: Say) -> str:
     """End a job and wait until it has ended, so that `resume` may follow at once; returns its final status."""
     with connected(kit) as session:
-        session.abort_job(job_id)
-        deadline, told = time.monotonic() + ENDING, False
-        while not _is_over(status := str(session.get_job_meta(job_id)["status"])):
-            if time.monotonic() > deadline:
-                raise MedsiloError(
-                    f"job {job_id} is still {status}, {ENDING:g} s after the server was asked to end it; "
-                    f"'medsilo status {job_id} --watch' waits for its end"
-                )
-            if not told:
-                say(f"waits until {job_id} has ended at the server")
-            told = True
-            time.sleep(POLL)
-        return status
+        return cancel_in(session, job_id, say)
+
+
+def cancel_in(session: Session, job_id: str, say: Say = lambda line: None) -> str:
+    """Do the same in a session that is there."""
+    session.abort_job(job_id)
+    deadline, told = time.monotonic() + ENDING, False
+    while not _is_over(status := str(session.get_job_meta(job_id)["status"])):
+        if time.monotonic() > deadline:
+            raise MedsiloError(
+                f"job {job_id} is still {status}, {ENDING:g} s after the server was asked to end it; "
+                f"'medsilo status {job_id} --watch' waits for its end"
+            )
+        if not told:
+            say(f"waits until {job_id} has ended at the server")
+        told = True
+        time.sleep(POLL)
+    return status
 
 
 def resume(run: str, kit: Path, say: Say) -> str:

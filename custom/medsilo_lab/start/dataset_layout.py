@@ -1,4 +1,4 @@
-"""Say what lies in a folder, what suits it, and what to do next: the first looker that knows the folder does.
+"""Say what lies in a folder, what suits it, and what to do next: the first probe that knows the folder does.
 
 The choices are written as a hospital's medsilo.yaml and a job with its plan, each key with its reason as a comment.
 """
@@ -35,7 +35,7 @@ DATASET_PROBES = PluginTable("medsilo.dataset_probes", "types:FunctionType", {})
 
 @dataclass(frozen=True)
 class DatasetLayout:
-    """A folder that `medsilo init` is to look at, with what a looker needs; then with what it found and chose.
+    """A folder that `medsilo init` looks at, with what a dataset probe needs; then with what it found and chose.
 
     >>> from pathlib import Path
     >>> folder = DatasetLayout(Path("docs"), "st-anna", lambda: None, None)
@@ -98,9 +98,9 @@ class DatasetLayout:
         examples: Mapping[str, float] | None = None,
         sites: Mapping[str, Choices] | None = None,
     ) -> "DatasetLayout":
-        """Return the folder with what was found, and a looker's choices beside those that all kinds of data have.
+        """Return the folder with what was found, and a probe's choices beside those that all kinds of data have.
 
-        plan, settings: the keys that the looker knows, each with its value and the reason; they stand in the place of
+        plan, settings: the keys that the probe knows, each with its value and the reason; they stand in the place of
         usual ones. sites: what only these hospitals' settings say. patients: of each hospital, or {"": 40} of a folder
         that is one hospital's; examples: how many these learn from, where that is not one of each patient.
         """
@@ -143,11 +143,11 @@ class DatasetLayout:
         plan: Choices,
         settings: Choices,
     ) -> "DatasetLayout":
-        """Return the folder with what was found in volumes with masks that a looker lists itself, and all choices.
+        """Return the folder with what was found in volumes with masks that a probe lists itself, and all choices.
 
         kind: of folder, in words. listings: of each hospital, or of one under "". seen: opens the files of
         an image and of its mask.
-        plan, settings: the keys that the looker knows better.
+        plan, settings: the keys that the probe knows better.
         """
         layout = FolderLayout(kind, hospitals=tuple(filter(None, listings)))
         looks = looks_of(
