@@ -355,6 +355,7 @@ class Gate:
                 raise Rejected(self.refused[origin]) from error
             if "failed to download" in str(error):
                 raise TryAgain(one_line(error)) from error
+            LOG.warning("an answer of %s can't be read", one_line(origin), exc_info=True)
             raise Rejected(f"its answer can't be read ({type(error).__name__})") from error
         return message.payload
 

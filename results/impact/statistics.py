@@ -62,4 +62,5 @@ def mean_of(values: Sequence[float]) -> Estimate:
     if not np.ptp(values):
         return Estimate(value, value, value, float(value == 0))
     test = ttest_1samp(values, 0)
-    return Estimate(value, *map(float, test.confidence_interval()), float(test.pvalue))
+    low, high = test.confidence_interval()
+    return Estimate(value, float(low), float(high), float(test.pvalue))

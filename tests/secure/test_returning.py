@@ -67,9 +67,10 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
         died = die(pair, B)
         wait_until(lambda: record.rounds()[-1].answered == [A], 30, "a round without it")
         alone = time.monotonic() - died
+        wait_until(lambda: "its connection was closed" in status()[1][B]["doing"][0], 30, "the reason")
         code, hospitals = status()
         assert code == 1 and [hospitals[site]["connected"] for site in (A, B)] == [True, False]
-        assert "its connection was closed" in hospitals[B]["doing"][0] and hospitals[B]["heard"] > time.time() - 60
+        assert hospitals[B]["heard"] > time.time() - 60
         returned = back(pair, B)
         wait_until(lambda: B in record.rounds()[-1].answered, 90, "its first answer")
         taken_in = time.monotonic() - returned
@@ -87,7 +88,7 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
     of_server, of_study = (
         {what for _, _, what, who, study, *_ in told if who == B and study == own} for own in ("-", "seconds")
     )
-    assert of_server == {"joined", "back"} and of_study == {"away", "back"}
+    assert {"joined", "back"} <= of_server and {"away", "back"} <= of_study
     of_job = {line.split("\t")[2] for line in events.read(pair.kit(SERVER), job)}
     assert {"began", "away", "back"} <= of_job and of_job & {"ended", "failed"}
     (first, *_), at_b = events.read(pair.kit(B)), [line.split("\t")[2] for line in events.read(pair.kit(B), "seconds")]

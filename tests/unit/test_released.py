@@ -180,7 +180,7 @@ def test_a_model_that_does_no_better_than_guessing_is_named_before_its_score(
 
 
 def test_a_second_validation_leaves_nothing_of_the_first(here: Path, capsys: pytest.CaptureFixture) -> None:
-    earlier = [here / "x" / "validation.html", here / "x" / "sites" / "x" / "test-best.png"]
+    earlier = [here / "x" / "validation.html", here / "x" / "sites" / "x" / "pictures" / "test-best.png"]
     for path in earlier:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("earlier")

@@ -85,7 +85,7 @@ def test_what_differs_from_where_the_branch_began_is_what_changed(
 
     def write(*names: str) -> None:
         for name in names:
-            (tmp_path / name).write_text(f"{name}\n*.log\n")
+            (tmp_path / name).write_text(f"# {name}\n*.log\n")
 
     def commit(*names: str) -> None:
         write(*names)

@@ -21,7 +21,7 @@ LIMITS = (
 )
 
 
-PAGE, PICTURES = "validation.html", "test-*.png"
+PAGE = "validation.html"
 DOUBT = (
     "{name} reaches {metric} {score}, and guessing {base}. A model that is wrong for these data scores so: check that "
     "files, labels, and the order of columns and classes are those of its study."
@@ -30,8 +30,13 @@ DOUBT = (
 
 def remove_earlier(folder: Path, site: str) -> None:
     """Remove an earlier validation's page and pictures, so that no two answers lie side by side."""
-    for path in (folder / PAGE, *paths.site_folder(folder, site).glob(PICTURES)):
+    for path in (folder / PAGE, *_pictures(folder, site)):
         path.unlink(missing_ok=True)
+
+
+def _pictures(folder: Path, site: str) -> list[Path]:
+    """Return the best, the median and the worst case, as they were drawn."""
+    return sorted((paths.site_folder(folder, site) / paths.PICTURES).glob("test-*.png"))
 
 
 def write_page(
@@ -75,7 +80,7 @@ def write_validation(
         n=f"n = {counted(tested.cases, 'test case')} of {counted(tested.people, 'patient')}",
         rows=rows,
         study=_study(releases[0]),
-        pictures=sorted(paths.site_folder(folder, site).glob(PICTURES)),
+        pictures=_pictures(folder, site),
         metric=metric,
         **_classes(releases, found),
     )
