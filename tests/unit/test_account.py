@@ -96,9 +96,7 @@ def test_over_the_budget_is_refused_before_data_are_read(photos: Path, tmp_path:
     place = write_photos(tmp_path / "photos", NAMES)
     run(tmp_path / "one", place, epsilon=2.5)
     place.rename(tmp_path / "away")  # who looks at the data fails in another way
-    with pytest.raises(
-        Refused, match=r"the study costs ε = .* other studies of these data cost .* allows 2.5, of which"
-    ):
+    with pytest.raises(Refused, match=r"costs ε = .* allows 2.5"):
         run(tmp_path / "two", place, "seed=1", epsilon=2.5)
     (tmp_path / "away").rename(place)
     run(tmp_path / "three", place, "privacy.epsilon=0.5", epsilon=2.5)
@@ -109,7 +107,7 @@ def test_a_hospital_that_demands_privacy_gets_it_or_does_not_join(photos: Path, 
     gone = tmp_path / "nowhere"
     with pytest.raises(Refused, match="demands differential privacy .* the plan promises none"):
         run(tmp_path / "bare", gone, plan=STUDY)
-    with pytest.raises(Refused, match=r"declare them public with a reason \(privacy\.public\.counts"):
+    with pytest.raises(Refused, match=r"\(privacy\.public\.counts"):
         run(tmp_path / "counts", gone, public={})
     with pytest.raises(MedsiloError, match="privacy.public"):
         settings_of(photos, public={"weights": "why not"})

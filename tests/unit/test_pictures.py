@@ -93,7 +93,7 @@ def test_the_disclosure_says_when_the_amplitude_leaves() -> None:
     plan = make_plan("harmofl", "training.batch_size=4", "algorithm.amplitude.decay=0.0")
     text = "\n".join(describe(plan, SiteSettings()))
     assert "amplitude" in text and "round 1 only" in text and "no phase" in text
-    assert "as many images as min_cases_per_average in medsilo.yaml (here 8)" in text
+    assert "medsilo.yaml (here 8)" in text
     assert "amplitude" not in "\n".join(describe(make_plan("fedavg"), SiteSettings()))
     assert "no tensor" in describe(make_plan("local"), SiteSettings())
 
@@ -103,7 +103,7 @@ def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     arguments = ["disclosure", str(JOBS / "harmofl"), "--set", "training.rounds=3", "--settings", str(tmp_path)]
     assert cli.main(arguments) == 0
     text = capsys.readouterr().out
-    assert "min_cases_per_average in medsilo.yaml (here 1000)" in text
+    assert "medsilo.yaml (here 1000)" in text
     assert "2 to 3" in text
     assert cli.main(["disclosure", "nowhere"]) == 1
 
