@@ -9,8 +9,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from medsilo.core.errors import DataError
-from medsilo.learning.compute import Compute
-from medsilo.learning.loop import batches
 from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
@@ -407,26 +405,6 @@ LAZY = pytest.mark.parametrize("name", ["camelyon17", "covid-xray"])
 def read(name: str, folder: Path, **settings: object) -> SiteData:
     layout = LAYOUTS[name]
     return TASKS[name](**layout.task).read(layout.sites[0], layout.sites, 0, DataSource(folder=folder, **settings))
-
-
-@LAZY
-def test_a_later_pass_reads_no_file_and_gives_the_same_batches_for_any_number_of_workers(
-    name: str, tmp_path: Path
-) -> None:
-    LAYOUTS[name].make(tmp_path)
-
-    def batched(data: SiteData, workers: int) -> list[torch.Tensor]:
-        compute, order = Compute(workers=workers), torch.Generator().manual_seed(1)
-        return [tensor for batch in batches(data.train, 3, compute, order) for tensor in batch]
-
-    kept, uncached = read(name, tmp_path), read(name, tmp_path, cache="none")
-    expected = batched(uncached, 0)
-    shutil.rmtree(tmp_path)
-    for workers in (0, 2):
-        got = batched(kept, workers)
-        assert len(got) == len(expected) and all(map(torch.equal, got, expected))
-    with pytest.raises(DataError, match="absent"):
-        uncached.train[0]
 
 
 @LAZY
