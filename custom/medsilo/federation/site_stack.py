@@ -134,8 +134,10 @@ def envelope_of(place: SiteContext) -> UpdateCodec:
     return secure.site(place) if secure else UpdateCodec()
 
 
-def answering(place: SiteContext, permission: Permission, kind: type[Participant] = Participant) -> Site:
-    """Return what answers on NVFlare, behind a hospital's permission, which was given."""
-    make = partial(IsolatedParticipant if place.settings.isolation else training_site, place, kind)
+def answering(place: SiteContext, permission: Permission, kind: type[Participant], tell: Callable[[str], None]) -> Site:
+    """Return what answers on NVFlare, behind a hospital's permission, which was given. tell: see isolated.py."""
+    make: Callable[[], Site] = partial(training_site, place, kind)
+    if place.settings.isolation:
+        make = partial(IsolatedParticipant, place, kind, tell)
     permission.inner = SuppliedSite(place, make) if place.plan.network.files else make()
     return permission
