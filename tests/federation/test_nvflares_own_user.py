@@ -86,7 +86,7 @@ def test_the_simulator_runs_every_job(method: str, tmp_path: Path) -> None:
     assert summary.finished and sorted(summary.sites) == THREE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_too_few_sites_are_told(tmp_path: Path) -> None:
     words = ["simulator", short("fedavg", tmp_path), "-w", tmp_path / "w", "-n", "2", "-t", "2"]
     said = nvflare(tmp_path, *words, code=2)

@@ -65,8 +65,8 @@ def test_hello_fedbn_keeps_each_sites_batch_norm(root: Path, tmp_path: Path) -> 
         assert same == (not name.startswith("features.1.") or name.endswith("num_batches_tracked")), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["HarmoFL", pytest.param("FedSM", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["HarmoFL", "FedSM"])
 def test_a_monai_script_learns_by_harmofl_and_fedsm(method: str, root: Path, tmp_path: Path) -> None:
     run, summary = simulated(root, tmp_path, "monai-segmentation", "--method", method)
     assert min(gains(summary)) > 0.03  # .08 to .57 on the processors tried: sums round differently on each

@@ -186,6 +186,7 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
     assert all(level == "INFO" for level, what, _ in told if what == "failed")
 
 
+@pytest.mark.long
 def test_a_full_disk_at_a_hospital_holds_the_study_and_one_at_the_server_ends_it_for_a_while(
     pair: Consortium, tmp_path: Path
 ) -> None:

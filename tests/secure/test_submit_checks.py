@@ -27,7 +27,7 @@ def changed(consortium: Consortium, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_version_or_none_is_refused_before_anything_starts(
     consortium: Consortium, changed: Path, tmp_path: Path
 ) -> None:

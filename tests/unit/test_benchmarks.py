@@ -78,7 +78,7 @@ def test_what_more_sites_with_large_networks_cost(bench: Bench, monkeypatch: pyt
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.long
 def test_simulated_sites_that_are_killed_are_named_at_once(bench: Bench, capsys: pytest.CaptureFixture) -> None:
     """And not when the time for an answer is up, which is longer than a test may take."""
     found = bench("many_sites").cost("simulator", 3, 4, kills=1)
@@ -87,7 +87,7 @@ def test_simulated_sites_that_are_killed_are_named_at_once(bench: Bench, capsys:
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_federation_over_tls_costs(tmp_path: Path) -> None:
     """Its sites learn nothing: what is large is sent once, and goes both ways by its mark from the second round on."""
     features = [16, 32]

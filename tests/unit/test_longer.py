@@ -109,7 +109,7 @@ def test_a_run_is_trained_further_from_the_command_line(tmp_path: Path, capsys: 
         assert told in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nvflares_run_is_trained_further_by_nvflare(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     plan = small("fedbn")
     simulator.run(plan, tmp_path / "run", CPU)

@@ -125,7 +125,7 @@ def tiny(part: Part, seeds: int = 1, rows: tuple[str, ...] = ()) -> Part:
     return replace(part, rows=kept, against=against, changes=changes, seeds=seeds, folds=folds, beside=beside)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_plan_of_every_page_is_in_order(places: Places) -> None:
     for name, page in PAGES.items():
         for part in page.parts:
