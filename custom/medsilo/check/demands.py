@@ -10,7 +10,7 @@ from medsilo.federation.limits import asked_of, learning_per_answer
 from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
 from medsilo.plan import Plan
-from medsilo.privacy.mechanisms import PrivacyRequirements, Told
+from medsilo.privacy.mechanisms import PROTECTIVE_EPSILON, PrivacyRequirements, Told
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget, data_set
@@ -139,9 +139,8 @@ def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
             f"{both}, since this hospital itself demands none",
             "with privacy in medsilo.yaml noise takes their place",
         )
-    most = f"{demands.protective_epsilon:g} (privacy.protective_epsilon)"
     return (
-        f"{both}: ε = {promise.epsilon:g} is above {most}",
+        f"{both}: ε = {promise.epsilon:g} is above {PROTECTIVE_EPSILON:g}",
         "lower privacy.study_epsilon, and noise takes their place",
     )
 
