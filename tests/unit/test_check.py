@@ -688,7 +688,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     before = looked()
     assert before.go and not (kit / "medsilo").exists()  # looking leaves nothing
     tables = {table.title: table for table in before.tables}
-    assert ["parameters", str(plan.parameters), "500000000", "parameters"] in tables["This site's limits"].rows
+    assert ["round_minutes", "10", "1440", "minutes for a round"] in tables["This site's limits"].rows
     settings = SiteSettings.read(kit / "local")
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()

@@ -73,7 +73,6 @@ def test_parameters_are_those_of_the_networks() -> None:
 PLAN = make_plan("fedavg", "participation.timeout=600", "training.rounds=12", "training.batch_size=32")
 ASKED = [
     ("round_minutes", 10, 9),
-    ("parameters", 1000, 999),
     ("disk", 3.8e-5, 3.6e-5),  # GiB, of 1000 parameters
     ("min_learning_per_score", 0.1, 0.101),  # 50 cases are two steps of 0.05
     ("min_training_cases", 50, 51),
@@ -96,8 +95,8 @@ def test_the_disk_keeps_what_must_stay_free() -> None:
 
 
 def test_a_hospital_refuses_the_study_itself(tmp_path: Path) -> None:
-    settings = SiteSettings(device="cpu", quotas={"parameters": 10})
-    with pytest.raises(Refused, match="parameters, more than it allows"):
+    settings = SiteSettings(device="cpu", quotas={"disk": 1e-6})
+    with pytest.raises(Refused, match="GiB for a study, more than it allows"):
         site_of(make_plan(), "hospital-a", SITES, settings, tmp_path)
 
 

@@ -71,7 +71,6 @@ def asked_of(plan: Plan, limits: Quotas, parameters: int, free: int | None = Non
     kept = (MODELS + STATE * kept_states(plan.rounds)) * 4 * parameters / 2**30
     return [
         QuotaCheck("round_minutes", plan.participation.timeout / 60, limits.round_minutes, "minutes for a round"),
-        QuotaCheck("parameters", parameters, limits.parameters, "parameters"),
         QuotaCheck("disk", kept, limits.disk, "GiB for a study"),
         QuotaCheck("disk_free", kept, None if free is None else free / 2**30 - limits.disk_free, "GiB of its disk"),
     ]

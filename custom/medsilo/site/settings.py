@@ -31,7 +31,6 @@ class Quotas(Section):
     round_minutes: float = Field(
         1440, gt=0, description="maximum minutes that this hospital computes for one round; a plan may not ask for more"
     )
-    parameters: int = Field(500_000_000, ge=1, description="parameters of all the plan's networks")
     disk: float = Field(100, gt=0, description="GiB that a study's folder may take here")
     disk_free: float = Field(0, ge=0, description="GiB that stay free on that disk, whatever a study needs")
     min_learning_per_score: float = Field(
