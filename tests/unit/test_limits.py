@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from medsilo.core.errors import ParticipationError, PlanError, Refused
+from medsilo.core.errors import NoRoom, ParticipationError, PlanError, Refused
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop, OnRound
@@ -87,10 +87,10 @@ def test_each_limit_holds_and_says_which(key: str, enough: float, not_enough: fl
         check_limits(PLAN, SiteSettings(quotas={key: not_enough}), *asked)
 
 
-def test_the_disk_keeps_what_must_stay_free() -> None:
-    check_limits(PLAN, SiteSettings(quotas={"disk_free": 1}), 10_000_000, 50, 3 << 30)
-    with pytest.raises(Refused, match="disk_free"):
-        check_limits(PLAN, SiteSettings(quotas={"disk_free": 1}), 10_000_000, 50, 1 << 30)
+def test_a_full_disk_is_no_fault_of_the_plan() -> None:
+    check_limits(PLAN, SiteSettings(), 10_000_000, 50, 1 << 30)
+    with pytest.raises(NoRoom, match="disk is full"):
+        check_limits(PLAN, SiteSettings(), 10_000_000, 50, 1 << 28)
     assert free_disk(Path("/nowhere/at/all")) > 0
 
 

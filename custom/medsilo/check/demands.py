@@ -41,7 +41,7 @@ def source_of(
 def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None, survey: Survey) -> Iterator[Finding]:
     """Compare the plan with the site's limits."""
     limits, where = settings.quotas, "quotas"
-    over = [one for one in asked_of(plan, limits, plan.parameters) if one.most is not None and one.asked > one.most]
+    over = [one for one in asked_of(plan, limits, plan.parameters) if one.asked > one.most]
     for one in over:
         told = f"the plan asks for {one.asked:.10g} {one.unit}, and {one.most:.10g} are allowed (limits.{one.key})"
         yield Finding(where, "stops", told, "ask the lead for less, or allow more in medsilo.yaml")
@@ -80,9 +80,8 @@ def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[F
 def limit_table(plan: Plan, settings: SiteSettings) -> Table:
     """Return the site's limits, and what the plan asks for."""
     rows: list[list[Cell]] = [
-        [one.key, f"{one.asked:.10g}", "any" if one.most is None else f"{one.most:.10g}", one.unit]
+        [one.key, f"{one.asked:.10g}", f"{one.most:.10g}", one.unit]
         for one in asked_of(plan, settings.quotas, plan.parameters)
-        if one.key != "disk_free"
     ]
     rows.append(["studies", "1", "any" if settings.studies is None else str(settings.studies), "studies at once"])
     return Table("This site's limits", ("limit", "the plan asks for", "allowed", "of what"), rows)

@@ -32,7 +32,6 @@ class Quotas(Section):
         1440, gt=0, description="maximum minutes that this hospital computes for one round; a plan may not ask for more"
     )
     disk: float = Field(100, gt=0, description="GiB that a study's folder may take here")
-    disk_free: float = Field(0, ge=0, description="GiB that stay free on that disk, whatever a study needs")
     min_learning_per_score: float = Field(
         1e-5,
         ge=0,
