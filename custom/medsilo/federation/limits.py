@@ -14,6 +14,7 @@ from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
 from medsilo.site.settings import FILE_NAME, Quotas, SiteSettings
 
+LEAST_LEARNING = 1e-5  # learning rate × optimizer steps at a site for each answer with scores, on average
 MODELS, STATE = 2, 8 / 3  # of a study's files at a site, in float32 models: the models, and a state with an optimizer's
 
 
@@ -43,11 +44,11 @@ def check_limits(
         )
     if train is None:
         return
-    if (learning := learning_per_answer(plan, train)) < limits.min_learning_per_score:
+    if (learning := learning_per_answer(plan, train)) < LEAST_LEARNING:
         raise Refused(
             f"the plan learns next to nothing here for the scores that it asks for (learning rate × steps is "
-            f"{learning:.3g} for each answer, this hospital wants {limits.min_learning_per_score:g}: "
-            f"{_where('min_learning_per_score')}); set a larger learning rate or more local_epochs"
+            f"{learning:.3g} for each answer, and a hospital wants {LEAST_LEARNING:g}); set a larger learning rate or "
+            "more local_epochs"
         )
     if min(train, train if patients is None else patients) < settings.least_trained(plan.task.synthetic):
         raise Refused(

@@ -26,17 +26,12 @@ DataPart = Literal["train", "validation", "test"]
 
 
 class Quotas(Section):
-    """The most that a plan may ask of this hospital, and the least learning that it must do for an answer."""
+    """The most that a plan may ask of this hospital."""
 
     round_minutes: float = Field(
         1440, gt=0, description="maximum minutes that this hospital computes for one round; a plan may not ask for more"
     )
     disk: float = Field(100, gt=0, description="GiB that a study's folder may take here")
-    min_learning_per_score: float = Field(
-        1e-5,
-        ge=0,
-        description="learning rate × optimizer steps that a plan must do here for each answer with scores, on average",
-    )
     min_training_cases: int | None = Field(
         None,
         ge=1,
