@@ -143,7 +143,7 @@ def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[flo
         reading = fastest(lambda: in_memory(cases), 3)
         data = SiteData(cases if from_files else in_memory(cases), in_memory(cases), in_memory(cases))
         settings = make_settings(
-            {"device": device, "quotas": {"min_training_cases": 1}, "min_cases_per_average": 1}, "a benchmark"
+            {"device": device, "min_patients_per_metric": 1, "min_cases_per_average": 1}, "a benchmark"
         )
         site = TrainingSite(Participant(SiteContext(plan, SITES[0], SITES, settings, Path(place) / "site"), data))
         bench = site.participant.trainer.bench("shuffle", 1, lambda: None)

@@ -745,7 +745,7 @@ def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: p
     local = tmp_path / "local-of-Dr-Schmidt"
     local.mkdir()
     (local / "medsilo.yaml").write_text(
-        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nquotas: {{min_training_cases: 1}}\n"
+        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nmin_patients_per_metric: 1\n"
     )
     private = tmp_path / "check.txt"
     arguments = ["check", str(job), "--site", "tnbc", "--settings", str(local)]

@@ -74,7 +74,6 @@ PLAN = make_plan("fedavg", "participation.timeout=600", "training.rounds=12", "t
 ASKED = [
     ("round_minutes", 10, 9),
     ("disk", 3.8e-5, 3.6e-5),  # GiB, of 1000 parameters
-    ("min_training_cases", 50, 51),
 ]
 
 
@@ -84,6 +83,15 @@ def test_each_limit_holds_and_says_which(key: str, enough: float, not_enough: fl
     check_limits(PLAN, SiteSettings(quotas={key: enough}), *asked)
     with pytest.raises(Refused, match=rf"quotas\.{key} in its medsilo\.yaml"):
         check_limits(PLAN, SiteSettings(quotas={key: not_enough}), *asked)
+
+
+def test_a_hospital_trains_with_as_many_patients_as_a_score_covers() -> None:
+    plan = parse_plan(FOLDER)
+    check_limits(plan, SiteSettings(), 1000, 5, patients=5)
+    check_limits(plan, SiteSettings(public_data=True), 1000, 1, patients=1)
+    for own, cases, patients in (({}, 50, 4), ({}, 4, None), ({"min_patients_per_metric": 6}, 5, 5)):
+        with pytest.raises(Refused, match=r"min_patients_per_metric in its medsilo\.yaml"):
+            check_limits(plan, SiteSettings(**own), 1000, cases, patients=patients)
 
 
 def test_a_full_disk_is_no_fault_of_the_plan() -> None:

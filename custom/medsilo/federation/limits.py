@@ -50,9 +50,10 @@ def check_limits(
             f"{learning:.3g} for each answer, and a hospital wants {LEAST_LEARNING:g}); set a larger learning rate or "
             "more local_epochs"
         )
-    if min(train, train if patients is None else patients) < settings.least_trained(plan.task.synthetic):
+    if min(train, train if patients is None else patients) < settings.count_unit(plan.task.synthetic):
         raise Refused(
-            f"this hospital has fewer training cases or patients than it trains with ({_where('min_training_cases')})"
+            "this hospital has fewer training cases or patients than it trains with (min_patients_per_metric in its "
+            f"{FILE_NAME})"
         )
 
 

@@ -32,12 +32,6 @@ class Quotas(Section):
         1440, gt=0, description="maximum minutes that this hospital computes for one round; a plan may not ask for more"
     )
     disk: float = Field(100, gt=0, description="GiB that a study's folder may take here")
-    min_training_cases: int | None = Field(
-        None,
-        ge=1,
-        description="training cases, and patients, that this hospital trains with, or not at all; null: as many as "
-        "`min_patients_per_metric`, of synthetic and public data 1",
-    )
     train_answers: int = Field(2000, ge=0, description="losses over training cases that leave, per lead and data set")
     validation_answers: int = Field(2000, ge=0, description="scores over validation cases, likewise")
     test_answers: int = Field(100, ge=0, description="scores over test cases, likewise")
@@ -104,7 +98,8 @@ class SiteSettings(Section):
         None,
         ge=1,
         description="patients that a score must cover, and cases that a class must have to be counted by itself, "
-        f"before that leaves; counts leave as multiples of it. null: {MIN_PATIENTS_PER_METRIC}, of synthetic data 1",
+        "before that leaves; patients with which this hospital trains at least; counts leave as multiples of it. "
+        f"null: {MIN_PATIENTS_PER_METRIC}, of synthetic data 1",
     )
     score_rounding: int | None = Field(
         None,
@@ -159,7 +154,8 @@ class SiteSettings(Section):
         return SCORE_ROUNDING if self.score_rounding is None else self.score_rounding
 
     def count_unit(self, synthetic: bool) -> int:
-        """Return what counts are multiples of when they leave."""
+        """Return what counts are multiples of when they leave, and how many cases and patients this site trains with
+        at least."""
         return self.least(synthetic) if self.protects(synthetic) else 1
 
     def resolution(self, names: Sequence[str], synthetic: bool) -> Resolution:
@@ -169,11 +165,6 @@ class SiteSettings(Section):
     def least(self, synthetic: bool) -> int:
         """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""
         return self.min_patients_per_metric or (1 if synthetic else MIN_PATIENTS_PER_METRIC)
-
-    def least_trained(self, synthetic: bool) -> int:
-        """The cases, and patients, with which this site trains at least."""
-        default = self.least(synthetic) if self.protects(synthetic) else 1
-        return default if self.quotas.min_training_cases is None else self.quotas.min_training_cases
 
     def shares(self, synthetic: bool) -> bool:
         """Return whether other hospitals that agree get this one's personal model, and this one theirs."""
