@@ -71,10 +71,10 @@ def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[F
         allowed, most = settings.quotas.answers(part), max((count[part] for count in used.values()), default=0)
         told = f"{part}: the plan asks for {planned} answers with scores, one lead may have {allowed}"
         if planned > allowed:
-            yield Finding("quotas", "stops", told, f"see quotas.{part}_answers")
+            yield Finding("quotas", "stops", told, f"see {settings.quotas.answers_key(part)}")
         elif planned > allowed - most:
             told += f"; a lead who had {most} already would be refused"
-            yield Finding("quotas", "note", told, f"see quotas.{part}_answers")
+            yield Finding("quotas", "note", told, f"see {settings.quotas.answers_key(part)}")
 
 
 def limit_table(plan: Plan, settings: SiteSettings) -> Table:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
 FILE_NAME = "medsilo.yaml"
 MIN_PATIENTS_PER_METRIC = 5  # by default, of real data
 SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
+TRAIN_ANSWERS = 2000  # losses over training cases that leave at least, per lead and data set
 SCORE_ROUNDING = 2  # by default, of patients' data
 DataPart = Literal["train", "validation", "test"]
 
@@ -32,13 +33,23 @@ class Quotas(Section):
         1440, gt=0, description="maximum minutes that this hospital computes for one round; a plan may not ask for more"
     )
     disk: float = Field(100, gt=0, description="GiB that a study's folder may take here")
-    train_answers: int = Field(2000, ge=0, description="losses over training cases that leave, per lead and data set")
-    validation_answers: int = Field(2000, ge=0, description="scores over validation cases, likewise")
+    validation_answers: int = Field(
+        TRAIN_ANSWERS,
+        ge=0,
+        description="scores over validation cases that leave, per lead and data set; of losses over training cases "
+        f"as many, and {TRAIN_ANSWERS} at least",
+    )
     test_answers: int = Field(100, ge=0, description="scores over test cases, likewise")
 
     def answers(self, part: DataPart) -> int:
         """Return how many scored answers over a part one lead may have."""
-        return {"train": self.train_answers, "validation": self.validation_answers, "test": self.test_answers}[part]
+        most = {"train": max(TRAIN_ANSWERS, self.validation_answers), "validation": self.validation_answers}
+        return most.get(part, self.test_answers)
+
+    @staticmethod
+    def answers_key(part: DataPart) -> str:
+        """Return the key that says how many scored answers over a part one lead may have."""
+        return f"quotas.{'test' if part == 'test' else 'validation'}_answers"
 
 
 class SiteSettings(Section):
