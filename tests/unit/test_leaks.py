@@ -141,8 +141,6 @@ def test_it_says_how_coarsely_numbers_of_patients_leave() -> None:
     assert "4 of 2000 over train cases, 6 of 2000 over validation cases, 1 of 100 over test cases" in text
     assert "reliability: sums of probabilities, by tenths of them: 10 numbers" in text
     assert "the threshold that does best on the validation cases, one of 9 numbers" in text
-    text = "\n".join(describe(plan, SiteSettings(calibration=False)))
-    assert "No threshold of validation cases is told: declined" in text and "reliability: sums" not in text
     assert "together" not in "\n".join(describe(plan, SiteSettings(public_data=True)))
     assert "together" not in "\n".join(describe(make_plan("fedavg", *SMALL), SiteSettings()))
     assert "exactly (score_rounding is 0)" in "\n".join(describe(plan, SiteSettings(score_rounding=0)))

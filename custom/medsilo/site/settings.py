@@ -119,9 +119,6 @@ class SiteSettings(Section):
         description="a score leaves in steps as large as the influence of this many patients: over n patients in "
         f"steps of at least this number / n of their range. 0: exactly. null: {SCORE_ROUNDING}",
     )
-    calibration: bool = Field(
-        True, description="whether the calibration of test cases, and a threshold chosen on validation cases, may leave"
-    )
     state_dir: Path | None = Field(
         None,
         description="folder in which this hospital remembers its split and what it answered; null: `_hospital` in "
