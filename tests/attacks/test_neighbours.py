@@ -313,9 +313,9 @@ def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sum
     if "pretrained" in plan.build_networks():
         save_tensors(data / "pretrained.safetensors", dict(plan.build_networks()["pretrained"].state_dict()))
     described = {"folder": str(data), "split": split_with(part), **setting.data}
-    own = {"device": "cpu", "state_dir": str(root / "records"), "data": described, "min_cases_per_average": 1}
-    own["min_patients_per_metric"] = 1
+    own = {"device": "cpu", "state_dir": str(root / "records"), "data": described, "min_patients_per_metric": 1}
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("medsilo.site.settings.LEAST_AVERAGED", 1)
         patch.setattr(NoiseSource, "with_normal", lambda *given: sums.told(*given))
         summary = inprocess.run(plan, folder=root / "study", settings=make_settings(own, "a test")).summary
     assert summary.finished, summary.stopped

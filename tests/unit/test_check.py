@@ -301,10 +301,10 @@ def test_a_list_that_makes_promises_void_stops(local: Path, name: str, values: d
 
 
 def test_an_average_of_too_few_images_stops(local: Path) -> None:
-    (local / "medsilo.yaml").write_text("device: cpu\nmin_cases_per_average: 500\n")
+    (local / "medsilo.yaml").write_text("device: cpu\nmin_patients_per_metric: 500\n")
     report = check(visit(plan=make_plan("harmofl", *SMALL), local=local))
     (finding,) = found(report, "rehearsal", "stops")
-    assert "min_cases_per_average" in finding.what
+    assert "no average of fewer" in finding.what
 
 
 # ---------------------------------------------------------------------------------------------------- kits

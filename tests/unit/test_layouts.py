@@ -77,7 +77,7 @@ def test_it_is_trained_and_tested(layout: Layout, folder: Path) -> None:
         "training": {"rounds": 1, "batch_size": 4, "learning_rate": 0.01},
         "participation": {"sites": layout.sites},
     }
-    settings = SiteSettings(device="cpu", data=folder, min_cases_per_average=1, min_patients_per_metric=1)
+    settings = SiteSettings(device="cpu", data=folder, public_data=True, min_patients_per_metric=1)
     summary = inprocess.run(parse_plan(values), settings=settings).summary
     assert summary.status == "finished"
     assert all(0 <= site.test[summary.metric] <= 1 for site in summary.sites.values())

@@ -231,7 +231,6 @@ def _averages(plan: Plan, settings: SiteSettings) -> Iterator[str]:
         rounds = f"in round {stretch.first} only" if once else f"in rounds {stretch.first} to {stretch.last}"
         for group in stretch.phase.sent:
             if group.average:
-                yield (
-                    f"{group.name}, {rounds}: {group.average.of}. It leaves where it covers as many images as "
-                    f"min_cases_per_average in medsilo.yaml (here {settings.min_cases_per_average})."
-                )
+                least = settings.least_averaged(plan.task.synthetic)
+                told = f"It leaves where it covers {least} images and patients."
+                yield f"{group.name}, {rounds}: {group.average.of}. {told}"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
     from medsilo.learning.compute import Compute
 
 FILE_NAME = "medsilo.yaml"
+LEAST_AVERAGED = 8  # images, and patients, that an average such as HarmoFL's amplitude covers at least
 MIN_PATIENTS_PER_METRIC = 5  # by default, of real data
 SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
 TRAIN_ANSWERS = 2000  # losses over training cases that leave at least, per lead and data set
@@ -99,7 +100,6 @@ class SiteSettings(Section):
     # Whether the other hospitals that agree get this one's personal model, and this one theirs (FedSM's super model);
     # by default only where the data are synthetic.
     share_personal_model: bool | None = None
-    min_cases_per_average: int = Field(8, ge=1)  # images, and patients, that an average must cover to leave
     public_data: bool = Field(
         False,
         description="true: nobody needs protection from what is told of these data (a published set). Then plans "
@@ -173,6 +173,10 @@ class SiteSettings(Section):
     def least(self, synthetic: bool) -> int:
         """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""
         return self.min_patients_per_metric or (1 if synthetic else MIN_PATIENTS_PER_METRIC)
+
+    def least_averaged(self, synthetic: bool) -> int:
+        """The images, and patients, that an average must cover before it leaves this site."""
+        return 1 if self.public_data else max(LEAST_AVERAGED, self.least(synthetic))
 
     def shares(self, synthetic: bool) -> bool:
         """Return whether other hospitals that agree get this one's personal model, and this one theirs."""
