@@ -79,11 +79,6 @@ class SiteSettings(Section):
         (),
         description="folders with files that networks begin with (`network.from`); which one is meant its hash decides",
     )
-    models_disk: float = Field(
-        20,
-        ge=0,
-        description="GiB that such files may take here which a server has sent; the oldest go first",
-    )
     privacy: PrivacyRequirements | None = Field(
         None,
         description="what this hospital demands of every study, and of all together: differential privacy, counted in "
