@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from medsilo.core.errors import NoRoom, ParticipationError, PlanError, Refused
+from medsilo.core.files import free_disk
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop, OnRound
-from medsilo.federation.limits import check_limits, free_disk, learning_per_answer
+from medsilo.federation.limits import check_limits, learning_per_answer
 from medsilo.federation.process import isolated
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.site_context import SiteContext
@@ -191,12 +192,13 @@ def test_learning_counts_steps_over_all_rounds_of_scores() -> None:
     assert learning_per_answer(idle, 40) == pytest.approx(0.04 * trained / idle.rounds) and trained <= idle.rounds
 
 
-def test_a_disk_cache_has_its_bound_and_all_cases_are_there(tmp_path: Path) -> None:
+def test_a_disk_cache_has_its_bound_and_all_cases_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_photos(tmp_path / "photos", NAMES)
     plan = parse_plan(STUDY)
     size = 3 * 8 * 8 * 4  # bytes of an image that is ready
-    data = {"folder": str(tmp_path / "photos"), "cache": "disk", "cache_folder": str(tmp_path / "cache")}
-    source = make_settings({"data": {**data, "cache_disk": 10 * (size + 8) / 2**30}}, "x").data
+    monkeypatch.setattr("medsilo.tasks.cache.MOST", 10 * (size + 8))
+    data = {"folder": str(tmp_path / "photos"), "cache_folder": str(tmp_path / "cache")}
+    source = make_settings({"data": data}, "x").data
     read = plan.task.read("a", ["a"], 0, source)
     assert len(list((tmp_path / "cache").iterdir())) == 10
     whole = plan.task.read("a", ["a"], 0, make_settings({"data": str(tmp_path / "photos")}, "x").data)

@@ -183,8 +183,8 @@ def test_kept_on_the_disk_or_read_again_windows_are_the_same(hospitals: Path, tm
     task = plan_of().task
     more: list[dict[str, Any]] = [
         {},
-        {"cache": "none"},
-        *[{"cache": "disk", "cache_folder": str(tmp_path / "kept")}] * 2,
+        {"cache_memory": 0},
+        *[{"cache_folder": str(tmp_path / "kept")}] * 2,
     ]
     found = [
         task.site_data("a", SITES, 0, source_of(tmp_path / "data", recording_columns=inside, patient=None, **own))

@@ -1,6 +1,5 @@
 """A hospital's own limits, held against what a plan asks for before anything of it is made."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,8 +126,3 @@ class Clock:
 
 def _where(key: str) -> str:
     return f"quotas.{key} in its {FILE_NAME}"
-
-
-def free_disk(folder: Path) -> int:
-    """The free bytes on the disk of a folder that may not be there yet."""
-    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
