@@ -90,7 +90,7 @@ def write_csv(path: Path, head: list[str], lines: list[list[Any]]) -> None:
 
 def kinds(canaries: int) -> dict[str, Kind]:
     columns = [{"name": f"x{n}", "mean": 0.0, "deviation": 1.0} for n in range(canaries)]
-    recorded = {"recordings": "*.csv", "patient": "^(.*)_", "recording_columns": {"time": "t", "label": "doing"}}
+    recorded = {"patient": "^(.*)_", "recording_columns": {"time": "t", "label": "doing"}}
     signals = [{"name": f"x{n}", "mean": 0.0, "deviation": 1.0} for n in range(SIGNALS)]
     series = {"name": "series-folder", "signals": signals, "labels": [str(n) for n in range(SIGNALS)]}
     series |= {"rate": 10, "window": WINDOW, "standardise": "plan"}

@@ -197,7 +197,7 @@ SIGNALS = [{"name": "x", "mean": 0.0, "deviation": 1.0}]
 SERIES = {
     "name": "series-folder", "signals": SIGNALS, "labels": ["0", "1"], "rate": 10, "window": 8, "standardise": "plan",
 }  # fmt: skip
-RECORDED = {"recordings": "*.csv", "patient": "^(.*)_", "recording_columns": {"time": "t", "label": "doing"}}
+RECORDED = {"patient": "^(.*)_", "recording_columns": {"time": "t", "label": "doing"}}
 OF_NAMES = {"patient": "^(.*)_"}
 CLASSES = {"table": "classes.csv"}
 PHOTOS = {"name": "image-folder", "kind": "classification", "labels": ["no", "yes"], "size": [16, 16]}
@@ -490,7 +490,7 @@ def test_scores_of_a_model_that_learns_by_exact_steps_are_refused() -> None:
 
 def test_a_file_of_several_patients_is_refused(tmp_path: Path) -> None:
     inside = {"time": "t", "label": "doing", "patient": "who"}
-    several = replace(SETTINGS["series"], data={"recordings": "*.csv", "recording_columns": inside})
+    several = replace(SETTINGS["series"], data={"recording_columns": inside})
     with pytest.raises(MedsiloError, match="write a file for each patient"):
         study(tmp_path, several, "patient", set(), "train", Sums())
 

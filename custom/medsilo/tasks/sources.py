@@ -72,7 +72,6 @@ class DataSource(Section):
     missing: Names = MISSING  # what is where a value is not known
     decimal: Literal[".", ","] = "."  # of recordings, too
     # Of recordings (task `series-folder`):
-    recordings: Pattern | None = None  # a pattern with *, below the folder
     recording_columns: Inside = Inside()
     rate: float | None = Field(None, gt=0, le=1e7)  # Hz that they were recorded with, where it is not the plan's
     time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of recording_columns.time
