@@ -48,7 +48,7 @@ DEMANDS: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-3, "unit": "record", "pub
 def settings_of(data: Path, **demands: Any) -> SiteSettings:
     """Images are made ready once for all studies of these tests."""
     (cache := data.with_name(f"{data.name}-ready")).mkdir(exist_ok=True)
-    own_data = {"folder": str(data), "split": 1, "cache": "disk", "cache_folder": str(cache)}
+    own_data = {"folder": str(data), "split": 1, "cache_folder": str(cache)}
     return make_settings({"device": "cpu", "data": own_data, "privacy": {**DEMANDS, **demands}}, "x")
 
 

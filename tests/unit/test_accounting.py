@@ -137,7 +137,7 @@ def test_no_noise_is_enough_where_the_rest_costs_all() -> None:
 
 def test_what_a_hospital_demands_where_it_says_no_more() -> None:
     demands = PrivacyRequirements(epsilon=1.0, delta=1e-5)
-    assert (demands.study_epsilon, demands.unit, demands.protective_epsilon) == (None, "patient", 10.0)
+    assert (demands.study_epsilon, demands.unit) == (None, "patient")
 
 
 def test_mechanisms_are_bounded() -> None:

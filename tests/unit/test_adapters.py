@@ -576,7 +576,7 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
 
         def __init__(self) -> None:
             at("a")
-            settings = SimpleNamespace(models=(), models_disk=1.0)
+            settings = SimpleNamespace(models=())
             place = SiteContext(plan, "a", ["a"], settings, tmp_path / "hospital" / "study" / "sites" / "a")  # type: ignore[arg-type]
             self.site, self.bytes = SuppliedSite(place, lambda: Inner()), 0
             at("server")
@@ -617,7 +617,7 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
 
     with pytest.raises(Refused, match="its hash is another"):
         weight_cache.keep(name, memoryview(b"other"), kept.parent, 1 << 20)
-    with pytest.raises(Refused, match="models_disk"):
+    with pytest.raises(Refused, match="100 may be kept"):
         weight_cache.keep(name, memoryview(content), kept.parent, 100)
     later = b"other weights" * 400
     weight_cache.keep(

@@ -301,10 +301,10 @@ def test_a_list_that_makes_promises_void_stops(local: Path, name: str, values: d
 
 
 def test_an_average_of_too_few_images_stops(local: Path) -> None:
-    (local / "medsilo.yaml").write_text("device: cpu\nmin_cases_per_average: 500\n")
+    (local / "medsilo.yaml").write_text("device: cpu\nmin_patients_per_metric: 500\n")
     report = check(visit(plan=make_plan("harmofl", *SMALL), local=local))
     (finding,) = found(report, "rehearsal", "stops")
-    assert "min_cases_per_average" in finding.what
+    assert "no average of fewer" in finding.what
 
 
 # ---------------------------------------------------------------------------------------------------- kits
@@ -688,7 +688,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     before = looked()
     assert before.go and not (kit / "medsilo").exists()  # looking leaves nothing
     tables = {table.title: table for table in before.tables}
-    assert ["parameters", str(plan.parameters), "500000000", "parameters"] in tables["This site's limits"].rows
+    assert ["round_minutes", "10", "1440", "minutes for a round"] in tables["This site's limits"].rows
     settings = SiteSettings.read(kit / "local")
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()
@@ -745,7 +745,7 @@ def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: p
     local = tmp_path / "local-of-Dr-Schmidt"
     local.mkdir()
     (local / "medsilo.yaml").write_text(
-        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nquotas: {{min_training_cases: 1}}\n"
+        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nmin_patients_per_metric: 1\n"
     )
     private = tmp_path / "check.txt"
     arguments = ["check", str(job), "--site", "tnbc", "--settings", str(local)]

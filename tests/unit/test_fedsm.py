@@ -541,7 +541,7 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
 def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: Path) -> None:
     plan = planned("training.rounds=1")
     cases = site_of(plan, A, SITES, CPU, tmp_path / "a").participant.disclosure.cases["train"]
-    few = SiteSettings(device="cpu", min_cases_per_average=cases + 1)
+    few = SiteSettings(device="cpu", min_patients_per_metric=cases + 1)
     with pytest.raises(
         Refused, match=f"averages {cases} images of this site's {cases} patients, and no average of fewer"
     ):
@@ -564,7 +564,7 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
     study = Study(plan, tmp_path / "run")
     if method == "harmofl":
         for participant in study.participants.values():
-            with_settings(participant, min_cases_per_average=1)
+            with_settings(participant, public_data=True)
     summary = study.run()
     asked = {parcel.facts["task"] for site, parcel in study.transport.sent if site == C}
     assert asked == {"join", "deliver", "test"}
@@ -773,7 +773,7 @@ FEDERATIONS = {
 def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str] | None = None) -> Plan:
     """Ten rounds in which one hospital has ten times the training cases of the others."""
     sites, sizes = sites or FEDERATIONS[task][0], FEDERATIONS[task][1]
-    few = SiteSettings(device="cpu", min_cases_per_average=2)  # a small one has but five images in synthetic-prostate
+    few = SiteSettings(device="cpu", public_data=True)  # a small one has but five images in synthetic-prostate
     same = ["training.rounds=10", "training.batch_size=8", f"task.name={task}", *sizes]
     plan = make_plan("fedsm", *same, *changes, sites=sites)
     participants = {}

@@ -429,19 +429,20 @@ def test_masks_move_with_their_images(kind: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- the cache
-@pytest.mark.parametrize("cache", ["memory", "disk", "none", "small"])
+@pytest.mark.parametrize("cache", ["memory", "disk", "both", "none", "small"])
 def test_every_cache_gives_the_same_cases(cache: str, balls: Path, tmp_path: Path) -> None:
     task = volumes(dimensions=2, size=[16, 16], target_spacing=[2, 2])
     expected = read(task, source(balls))
-    others = {"small": {"cache_memory": 1}, "disk": {"cache": "disk", "cache_folder": tmp_path / "cache"}}
-    data = read(task, source(balls, **others.get(cache, {"cache": cache})))
+    memory = {"small": {"cache_memory": 1}, "disk": {"cache_memory": 0}, "none": {"cache_memory": 0}}.get(cache, {})
+    kept = {"cache_folder": tmp_path / "cache"} if cache in ("disk", "both") else {}
+    data = read(task, source(balls, **memory, **kept))
     for part in PARTS:
         mine, theirs = getattr(data, part), getattr(expected, part)
         assert mine.patients == theirs.patients
         for place in range(len(mine)):
             assert all(torch.equal(a, b) for a, b in zip(mine[place], theirs[place], strict=True))
     assert data.survey == expected.survey
-    if cache == "disk":
+    if kept:
         assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".safetensors"}
         assert len(list((tmp_path / "cache").iterdir())) == 9
 
@@ -456,7 +457,7 @@ def test_the_memory_of_the_cache_is_bounded(tmp_path: Path) -> None:
 
 def test_the_disk_cache_knows_a_file_that_changed_and_mends_one_that_broke(balls: Path, tmp_path: Path) -> None:
     shutil.copytree(balls, tmp_path / "data")
-    where = source(tmp_path / "data", cache="disk", cache_folder=tmp_path / "cache")
+    where = source(tmp_path / "data", cache_folder=tmp_path / "cache")
     before = read(volumes(), where).train
     patient, first = before.patients[0], before[0][0]
     for path in (tmp_path / "cache").iterdir():
@@ -468,8 +469,6 @@ def test_the_disk_cache_knows_a_file_that_changed_and_mends_one_that_broke(balls
     assert not torch.equal(read(volumes(target_spacing=[3, 3, 3]), where).train[0][0], first)
     leads_nowhere(tmp_path / "data" / "images" / f"{patient}.nii.gz")
     assert [one.count for one in told(volumes(), where).problems if one.severity == "left out"] == [1]
-    with pytest.raises(DataError, match="cache_folder"):
-        read(volumes(), source(balls, cache="disk"))
 
 
 # ---------------------------------------------------------------------------------------------------- bad input

@@ -502,7 +502,7 @@ def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> No
     }
 
     def source(site: str, **values: Any) -> DataSource:
-        return DataSource(folder=tmp_path / site, **{"cache": "none", **values})
+        return DataSource(folder=tmp_path / site, **{"cache_memory": 0, **values})
 
     plan = parse_plan(
         {

@@ -17,7 +17,7 @@ from tests.conftest import METHODS, SITES, make_plan, over_all
 from tests.federation.test_simulator import assert_same_outcome
 from tests.unit.test_participant import SMALL
 
-CPU = SiteSettings(device="cpu", min_cases_per_average=1)
+CPU = SiteSettings(device="cpu", public_data=True)
 DIVIDED = {"f-adafed", "fedsm-extra", "fedsm-ensemble"}  # into phases by the number of all rounds
 ONE_OF_EACH = ["fedavg", "ditto", "adafed", "fedsm", "scaffold"]
 IMAGES = ["task.name=synthetic-histology", "network.name=small-cnn", "task.patients=4"]

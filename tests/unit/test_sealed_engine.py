@@ -28,7 +28,7 @@ from tests.sites import sites_of
 from tests.unit.test_coordinator import LOST, SMALL, Answers, Script, Scripted, honest
 
 HOSPITALS = ["a", "b", "c", "d"]
-CPU = SiteSettings(device="cpu", min_cases_per_average=1)
+CPU = SiteSettings(device="cpu", public_data=True)
 WIDE = [  # its last convolution has 460 800 weights: no stretch of so many numbers is alike by chance
     "task.name=synthetic-histology",
     "task.size=32",

@@ -342,7 +342,7 @@ def test_series_are_images_and_are_seen_as_a_ct(scanner: Path, tmp_path: Path) -
     assert nested(draft.settings)["data"]["images"] == "images/*/"
     window = nested(draft.plan)["task"]["intensity"]
     assert window["kind"] == "window" and -200 < window["low"] < window["high"] < 200
-    source = DataSource.model_validate({**nested(draft.settings)["data"], "cache": "disk", "cache_folder": tmp_path})
+    source = DataSource.model_validate({**nested(draft.settings)["data"], "cache_folder": tmp_path})
     task = TASKS["nifti-folder"].model_validate(nested(draft.plan)["task"])
     data = task.read("hospital-a", ["hospital-a"], 0, source)
     places = sorted({*data.train.patients, *data.validation.patients, *data.test.patients})  # type: ignore[attr-defined]

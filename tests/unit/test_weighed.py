@@ -36,7 +36,7 @@ Arrays = dict[str, np.ndarray]
 SERVER = ServerSide(
     ["s0", "s1", "s2"], {}, {}, frozenset, make_plan().task, Training(), 0, Compute(), None, lambda: None
 )
-CPU = SiteSettings(device="cpu", min_cases_per_average=1)
+CPU = SiteSettings(device="cpu", public_data=True)
 NO_BATCH_NORM = ["network.name=activity-cnn", "network.norm=group"]  # nothing then travels beside trained weights
 
 

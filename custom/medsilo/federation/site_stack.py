@@ -62,11 +62,11 @@ class SuppliedSite:
         return self.inner.answer(replace(parcel, groups=groups), stop)
 
     def _take(self, came: Tensors) -> None:
-        wanted, most = self.place.plan.network.files, self.place.settings.models_disk
+        wanted = self.place.plan.network.files
         for name, content in came.items():
             if name not in wanted or content.dtype is not torch.uint8:
                 raise Refused("the server sends a file that the plan does not name")
-            weight_cache.keep(name, bytes_of(content.contiguous()), self.place.models[-1], int(most * (1 << 30)))
+            weight_cache.keep(name, bytes_of(content.contiguous()), self.place.models[-1])
 
 
 class DisclosingSite:

@@ -118,27 +118,22 @@ class CaseIndex:
 
     @staticmethod
     def of_recordings(source: DataSource, folder: Path) -> "CaseIndex":
-        """Return the recordings in a folder, as the site's settings describe them: by a table, or by a pattern.
+        """Return the recordings in a folder, as the site's settings describe them: by a table, or by their endings.
 
         The label of one that no table names is its folder's name.
         """
         names, links = CaseIndex.files_below(folder)
         inside, columns = source.recording_columns, source.columns
-        if table := table_of(source, names, source.recordings):
+        if table := table_of(source, names, None):
             within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
             found = _by_table(source, folder, table, names, (columns.recording,), False, within)
             return found.ordered(source, links)
         listing = CaseIndex()
-        pattern = source.recordings or ANYWHERE
-        usual = () if source.recordings else CaseIndex.RECORDINGS
-        known = {name: path for name, path in names.items() if not usual or name.lower().endswith(usual)}
-        for name, path in _matching(pattern, known, listing).items():
+        known = {name: path for name, path in names.items() if name.lower().endswith(CaseIndex.RECORDINGS)}
+        for name, path in _matching(ANYWHERE, known, listing).items():
             listing.take(name, (path,), path.parent.name, name)
         if not listing.entries:
-            hint = (
-                "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet, WFDB or EDF there"
-            )
-            raise DataError(f"no recording in the data folder fits data.recordings; {hint}", private=pattern)
+            raise DataError("there is no recording in the data folder; put CSV, Parquet, WFDB or EDF there")
         if not source.recording_columns.patient:
             listing.tell_patients(source)
         return listing.ordered(source, links)

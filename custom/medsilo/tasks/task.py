@@ -301,8 +301,8 @@ class Task(Section):
         if source is None:
             return self.load(site, sites, seed, None)
         source.check_folder()
-        if source.is_described or source.cache == "disk":
-            what = "give nothing but folder, cache (memory or none) and cache_memory under 'data'"
+        if source.is_described:
+            what = "give nothing but folder and cache_memory under 'data'"
             raise DataError(f"task {self.name} has a layout of its own; {what}")
         if links := links_out(source.folder):
             what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
