@@ -357,7 +357,7 @@ def test_a_gpu_that_is_not_there(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cuda:128", "cuda:99999999999"])
 def test_a_gpu_number_that_torch_cannot_hold(device: str) -> None:
-    with pytest.raises(MedsiloError, match=f"{device} was asked for"):
+    with pytest.raises(MedsiloError, match=f"device {device}: this machine has"):
         SiteSettings(device=device).compute()
 
 

@@ -232,7 +232,7 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "cells that are not numbers; name them under data.missing, or say data.decimal",
     ),
     "no header": (text(b"0,1,2,REST\n1,1,2,REST\n"), "a recording lacks"),
-    "a column twice": (text(b"t,x,y,doing,x\n0,1,2,REST,1\n"), "a column twice"),
+    "a column twice": (text(b"t,x,y,doing,x\n0,1,2,REST,1\n"), "two columns of one name"),
     "no rows": (lambda folder: write(folder / "SECRETbad_1.csv", []), "no rows"),
     "nothing": (text(b""), "a recording lacks"),
     "no text at all": (text(bytes(range(256)) * 9), "not in UTF-8"),

@@ -46,9 +46,9 @@ def check_limits(
         return
     if (learning := learning_per_answer(plan, train)) < limits.min_learning_per_score:
         raise Refused(
-            f"the plan learns next to nothing here for the scores that it asks for (learning rate × steps is "
-            f"{learning:.3g} for each answer, this hospital wants {limits.min_learning_per_score:g}: "
-            f"{_where('min_learning_per_score')}); set a larger learning rate or more local_epochs"
+            f"learning rate × steps is {learning:.3g} for each answer, this hospital demands "
+            f"{limits.min_learning_per_score:g} ({_where('min_learning_per_score')}); raise training.learning_rate "
+            f"or training.local_epochs"
         )
     if min(train, train if patients is None else patients) < settings.least_trained(plan.task.synthetic):
         raise Refused(
@@ -93,7 +93,7 @@ def check_disk(folder: Path, limits: Quotas) -> None:
     """Raise Refused where a study's folder has grown over what this hospital allows, or too little stays free."""
     taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if taken > limits.disk * 2**30:
-        raise Refused(f"the study's folder has grown over what this hospital allows ({_where('disk')})")
+        raise Refused(f"the study's folder is larger than this hospital allows ({_where('disk')})")
     if free_disk(folder) < limits.disk_free * 2**30:
         raise NoRoom(f"too little of this hospital's disk would stay free ({_where('disk_free')})")
 
@@ -118,7 +118,7 @@ class Clock:
         """Raise Refused when this answer has had its time; to be asked often."""
         if self.started is not None and time.monotonic() - self.started > 60 * self.limits.round_minutes:
             raise Refused(
-                f"this answer took longer than the {self.limits.round_minutes:g} minutes that this hospital gives it "
+                f"this answer took longer than the {self.limits.round_minutes:g} minutes that this hospital allows "
                 f"({_where('round_minutes')})"
             )
 

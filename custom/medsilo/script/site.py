@@ -117,8 +117,8 @@ class Stepping(PerturbedOptimizer):
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         if closure is None and self.alpha:
             raise MedsiloError(
-                "optimizer.step: this method looks at the loss twice; write step(closure), where closure() clears the "
-                "gradients, computes the loss and calls backward (as for torch.optim.LBFGS)"
+                "optimizer.step: this method computes the loss twice; call step(closure): closure() clears the "
+                "gradients, computes the loss and calls backward, as for torch.optim.LBFGS"
             )
         if closure is None:
             self.base.step()
@@ -406,7 +406,7 @@ class ScriptSite:
         if asked.task == "test":
             return self._test(parcel)
         if asked.task != "round":
-            raise Refused(f"a training script answers no {asked.task}")
+            raise Refused(f"a training script does not answer requests of kind {asked.task}")
         return self._begin_round(parcel)
 
     def _begin_round(self, parcel: StudyMessage) -> StudyMessage | None:

@@ -36,7 +36,7 @@ def report(
     found = [run for folder in runs for run in runs_within(folder)]
     compared = len(runs) == 1 and (runs[0] / paths.VERDICT).exists()
     if hospitals and not compared:
-        raise MedsiloError("--hospitals is for the folder of one comparison (medsilo compare -o)", str(runs[0]))
+        raise MedsiloError("--hospitals needs the folder of one comparison (medsilo compare -o)", str(runs[0]))
     if compared:
         written = write_study(runs[0], out)
     else:
