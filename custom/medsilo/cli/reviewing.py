@@ -38,7 +38,8 @@ def approve(
     hash: Annotated[
         str | None,
         typer.Argument(
-            metavar="PLAN", help="a job's folder, or the plan's hash, or its beginning where the plan has asked here"
+            metavar="PLAN",
+            help="a job's folder, the plan's hash, or the first digits of the hash of a plan that asked here",
         ),
     ] = None,
     *,
@@ -49,17 +50,17 @@ def approve(
     ] = None,
     rounds: Annotated[
         int | None,
-        option("N", "answer so many rounds of this plan at most, over all its studies", min=1),
+        option("N", "answer at most N rounds of this plan, over all its studies", min=1),
     ] = None,
-    sites: Annotated[str, option("SITE,SITE", "only while nobody else takes part")] = "",
-    decline: Annotated[bool, typer.Option("--decline", help="the plan must not run here, or no longer")] = False,
+    sites: Annotated[str, option("SITE,SITE", "only these hospitals may take part")] = "",
+    decline: Annotated[bool, typer.Option("--decline", help="reject the plan, or withdraw its approval")] = False,
     by: Annotated[str, option("NAME", "who decides (default: this account's name)")] = "",
     page: Annotated[
-        bool, typer.Option("--page", help="a page to read plans, decide, and watch studies, on this machine only")
+        bool, typer.Option("--page", help="serve a page on this machine to read plans, decide, and watch studies")
     ] = False,
-    port: Annotated[int, option("PORT", "of the page; 0: any that is free", min=0, max=65_535)] = 0,
+    port: Annotated[int, option("PORT", "port of the page; 0: any free port", min=0, max=65_535)] = 0,
 ) -> None:
-    """At a hospital: let a plan run here, by its hash; list those that asked; or --decline one.
+    """At a hospital: approve or decline a plan, or list the plans that asked to run here.
 
     With 'approval: required' in medsilo.yaml, no other plan runs. The kit's key signs each decision, and the last one
     counts. Without a plan, the command lists the plans that asked and all decisions. --decline rejects a plan, or

@@ -19,7 +19,7 @@ def report(
     *,
     out: options.OutFileOrNone = None,
     hospitals: Annotated[
-        bool, typer.Option("--hospitals", help="of a comparison: also a decision sheet for each hospital")
+        bool, typer.Option("--hospitals", help="for a comparison: also write a decision sheet for each hospital")
     ] = False,
 ) -> None:
     """Write one HTML page about one or more runs.
