@@ -132,7 +132,7 @@ def test_a_site_completes_a_plan_without_names_by_who_takes_part(tmp_path: Path)
     assert join(plan.among(four), four).facts["task"] == "join"
     with pytest.raises(Refused, match="plan at this site differs"):
         join(plan.among(four), four[:3])
-    with pytest.raises(Refused, match="not among those"):
+    with pytest.raises(Refused, match="lacks this site"):
         join(plan.among(four[1:]), four[1:])
 
 

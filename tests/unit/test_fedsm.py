@@ -263,7 +263,7 @@ def test_the_caution_is_one_line_on_the_screen(tmp_path: Path, capsys: pytest.Ca
 def test_what_a_selector_cannot_tell_apart_is_refused() -> None:
     with pytest.raises(PlanError, match="'global' is fedsm's model"):
         planned("participation.sites=[a, global]")
-    with pytest.raises(PlanError, match="algorithm.selector: no vgg11 selector reads the cases"):
+    with pytest.raises(PlanError, match="algorithm.selector: the selector vgg11 cannot read"):
         planned("algorithm.selector=vgg11")
 
 

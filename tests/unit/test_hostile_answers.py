@@ -200,7 +200,7 @@ ROUND = {
                 for g, own in reply.groups.items()
             }
         ),
-        "long, beyond any honest one",
+        ", beyond any honest one",
     ),
     "a sparse tensor": (
         lambda reply: reply.groups.update(
@@ -277,7 +277,7 @@ HOSTILE = [
         *((method, "round", ROUND) for method in METHODS),
         *((method, "deliver", DELIVER) for method in METHODS),
         *((method, "test", TEST) for method in METHODS),
-        ("fedavg", "deliver", {"an outcome": (facts(outcome={"x": 1}), "this method has nothing to tell")}),
+        ("fedavg", "deliver", {"an outcome": (facts(outcome={"x": 1}), "unexpected field: outcome")}),
         ("fedsm", "deliver", SUPER_DELIVER),
         ("fedsm", "test", SUPER_TEST),
     ]

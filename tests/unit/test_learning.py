@@ -351,7 +351,7 @@ def test_a_gpu_that_is_not_there(device: str) -> None:
     text = str(caught.value)
     assert device in text
     assert "0 CUDA devices" in text
-    assert "take cpu or auto (--device, or in the site's medsilo.yaml)" in text
+    assert "give cpu or auto (--device, medsilo.yaml)" in text
     assert len(text.splitlines()) == 1
 
 

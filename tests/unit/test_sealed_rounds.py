@@ -199,8 +199,8 @@ def test_what_a_site_seals_must_have_the_form_that_was_agreed_on() -> None:
     deal = server.deals()["site-0"]
     good = study.members["site-0"].seal(deal, [own], as_groups(models)["site-0"])
     for bad, said in (
-        ({}, "lacks a block"),
-        ({**good, "more": good["model"]}, "lacks a block"),
+        ({}, "lack a block"),
+        ({**good, "more": good["model"]}, "lack a block"),
         ({"model": good["model"][:-1]}, "has the shape"),
         ({"model": good["model"].double()}, "64-bit integers"),
     ):
@@ -222,8 +222,8 @@ def test_a_round_that_is_dealt_otherwise_than_it_was_offered() -> None:
         return deal.model_copy(update={"offers": (*deal.offers[:place], false, *deal.offers[place + 1 :])})
 
     for false, said in (
-        (old, "the server: it begins round 1 without the keys that this site offered"),
-        (with_offer(0, mask=bytes(32)), "the server: it begins round 2 without the keys"),
+        (old, "the server: it begins round 1 without this site's latest keys"),
+        (with_offer(0, mask=bytes(32)), "the server: it begins round 2 without this site's latest keys"),
         (with_offer(1, mask=old.offers[1].mask), "site-1: its shares cannot be opened"),
         (with_offer(1, round=1), "site-1: its keys or shares for round 2 are missing"),
         (deal.model_copy(update={"boxes": {}}), "site-1: its keys or shares for round 2 are missing"),

@@ -275,7 +275,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a label that is not among the plan's (rest, walk) (4); add it to data.label_map" in words(label_map={})
     assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
     assert "no recording in the data folder fits data.recordings" in words(recordings="*.edf")
-    assert "names patients, parts or sites" in words(names={"x": "doing"})
+    assert "holds patients, parts, sites" in words(names={"x": "doing"})
     assert "have the same name here" in words(names={"x": "y"})
     assert "a column that the plan does not read" in words(names={"z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
