@@ -114,8 +114,8 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         )
     if len(labels) < 2:
         raise DataError(
-            f"read as recordings, all files here have one label, {next(iter(labels), 'none')}: add the others, or a "
-            "column; a table with a line for each patient is task table's (docs/start/your-data.md)"
+            f"all recordings have one label, {next(iter(labels), 'none')}; add recordings of other labels, or a "
+            f"column of labels. A table with a line per patient needs task table"
         )
     rates = [one.rate for one in every if one.rate]
     return SeriesFacts(
@@ -218,8 +218,8 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
     labels = sorted(set(words.values()))
     if len(labels) < FEWEST:
         raise DataError(
-            f"no two labels are of patients enough, so they may be names: {len(seen.labels)} labels {seen.where}; "
-            "bring more patients of each, or put rare ones together"
+            f"too few patients have each label, so labels may be names: {len(seen.labels)} labels {seen.where}; add "
+            f"patients of each, or combine rare labels"
         )
     counts = folder.counted(words, seen.labels, labels)
     by_time = "by the times of the recordings" if seen.rate else "a guess, as no column tells time: correct it"

@@ -491,7 +491,7 @@ def test_scores_of_a_model_that_learns_by_exact_steps_are_refused() -> None:
 def test_a_file_of_several_patients_is_refused(tmp_path: Path) -> None:
     inside = {"time": "t", "label": "doing", "patient": "who"}
     several = replace(SETTINGS["series"], data={"recording_columns": inside})
-    with pytest.raises(MedsiloError, match="write a file for each patient"):
+    with pytest.raises(MedsiloError, match="write one file per patient"):
         study(tmp_path, several, "patient", set(), "train", Sums())
 
 

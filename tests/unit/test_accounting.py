@@ -131,7 +131,7 @@ def test_no_noise_is_enough_where_the_rest_costs_all() -> None:
     with pytest.raises(MedsiloError, match="no noise keeps 10 steps within ε = 0.5"):
         noise_for(0.5, 1e-5, 0.1, 10, beside=[charge(Geometric(scale=1.0))])
     for delta in (0, 1e-13, 1, 2):
-        with pytest.raises(MedsiloError, match=f"δ = {delta:g} is no use"):
+        with pytest.raises(MedsiloError, match=f"δ = {delta:g} is out of range"):
             noise_for(0.5, delta, 0.1, 10)
 
 

@@ -615,7 +615,7 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
     asked(again)
     assert again.bytes == len(content) and kept.read_bytes() == content
 
-    with pytest.raises(Refused, match="its hash is another"):
+    with pytest.raises(Refused, match="its hash differs"):
         weight_cache.keep(name, memoryview(b"other"), kept.parent, 1 << 20)
     with pytest.raises(Refused, match="100 may be kept"):
         weight_cache.keep(name, memoryview(content), kept.parent, 100)

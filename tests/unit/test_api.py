@@ -633,5 +633,5 @@ def test_the_notebook_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None
 
 
 def test_a_wrong_name_of_a_method_gets_a_suggestion() -> None:
-    with pytest.raises(MedsiloError, match="'fedavgg' is no method.*did you mean 'fedavg'"):
+    with pytest.raises(MedsiloError, match="'fedavgg' is no.*did you mean 'fedavg'"):
         medsilo.run("fedavgg")

@@ -149,7 +149,7 @@ def test_a_site_that_must_not_go_ends_with_1(tmp_path: Path, local: Path, capsys
     arguments = ["check", str(job_of(tmp_path / "job")), "--site", SITES[0], "--settings", str(local)]
     assert cli.main([*arguments, "--private", str(tmp_path / "p.txt")]) == 1
     text = capsys.readouterr().out
-    assert "STOPS  device" in text and "cuda:7 was asked for" in text
+    assert "STOPS  device" in text and "device cuda:7" in text
     assert text.splitlines()[-1].startswith("NO-GO: 1 finding must be settled first")
 
 

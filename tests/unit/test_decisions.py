@@ -273,6 +273,6 @@ def test_impossible_sums_and_thresholds_are_refused() -> None:
     with pytest.raises(Refused, match="not a whole number of 1/200"):
         check_threshold(0.5021, counts, plan)
     for asked, given in ((plan, {}), (make_plan("fedavg"), counts)):
-        with pytest.raises(Refused, match="nobody asked for"):
+        with pytest.raises(Refused, match="unexpected field: threshold"):
             check_threshold(0.5, given, asked)
     assert not on_a_place(1e-9) and on_a_place(1 / BINS)

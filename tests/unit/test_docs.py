@@ -106,7 +106,9 @@ def test_the_guide_explains_each_place_of_a_check(root: Path) -> None:
     page = text_of(root / "docs/study/join.md").partition("| where |")[2].partition("\n\n")[0]
     told = {word.strip() for line in page.splitlines()[1:] for word in line.split("|")[1].split(",")}
     code = "".join(path.read_text() for path in (root / "custom/medsilo/check").glob("*.py"))
-    places = set(re.findall(r"Finding(?:\.stopping)?\(\s*\"(\w+)\"", code)) | set(re.findall(r"_guarded\(\"(\w+)\"", code))
+    places = set(re.findall(r"Finding(?:\.stopping)?\(\s*\"(\w+)\"", code)) | set(
+        re.findall(r"_guarded\(\"(\w+)\"", code)
+    )
     assert len(places) > 8 and places <= told
 
 
@@ -243,7 +245,11 @@ def test_each_example_has_its_picture_and_its_time(root: Path) -> None:
 def test_the_glossaries_are_sorted_and_short(root: Path) -> None:
     for file, most, needed in (
         ("docs/study/reading.md", 30, {"disclosure report", "plan", "secure aggregation", "suppressed"}),
-        ("CONTRIBUTING.md", 30, {"channel", "coordinator", "disclosure", "group", "layer", "mixer", "participant"}),
+        (
+            "CONTRIBUTING.md",
+            30,
+            {"channel", "coordinator", "disclosure", "group", "layer", "aggregator", "participant"},
+        ),
     ):
         page = (root / file).read_text("utf-8").partition("## Glossary")[2].partition("\n## ")[0]
         words = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")][1:]

@@ -263,7 +263,7 @@ def test_the_caution_is_one_line_on_the_screen(tmp_path: Path, capsys: pytest.Ca
 def test_what_a_selector_cannot_tell_apart_is_refused() -> None:
     with pytest.raises(PlanError, match="'global' is fedsm's model"):
         planned("participation.sites=[a, global]")
-    with pytest.raises(PlanError, match="algorithm.selector: no vgg11 selector reads the cases"):
+    with pytest.raises(PlanError, match="algorithm.selector: the selector vgg11 cannot read"):
         planned("algorithm.selector=vgg11")
 
 
@@ -508,7 +508,7 @@ def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypat
 
 
 FALSE = {
-    "nothing": (None, "says nothing of the super model"),
+    "nothing": (None, "has no results of the super model"),
     "no counts": ({"chosen": {}, "sums": [0.0] * 8}, "how often each model was chosen"),
     "half a case": ({"chosen": {A: 0.5}, "sums": [0.0] * 8}, f"chosen.{A}: input should be a valid integer"),
     "a stranger": ({"chosen": {"x": 5}, "sums": [0.0] * 8}, "it chose models of 'x', which is not a site of the study"),
@@ -542,9 +542,7 @@ def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: 
     plan = planned("training.rounds=1")
     cases = site_of(plan, A, SITES, CPU, tmp_path / "a").participant.disclosure.cases["train"]
     few = SiteSettings(device="cpu", min_patients_per_metric=cases + 1)
-    with pytest.raises(
-        Refused, match=f"averages {cases} images of this site's {cases} patients, and no average of fewer"
-    ):
+    with pytest.raises(Refused, match=f"averages {cases} images of {cases} patients, this hospital demands"):
         site_of(plan, A, SITES, few, tmp_path / "b")
 
 

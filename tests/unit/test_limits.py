@@ -136,7 +136,7 @@ def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: 
     }
     summary = Coordinator(plan, SITES, Loop(sites), Record(tmp_path / "run"), "in-process").run()
     assert summary.status == "finished" and summary.sites["hospital-b"].contributed == 1
-    reason = "refused: this answer took longer than the 0.034 minutes that this hospital gives it"
+    reason = "refused: this answer took longer than the 0.034 minutes that this hospital allows"
     assert summary.sites["hospital-a"].missed[1].startswith(reason)
     assert "quotas.round_minutes in its medsilo.yaml" in summary.sites["hospital-a"].missed[1]
     assert time.monotonic() - started < 30

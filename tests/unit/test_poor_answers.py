@@ -280,6 +280,8 @@ def test_list_says_what_each_method_is_for(capsys: pytest.CaptureFixture) -> Non
         [line] = [line for line in lines if line.startswith(f"{name} ")]
         assert method.title in line
         assert name not in FACTS or FACTS[name][3].partition(" (")[0] in line
+    for name, task in TASKS.items():
+        assert [line for line in lines if line.startswith(f"{name} ") and task.title in line]
     assert cli.main(["list", "harmofl", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["idea"] and told["when"] and told["bytes"] and told["work"]

@@ -102,7 +102,7 @@ def test_all_that_is_charged_is_what_was_promised(photos: Path, tmp_path: Path) 
 
 
 def test_numbers_may_not_take_all() -> None:
-    with pytest.raises(PlanError, match="what is told beside cost ε = 2 of 2; give it less"):
+    with pytest.raises(PlanError, match="scores and statistics cost ε = 2 of 2"):
         promised("fedavg", "privacy.scores.epsilon=1.5", "privacy.counts.epsilon=0.5")
 
 

@@ -232,7 +232,7 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "cells that are not numbers; name them under data.missing, or say data.decimal",
     ),
     "no header": (text(b"0,1,2,REST\n1,1,2,REST\n"), "a recording lacks"),
-    "a column twice": (text(b"t,x,y,doing,x\n0,1,2,REST,1\n"), "a column twice"),
+    "a column twice": (text(b"t,x,y,doing,x\n0,1,2,REST,1\n"), "two columns of one name"),
     "no rows": (lambda folder: write(folder / "SECRETbad_1.csv", []), "no rows"),
     "nothing": (text(b""), "a recording lacks"),
     "no text at all": (text(bytes(range(256)) * 9), "not in UTF-8"),
@@ -273,7 +273,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert "a label that is not among the plan's (rest, walk) (4); add it to data.label_map" in words(label_map={})
     assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
-    assert "names patients, parts or sites" in words(names={"x": "doing"})
+    assert "holds patients, parts, sites" in words(names={"x": "doing"})
     assert "have the same name here" in words(names={"x": "y"})
     assert "a column that the plan does not read" in words(names={"z": "y"})
     assert "data: recordings have no images" in words(images="*.png")

@@ -100,7 +100,7 @@ def test_a_layout_is_told_from_names(items: list[str], images: tuple[str, ...], 
         (names("masks/{}.png"), "there are labels (masks) and no folder of images beside them"),
         (names("only/{}.png"), "all images lie in one folder, only; put images"),
         (names("{}.png"), "4 images lie there in no order that medsilo knows"),
-        (names("train/a/{}.png", "test/a/{}.png"), "folders test, train are parts and neither hospitals nor classes"),
+        (names("train/a/{}.png", "test/a/{}.png"), "folders test, train are parts, not hospitals or classes"),
         (names("train/{}.png", "test/{}.png"), "folders test, train are parts"),
         (names("hospital-a/{}.png", "hospital-b/{}.png"), "look like hospitals, and their images have no labels"),
         (

@@ -344,7 +344,7 @@ def test_what_cannot_be_is_refused(method: str) -> None:
             "secure_aggregation.mode=pairwise",
             "counts follows from what|takes each site's values as they are",
         ),
-        ('privacy={"epsilon": 2.0, "delta": 0.001}', f"under {method} follows from noisy gradients"),
+        ('privacy={"epsilon": 2.0, "delta": 0.001}', f"{method} sends numbers without noise"),
     ):
         with pytest.raises(PlanError, match=said):
             make_plan(method, *SMALL, *NO_BATCH_NORM, change)

@@ -45,8 +45,8 @@ def find(sha256: str, size: int) -> Path:
                 if path.is_file() and path.stat().st_size == size and hash_of_file(path) == sha256:
                     return path
     raise MedsiloError(
-        f"the file that the network begins with (SHA-256 {sha256[:12]}..., {size} bytes) is not here; put it into a "
-        "folder and name that under 'models' in this party's medsilo.yaml"
+        f"the plan's pre-trained file (SHA-256 {sha256[:12]}..., {size} bytes) is not here; put it into a folder "
+        f"that 'models' in medsilo.yaml names"
     )
 
 
@@ -56,10 +56,10 @@ def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> No
     from medsilo.core.files import write_bytes  # which takes time to import, and who reads names does without
 
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise Refused("the file that came is not the one of the plan; its hash is another")
+        raise Refused("the file that arrived is not the plan's: its hash differs")
     if (size := content.nbytes) > most:
         raise Refused(
-            f"the plan's network begins with a file of {size} bytes, and {most} may be kept; put it into a folder "
+            f"the plan's pre-trained file has {size} bytes; this party keeps {most} at most. Put it into a folder "
             "under 'models'"
         )
     older = [path for path in folder.glob("*") if HASH.fullmatch(path.name)] if folder.is_dir() else []

@@ -45,9 +45,8 @@ def check_limits(
         return
     if (learning := learning_per_answer(plan, train)) < LEAST_LEARNING:
         raise Refused(
-            f"the plan learns next to nothing here for the scores that it asks for (learning rate × steps is "
-            f"{learning:.3g} for each answer, and a hospital wants {LEAST_LEARNING:g}); set a larger learning rate or "
-            "more local_epochs"
+            f"learning rate × steps is {learning:.3g} for each answer, a hospital demands {LEAST_LEARNING:g}; raise "
+            "training.learning_rate or training.local_epochs"
         )
     if min(train, train if patients is None else patients) < settings.count_unit(plan.task.synthetic):
         raise Refused(
@@ -96,7 +95,7 @@ def check_disk(folder: Path, limits: Quotas) -> None:
     """Raise Refused where a study's folder has grown over what this hospital allows."""
     taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if taken > limits.disk * 2**30:
-        raise Refused(f"the study's folder has grown over what this hospital allows ({_where('disk')})")
+        raise Refused(f"the study's folder is larger than this hospital allows ({_where('disk')})")
 
 
 class Clock:
@@ -119,7 +118,7 @@ class Clock:
         """Raise Refused when this answer has had its time; to be asked often."""
         if self.started is not None and time.monotonic() - self.started > 60 * self.limits.round_minutes:
             raise Refused(
-                f"this answer took longer than the {self.limits.round_minutes:g} minutes that this hospital gives it "
+                f"this answer took longer than the {self.limits.round_minutes:g} minutes that this hospital allows "
                 f"({_where('round_minutes')})"
             )
 

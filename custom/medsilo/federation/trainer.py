@@ -83,9 +83,9 @@ class Trainer:
             patients = len(set(patients_of(self.train))) if average and self.protection.on else images
             if min(images, patients) < least:
                 raise Refused(
-                    f"this plan averages {images} images of this site's {patients} patients, and no average of fewer "
-                    f"than {least} leaves; bring more, or take another "
-                    "plan: a larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam for FedSM"
+                    f"the plan averages {images} images of {patients} patients, this hospital demands {least}. Add "
+                    "patients, or change the plan: a larger training.batch_size for HarmoFL, "
+                    "algorithm.selector_sync=server-adam for FedSM"
                 )
 
     # ------------------------------------------------------------------ a round

@@ -185,7 +185,7 @@ class MedsiloExecutor(Executor):
         if plan.participation.sites:
             return plan
         if site not in sites:
-            raise Refused("this site is not among those that the server tells")
+            raise Refused("the server's list of sites lacks this site")
         plan = plan.among(sites)
         if self.gate:
             self.gate.allow(request_bounds(plan))

@@ -74,9 +74,9 @@ def find_job(job: str | Path) -> Path:
     if inside:
         raise MedsiloError(f"{folder} lies in a job; give the job's folder, {inside}, and another plan with --plan")
     if folder.is_file():
-        raise MedsiloError(f"{folder} is no job but a file; give the job's folder, and a plan with --plan")
+        raise MedsiloError(f"{folder} is a file; give the job's folder, and a plan with --plan")
     if (folder / paths.PLAN).is_file() and (folder / paths.ROUNDS).is_file():
-        raise MedsiloError(f"{folder} is no job but a run; to train it further: medsilo run {folder} --more 20")
+        raise MedsiloError(f"{folder} is a run, not a job; to train it further: medsilo run {folder} --more 20")
     if folder.parent == Path() and (JOBS / folder / PLAN).is_file():
         return JOBS / folder
     if not folder.exists() and (own := shipped(folder)):

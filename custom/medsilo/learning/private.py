@@ -183,8 +183,7 @@ def gradients_of_cases(
         if "memory" in str(error):
             raise
         raise MedsiloError(
-            "privacy: this network can't be worked out case by case, since a layer counts what passes through it or "
-            "looks at its values; choose another network",
+            "privacy: one of the network's layers allows no gradient of a single case; choose another network",
             private=str(error),
         ) from error
     singly = [slice(case, case + 1) for case in range(len(output))]

@@ -79,7 +79,7 @@ def read_progress(content: Any) -> Progress:
     try:
         return Progress.model_validate(content)
     except ValidationError as error:
-        raise MedsiloError("the server tells of the study in another form; install its version of medsilo") from error
+        raise MedsiloError("the server writes its status in another form; install its version of medsilo") from error
 
 
 def read_text(folder: Path, file: str, kind: str = "run") -> str:

@@ -204,8 +204,8 @@ class ScriptState(SiteState):
         if closure is None:
             if alpha and not self.by_method:
                 raise MedsiloError(
-                    "optimizer.step: this method looks at the loss twice; write step(closure), where closure() clears "
-                    "the gradients, computes the loss, calls backward and returns the loss (as for torch.optim.LBFGS)"
+                    "optimizer.step: this method computes the loss twice; call step(closure): closure() clears the "
+                    "gradients, computes the loss, calls backward and returns the loss"
                 )
             return None
 
@@ -367,9 +367,7 @@ class ScriptSite:
         self.evaluate, self.tests = evaluate, test
         assert isinstance(plan.network, ScriptNetwork)
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise MedsiloError(
-                "join: LBFGS looks at the loss many times in a step; take another optimizer, as SGD"
-            )
+            raise MedsiloError("join: LBFGS looks at the loss many times in a step; take another optimizer, as SGD")
         plan.network.make_by(model)
         self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler)
         self.state: ScriptState
@@ -402,7 +400,7 @@ class ScriptSite:
         if asked.task == "test":
             return self._test(parcel)
         if asked.task != "round":
-            raise Refused(f"a training script answers no {asked.task}")
+            raise Refused(f"a training script does not answer requests of kind {asked.task}")
         return self._begin_round(parcel)
 
     def _begin_round(self, parcel: StudyMessage) -> StudyMessage | None:

@@ -123,9 +123,8 @@ class DataSource(Section):
         called = {name: self.names.get(name, name) for name in read}
         if clash := [name for name, own in called.items() if own in reserved]:
             raise DataError(
-                f"the plan reads column {clash[0]!r}, which names patients, parts or sites here, or labels or times, "
-                "and such columns are never read; ask for another plan, or correct data.columns or "
-                "data.recording_columns"
+                f"the plan reads column {clash[0]!r}, which holds patients, parts, sites, labels or times here; ask "
+                f"for another plan, or correct data.columns or data.recording_columns"
             )
         if len(set(called.values())) < len(called):
             raise DataError("data.names: two columns of the plan have the same name here; give each its own")

@@ -239,7 +239,7 @@ class Task(Section):
     # ------------------------------------------------------------------ whose cases they are
     def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
         """Yield each case's patient, and what a question may count of it, by column; raises DataError."""
-        raise DataError(f"task {self.name} tells no columns of its cases; ask about the hospitals' tables")
+        raise DataError(f"task {self.name} has no table with columns; ask about a task that reads tables")
 
     def across_patients(self) -> str:
         """Return what a hospital's other patients change in a patient's cases, and the remedy; nothing where nothing.
@@ -337,7 +337,7 @@ class Task(Section):
 
     def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         """Return what so many training batches consist of, one after another; drawn from the seed."""
-        raise TypeError(f"task {self.name} draws no batches")
+        raise TypeError(f"task {self.name} makes no batches of its own")
 
     @property
     def piece(self) -> Draw | None:
@@ -465,4 +465,4 @@ def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:
 def check_absent(told: Sequence[str], task: Task) -> None:
     """Raise Refused where a hospital says that it lacks what none may lack in a task's data."""
     if strangers := sorted(set(told) - set(getattr(task, "may_be_absent", ()))):
-        raise Refused(f"it lacks {plain(strangers[0], 40)}, which no hospital may lack in this plan")
+        raise Refused(f"it lacks {plain(strangers[0], 40)}; every hospital needs that under this plan")

@@ -34,7 +34,10 @@ def submit(
     *,
     kit: Annotated[Path | None, option("KIT", options.OWN_KIT)] = None,
     canary: Annotated[
-        bool, typer.Option("--canary", help="no job: a round on synthetic data that says which hospitals are ready")
+        bool,
+        typer.Option(
+            "--canary", help="instead of a job: one round on synthetic data, which shows which hospitals are ready"
+        ),
     ] = False,
     plan: options.PlanFile = None,
     changes: options.Changes,

@@ -195,8 +195,8 @@ def resume(run: str, kit: Path, say: Say) -> str:
             raise MedsiloError(f"job {job_id} is {job['status']}; 'medsilo cancel {job_id}' ends it first")
         if gone := [key for key in NOT_CLONED if job.get(key)]:
             raise MedsiloError(
-                f"the job's meta.json has {gone[0]}, which a clone on NVFlare loses; submit the job again with the "
-                "arguments 'study' and 'resume': true for the controller in config_fed_server.json"
+                f"NVFlare drops {gone[0]} of meta.json when it clones a job. Submit the job again with 'study' and "
+                f"'resume': true in the controller's arguments (config_fed_server.json)"
             )
         new = session.clone_job(job_id)
     _await_start(kit, new, say)

@@ -126,8 +126,8 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
         raise DataError("classes have names that a plan can't tell apart; use letters and digits", ", ".join(own))
     if len(own) < FEWEST:
         raise DataError(
-            f"no two classes have {LEAST_NAMED} patients each, so their names may be patients'; bring more of "
-            "each, or put rare ones together",
+            f"fewer than two classes have {LEAST_NAMED} patients, so their names may be patients'; add patients of "
+            f"each, or combine rare classes",
             ", ".join(words),
         )
     counts = counted(words, looks.patients_of, own)

@@ -106,7 +106,10 @@ class OwnData(Task):
         alike = [[names.index(name) for name in own] for own in source.alike]
         absent = [names.index(name) for name in self.not_here(source)]
         if len(names) - len(absent) - sum(len(own) - 1 for own in alike) < FEWEST:
-            raise DataError("of the plan's classes this site tells no two apart, so that nothing is learned here")
+            raise DataError(
+                "this site distinguishes no two of the plan's classes, so it has nothing to learn; "
+                "correct data.label_map or data.unannotated"
+            )
         return marks_of_classes(len(names), absent, alike)
 
     def not_here(self, source: DataSource) -> list[str]:
@@ -268,7 +271,9 @@ class OwnFolder(OwnData):
     def absent(self, source: DataSource) -> tuple[str, ...]:
         names = super().absent(source)
         if isinstance(self.goal, Segmentation) and self.goal.structures.keys() <= {*names}:
-            raise DataError("data.unannotated names all structures of the plan, so that nothing is learned here")
+            raise DataError(
+                "data.unannotated names all structures of the plan, so this site has nothing to learn; name fewer"
+            )
         return names
 
     def _undrawn(self, source: DataSource) -> list[int]:
