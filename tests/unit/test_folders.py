@@ -859,8 +859,9 @@ def test_a_classification_s_images_lie_in_their_classes_folders_when_nothing_els
 def test_other_tasks_take_a_folder_and_no_description(squares: Path) -> None:
     with pytest.raises(DataError, match="layout of its own"):
         TASKS["nuclei"]().read("a", ["a"], 0, source(squares, images="*"))
-    survey = TASKS["synthetic-prostate"](patients=4).survey("a", ["a", "b"], 0, None)
-    assert survey.usable and survey.parts["train"].cases > 0 and survey.size == ((48, 48), (48, 48))
+    for settings in (None, source(squares, images="*")):
+        survey = TASKS["synthetic-prostate"](patients=4).survey("a", ["a", "b"], 0, settings)
+        assert survey.usable and survey.parts["train"].cases > 0 and survey.size == ((48, 48), (48, 48))
     assert TASKS["nuclei"]().survey("a", ["a"], 0, source(squares)).problems[0].severity == "stops"
 
 

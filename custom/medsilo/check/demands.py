@@ -80,11 +80,16 @@ def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[F
 def limit_table(plan: Plan, settings: SiteSettings) -> Table:
     """Return the site's limits, and what the plan asks for."""
     rows: list[list[Cell]] = [
-        [one.key, f"{one.asked:.10g}", f"{one.most:.10g}", one.unit]
+        [one.key, _figure(one.asked), _figure(one.most), one.unit]
         for one in asked_of(plan, settings.quotas, plan.parameters)
     ]
     rows.append(["studies", "1", "any" if settings.studies is None else str(settings.studies), "studies at once"])
     return Table("This site's limits", ("limit", "the plan asks for", "allowed", "of what"), rows)
+
+
+def _figure(number: float) -> str:
+    """Return a number for people to read, a small share of one by two figures."""
+    return f"{number:.10g}" if number >= 1 else f"{number:.2g}"
 
 
 # ---------------------------------------------------------------------------------------------------- privacy
