@@ -39,13 +39,15 @@ def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
     assert told == [("away", "north", True), ("away", "relayed", True)]
     told.clear()
     look(200.0, north=Seen(True, 200.0), relayed=Seen(False, 200.0))
-    look(202.0, north=Seen(True, 200.0, "another"))
+    look(202.0, north=Seen(True, 200.0, "another"))  # its new processes register
     look(204.0, north=Seen(True, 200.0, "another"))
-    assert [what for what, *_ in told] == ["back", "back", "back", "away"]
+    assert [what for what, *_ in told] == ["back", "back", "away"]
+    look(270.0, north=Seen(True, 200.0, "a third"))
+    assert told.pop() == ("back", "north", False)
     told.clear()
-    for now in (206.0, 201.0 + SILENCE, 203.0 + SILENCE):  # its machine stands still, and no connection broke
-        look(now, north=Seen(True, 200.0, "another"))
-    look(300.0, north=Seen(True, 300.0, "another"))
+    for now in (272.0, 201.0 + SILENCE, 203.0 + SILENCE):  # its machine stands still, and no connection broke
+        look(now, north=Seen(True, 200.0, "a third"))
+    look(300.0, north=Seen(True, 300.0, "a third"))
     assert told == [("away", "north", True), ("back", "north", False)]
 
 

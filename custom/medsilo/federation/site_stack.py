@@ -134,7 +134,12 @@ def envelope_of(place: SiteContext) -> UpdateCodec:
     return secure.site(place) if secure else UpdateCodec()
 
 
-def answering(place: SiteContext, permission: Permission, kind: type[Participant], tell: Callable[[str], None]) -> Site:
+def answering(
+    place: SiteContext,
+    permission: Permission,
+    kind: type[Participant] = Participant,
+    tell: Callable[[str], None] = lambda why: None,
+) -> Site:
     """Return what answers on NVFlare, behind a hospital's permission, which was given. tell: see isolated.py."""
     make: Callable[[], Site] = partial(training_site, place, kind)
     if place.settings.isolation:
