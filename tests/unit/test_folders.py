@@ -14,6 +14,7 @@ import pytest
 import SimpleITK
 import torch
 import yaml
+from monai.data import MetaTensor, get_track_meta
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -24,7 +25,7 @@ from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
 from medsilo.tasks.case_index import CaseIndex
 from medsilo.tasks.own.folder import FolderTask
-from medsilo.tasks.own.image_patches import from_windows, patch
+from medsilo.tasks.own.image_patches import _changes, augmented, from_windows, patch
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import FURTHEST
 from medsilo.tasks.sources import DataSource
@@ -968,3 +969,19 @@ def test_a_distance_between_surfaces_may_be_many_millimetres() -> None:
     distances = {name for name in ranges if name.startswith("hd95")}
     assert distances and all(ranges[name] == (0.0, FURTHEST) for name in distances)
     assert all(ranges[name] == (0.0, 1.0) for name in ranges.keys() - distances)
+
+
+@pytest.mark.parametrize("kind", AUGMENTED)
+def test_augmentation_is_monai_s_own_without_its_notes_on_space(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, in half of the time: no tensor in between keeps where it lies in space."""
+    image, mask = torch.rand(2, 4, 8, 8), torch.arange(256).reshape(4, 8, 8) % 3
+    made: list[object] = []
+    monkeypatch.setattr(MetaTensor, "__init__", lambda *given, **named: made.append(given))
+    ours = [augmented((image, mask), [kind], True, seed) for seed in range(5)]
+    assert not made and get_track_meta()  # as it was, for whoever uses MONAI beside
+    monkeypatch.undo()
+    for seed, (values, labels) in enumerate(ours):
+        theirs = _changes((kind,), True, 3).set_random_state(seed)({"image": image, "label": mask[None]})
+        assert isinstance(theirs["image"], MetaTensor) and type(values) is type(labels) is torch.Tensor
+        assert torch.equal(values, theirs["image"]) and labels.dtype == torch.int64
+        assert torch.equal(labels, theirs["label"][0].long())
