@@ -111,7 +111,7 @@ class CaseIndex:
         """Return the cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
         names, links = CaseIndex.files_below(folder)
         if table := table_of(source, names, source.images or source.labels):
-            columns = source.columns.image
+            columns = source.columns.image or "image"
             images = (columns,) if isinstance(columns, str) else columns
             return _by_table(source, folder, table, names, images, masks).ordered(source, links)
         return _by_pattern(source, names, masks).ordered(source, links)
@@ -126,7 +126,9 @@ class CaseIndex:
         inside, columns = source.recording_columns, source.columns
         if table := table_of(source, names, None):
             within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
-            found = _by_table(source, folder, table, names, (columns.recording,), False, within)
+            if not isinstance(file := columns.image or "recording", str):
+                raise DataError("data.columns.image: a recording is one file; name one column")
+            found = _by_table(source, folder, table, names, (file,), False, within)
             return found.ordered(source, links)
         listing = CaseIndex()
         known = {name: path for name, path in names.items() if name.lower().endswith(CaseIndex.RECORDINGS)}

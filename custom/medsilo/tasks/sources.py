@@ -33,8 +33,9 @@ Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]  # patients, wh
 class Columns(Section):
     """The names of the columns of a site's table."""
 
-    image: Names | str = "image"  # several for several channels, in the plan's order
-    recording: str = "recording"  # of series
+    image: Names | str | None = (
+        None  # several for several channels, in the plan's order; null: image, of series recording
+    )
     label: str = "label"
     patient: str = "patient"
     part: str = "part"

@@ -320,7 +320,7 @@ def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
         found["data.labels"] = looks.layout.labels, "a mask finds its image by that name"
     if table := looks.layout.table:
         found["data.table"] = table.name, "a line per case"
-        found["data.columns"] = table.described("image")["columns"], table.why
+        found["data.columns"] = table.described()["columns"], table.why
     if source.patient:
         count = f"{sum(looks.cases.values())} cases of {sum(looks.patients.values())} patients"
         found["data.patient"] = source.patient, f"a guess from the names: {count}; correct it"
