@@ -531,7 +531,7 @@ def test_what_the_command_line_takes_python_takes(tmp_path: Path) -> None:
 
 def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
     for kit in (tmp_path, tmp_path / "nokit"):
-        with pytest.raises(MedsiloError, match=r"is no kit|there is no such folder"):
+        with pytest.raises(MedsiloError, match=r"is no kit|no such folder"):
             medsilo.Lead(kit)
     (tmp_path / "startup").mkdir()
     (tmp_path / "startup/fed_client.json").touch()
@@ -630,8 +630,3 @@ def test_the_notebook_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None
     shown = [data["text/html"] for data in outputs if "text/html" in data]
     assert len(shown) == 5 and all("hospital-a" in html for html in shown)
     assert "did you mean 'fedavg'?" in code[-1].outputs[0]["text"]
-
-
-def test_a_wrong_name_of_a_method_gets_a_suggestion() -> None:
-    with pytest.raises(MedsiloError, match="'fedavgg' is no.*did you mean 'fedavg'"):
-        medsilo.run("fedavgg")

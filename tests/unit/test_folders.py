@@ -301,7 +301,7 @@ def test_a_column_may_fix_the_parts(squares: Path, tmp_path: Path) -> None:
     assert problem.count == 1
     rows[0]["set"] = "holdout"
     write_table(tmp_path / "data" / "t.csv", rows)
-    assert "part that is not train, validation or test" in told(photos(), where).problems[0].what
+    assert "not train, validation or test" in told(photos(), where).problems[0].what
 
 
 def test_a_folder_with_the_sites_name_is_the_sites(tmp_path: Path) -> None:
@@ -662,7 +662,7 @@ def test_masks_with_values_that_no_label_stands_for_stop_training_until_they_are
             write_volume(tmp_path / kind / f"{patient}.nii.gz", Volume(values, affine_of((2.0, 2.0, 3.0))))
     survey = told(volumes(), source(tmp_path))
     (problem,) = [problem for problem in survey.problems if problem.severity == "stops"]
-    assert "no label of the plan stands for the masks' values 7, 9;" in problem.what and problem.count == 9
+    assert "masks' values 7, 9;" in problem.what and problem.count == 9
     assert not [one for one in survey.problems if one.severity == "left out"]
     assert set(survey.label_values) == {"0", "7", "9"}
     with pytest.raises(DataError, match="label_map"):
@@ -673,7 +673,7 @@ def test_masks_with_values_that_no_label_stands_for_stop_training_until_they_are
     assert np.array_equal(target.numpy(), mask)
     without = read(volumes(), source(tmp_path, label_map={7: "ball", 9: "background"})).train[0][1]
     assert 0 < without.sum() < target.sum()
-    with pytest.raises(DataError, match="'liver' is not among the plan's labels: background, ball"):
+    with pytest.raises(DataError, match="'liver'.*: background, ball"):
         read(volumes(), source(tmp_path, label_map={7: "liver"}))
 
 
@@ -795,7 +795,7 @@ def test_a_folder_that_is_a_link_is_not_entered(balls: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"images": "scans/*"}, "no file in the data folder fits data.images; correct it"),
+        ({"images": "scans/*"}, "data.images; correct it"),
         ({"patient": "("}, "no regular expression"),
         ({"patient": "x(.)"}, "names of cases don't fit data.patient"),
         ({"table": "a.csv", "images": "*"}, "give one of the two"),
@@ -837,7 +837,7 @@ def test_volumes_along_a_fourth_axis_are_channels(tmp_path: Path) -> None:
 
 
 def test_where_nothing_is_left_the_error_says_what_was_left_out(balls: Path) -> None:
-    with pytest.raises(DataError, match=r"train part has no cases.*volumes where the plan reads flat images \(9\)"):
+    with pytest.raises(DataError, match=r"train part has no cases.*flat images \(9\)"):
         read(TASKS["image-folder"](size=(16, 16), colours="grey"), source(balls))
 
 
@@ -899,7 +899,7 @@ def planned(task: str, **numbers) -> Plan:
         ("nifti-folder", {"size": [32, 16, 16], "augmentation": ["rotate90"]}, "the same along x and y"),
         ("image-folder", {"augmentation": ["flip-z"]}, "flip-z needs volumes"),
         ("nifti-folder", {"partition": {"kind": "dirichlet"}}, "dirichlet deals classes"),
-        ("nifti-folder", {"size": [30, 30, 30]}, "can't read the inputs of task nifti-folder"),
+        ("nifti-folder", {"size": [30, 30, 30]}, "inputs of task nifti-folder"),
     ],
 )
 def test_plans_that_make_no_sense_are_refused(task: str, numbers: dict, words: str) -> None:

@@ -472,11 +472,11 @@ def test_too_few_images_end_the_run_in_one_line(tmp_path: Path) -> None:
         ("algorithm.amplitudes=true", "amplitude"),
         (
             "algorithm.amplitude=true",
-            "algorithm.amplitude: True is not a section; write 'algorithm.amplitude:' with its",
+            "algorithm.amplitude: True is not a section",
         ),
-        ("algorithm.amplitude.alpha=1", "unknown key with value 1; remove it or use one of: decay, band, start"),
-        ("protocol=paper", "algorithm.amplitude.start: 'batch', but protocol 'paper' of harmofl has 'zero'"),
-        ("protocol=released-code", "algorithm.amplitude.band: None, but protocol 'released-code' of harmofl has 0.0"),
+        ("algorithm.amplitude.alpha=1", "remove it or use one of: decay, band, start"),
+        ("protocol=paper", "algorithm.amplitude.start: 'batch', but protocol 'paper'"),
+        ("protocol=released-code", "algorithm.amplitude.band: None, but protocol 'released-code'"),
     ],
 )
 def test_wrong_plans_are_refused_in_one_line(change: str, says: str) -> None:
@@ -546,5 +546,5 @@ def test_outputs_that_are_nan_are_never_scored(tmp_path: Path) -> None:
     for tensor in site.participant.state.model.state_dict().values():
         if tensor.is_floating_point():
             tensor.fill_(math.nan)
-    with pytest.raises(Refused, match="the model's output is NaN, so it is not scored"):
+    with pytest.raises(Refused, match="the model's output is NaN"):
         site.participant.evaluation.evaluate(site.participant.data.test, lambda: None, site.participant.state.model)

@@ -136,7 +136,7 @@ def test_the_scope_decides_on_filters(tmp_path: Path) -> None:
 def test_it_says_how_coarsely_numbers_of_patients_leave() -> None:
     plan = parse_plan(STUDY, ["training.rounds=4"])
     text = "\n".join(describe(plan, SiteSettings()))
-    assert "2 patients together can move at most (0.2 with 10, 0.05 with 50, 0.01 with 200 patients" in text
+    assert "(0.2 with 10, 0.05 with 50, 0.01 with 200 patients" in text
     assert "multiples of 5" in text and "task.shares is not used" in text
     assert "4 of 2000 over train cases, 6 of 2000 over validation cases, 1 of 100 over test cases" in text
     assert "reliability: sums of probabilities, by tenths of them: 10 numbers" in text

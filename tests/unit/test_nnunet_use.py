@@ -355,5 +355,5 @@ def test_what_is_wrong_with_a_folder_is_said(hospitals: tuple[Path, Any], tmp_pa
 
 
 def test_privacy_is_refused_when_the_plan_is_read(hospitals: tuple[Path, Any]) -> None:
-    with pytest.raises(PlanError, match="nnU-Net's loss is one of whole batches"):
+    with pytest.raises(PlanError, match="one of whole batches"):
         study(hospitals[1], SITES, {"name": "fedavg"}, privacy={"epsilon": 8, "delta": 1e-5})

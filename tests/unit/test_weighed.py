@@ -85,13 +85,6 @@ def test_a_late_mean_and_its_products_are_those_by_hand_in_any_order(
         assert torch.equal(seen[0][part], seen[1][part])
 
 
-def test_no_share_is_above_the_largest() -> None:
-    assert at_most({"a": 1.0, "b": 1.0, "c": 2.0}, 0.5) == {"a": 0.25, "b": 0.25, "c": 0.5}
-    assert at_most({"a": 0.0, "b": 0.0, "c": 2.0}, 0.5) == pytest.approx({"a": 0.25, "b": 0.25, "c": 0.5})
-    assert at_most({"a": 0.0, "b": 0.0, "c": 2.0}, 1.0) == {"a": 0.0, "b": 0.0, "c": 1.0}
-    assert at_most({"a": 0.0, "b": 0.0}, 0.7) == {"a": 0.5, "b": 0.5}
-
-
 # ---------------------------------------------------------------------------------------------------- FedDG-GA
 def test_feddg_ga_equals_its_algorithm_written_by_hand() -> None:
     plan = make_plan("feddg-ga", *SMALL, *NO_BATCH_NORM, "training.rounds=3", "algorithm.largest_share=1")
