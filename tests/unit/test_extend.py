@@ -205,7 +205,7 @@ def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: P
 # ---------------------------------------------------------------------------------------------------- who allows it
 def test_nothing_of_a_package_is_imported_before_it_is_allowed(acme: Path) -> None:
     values = {**make_plan().resolved(), "task": {"name": "ACME-gait"}, "network": None}
-    with pytest.raises(PlanError, match="package acme-gait, which.*name it under 'packages'"):
+    with pytest.raises(PlanError, match="package acme-gait of the plan.*name it under 'packages'"):
         parse_plan(values, allowed=["another"])
     with pytest.raises(PlanError, match="does not allow package"):
         parse_plan({**values, "task": {"name": "synthetic-activity"}, "network": {"name": "gait-net"}}, allowed=())
