@@ -43,12 +43,12 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None,
     limits, where = settings.quotas, "quotas"
     over = [one for one in asked_of(plan, limits, plan.parameters) if one.most is not None and one.asked > one.most]
     for one in over:
-        told = f"the plan asks for {one.asked:.10g} {one.unit}, and {one.most:.10g} are allowed (limits.{one.key})"
+        told = f"the plan asks for {one.asked:.10g} {one.unit}, and {one.most:.10g} are allowed (quotas.{one.key})"
         yield Finding(where, "stops", told, "ask the lead for less, or allow more in medsilo.yaml")
     train = survey.parts["train"].cases if survey.parts else 0
     if train and (learning := learning_per_answer(plan, train)) < limits.min_learning_per_score:
         told = f"learning rate × steps is {learning:.3g} for each answer with scores, next to nothing"
-        yield Finding(where, "stops", told, "ask the lead for a plan that trains (limits.min_learning_per_score)")
+        yield Finding(where, "stops", told, "ask the lead for a plan that trains (quotas.min_learning_per_score)")
     if not over:
         memory = f"{size_text(settings.most_memory)} of memory for training" if settings.isolation else "any memory"
         yield Finding(where, "ok", f"the plan stays within this site's own limits; {memory}")

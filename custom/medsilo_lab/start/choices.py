@@ -15,7 +15,7 @@ from medsilo_lab.start.wording import LEAST_NAMED, counted, plans_words, renamed
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (min_patients_per_metric)
 LEAST_TRAINED = (
-    9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (limits.min_training_cases)
+    9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (quotas.min_training_cases)
 )
 FEWEST = 2  # classes between which something can be learned
 THIN = 16  # slices: in fewer a network in three dimensions sees little
