@@ -244,7 +244,7 @@ def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypa
 
 
 def test_without_a_kit_nothing_counts_as_approved(home: Home) -> None:
-    with pytest.raises(Refused, match="with the key.*here is none"):
+    with pytest.raises(Refused, match="no kit's key is here"):
         Permission(SiteContext(home.plan, A, SITES, WANTED, home.place))
     Permission(SiteContext(home.plan, A, SITES, SiteSettings(), home.place)).check()
     own = settings_of("cpu", None, home.folder / "local")  # of a run on this machine, whose owner has nobody to ask

@@ -101,8 +101,8 @@ def test_a_run_is_trained_further_from_the_command_line(tmp_path: Path, capsys: 
     for words, told in (
         ([str(run), "--more", "3"], "exists"),
         ([str(run), "--more", "3", "--set", "seed=3"], "leave out --plan and --set"),
-        ([str(tmp_path), "--more", "3"], "is no finished run"),
-        (["fedavg", "--more", "3"], "is no finished run"),
+        ([str(tmp_path), "--more", "3"], "is not a finished run"),
+        (["fedavg", "--more", "3"], "is not a finished run"),
         ([str(run)], f"medsilo run {run} --more 20"),
     ):
         assert cli.main(["run", *words, *out]) == 1

@@ -71,7 +71,7 @@ def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
     [
         ("fedavg", ["network.norm=batch"], "BatchNorm1d of network model"),
         ("fedavg", ["network.norm=batch-statistics"], "choose network.norm=group"),
-        ("scaffold", [], "not all that leaves a hospital under scaffold"),
+        ("scaffold", [], "privacy: scaffold"),
         ("fedsm", ['algorithm.personal_method={"name": "ditto"}'], "algorithm.personal_method"),
         ("fedsm", ["algorithm.selector_sync=closed-form"], "sums over a hospital's features leave without noise"),
         ("fedavg", ["training.truncate=true"], "training.truncate"),

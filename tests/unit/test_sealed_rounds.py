@@ -123,7 +123,9 @@ def test_one_sum_of_a_round_whatever_the_server_forgets() -> None:
             study = other
         fewer = study.begin(number, [own], without={"site-4"})
         study.seal(fewer, groups)
-        with pytest.raises(Refused, match=f"second, different sum of round {number}: it differs in site-4"):
+        with pytest.raises(
+            Refused, match=f"second, different sum of round {number}; the two sums would reveal the model of site-4"
+        ):
             study.open(fewer)
         same = study.begin(number, [own])
         study.seal(same, groups)
@@ -138,9 +140,9 @@ def test_what_is_asked_to_be_unmasked_must_be_of_the_round() -> None:
     for sites, said in (
         (names(2), "a sum of 2 sites in round 1; fewer than 3"),
         (names(5)[1:], "are not in the round, or lacks this site"),
-        ((*names(3), "site-9"), "are not of it"),
-        (names(3)[::-1], "are not of it"),
-        (("site-0", "site-0", "site-1"), "are not of it"),
+        ((*names(3), "site-9"), "are not in the round"),
+        (names(3)[::-1], "are not in the round"),
+        (("site-0", "site-0", "site-1"), "are not in the round"),
     ):
         with pytest.raises(Refused, match=f"the server: .*{said}"):
             site.unmask(UnmaskingRequest(round=1, sites=sites))
@@ -191,7 +193,7 @@ def test_what_a_site_seals_must_have_the_form_that_was_agreed_on() -> None:
     for bad, said in (
         ({}, "lack a block"),
         ({**good, "more": good["model"]}, "lack a block"),
-        ({"model": good["model"][:-1]}, "has the shape"),
+        ({"model": good["model"][:-1]}, "have the shape"),
         ({"model": good["model"].double()}, "64-bit integers"),
     ):
         with pytest.raises(Refused, match=f"site-0: .*{said}"):

@@ -486,10 +486,19 @@ def test_the_tutorial_runs_as_it_stands(
     names = ("start/tutorial.md", "start/your-data.md", "study/join.md")
     pages = "\n".join((root / "docs" / name).read_text("utf-8") for name in names)
     shown = re.findall(r"```\nmedsilo (.*)\n```\n\n```text\n([^`]*)```", pages)
-    assert [words.split()[0] for words, _ in shown] == ["init", "init", "compare", "predict", "export", "init", "check"]
+    assert [words.split()[0] for words, _ in shown] == [
+        "init",
+        "init",
+        "compare",
+        "compare",
+        "predict",
+        "release",
+        "init",
+        "check",
+    ]
     *lines, last = commands(root / "docs/start/tutorial.md")  # the last: tests/secure/test_rehearsal.py
     acts = [line.split()[0] for line in (*lines, last)]
-    assert acts == ["init", "init", "compare", "predict", "export", "rehearse"]
+    assert acts == ["init", "init", "compare", "compare", "predict", "release", "kits"]
     for line in (*lines, shown[-1][0]):
         assert main(shlex.split(line)) == 0, line
         told = capsys.readouterr().out

@@ -143,7 +143,7 @@ def logs(
 ) -> None:
     """Show what happened to a server or a hospital: who came and went, how studies began and ended, and why.
 
-    WARNING is where somebody is needed. The lines are those of events.log in the kit.
+    A line with WARNING needs somebody's attention. The lines come from events.log in the kit.
     """
     from medsilo.check.kit import read_kit
     from medsilo.runs import events

@@ -79,7 +79,7 @@ class Acceptance:
     def _same_cases(self, site: str, answer: SiteAnswer) -> None:
         joined = self.joined.get(site)
         if joined and joined.cases != answer.cases:
-            raise Refused("its numbers of cases are not those that it joined with")
+            raise Refused("its numbers of cases differ from those at joining")
 
     def _in_range(self, name: str, score: float | None) -> None:
         low, high = self.plan.task.goal.metric_range

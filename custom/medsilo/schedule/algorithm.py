@@ -68,7 +68,7 @@ class Algorithm(Section):
     @model_validator(mode="after")
     def _step_is_free(self) -> Self:
         if self.perturbation and self.own_step:
-            raise PlanError(f"algorithm.perturbation: {self.name} has a step of its own; set it to null")
+            raise PlanError(f"algorithm.perturbation: {self.name} has its own training step; set it to null")
         return self
 
     # What makes a method

@@ -215,7 +215,7 @@ class EachSites(SiteSettings):
     def check_sites(self, sites: Collection[str]) -> None:
         if strangers := sorted(self.sites.keys() - set(sites)):
             raise MedsiloError(
-                f"there is a {FILE_NAME} for {strangers[0]}, which is no site of the plan; the plan's are "
+                f"there is a {FILE_NAME} for {strangers[0]}, which is not a site of the plan; the plan has "
                 f"{', '.join(sorted(sites))}"
             )
 

@@ -48,7 +48,7 @@ class Fold(Section):
     @model_validator(mode="after")
     def _is_one_of_them(self) -> "Fold":
         if self.number > self.of:
-            raise ValueError(f"fold {self.number} of {self.of}: there are only {self.of}")
+            raise ValueError(f"fold {self.number} of {self.of} does not exist; there are {self.of}")
         return self
 
     def parts(self, patients: Sequence[str], split: int) -> list[list[int]]:

@@ -150,7 +150,7 @@ def _watch(screen: Console, job: str, kit: Path) -> int:
 def cancel(screen: Console, job: options.JobId, *, kit: options.Kit) -> None:
     """End a job, and wait until it has ended.
 
-    What is finished is kept: 'medsilo resume' goes on from there.
+    Finished rounds are kept: 'medsilo resume' continues after them.
     """
     _connecting(screen, kit)
     from medsilo_lab.consortium import lead

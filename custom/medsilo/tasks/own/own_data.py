@@ -87,7 +87,7 @@ class OwnData(Task):
         Of classes that one of its labels stands for it has the first.
         """
         if source.alike and not self.goal.classifies:
-            raise DataError("data.label_map: one label can stand for several classes of cases, and for nothing else")
+            raise DataError("data.label_map: only classes of cases can share one label")
         names = {*source.unannotated, *(name for own in source.alike for name in own[1:])}
         if unknown := sorted({*names, *(own[0] for own in source.alike)} - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"
