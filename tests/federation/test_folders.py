@@ -89,7 +89,7 @@ def test_methods_that_look_at_cases_take_pieces_of_volumes(
     plan = plan_of(method, 1, **network).with_changes(["training.local_epochs=1"])
     if method == "adafed":
         plan = plan.with_changes(["algorithm.pretraining.epochs=1"])
-    settings = SiteSettings(device="cpu", data=data, min_cases_per_average=1, min_patients_per_metric=1, pictures=True)
+    settings = SiteSettings(device="cpu", data=data, public_data=True, min_patients_per_metric=1, pictures=True)
     run = inprocess.run(plan, folder=tmp_path / "run", settings=settings)
     assert run.summary.status == "finished"
     scores = [site.test["dice"] for site in run.summary.sites.values()]

@@ -32,7 +32,8 @@ def test_a_canary_says_of_each_hospital_whether_it_is_ready(
         return code, json.loads(capsys.readouterr().out)["hospitals"]
 
     try:
-        local.write_text(yaml.safe_dump((yaml.safe_load(before) or {}) | {"data": {"folder": str(data)}}))
+        described = {"data": {"folder": str(data), "images": "*.png"}}
+        local.write_text(yaml.safe_dump((yaml.safe_load(before) or {}) | described))
         code, found = sent()
         assert code == 0 and set(found) == {ONE, OTHER}
         assert [found[site]["data"] for site in (ONE, OTHER)] == ["not set", "readable"]

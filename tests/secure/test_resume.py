@@ -113,6 +113,9 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
     assert_same_outcome(tmp_path / "loop", gathered(pair, "often-killed", TWO, tmp_path / "secure"))
     assert (record.folder / "jobs.txt").read_text().split() == [first, second, third, fourth]
     assert all(site.warnings == {} for site in record.summary().sites.values())
+    capsys.readouterr()
+    assert cli.main(["status", first, "--watch", "--kit", str(kit)]) == 0  # into the jobs that went on with it
+    assert fourth in capsys.readouterr().out
     assert cli.main(["resume", fourth, "--kit", str(kit)]) == 1
     assert "is finished; there is nothing to resume" in capsys.readouterr().err
     assert read_summary(record.folder).status == "finished"
@@ -165,6 +168,11 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
     record, until_round = prepared(pair, plan, tmp_path, "by-itself")
     kit = pair.kit(LEAD)
     first = lead.submit(tmp_path / "job", kit, print)
+    heard, seen = list[int](), list[tuple[str, str]]()
+    watching = threading.Thread(
+        target=lambda: seen.append(lead.watch(first, kit, lambda line, study: heard.append(line.round), print))
+    )
+    watching.start()
     until_round(3)
     (process,) = pair.family(SERVER, "runner_process")
     process.kill()
@@ -176,6 +184,8 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
     assert [line.round for line in record.rounds()] == list(range(1, 31))
     jobs = (record.folder / "jobs.txt").read_text().split()
     assert len(jobs) == 3 and ended(kit, jobs[-1]) == "FINISHED:COMPLETED"
+    watching.join(60)
+    assert seen == [(jobs[-1], "FINISHED:COMPLETED")] and heard == list(range(1, 31))
     assert_same_outcome(tmp_path / "loop", gathered(pair, "by-itself", TWO, tmp_path / "secure"))
     assert lead.download(jobs[-1], kit, tmp_path / "runs").name == "by-itself"  # the lead's own still
     told = lines_of(pair, "by-itself")

@@ -149,7 +149,7 @@ def test_a_site_that_must_not_go_ends_with_1(tmp_path: Path, local: Path, capsys
     arguments = ["check", str(job_of(tmp_path / "job")), "--site", SITES[0], "--settings", str(local)]
     assert cli.main([*arguments, "--private", str(tmp_path / "p.txt")]) == 1
     text = capsys.readouterr().out
-    assert "STOPS  device" in text and "cuda:7 was asked for" in text
+    assert "STOPS  device" in text and "device cuda:7" in text
     assert text.splitlines()[-1].startswith("NO-GO: 1 finding must be settled first")
 
 
@@ -301,10 +301,10 @@ def test_a_list_that_makes_promises_void_stops(local: Path, name: str, values: d
 
 
 def test_an_average_of_too_few_images_stops(local: Path) -> None:
-    (local / "medsilo.yaml").write_text("device: cpu\nmin_cases_per_average: 500\n")
+    (local / "medsilo.yaml").write_text("device: cpu\nmin_patients_per_metric: 500\n")
     report = check(visit(plan=make_plan("harmofl", *SMALL), local=local))
     (finding,) = found(report, "rehearsal", "stops")
-    assert "min_cases_per_average" in finding.what
+    assert "no average of fewer" in finding.what
 
 
 # ---------------------------------------------------------------------------------------------------- kits
@@ -671,7 +671,9 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     before = looked()
     assert before.go and not (kit / "medsilo").exists()  # looking leaves nothing
     tables = {table.title: table for table in before.tables}
-    assert ["parameters", str(plan.parameters), "500000000", "parameters"] in tables["This site's limits"].rows
+    asked = {str(row[0]): row[1:] for row in tables["This site's limits"].rows}
+    assert asked["round_minutes"] == ["10", "1440", "minutes for a round"]
+    assert 0 < float(str(asked["disk"][0])) < 0.01 and len(str(asked["disk"][0])) < 9
     settings = SiteSettings.read(kit / "local")
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()
@@ -718,7 +720,7 @@ def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: p
     local = tmp_path / "local-of-Dr-Schmidt"
     local.mkdir()
     (local / "medsilo.yaml").write_text(
-        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nquotas: {{min_training_cases: 1}}\n"
+        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nmin_patients_per_metric: 1\n"
     )
     private = tmp_path / "check.txt"
     arguments = ["check", str(job), "--site", "tnbc", "--settings", str(local)]
@@ -809,7 +811,8 @@ def test_the_hospital_s_guide_works_on_a_fresh_kit(
     assert cli.main(["kits", "make", "provisioning/consortium.yaml", "-o", "kits"]) == 0
     (tmp_path / "data").mkdir()
     settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
-    text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data"))
+    described = f"{{folder: {tmp_path}/data, images: images/*.nii.gz, label_map: {{1: ball}}}}"  # as init writes it
+    text = settings.read_text().replace("/srv/medsilo/data", described)
     settings.write_text(text.replace("/srv/medsilo/results", str(tmp_path / "results")))
     typed = [line for line in dict.fromkeys(commands(root / "docs/study/join.md")) if "study/job" not in line]
     asked = [line for line in typed if not re.match("approve [0-9a-f]{8}", line)]  # plans that ask here

@@ -106,7 +106,7 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
         ("status --watch --kit kit", "which job?"),
         ("disclosure fedavgg", "did you mean fedavg?"),
         ("disclosure jobs/central", "medsilo compare --methods central"),
-        ("predict run image -o out --device cuda:99", "device cuda:99"),
+        ("predict run image -o out --device cuda:99", "device cuda:99: this machine has"),
         ("report nowhere", "There is no run folder"),
     ],
 )

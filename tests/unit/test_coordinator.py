@@ -206,11 +206,11 @@ FALSE = {
     "renamed key": (change_group(lambda group: group.update(x=group.pop(LAST))), "group model: lacks 6.weight"),
     "missing group": (lambda reply: reply.groups.clear(), "groups: lacks model"),
     "surplus group": (lambda reply: reply.groups.update(head={}), "groups: has the surplus head"),
-    "round before": (lambda reply: reply.facts.update(round=reply.facts["round"] - 1), "of a study, not round"),
-    "round after": (lambda reply: reply.facts.update(round=reply.facts["round"] + 1), "of a study, not round"),
+    "round before": (lambda reply: reply.facts.update(round=reply.facts["round"] - 1), "of another study, not round"),
+    "round after": (lambda reply: reply.facts.update(round=reply.facts["round"] + 1), "of another study, not round"),
     "no round": (change_facts(round=None), "answers round None of a study"),
     "another task": (change_facts(task="test"), "answers test"),
-    "another study": (change_facts(study="the-other-one"), "of a study, not round"),
+    "another study": (change_facts(study="the-other-one"), "of another study, not round"),
     "another package": (change_facts(packages=medsilo_with(hash="0" * 64)), "(000000000000), the server"),
     "another version": (change_facts(packages=medsilo_with(version="0.0.9")), "runs medsilo 0.0.9"),
     "no packages": (change_facts(packages=None), "install the same package at both"),
@@ -389,7 +389,7 @@ def test_an_answer_to_the_round_before_is_refused(tmp_path: Path) -> None:
     study = Study(make_plan("fedavg", *SMALL, *GO_ON), tmp_path / "run", script)
     study.run()
     assert study.rounds[0].lost == {C: "no answer"}
-    assert study.rounds[1].refused == {C: "answers round 1 of a study, not round 2 of this one"}
+    assert study.rounds[1].refused == {C: "answers round 1 of another study, not round 2 of this one"}
     assert_equal(study.model("global/last"), without_c())
 
 

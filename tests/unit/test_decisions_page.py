@@ -107,7 +107,7 @@ def test_several_classes_have_no_threshold(tmp_path: Path) -> None:
     rows = [parsed.row(f"{A} class {label}", "decisions")[1:] for label in range(3)]
     assert rows[1] == ["0.9009 of 10", "0.65013 of 20", "0.800"]
     assert rows[2] == ["0.5005 of 10", "1.00020 of 20", "0.700"]
-    assert "there is no one threshold" in text and "Youden" not in text
+    assert "there is no single threshold" in text and "Youden" not in text
     assert 'aria-labelledby="roc-title"' in text and 'aria-labelledby="benefit-title"' not in text
 
 

@@ -335,7 +335,7 @@ def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest
     data = tmp_path / "data"
     for number in range(4):
         write_study(data / f"s{number}", f"PAT-{number}-X", number)
-    settings_ = {"data": {"folder": str(data), "cache": "disk", "cache_folder": str(tmp_path / "cache")}}
+    settings_ = {"data": {"folder": str(data), "cache_folder": str(tmp_path / "cache")}}
     site = tmp_path / "site"
     site.mkdir()
     (site / "medsilo.yaml").write_text(dump_yaml({**settings_, "device": "cpu", "min_patients_per_metric": 1}), "utf-8")

@@ -207,7 +207,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_allowed(acme: Path) -> No
     values = {**make_plan().resolved(), "task": {"name": "ACME-gait"}, "network": None}
     with pytest.raises(PlanError, match="package acme-gait.*'packages'"):
         parse_plan(values, allowed=["another"])
-    with pytest.raises(PlanError, match="not allowed here"):
+    with pytest.raises(PlanError, match="does not allow package"):
         parse_plan({**values, "task": {"name": "synthetic-activity"}, "network": {"name": "gait-net"}}, allowed=())
     assert NAME in registry.TASKS and registry.TASKS.package_of(NAME) == NAME
     assert package.facts_of(NAME)["version"] == "1.0"
@@ -217,7 +217,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_allowed(acme: Path) -> No
 
 def test_the_simulator_refuses_what_its_settings_do_not_name(acme: Path, data: Path, tmp_path: Path) -> None:
     plan = make_plan("fedavg", *GAIT)
-    with pytest.raises(MedsiloError, match="package acme-gait"):
+    with pytest.raises(MedsiloError, match="does not allow package acme-gait"):
         simulator.run(plan, tmp_path / "run", SiteSettings(device="cpu", data=data))  # type: ignore[arg-type]
 
 
@@ -244,7 +244,7 @@ def test_a_site_refuses_a_package_that_its_settings_do_not_name(
     seen(acme)  # as at a site that never imported it
     for place in ("startup", "local"):
         (tmp_path / "kit" / place).mkdir(parents=True)
-    with pytest.raises(Refused, match=r"package acme-gait.*site's medsilo\.yaml"):
+    with pytest.raises(Refused, match=r"does not allow package acme-gait.*medsilo\.yaml"):
         asked_to_join(plan, tmp_path / "kit", f"data: {data}\n")
     assert "acme_gait" not in sys.modules
     reply = asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n")
@@ -268,7 +268,7 @@ def test_the_check_of_a_site_asks_its_settings(acme: Path, tmp_path: Path, capsy
         (tmp_path / "medsilo.yaml").write_text("device: cpu\n" + settings)
         options = ["--plan", str(tmp_path / "plan.yaml"), "--site", SITES[0], "--settings", str(tmp_path)]
         assert main(["check", *options, "--private", str(tmp_path / "private.txt")]) == code
-        assert ("not allowed here" in capsys.readouterr().err) == (code == 2)
+        assert ("does not allow package" in capsys.readouterr().err) == (code == 2)
 
 
 # ---------------------------------------------------------------------------------------------------- which package

@@ -50,7 +50,7 @@ def test_statistics_and_draws_are_those_of_the_paper_in_double_precision() -> No
     np.testing.assert_allclose(norm.eval()(hospitals[0]).numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
-SETTINGS = SiteSettings(device="cpu", min_cases_per_average=1)
+SETTINGS = SiteSettings(device="cpu", public_data=True)
 
 
 def test_two_rounds_equal_those_written_by_hand() -> None:

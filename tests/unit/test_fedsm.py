@@ -234,7 +234,7 @@ def test_lambda_has_its_bounds_and_a_caution_below_1_over_k(tmp_path: Path) -> N
 def test_what_a_selector_cannot_tell_apart_is_refused() -> None:
     with pytest.raises(PlanError, match="'global' is fedsm's model"):
         planned("participation.sites=[a, global]")
-    with pytest.raises(PlanError, match="algorithm.selector: no vgg11"):
+    with pytest.raises(PlanError, match="algorithm.selector: the selector vgg11 cannot read"):
         planned("algorithm.selector=vgg11")
 
 
@@ -479,7 +479,7 @@ def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypat
 
 
 FALSE = {
-    "nothing": (None, "says nothing of the super model"),
+    "nothing": (None, "has no results of the super model"),
     "no counts": ({"chosen": {}, "sums": [0.0] * 8}, "how often each model was chosen"),
     "half a case": ({"chosen": {A: 0.5}, "sums": [0.0] * 8}, f"chosen.{A}: input should be a valid integer"),
     "a stranger": ({"chosen": {"x": 5}, "sums": [0.0] * 8}, "it chose models of 'x', which is not a site of the study"),
@@ -512,10 +512,8 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
 def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: Path) -> None:
     plan = planned("training.rounds=1")
     cases = site_of(plan, A, SITES, CPU, tmp_path / "a").participant.disclosure.cases["train"]
-    few = SiteSettings(device="cpu", min_cases_per_average=cases + 1)
-    with pytest.raises(
-        Refused, match=f"averages {cases} images of this site's {cases} patients, and no average of fewer"
-    ):
+    few = SiteSettings(device="cpu", min_patients_per_metric=cases + 1)
+    with pytest.raises(Refused, match=f"averages {cases} images of {cases} patients, this hospital demands"):
         site_of(plan, A, SITES, few, tmp_path / "b")
 
 
@@ -535,7 +533,7 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
     study = Study(plan, tmp_path / "run")
     if method == "harmofl":
         for participant in study.participants.values():
-            with_settings(participant, min_cases_per_average=1)
+            with_settings(participant, public_data=True)
     summary = study.run()
     asked = {parcel.facts["task"] for site, parcel in study.transport.sent if site == C}
     assert asked == {"join", "deliver", "test"}
@@ -733,7 +731,7 @@ FEDERATIONS = {
 def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str] | None = None) -> Plan:
     """Ten rounds in which one hospital has ten times the training cases of the others."""
     sites, sizes = sites or FEDERATIONS[task][0], FEDERATIONS[task][1]
-    few = SiteSettings(device="cpu", min_cases_per_average=2)  # a small one has but five images in synthetic-prostate
+    few = SiteSettings(device="cpu", public_data=True)  # a small one has but five images in synthetic-prostate
     same = ["training.rounds=10", "training.batch_size=8", f"task.name={task}", *sizes]
     plan = make_plan("fedsm", *same, *changes, sites=sites)
     participants = {}

@@ -14,6 +14,7 @@ import pytest
 import SimpleITK
 import torch
 import yaml
+from monai.data import MetaTensor, get_track_meta
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -24,7 +25,7 @@ from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
 from medsilo.tasks.case_index import CaseIndex
 from medsilo.tasks.own.folder import FolderTask
-from medsilo.tasks.own.image_patches import from_windows, patch
+from medsilo.tasks.own.image_patches import _changes, augmented, from_windows, patch
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import FURTHEST
 from medsilo.tasks.sources import DataSource
@@ -429,19 +430,20 @@ def test_masks_move_with_their_images(kind: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- the cache
-@pytest.mark.parametrize("cache", ["memory", "disk", "none", "small"])
+@pytest.mark.parametrize("cache", ["memory", "disk", "both", "none", "small"])
 def test_every_cache_gives_the_same_cases(cache: str, balls: Path, tmp_path: Path) -> None:
     task = volumes(dimensions=2, size=[16, 16], target_spacing=[2, 2])
     expected = read(task, source(balls))
-    others = {"small": {"cache_memory": 1}, "disk": {"cache": "disk", "cache_folder": tmp_path / "cache"}}
-    data = read(task, source(balls, **others.get(cache, {"cache": cache})))
+    memory = {"small": {"cache_memory": 1}, "disk": {"cache_memory": 0}, "none": {"cache_memory": 0}}.get(cache, {})
+    kept = {"cache_folder": tmp_path / "cache"} if cache in ("disk", "both") else {}
+    data = read(task, source(balls, **memory, **kept))
     for part in PARTS:
         mine, theirs = getattr(data, part), getattr(expected, part)
         assert mine.patients == theirs.patients
         for place in range(len(mine)):
             assert all(torch.equal(a, b) for a, b in zip(mine[place], theirs[place], strict=True))
     assert data.survey == expected.survey
-    if cache == "disk":
+    if kept:
         assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".safetensors"}
         assert len(list((tmp_path / "cache").iterdir())) == 9
 
@@ -456,7 +458,7 @@ def test_the_memory_of_the_cache_is_bounded(tmp_path: Path) -> None:
 
 def test_the_disk_cache_knows_a_file_that_changed_and_mends_one_that_broke(balls: Path, tmp_path: Path) -> None:
     shutil.copytree(balls, tmp_path / "data")
-    where = source(tmp_path / "data", cache="disk", cache_folder=tmp_path / "cache")
+    where = source(tmp_path / "data", cache_folder=tmp_path / "cache")
     before = read(volumes(), where).train
     patient, first = before.patients[0], before[0][0]
     for path in (tmp_path / "cache").iterdir():
@@ -468,8 +470,6 @@ def test_the_disk_cache_knows_a_file_that_changed_and_mends_one_that_broke(balls
     assert not torch.equal(read(volumes(target_spacing=[3, 3, 3]), where).train[0][0], first)
     leads_nowhere(tmp_path / "data" / "images" / f"{patient}.nii.gz")
     assert [one.count for one in told(volumes(), where).problems if one.severity == "left out"] == [1]
-    with pytest.raises(DataError, match="cache_folder"):
-        read(volumes(), source(balls, cache="disk"))
 
 
 # ---------------------------------------------------------------------------------------------------- bad input
@@ -860,8 +860,9 @@ def test_a_classification_s_images_lie_in_their_classes_folders_when_nothing_els
 def test_other_tasks_take_a_folder_and_no_description(squares: Path) -> None:
     with pytest.raises(DataError, match="layout of its own"):
         TASKS["nuclei"]().read("a", ["a"], 0, source(squares, images="*"))
-    survey = TASKS["synthetic-prostate"](patients=4).survey("a", ["a", "b"], 0, None)
-    assert survey.usable and survey.parts["train"].cases > 0 and survey.size == ((48, 48), (48, 48))
+    for settings in (None, source(squares, images="*")):
+        survey = TASKS["synthetic-prostate"](patients=4).survey("a", ["a", "b"], 0, settings)
+        assert survey.usable and survey.parts["train"].cases > 0 and survey.size == ((48, 48), (48, 48))
     assert TASKS["nuclei"]().survey("a", ["a"], 0, source(squares)).problems[0].severity == "stops"
 
 
@@ -968,3 +969,19 @@ def test_a_distance_between_surfaces_may_be_many_millimetres() -> None:
     distances = {name for name in ranges if name.startswith("hd95")}
     assert distances and all(ranges[name] == (0.0, FURTHEST) for name in distances)
     assert all(ranges[name] == (0.0, 1.0) for name in ranges.keys() - distances)
+
+
+@pytest.mark.parametrize("kind", AUGMENTED)
+def test_augmentation_is_monai_s_own_without_its_notes_on_space(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, in half of the time: no tensor in between keeps where it lies in space."""
+    image, mask = torch.rand(2, 4, 8, 8), torch.arange(256).reshape(4, 8, 8) % 3
+    made: list[object] = []
+    monkeypatch.setattr(MetaTensor, "__init__", lambda *given, **named: made.append(given))
+    ours = [augmented((image, mask), [kind], True, seed) for seed in range(5)]
+    assert not made and get_track_meta()  # as it was, for whoever uses MONAI beside
+    monkeypatch.undo()
+    for seed, (values, labels) in enumerate(ours):
+        theirs = _changes((kind,), True, 3).set_random_state(seed)({"image": image, "label": mask[None]})
+        assert isinstance(theirs["image"], MetaTensor) and type(values) is type(labels) is torch.Tensor
+        assert torch.equal(values, theirs["image"]) and labels.dtype == torch.int64
+        assert torch.equal(labels, theirs["label"][0].long())

@@ -146,6 +146,17 @@ def test_a_memory_limit_is_a_refusal_and_the_next_round_is_well(isolated_site: S
         site.answer(server.ask("round", 3, {"model": {"w": torch.zeros(2**28)}}))  # no room for what arrives
 
 
+def test_a_trainer_that_dies_between_two_rounds_costs_nothing_and_is_told(isolated_site: Sites) -> None:
+    plan, told = make_plan("fedavg", *SMALL), list[str]()
+    server, site = Server(plan), isolated_site(plan, tell=told.append)
+    server.take(site.answer(server.ask("round", 1)))
+    assert site.process and not told
+    site.process.kill()
+    site.process.wait()
+    server.take(site.answer(server.ask("round", 2)))
+    assert len(told) == 1 and "SIGKILL" in told[0]
+
+
 @pytest.mark.slow
 def test_stops_hangs_and_failures(tmp_path: Path, isolated_site: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan("fedavg", *SMALL, "training.rounds=4")

@@ -387,7 +387,7 @@ def test_a_hospital_that_lacks_what_the_plan_has_not_is_refused(
     hospitals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("medsilo.tasks.own.folder.FolderTask.absent", lambda self, source: ("liver",))
-    with pytest.raises(MedsiloError, match="lacks liver, which no hospital may lack"):
+    with pytest.raises(MedsiloError, match="lacks liver; every hospital needs"):
         run(plan_of(), settings=each(hospitals, OWN))
 
 
@@ -502,7 +502,7 @@ def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> No
     }
 
     def source(site: str, **values: Any) -> DataSource:
-        return DataSource(folder=tmp_path / site, **{"cache": "none", **values})
+        return DataSource(folder=tmp_path / site, **{"cache_memory": 0, **values})
 
     plan = parse_plan(
         {
@@ -532,7 +532,7 @@ def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> No
     assert rows["melanoma"] == ["not told apart"] * 3 and sum(rows["keratosis"]) == 8
     for site, values, why in (
         ("a", own["b"], r"not among the plan's \(nevus, keratosis\)"),
-        ("b", {"unannotated": ["melanoma", "keratosis"]}, "tells no two apart"),
+        ("b", {"unannotated": ["melanoma", "keratosis"]}, "distinguishes no two"),
         ("b", {"label_map": {"keratosis": ["keratosis", "melanoma"], "x": "melanoma"}}, "more than once"),
         ("c", {"label_map": {"lesion": ["keratosis", "liver"]}}, "data.label_map: 'liver' can't be absent"),
     ):

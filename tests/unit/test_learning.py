@@ -287,13 +287,13 @@ def test_a_gpu_that_is_not_there(device: str) -> None:
     text = str(caught.value)
     assert device in text
     assert "0 CUDA devices" in text
-    assert "take cpu or auto (--device, or in the site's medsilo.yaml)" in text
+    assert "give cpu or auto (--device, medsilo.yaml)" in text
     assert len(text.splitlines()) == 1
 
 
 @pytest.mark.parametrize("device", ["cuda:128", "cuda:99999999999"])
 def test_a_gpu_number_that_torch_cannot_hold(device: str) -> None:
-    with pytest.raises(MedsiloError, match=f"{device} was asked for"):
+    with pytest.raises(MedsiloError, match=f"device {device}: this machine has"):
         SiteSettings(device=device).compute()
 
 

@@ -17,7 +17,7 @@ from tests.conftest import METHODS, SITES, make_plan, over_all
 from tests.federation.test_simulator import assert_same_outcome
 from tests.unit.test_participant import SMALL
 
-CPU = SiteSettings(device="cpu", min_cases_per_average=1)
+CPU = SiteSettings(device="cpu", public_data=True)
 DIVIDED = {"f-adafed", "fedsm-extra", "fedsm-ensemble"}  # into phases by the number of all rounds
 ONE_OF_EACH = ["fedavg", "ditto", "adafed", "fedsm", "scaffold"]
 IMAGES = ["task.name=synthetic-histology", "network.name=small-cnn", "task.patients=4"]
@@ -101,8 +101,8 @@ def test_a_run_is_trained_further_from_the_command_line(tmp_path: Path, capsys: 
     for words, told in (
         ([str(run), "--more", "3"], "exists"),
         ([str(run), "--more", "3", "--set", "seed=3"], "leave out --plan and --set"),
-        ([str(tmp_path), "--more", "3"], "is no finished run"),
-        (["fedavg", "--more", "3"], "is no finished run"),
+        ([str(tmp_path), "--more", "3"], "is not a finished run"),
+        (["fedavg", "--more", "3"], "is not a finished run"),
         ([str(run)], f"medsilo run {run} --more 20"),
     ):
         assert cli.main(["run", *words, *out]) == 1

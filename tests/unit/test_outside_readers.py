@@ -83,7 +83,7 @@ def test_a_table_and_the_disk_serve_an_outside_format(hospital: Path, tmp_path: 
         for path in sorted(hospital.glob("*/p?-[12].txt"))
     ]
     (hospital / DataSource.TABLE).write_text("\n".join(["image,label,patient,part", *rows]))
-    own = source(hospital, label_map=OWN["label_map"], cache="disk", cache_folder=str(tmp_path / "ready"))
+    own = source(hospital, label_map=OWN["label_map"], cache_folder=str(tmp_path / "ready"))
     task = TASKS["curves"]()
     survey = task.survey("a", ["a"], 0, own)
     assert survey.fixed and survey.parts["test"].patients == 2 and not survey.parts["validation"].cases

@@ -77,7 +77,7 @@ WRONG = [
     # combinations that do nothing or can't be
     (["training.optimizer=adam", "training.momentum=0.9"], "training", "momentum", "remove momentum"),
     (["training.momentum=0.9", "training.optimizer=adamw"], "training", "momentum", "remove momentum"),
-    (["training.warmup=2"], "training", "warmup", "give fewer"),
+    (["training.warmup=2"], "training", "warmup", "lower warmup"),
     (["training.betas=[0.8, 0.9]"], "training", "betas", "optimizer=adam"),
     (
         ["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9, 1.0]"],

@@ -94,7 +94,7 @@ def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypa
     run = medsilo.run(make_plan(), folder=tmp_path / "run", changes=["training.rounds=1"], device="cpu")
     text = tmp_path / "letter.txt"
     text.write_text("a")
-    with pytest.raises(MedsiloError, match="reads no image.*could be predicted"):
+    with pytest.raises(MedsiloError, match="reads no files.*nothing to predict"):
         medsilo.predict(run.folder, text, tmp_path / "none")
     monkeypatch.setattr(type(run.plan.task), "use", Inference("texts"))  # as a task of the package says of itself
     assert medsilo.predict(run.folder, text, tmp_path / "out") == [{"file": "letter.txt"}]

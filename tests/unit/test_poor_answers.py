@@ -268,7 +268,7 @@ def test_a_full_disk_is_told_in_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan("fedavg")
     with pytest.raises(Refused) as found:
         check_limits(plan, SiteSettings(), plan.parameters, None, free=3_000)
-    assert "disk is full" in str(found.value) and "quotas.disk_free" in str(found.value)
+    assert "disk is full" in str(found.value) and "make room" in str(found.value)
     assert size_text(3_000) in str(found.value) and "GiB" not in str(found.value)
 
 

@@ -300,7 +300,7 @@ def test_a_flat_image_goes_through_the_tasks_own_preprocessing(tmp_path) -> None
         (["{tmp}/run", "{tmp}"], "choose with --site: hospital-b"),
         (["{tmp}/run", "{tmp}", "--site", "../x"], "no model of it"),
         (["{folder}", "{tmp}", "--device", "tpu"], "not known"),
-        (["{folder}", "{tmp}/empty"], "there are no images"),
+        (["{folder}", "{tmp}/empty"], "no images; give"),
         (["{folder}", "{tmp}/out/a.nii"], "the images lie in the output folder"),
     ],
 )
@@ -328,7 +328,7 @@ def test_a_task_without_images_is_refused_before_anything_is_read(tmp_path, caps
     write_run(tmp_path / "run", make_plan(), "global/best.safetensors")
     assert main(["predict", str(tmp_path / "run"), str(tmp_path), "-o", str(tmp_path / "out")]) == 1
     told = capsys.readouterr().err
-    assert "synthetic-activity reads no image files" in told
+    assert "synthetic-activity reads no files, so there is nothing to predict; give a model" in told
 
 
 def test_images_of_one_name_get_their_folders_name() -> None:

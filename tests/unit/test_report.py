@@ -365,7 +365,7 @@ def test_what_differs_between_files_and_who_counted_is_drawn_where_it_is_known(t
             text = json.dumps({"spacing": found[site], "size": None, "problems": [{"private": ["secret.nii"]}]})
             (folder / "sites" / site / "data.json").write_text(text)
         text = rendered([folder])[0]
-        assert ("a, after 2 rounds: 0.700" in text) == (name == "moving") == ("Who counted how much" in text)
+        assert ("a, after 2 rounds: 0.700" in text) == (name == "moving") == ("weight in the mean" in text)
         assert ("Spacing z, mm" in text) == (name == "moving") and "Spacing x" not in text and "secret" not in text
         assert ("a 2.500 (2.000 to 3.000). b 5.000 (5.000 to 5.000)." in text) == (name == "moving")
 

@@ -97,10 +97,10 @@ def test_a_layout_is_told_from_names(items: list[str], images: tuple[str, ...], 
     ("items", "words"),
     [
         (names("images/{}.png"), "there are 4 images (images) and no labels; put images into images/"),
-        (names("masks/{}.png"), "labels (masks) and no folder of images"),
-        (names("only/{}.png"), "all images lie in one folder, only"),
-        (names("{}.png"), "4 images lie there in no order"),
-        (names("train/a/{}.png", "test/a/{}.png"), "folders test, train are parts"),
+        (names("masks/{}.png"), "there are labels (masks) and no folder of images beside them"),
+        (names("only/{}.png"), "all images lie in one folder, only; put images"),
+        (names("{}.png"), "4 images lie there in no order that medsilo knows"),
+        (names("train/a/{}.png", "test/a/{}.png"), "folders test, train are parts, not hospitals or classes"),
         (names("train/{}.png", "test/{}.png"), "folders test, train are parts"),
         (names("hospital-a/{}.png", "hospital-b/{}.png"), "their images have no labels"),
         (
@@ -342,7 +342,7 @@ def test_series_are_images_and_are_seen_as_a_ct(scanner: Path, tmp_path: Path) -
     assert nested(draft.settings)["data"]["images"] == "images/*/"
     window = nested(draft.plan)["task"]["intensity"]
     assert window["kind"] == "window" and -200 < window["low"] < window["high"] < 200
-    source = DataSource.model_validate({**nested(draft.settings)["data"], "cache": "disk", "cache_folder": tmp_path})
+    source = DataSource.model_validate({**nested(draft.settings)["data"], "cache_folder": tmp_path})
     task = TASKS["nifti-folder"].model_validate(nested(draft.plan)["task"])
     data = task.read("hospital-a", ["hospital-a"], 0, source)
     places = sorted({*data.train.patients, *data.validation.patients, *data.test.patients})  # type: ignore[attr-defined]
@@ -486,10 +486,19 @@ def test_the_tutorial_runs_as_it_stands(
     names = ("start/tutorial.md", "start/your-data.md", "study/join.md")
     pages = "\n".join((root / "docs" / name).read_text("utf-8") for name in names)
     shown = re.findall(r"```\nmedsilo (.*)\n```\n\n```text\n([^`]*)```", pages)
-    assert [words.split()[0] for words, _ in shown] == ["init", "init", "compare", "predict", "export", "init", "check"]
+    assert [words.split()[0] for words, _ in shown] == [
+        "init",
+        "init",
+        "compare",
+        "compare",
+        "predict",
+        "release",
+        "init",
+        "check",
+    ]
     *lines, last = commands(root / "docs/start/tutorial.md")  # the last: tests/secure/test_rehearsal.py
     acts = [line.split()[0] for line in (*lines, last)]
-    assert acts == ["init", "init", "compare", "predict", "export", "rehearse"]
+    assert acts == ["init", "init", "compare", "compare", "predict", "release", "kits"]
     for line in (*lines, shown[-1][0]):
         assert main(shlex.split(line)) == 0, line
         told = capsys.readouterr().out

@@ -176,7 +176,7 @@ def test_overlays_that_would_make_the_page_too_large_are_left_out_and_it_says_so
         monkeypatch.setattr(panels, "MOST_OVERLAYS", room)
         text, parsed = section(panels_study, "overlays")
         assert text.count("<img ") == 9 * len(left)
-        assert ("left out here" in text) == (len(left) < 3)
+        assert ("left out to keep" in text) == (len(left) < 3)
         assert not left or parsed.row("Site")[1:] == [kind.capitalize() for kind in left]
 
 

@@ -177,15 +177,15 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert "lacks 1 columns of the plan, first 'age'" in words(names={"age": "years"})
     assert "a column that the plan does not read" in words(names={"years": "age"})
-    assert "names patients, parts or sites" in words(names={"age": "pid"})
-    assert "two columns of the plan" in words(names={"age": "sex"})
+    assert "holds patients, parts, sites" in words(names={"age": "pid"})
+    assert "two columns of the plan have the same name" in words(names={"age": "sex"})
     assert "not among the plan's labels" in words(label_map={"2": "dead"})
     assert "there is no table" in words(table="other.csv")
     assert "a table has no images" in words(images="*.png")
     path.write_bytes(path.read_bytes() + b"\x81")  # which Windows' letters lack, too
     assert "not in UTF-8" in words()
     write(tmp_path, lines(), [*HEAD[:-1], "age"])
-    assert "a column twice" in words()
+    assert "two columns of one name" in words()
     write(tmp_path, lines())
     monkeypatch.setattr(table_reader.TableReader, "MOST_LINES", 5)
     assert "divide it" in words()
@@ -223,7 +223,7 @@ def test_plans_that_make_no_sense_are_refused(numbers: dict[str, Any], words: st
         ("fedper", "linear", "classification", "needs features"),
         ("fedbn", "linear", "classification", "but this network has none"),
         ("moon", "linear", "classification", "needs features"),
-        ("fedsm", "mlp", "survival", "risks of two models can't be compared"),
+        ("fedsm", "mlp", "survival", "risks of two models cannot be compared"),
         ("fedsm-ensemble", "mlp", "classification", "one number"),
     ],
 )

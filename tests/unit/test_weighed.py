@@ -36,7 +36,7 @@ Arrays = dict[str, np.ndarray]
 SERVER = ServerSide(
     ["s0", "s1", "s2"], {}, {}, frozenset, make_plan().task, Training(), 0, Compute(), None, lambda: None
 )
-CPU = SiteSettings(device="cpu", min_cases_per_average=1)
+CPU = SiteSettings(device="cpu", public_data=True)
 NO_BATCH_NORM = ["network.name=activity-cnn", "network.norm=group"]  # nothing then travels beside trained weights
 
 
@@ -337,7 +337,7 @@ def test_what_cannot_be_is_refused(method: str) -> None:
             "secure_aggregation.mode=pairwise",
             "counts follows from what|takes each site's values as they are",
         ),
-        ('privacy={"epsilon": 2.0, "delta": 0.001}', f"under {method} follows from noisy gradients"),
+        ('privacy={"epsilon": 2.0, "delta": 0.001}', f"{method} sends numbers without noise"),
     ):
         with pytest.raises(PlanError, match=said):
             make_plan(method, *SMALL, *NO_BATCH_NORM, change)
