@@ -58,6 +58,7 @@ ORDER = (
 )
 LAB = "medsilo-lab"  # brings most commands
 GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
+NVFLARE_OPTIONS = {"-t": "--threads", "-w": "--out", "--workspace": "--out"}  # of its simulator
 
 
 class OneCommand(TyperCommand):
@@ -221,7 +222,7 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     if option is not None and hasattr(error, "possibilities"):
         key = _of_the_plan(ctx, option)
         meant = f": it is in the plan, --set {key}=VALUE" if key else _meant(option, error.possibilities or [])
-        meant = _device_of(ctx, option, given) or meant
+        meant = _device_of(ctx, option, given) or meant or _meant(NVFLARE_OPTIONS.get(option, ""), _options_of(ctx))
         return f"there is no option {option}{meant}"
     if option is not None:
         return f"{option} {'needs a value' if 'requires' in error.message else 'takes no value'}"
@@ -238,7 +239,21 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     unexpected = error.message.partition("unexpected extra argument")[2].rpartition("(")[2].rstrip(").")
     if unexpected and "--json" in given:
         return f"{unexpected} is not expected here; to keep the JSON in a file, write --json > FILE"
-    return f"{unexpected} is not expected here{_change_of(ctx, unexpected, given)}" if unexpected else error.message
+    return (
+        f"{unexpected} is not expected here{_change_of(ctx, unexpected, given) or _one_of(ctx)}"
+        if unexpected
+        else error.message
+    )
+
+
+def _options_of(ctx: Any) -> list[str]:
+    return [name for one in ctx.command.params for name in one.opts] if ctx else []
+
+
+def _one_of(ctx: Any) -> str:
+    """Return that a command takes one argument, where it does."""
+    taken = [one for one in ctx.command.params if one.param_type_name == "argument"] if ctx else []
+    return f"; give one {_name(taken[0])}" if len(taken) == 1 and taken[0].nargs == 1 else ""
 
 
 def _device_of(ctx: Any, option: str, given: Sequence[str]) -> str:
