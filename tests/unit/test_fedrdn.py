@@ -132,7 +132,7 @@ def test_what_a_dishonest_hospital_sends_is_refused() -> None:
     ("changes", "said"),
     [
         (["algorithm.amplitude={}"], "fedrdn normalises images itself"),
-        (["aggregation.robust.name=median"], "no robust rule can hold for fedrdn's statistics"),
+        (["aggregation.robust.name=median"], "no robust rule covers fedrdn's statistics"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: list[str], said: str) -> None:

@@ -304,7 +304,7 @@ def test_too_few_in_the_worst_round_are_refused():
 
 
 def test_shared_groups_are_defended_beside_personal_ones_and_the_plan_says_what_is_not():
-    with pytest.raises(PlanError, match="no robust rule can hold for FedSM's selector in closed form"):
+    with pytest.raises(PlanError, match="no robust rule covers FedSM's selector in closed form"):
         make_plan("fedsm", "aggregation.robust.name=median")
     plan = make_plan("fedsm", "aggregation.robust.name=median", "algorithm.selector_sync=server-adam")
     assert any("personal model of every hospital is mixed as the method says" in line for line in plan.warnings(SITES))

@@ -167,7 +167,7 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
         return []
     if not plan.has_threshold or not settings.calibration:
         why = "declined (calibration in medsilo.yaml)" if plan.has_threshold else "the study promises privacy"
-        return [f"No threshold of validation cases is told: {why}."]
+        return [f"No threshold of validation cases leaves: {why}."]
     steps = BROAD if settings.protects(plan.task.synthetic) else BINS
     return [
         f"At the end, too: the threshold that does best on the validation cases, one of {steps - 1} numbers; it counts "

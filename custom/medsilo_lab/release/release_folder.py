@@ -180,7 +180,7 @@ def difference(old: ReleaseManifest, new: ReleaseManifest, before: Source, now: 
     if not moved:
         yield "- The plan is the same."
     for site in sorted(new.study.keys() | old.study.keys()):
-        told = [f"{own.study[site].score:.3f}" if site in own.study else "not told" for own in (old, new)]
+        told = [f"{own.study[site].score:.3f}" if site in own.study else "suppressed" for own in (old, new)]
         yield f"- {site}: test {old.metric} {told[0]} before, {told[1]} now"
     if new.conditions != old.conditions:
         yield f"- Conditions of the next version: {new.conditions.model_dump_json(exclude_defaults=True)}"
