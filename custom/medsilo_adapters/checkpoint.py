@@ -114,6 +114,15 @@ def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
     )
 
 
+def is_weight(given: Tensor, own: Tensor) -> bool:
+    """Return whether a file's tensor has values that a network's own can take as they are: plain and finite numbers."""
+    if given.layout != torch.strided or given.is_quantized or given.is_meta or given.is_complex():
+        return False
+    if own.is_meta or not own.is_floating_point():
+        return True
+    return given.is_floating_point() and bool(given.to(own.dtype).isfinite().all())
+
+
 def _fitting(own: Mapping[str, Tensor], given: Mapping[str, Tensor], names: Mapping[str, str]) -> list[str]:
     return [mine for mine, theirs in names.items() if own[mine].shape == given[theirs].shape]
 

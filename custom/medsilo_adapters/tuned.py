@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from medsilo.extend import MedsiloError, Network, Section
 from medsilo.extend.methods import head_layers, head_names
 from medsilo.extend.networks import NETWORKS, norm_names, weight_cache
-from medsilo_adapters.checkpoint import Match, counted, match, read_checkpoint
+from medsilo_adapters.checkpoint import Match, counted, is_weight, match, read_checkpoint
 from medsilo_adapters.frozen import Frozen, freeze, keep_rounded, values_of
 from medsilo_adapters.low_rank import Adapters, adapt, merged_weight
 
@@ -134,7 +134,13 @@ class Tuned(_Begun):
     def _matched(self, network: nn.Module, channels: int, classes: int) -> Match:
         assert self.start
         given = read_checkpoint(weight_cache.find(self.start.sha256, self.start.bytes))
-        found = match(network.state_dict(), given)
+        own = network.state_dict()
+        found = match(own, given)
+        if odd := [name for name, tensor in found.found.items() if not is_weight(tensor, own[name])]:
+            raise MedsiloError(
+                f"network.from: {counted('tensors', odd)} of the file are no plain, finite numbers: they are sparse, "
+                "quantised, complex, whole or too large; give another file"
+            )
         if found.share < self.start.least:
             raise MedsiloError(f"network.from: the file is not of this network: {found}; give another, or lower least")
         begins = [pattern for word in self.start.initial for pattern in self._patterns(word, network)]

@@ -75,7 +75,7 @@ class SeriesFolder(SignalFolder):
 
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.images or source.labels:
-            raise DataError("data: recordings have no images or labels; name files under data.recordings")
+            raise DataError("data: recordings have no images or labels; leave these keys out, or name a data.table")
         if source.each_alone and source.recording_columns.patient:
             raise DataError(
                 "data.recording_columns.patient: under privacy a file must hold one patient, because a fault in it "

@@ -505,8 +505,8 @@ def test_an_error_of_the_server_leaves_a_failed_summary_without_its_text(tmp_pat
 @pytest.mark.parametrize(
     ("there", "says"),
     [
-        ([A], "1 sites are there .* but the plan needs 2; start the others or lower participation.minimum"),
-        ([], r"0 sites are there \(none\) but the plan needs 2"),
+        ([A], "the plan needs 2; .*participation.minimum"),
+        ([], r"\(none\) but the plan needs 2"),
     ],
 )
 def test_too_few_sites_end_the_study_before_anything_is_asked(there: list[str], says: str, tmp_path: Path) -> None:
@@ -553,7 +553,7 @@ def test_a_site_that_lost_its_own_state_says_so(tmp_path: Path) -> None:
     sites = study.run().sites
     assert sites[A].warnings == sites[C].warnings == {}
     ((when, (warning,)),) = sites[B].warnings.items()
-    assert warning.startswith("the site's own state after round 2 is not on its disk any more: it went on from the ini")
+    assert warning.startswith("the site's own state after round 2")
     assert when == "3"
     assert [record.warnings for record in study.rounds] == [{}, {}, {B: [warning]}, {}]
     lines = round_lines(study.rounds[2], 4, "accuracy")

@@ -205,7 +205,7 @@ def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: P
 # ---------------------------------------------------------------------------------------------------- who allows it
 def test_nothing_of_a_package_is_imported_before_it_is_allowed(acme: Path) -> None:
     values = {**make_plan().resolved(), "task": {"name": "ACME-gait"}, "network": None}
-    with pytest.raises(PlanError, match="package acme-gait of the plan.*name it under 'packages'"):
+    with pytest.raises(PlanError, match="package acme-gait.*'packages'"):
         parse_plan(values, allowed=["another"])
     with pytest.raises(PlanError, match="does not allow package"):
         parse_plan({**values, "task": {"name": "synthetic-activity"}, "network": {"name": "gait-net"}}, allowed=())
@@ -250,7 +250,7 @@ def test_a_site_refuses_a_package_that_its_settings_do_not_name(
     reply = asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n")
     assert reply.facts["packages"] == plan.code and plan.code[NAME] == package.facts_of(NAME)
     without = {name: facts for name, facts in plan.code.items() if name != NAME}
-    with pytest.raises(Refused, match=r"runs acme-gait 1\.0 .*, the server no such package"):
+    with pytest.raises(Refused, match=r"runs acme-gait 1\.0 .*, the server"):
         asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n", packages=without)
 
 
@@ -293,10 +293,10 @@ def test_another_version_or_other_files_are_refused(acme: Path, seen: Callable[[
 def test_a_package_that_is_not_installed_is_named(acme: Path, tmp_path: Path, seen: Any) -> None:
     values = make_plan("fedavg", *GAIT).resolved()
     sys.path.remove(str(acme))
-    with pytest.raises(PlanError, match=r"task\.name: 'acme-gait' is not known: package acme-gait of this plan is not"):
+    with pytest.raises(PlanError, match=r"task\.name: 'acme-gait'.*: package acme-gait"):
         parse_plan(values)
     values.pop("packages")
-    with pytest.raises(PlanError, match=r"task\.name: 'acme-gait' is not known; choose one of"):
+    with pytest.raises(PlanError, match=r"task\.name: 'acme-gait'.*; choose"):
         parse_plan(values)
 
 
@@ -369,7 +369,7 @@ def test_a_bad_package_is_one_line(
 
 def test_a_name_in_two_packages_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
     seen(a_distribution(tmp_path, "other-gait", f"[medsilo.tasks]\n{NAME} = other:Gait\n"))
-    with pytest.raises(PlanError, match="'acme-gait' is in.*other-gait and acme-gait"):
+    with pytest.raises(PlanError, match="'acme-gait'.*other-gait and acme-gait"):
         make_plan("fedavg", *GAIT)
 
 
@@ -394,7 +394,7 @@ def test_a_tasks_own_network_is_listed_too(seen: Callable[[Path], None], tmp_pat
             **{"pyproject.toml": cut + '[tool.setuptools]\npackages = ["acme_gait"]\n'},
         )
     )
-    with pytest.raises(PlanError, match="brings network 'gait-net', which no package lists"):
+    with pytest.raises(PlanError, match="network 'gait-net'"):
         make_plan("fedavg", *GAIT)
 
 

@@ -43,16 +43,6 @@ def test_any_dropouts_at_any_moment(count: int) -> None:
             assert close(own.read(sums["model"], len(added)), mean_of(models, added)), (gone, moment)
 
 
-def test_a_site_that_is_away_costs_nothing_and_comes_back() -> None:
-    study, models = Hospitals(terms(5)), numbers(5)
-    own = block(models)
-    for number, away in enumerate([{"site-1"}, {"site-3"}, set()], 1):
-        server = study.begin(number, [own], without=away)
-        study.seal(server, as_groups(models))
-        mean = own.read(study.open(server)["model"], 5 - len(away))
-        assert close(mean, mean_of(models, set(names(5)) - away))
-
-
 def test_the_sum_does_not_depend_on_the_order_or_the_masks() -> None:
     opened = []
     for order in (names(4), names(4)[::-1]):

@@ -20,7 +20,7 @@ from tests import inprocess
 from tests.conftest import PERSONAL, PLAIN, SITES, SMALL, STEPPING, make_plan
 from tests.inprocess import StudyResult
 
-SETTINGS = SiteSettings(device="cpu", min_cases_per_average=1)
+SETTINGS = SiteSettings(device="cpu", public_data=True)
 # Training turns a difference in the last digit into one in the third, in clear as well (a rectifier that just opens);
 # with short steps what is left is that of the mixing.
 STEADY = ["training.learning_rate=0.001", "training.momentum=0.0"]
@@ -81,7 +81,7 @@ def test_pairwise_gives_clear_mixing_after_ten_rounds(method: str) -> None:
     assert furthest(run(method, "none", "training.rounds=10"), run(method, "pairwise", "training.rounds=10")) <= most
 
 
-ALONE = SiteSettings(device="cpu", min_cases_per_average=1, share_personal_model=False)
+ALONE = SiteSettings(device="cpu", public_data=True, share_personal_model=False)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -43,6 +44,11 @@ def make_folder(folder: Path) -> None:
         if not place.is_dir():
             place.mkdir(FOLDER, exist_ok=True)
             sync_names(place.parent)
+
+
+def free_disk(folder: Path) -> int:
+    """The free bytes on the disk of a folder that may not be there yet."""
+    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
 
 
 def sync_names(folder: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from medsilo.core.errors import MedsiloError, Refused
 
+MOST = 20 << 30  # bytes of files that a server has sent
 FOLDER = "models"  # of files that a run needs, in its own folder
 IN_BUNDLES = ("models/model.safetensors", "models/model.pt")  # weights in a MONAI bundle
 HASH = re.compile(r"[0-9a-f]{64}")
@@ -49,14 +50,18 @@ def find(sha256: str, size: int) -> Path:
     )
 
 
-def keep(sha256: str, content: memoryview, folder: Path, most: int) -> None:
-    """Keep a file that came, under its hash, in a folder of such files that may have so many bytes in all."""
+def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> None:
+    """Keep a file that came, under its hash, in a folder of such files that may have so many bytes in all; the oldest
+    go first."""
     from medsilo.core.files import write_bytes  # which takes time to import, and who reads names does without
 
     if hashlib.sha256(content).hexdigest() != sha256:
         raise Refused("the file that arrived is not the plan's: its hash differs")
     if (size := content.nbytes) > most:
-        raise Refused(f"the plan's pre-trained file has {size} bytes; this party keeps {most} at most (models_disk)")
+        raise Refused(
+            f"the plan's pre-trained file has {size} bytes; this party keeps {most} at most. Put it into a folder "
+            "under 'models'"
+        )
     older = [path for path in folder.glob("*") if HASH.fullmatch(path.name)] if folder.is_dir() else []
     sizes = {path: path.stat().st_size for path in sorted(older, key=lambda path: path.stat().st_mtime_ns)}
     for path in sizes:

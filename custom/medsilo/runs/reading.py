@@ -16,6 +16,7 @@ from medsilo.runs.schema import Progress, Round, Summary
 from medsilo.runs.site_files import LogEntry, Provenance
 
 PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
+GOES_ON = "goes_on"  # in the meta of a job that died: which of how many times its study goes on by itself
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
 AnyPart = TypeVar("AnyPart", bound=RecordPart)
 

@@ -297,12 +297,15 @@ class Task(Section):
         return folded(data, self.fold, (source.split if source else None) or 0)
 
     def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-        """One site's data as its settings say where they lie: how all who need data come by them."""
+        """One site's data as its settings say where they lie: how all who need data come by them. Those of a synthetic
+        task are drawn, whatever a hospital's settings say of its own."""
         if source is None:
             return self.load(site, sites, seed, None)
         source.check_folder()
-        if source.is_described or source.cache == "disk":
-            what = "give nothing but folder, cache (memory or none) and cache_memory under 'data'"
+        if self.synthetic:
+            return self.load(site, sites, seed, None)
+        if source.is_described:
+            what = "give nothing but folder and cache_memory under 'data'"
             raise DataError(f"task {self.name} has a layout of its own; {what}")
         if links := links_out(source.folder):
             what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"

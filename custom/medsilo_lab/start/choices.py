@@ -14,9 +14,7 @@ from medsilo_lab.start.fitting import Fit, Step
 from medsilo_lab.start.wording import LEAST_NAMED, counted, plans_words, renamed
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (min_patients_per_metric)
-LEAST_TRAINED = (
-    9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (quotas.min_training_cases)
-)
+LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED
 FEWEST = 2  # classes between which something can be learned
 THIN = 16  # slices: in fewer a network in three dimensions sees little
 AIR = -500  # Hounsfield units: what lies below says that an image is a CT
@@ -322,7 +320,7 @@ def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
         found["data.labels"] = looks.layout.labels, "a mask finds its image by that name"
     if table := looks.layout.table:
         found["data.table"] = table.name, "a line per case"
-        found["data.columns"] = table.described("image")["columns"], table.why
+        found["data.columns"] = table.described()["columns"], table.why
     if source.patient:
         count = f"{sum(looks.cases.values())} cases of {sum(looks.patients.values())} patients"
         found["data.patient"] = source.patient, f"a guess from the names: {count}; correct it"
