@@ -159,7 +159,7 @@ def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
         prices[f"tensors: {group}"] = price(plan, settings.privacy)
     prices |= {WHAT[told]: _price_of_numbers(plan, told, settings) for numbers in NUMBERS.values() for told in numbers}
     if plan.privacy:
-        head = "0: hashes, the number of lines and the time, so that the server can tell"
+        head = "0: hashes, the number of lines and the time, so that the server can check them"
         prices["the ledger's signed head"] = head
     return [*prices.items()]
 

@@ -165,7 +165,7 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
     if not plan.task.goal.decides:
         return []
     if not plan.has_threshold:
-        return ["No threshold of validation cases is told: the study promises privacy."]
+        return ["No threshold of validation cases leaves: the study promises privacy."]
     steps = BROAD if settings.protects(plan.task.synthetic) else BINS
     return [
         f"At the end, too: the threshold that does best on the validation cases, one of {steps - 1} numbers; it counts "

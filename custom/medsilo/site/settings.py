@@ -97,7 +97,7 @@ class SiteSettings(Section):
     share_personal_model: bool | None = None
     public_data: bool = Field(
         False,
-        description="true: nobody needs protection from what is told of these data (a published set). Then plans "
+        description="true: the data need no protection (a published set). Then plans "
         "decide the split, numbers leave exactly, and answers are not counted",
     )
     min_patients_per_metric: int | None = Field(

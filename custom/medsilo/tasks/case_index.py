@@ -154,8 +154,8 @@ class CaseIndex:
             self.patients_named = False
             if self.entries:
                 what = (
-                    "every case counts as a patient of its own; if a patient has several, say how names tell the "
-                    "patient (data.patient), or use a table"
+                    "every case counts as one patient; if a patient has several, set data.patient to find the "
+                    "patient in names, or use a table"
                 )
                 self.problems.append(Problem("note", what, len(self.entries)))
             return

@@ -385,7 +385,7 @@ class _Watching:
             all_told = self.last == self.planned
             study = None if all_told else _so_far(session, self.job_id, self.last)
             if study is None and self.planned is None:
-                self._say_once("it tells no rounds yet: it is starting, or somebody else submitted it")
+                self._say_once("no rounds yet: the job is starting, or somebody else submitted it")
             self._tell(study)
         if not _is_over(status) or (status != COMPLETED and self._goes_on(session, job)):
             return None
