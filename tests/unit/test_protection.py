@@ -187,10 +187,10 @@ def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, t
 # ---------------------------------------------------------------------------------------------------- what is told
 @pytest.mark.slow
 def test_told_figures_are_right_within_their_step(asks: Asks, tmp_path: Path) -> None:
-    """One split for both: with it exact and coarse numbers are of the same patients."""
-    names = [f"p{number}" for number in range(240)]
-    data = {"folder": str(write_photos(tmp_path / "photos", names)), "shares": [0.5, 0.2, 0.3], "split": 1}
-    changes = ["task.shares=[0.5,0.2,0.3]", "task.split=1", "training.learning_rate=0.05", "training.rounds=2"]
+    """The table fixes the parts for both: exact and coarse numbers are of the same patients."""
+    parts = {f"p{number}": ("train", "train", "validation", "test", "test")[number % 5] for number in range(240)}
+    data = {"folder": str(write_photos(tmp_path / "photos", [*parts], parts))}
+    changes = ["training.learning_rate=0.05", "training.rounds=2"]
     exact = asks("exact", data, *changes, public_data=True)
     coarse = asks("coarse", data, *changes)
     one, other = exact.sites["a"], coarse.sites["a"]

@@ -60,7 +60,7 @@ def write(path: Path, lines: Sequence[Sequence[Any]], head: Sequence[str] = HEAD
 def described(folder: Path, **more: Any) -> dict[str, Any]:
     inside = {"time": "t", "label": "doing"}
     return {
-        "folder": str(folder), "recording_columns": inside, "patient": "^[^_]+", "split": 0,
+        "folder": str(folder), "recording_columns": inside, "patient": "^[^_]+",
         "label_map": {"REST": "rest", "WALK": "walk"}, **more,
     }  # fmt: skip
 
@@ -140,7 +140,7 @@ def test_no_patients_windows_are_in_two_parts(
     for patient, count in enumerate(files):
         for number in range(count):
             write(folder / f"p{patient}_{number}.csv", rows(10 * patient + number, 2))
-    data = plan_of().task.site_data("a", SITES, 0, source_of(folder, split=split))
+    data = plan_of().task.site_data("a", SITES, 0, source_of(folder).drawn_by(split))
     parts = [set(part.patients) for part in (data.train, data.validation, data.test)]
     assert sum(map(len, parts)) == len(set().union(*parts)) == len(files)
     windows = (2 * RATE - STEPS) // 8 + 1

@@ -52,7 +52,7 @@ def write(folder: Path, rows: Sequence[Sequence[Any]], head: Sequence[str] = HEA
 
 def described(folder: Path, **more: Any) -> dict[str, Any]:
     levels = {"sex": {"M": "m", "F": "f"}}
-    return {"folder": str(folder), "columns": {"patient": "pid"}, "levels": levels, "split": 0, **more}
+    return {"folder": str(folder), "columns": {"patient": "pid"}, "levels": levels, **more}
 
 
 def source_of(folder: Path, **more: Any) -> DataSource:
