@@ -93,11 +93,13 @@ def test_by_default_both_studies_tell_of_the_same_patients(asks: Asks, photos: P
     assert warnings == ["this hospital divides its patients by itself (0.6, 0.2, 0.2); task.shares is not used here"]
 
 
-def test_exact_numbers_and_another_seed_move_nobody_either(asks: Asks, photos: Path, tmp_path: Path) -> None:
+def test_exact_numbers_and_another_seed_move_nobody_either(
+    asks: Asks, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The split does not rest on coarse numbers, nor on anything that a plan says."""
-    exact = {"score_rounding": 0, "min_patients_per_metric": 1}
-    (one, other), _ = attack(asks, photos, tmp_path, **exact)
-    asks("third", photos, "task.split=7", "seed=0", **exact)
+    monkeypatch.setattr("medsilo.site.settings.SCORE_ROUNDING", 0)
+    (one, other), _ = attack(asks, photos, tmp_path, min_patients_per_metric=1)
+    asks("third", photos, "task.split=7", "seed=0", min_patients_per_metric=1)
     third = Record(tmp_path / "third").rounds()[0].sites["a"].validation_loss
     assert one == other == third and one != round(one, 4)
 

@@ -306,7 +306,7 @@ def studied(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     """The run of a study and the folder with a hospital's settings."""
     run, local = tmp_path_factory.mktemp("run") / "fedavg-series", tmp_path_factory.mktemp("local")
     settings = make_settings(
-        {"data": described(hospitals), "min_patients_per_metric": 1, "score_rounding": 0}, "a test"
+        {"data": described(hospitals), "min_patients_per_metric": 1, "public_data": True}, "a test"
     )
     study = inprocess.run(plan_of(), folder=run, settings=settings)
     assert study.summary.pooled["accuracy"] > 0.9

@@ -131,7 +131,7 @@ def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
     promise = plan.privacy.under(demands)
     if promise.suffices(demands):
         return None
-    both = "min_patients_per_metric, score_rounding and the memory of earlier groups hold beside the plan's noise"
+    both = "min_patients_per_metric, steps of scores and the memory of earlier groups hold beside the plan's noise"
     if demands is None:
         return (
             f"{both}, since this hospital itself demands none",
