@@ -39,7 +39,6 @@ class Columns(Section):
     label: str = "label"
     patient: str = "patient"
     part: str = "part"
-    site: str = "site"
 
 
 class Inside(Section):
