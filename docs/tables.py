@@ -61,7 +61,6 @@ REFERENCE = ("reference/keys.md", "reference/commands.md", "reference/run-folder
 PROTECTION = (
     "public_data",
     "min_patients_per_metric",
-    "score_rounding",
     "state_dir",
     "studies",
     "memory_limit",
