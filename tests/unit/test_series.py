@@ -271,7 +271,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "SECRET" not in str(told.value) and str(tmp_path) not in str(told.value)
         return str(told.value)
 
-    assert "(rest, walk) (4); add it to data.label_map" in words(label_map={})
+    assert "(rest, walk) (4); add" in words(label_map={})
     assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
     assert "holds patients, parts, sites" in words(names={"x": "doing"})
     assert "have the same name here" in words(names={"x": "y"})
