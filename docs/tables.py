@@ -61,7 +61,6 @@ PROTECTION = (
     "public_data",
     "min_patients_per_metric",
     "score_rounding",
-    "calibration",
     "state_dir",
     "studies",
     "memory_limit",

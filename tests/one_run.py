@@ -90,7 +90,7 @@ def write_csv(path: Path, head: list[str], lines: list[list[Any]]) -> None:
 
 def kinds(canaries: int) -> dict[str, Kind]:
     columns = [{"name": f"x{n}", "mean": 0.0, "deviation": 1.0} for n in range(canaries)]
-    recorded = {"recordings": "*.csv", "patient": "^(.*)_", "recording_columns": {"time": "t", "label": "doing"}}
+    recorded = {"patient": "^(.*)_", "recording_columns": {"time": "t", "label": "doing"}}
     signals = [{"name": f"x{n}", "mean": 0.0, "deviation": 1.0} for n in range(SIGNALS)]
     series = {"name": "series-folder", "signals": signals, "labels": [str(n) for n in range(SIGNALS)]}
     series |= {"rate": 10, "window": WINDOW, "standardise": "plan"}
@@ -172,7 +172,7 @@ def settings(root: Path, data: str, kind: Kind) -> SiteSettings:
     described = {"folder": str(root / data), "split": 1, **kind.data}
     demands = {"epsilon": 100.0, "delta": DELTA, "unit": "patient", "public": {"counts": "an audit"}}
     own = {"device": "cpu", "state_dir": str(root / data / "records"), "data": described, "privacy": demands}
-    return make_settings({**own, "min_cases_per_average": 1, "quotas": {"min_training_cases": 1}}, "an audit")
+    return make_settings({**own, "min_patients_per_metric": 1}, "an audit")
 
 
 def _weaker(times: float, seed: int | None) -> Callable[..., torch.Tensor]:

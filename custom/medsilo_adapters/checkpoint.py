@@ -48,7 +48,7 @@ def _tensors_in(path: Path) -> dict[str, Tensor]:
                     name for ending in weight_cache.IN_BUNDLES for name in every if f"/{name}".endswith(f"/{ending}")
                 ]
                 if sum(part.file_size for part in archive.infolist()) > MOST_UNPACKED * path.stat().st_size:
-                    raise ValueError("weights that a few bytes unpack into")
+                    raise ValueError("weights whose compressed file is suspiciously small")
                 if inside:
                     content = archive.read(inside[0])
                     return _of(BytesIO(content), inside[0].endswith(".safetensors"))

@@ -152,8 +152,8 @@ class Tuned(_Begun):
         if any(strange.values()):
             told = ", ".join(counted(what, names) for what, names in strange.items() if names)
             raise MedsiloError(
-                f"network.from: the file is of another network: {told}; make network.of that network (norm and "
-                "activation, too), or name surplus ones in network.from.ignore, the others in network.from.initial"
+                f"network.from: the file belongs to another network: {told}. Set network.of to it, or list surplus "
+                f"tensors in network.from.ignore, missing ones in network.from.initial"
             )
         if not self.start.confirmed and (other := defaults_that_fit(self.of.monai(channels, classes), given)):
             raise MedsiloError(
@@ -186,7 +186,9 @@ class Tuned(_Begun):
         lacks = [name for name, _ in network.named_parameters() if name not in found and name not in trained]
         if lacks:
             shown = f"{', '.join(lacks[:3])}{', ...' if len(lacks) > 3 else ''}"
-            raise MedsiloError(f"network.from: the file lacks {shown}, which would stay as drawn; add to network.train")
+            raise MedsiloError(
+                f"network.from: the file lacks {shown}, which would keep random weights; add to network.train"
+            )
 
     def settled(self, module: nn.Module, compute: Any) -> nn.Module:
         if compute.precision == "bfloat16":

@@ -73,7 +73,9 @@ class DicomFolder(VolumeFolder):
 
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.table or not (source.images is None or isinstance(source.images, str)):
-            raise DataError("task dicom-folder reads no table and one channel; give data.images as one pattern or none")
+            raise DataError(
+                "task dicom-folder reads one channel and no table; give data.images as one pattern or leave it out"
+            )
         files, links = CaseIndex.files_below(folder)
         return self.listed(read_tree(files.values()), {path: name for name, path in files.items()}, source, links)
 

@@ -491,8 +491,8 @@ class Lead:
 
     @_as_python
     def watch(self, job: str, on_round: Callable[[Round, Progress], None] = lambda line, study: None) -> str:
-        """Wait until a job has ended and return how; on_round is called with every round and how far the study is."""
-        return lead.watch(job, self.kit, on_round, self.say)
+        """Wait until a study has ended and return how; on_round is called with every round and how far it is."""
+        return lead.watch(job, self.kit, on_round, self.say)[1]
 
     @_as_python
     def download(self, job: str, folder: PathLike = "runs") -> Run:

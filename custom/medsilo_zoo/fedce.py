@@ -70,8 +70,7 @@ class FedCE(WeighingMethod):
             score = bench.told_score(without(bench.modules["model"], bench.modules["sent"], share))
             if score is None:
                 raise Refused(
-                    "fedce weighs hospitals by scores over their validation cases, which this one does not tell; "
-                    "choose fedavg"
+                    "fedce weights hospitals by validation scores, which this one does not disclose; choose fedavg"
                 )
             numbers["scores"].add_(score)
             numbers["rounds"].add_(1)

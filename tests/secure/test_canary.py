@@ -45,9 +45,6 @@ def test_a_canary_says_of_each_hospital_whether_it_is_ready(
         assert code == 1 and found[ONE]["ready"]
         assert found[OTHER]["reached"] and "data" in found[OTHER]["reason"]
         assert not found[SITES[2]]["reached"]
-        local.write_text(yaml.safe_dump((yaml.safe_load(before) or {}) | {"device": "cuda:7"}))
-        code, found = sent()
-        assert code == 1 and found[ONE]["ready"] and "cuda:7" in found[OTHER]["reason"]
     finally:
         local.write_text(before)
-    assert sum("\tbegan\t" in line for line in events.read(pair.kit(SERVER))) >= 3
+    assert sum("\tbegan\t" in line for line in events.read(pair.kit(SERVER))) >= 2

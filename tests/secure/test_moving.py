@@ -37,7 +37,7 @@ def with_admin(file: Path, kits: Path) -> None:
     provision(file, kits)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,7 +90,7 @@ def test_by_default_both_studies_tell_of_the_same_patients(asks: Asks, photos: P
     (one, other), _ = attack(asks, photos, tmp_path)
     assert one == other
     warnings = Record(tmp_path / "one").summary().sites["a"].warnings["join"]
-    assert warnings == ["this hospital divides its patients by itself (0.6, 0.2, 0.2); task.shares is not used here"]
+    assert len(warnings) == 1 and "(0.6, 0.2, 0.2); task.shares" in warnings[0]
 
 
 def test_exact_numbers_and_another_seed_move_nobody_either(asks: Asks, photos: Path, tmp_path: Path) -> None:

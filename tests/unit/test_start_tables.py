@@ -138,7 +138,7 @@ def test_tables_of_other_programs_are_read_alike(tmp_path: Path) -> None:
             [[1] * 2000 + [n % 2] for n in range(30)],
             r"c19 \(is always the same\)$",
         ),
-        (["age", "dose"], [[n, n % 5] for n in range(30)], "no column of x.csv says what is to be learned"),
+        (["age", "dose"], [[n, n % 5] for n in range(30)], "which column of x.csv to learn"),
         (
             ["hospital", "age", "outcome"],
             [[f"st. {n % 2}", n % 9, n % 2] for n in range(30)],

@@ -90,7 +90,7 @@ def test_a_site_without_medsilo_says_why_it_takes_no_job(kits: Path, tmp_path: P
     assert run(sys.executable, "-c", ASKS, guard).stdout.strip() == "None"
     (tmp_path / "medsilo.py").write_text("")  # no package
     told = run(sys.executable, "-c", ASKS, guard, PYTHONPATH=tmp_path).stdout
-    assert "medsilo can't be imported here (ModuleNotFoundError)" in told and str(tmp_path) not in told
+    assert "(ModuleNotFoundError)" in told and str(tmp_path) not in told
 
 
 def test_a_probe_tells_who_is_up(kits: Path, tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ class Protection:
             return
         if self.plan.task.deals:
             raise Refused(
-                "the plan deals a hospital's data to simulated sites (task.partition), and these are patients' data: "
-                f"remove it, or the hospital says public_data in its {FILE_NAME}"
+                "the plan divides patients' data among simulated sites (task.partition); remove it, or set "
+                f"public_data in the hospital's {FILE_NAME}"
             )
         if fold_refused := not_its_folds(self.plan, self.settings):
             raise Refused(fold_refused)

@@ -186,7 +186,7 @@ class Decisions(RecordPart):
         if any(len(row) != len(self.confusion) for row in self.confusion):
             raise ValueError("confusion is not one row and one column per class")
         if self.decided is not None and len(self.decided) != 4:
-            raise ValueError("decided is not four counts")
+            raise ValueError("decided must be four counts")
         judged = 1 if len(self.confusion) == 2 else len(self.confusion)
         if self.reliability is not None and [len(places) for places in self.reliability] != [TENTHS] * judged:
             raise ValueError(f"reliability is not {TENTHS} places for each class")

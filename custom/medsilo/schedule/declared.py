@@ -81,7 +81,7 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     @model_validator(mode="after")
     def _leaves_some_for_tensors(self) -> Self:
         if self.besides >= self.epsilon:
-            raise ValueError(f"what is told beside cost ε = {self.besides:g} of {self.epsilon:g}; give it less")
+            raise ValueError(f"scores and statistics cost ε = {self.besides:g} of {self.epsilon:g}; lower their shares")
         return self
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:

@@ -111,34 +111,31 @@ class CaseIndex:
         """Return the cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
         names, links = CaseIndex.files_below(folder)
         if table := table_of(source, names, source.images or source.labels):
-            columns = source.columns.image
+            columns = source.columns.image or "image"
             images = (columns,) if isinstance(columns, str) else columns
             return _by_table(source, folder, table, names, images, masks).ordered(source, links)
         return _by_pattern(source, names, masks).ordered(source, links)
 
     @staticmethod
     def of_recordings(source: DataSource, folder: Path) -> "CaseIndex":
-        """Return the recordings in a folder, as the site's settings describe them: by a table, or by a pattern.
+        """Return the recordings in a folder, as the site's settings describe them: by a table, or by their endings.
 
         The label of one that no table names is its folder's name.
         """
         names, links = CaseIndex.files_below(folder)
         inside, columns = source.recording_columns, source.columns
-        if table := table_of(source, names, source.recordings):
+        if table := table_of(source, names, None):
             within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
-            found = _by_table(source, folder, table, names, (columns.recording,), False, within)
+            if not isinstance(file := columns.image or "recording", str):
+                raise DataError("data.columns.image: a recording is one file; name one column")
+            found = _by_table(source, folder, table, names, (file,), False, within)
             return found.ordered(source, links)
         listing = CaseIndex()
-        pattern = source.recordings or ANYWHERE
-        usual = () if source.recordings else CaseIndex.RECORDINGS
-        known = {name: path for name, path in names.items() if not usual or name.lower().endswith(usual)}
-        for name, path in _matching(pattern, known, listing).items():
+        known = {name: path for name, path in names.items() if name.lower().endswith(CaseIndex.RECORDINGS)}
+        for name, path in _matching(ANYWHERE, known, listing).items():
             listing.take(name, (path,), path.parent.name, name)
         if not listing.entries:
-            hint = (
-                "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet, WFDB or EDF there"
-            )
-            raise DataError(f"no recording in the data folder fits data.recordings; {hint}", private=pattern)
+            raise DataError("there is no recording in the data folder; put CSV, Parquet, WFDB or EDF there")
         if not source.recording_columns.patient:
             listing.tell_patients(source)
         return listing.ordered(source, links)

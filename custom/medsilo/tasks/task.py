@@ -48,7 +48,7 @@ class Fold(Section):
     @model_validator(mode="after")
     def _is_one_of_them(self) -> "Fold":
         if self.number > self.of:
-            raise ValueError(f"fold {self.number} of {self.of}: there are only {self.of}")
+            raise ValueError(f"fold {self.number} of {self.of} does not exist; there are {self.of}")
         return self
 
     def parts(self, patients: Sequence[str], split: int) -> list[list[int]]:
@@ -239,7 +239,7 @@ class Task(Section):
     # ------------------------------------------------------------------ whose cases they are
     def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
         """Yield each case's patient, and what a question may count of it, by column; raises DataError."""
-        raise DataError(f"task {self.name} tells no columns of its cases; ask about the hospitals' tables")
+        raise DataError(f"task {self.name} has no table with columns; ask about a task that reads tables")
 
     def across_patients(self) -> str:
         """Return what a hospital's other patients change in a patient's cases, and the remedy; nothing where nothing.
@@ -304,8 +304,8 @@ class Task(Section):
         source.check_folder()
         if self.synthetic:
             return self.load(site, sites, seed, None)
-        if source.is_described or source.cache == "disk":
-            what = "give nothing but folder, cache (memory or none) and cache_memory under 'data'"
+        if source.is_described:
+            what = "give nothing but folder and cache_memory under 'data'"
             raise DataError(f"task {self.name} has a layout of its own; {what}")
         if links := links_out(source.folder):
             what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
@@ -340,7 +340,7 @@ class Task(Section):
 
     def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         """Return what so many training batches consist of, one after another; drawn from the seed."""
-        raise TypeError(f"task {self.name} draws no batches")
+        raise TypeError(f"task {self.name} makes no batches of its own")
 
     @property
     def piece(self) -> Draw | None:
@@ -468,4 +468,4 @@ def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:
 def check_absent(told: Sequence[str], task: Task) -> None:
     """Raise Refused where a hospital says that it lacks what none may lack in a task's data."""
     if strangers := sorted(set(told) - set(getattr(task, "may_be_absent", ()))):
-        raise Refused(f"it lacks {plain(strangers[0], 40)}, which no hospital may lack in this plan")
+        raise Refused(f"it lacks {plain(strangers[0], 40)}; every hospital needs that under this plan")

@@ -110,7 +110,9 @@ class Release:
         sources = [Source.open(folder) for folder in folders]
         plan, told = sources[0].plan, self.manifest
         if (plan.hash, plan.task.name, plan.task.goal.metric) != (told.plan_hash, told.task, told.metric):
-            raise MedsiloError(f"{MANIFEST} tells of another model than the folder holds; ask the lead for the release")
+            raise MedsiloError(
+                f"{MANIFEST} describes another model than the folder holds; ask the lead for the release"
+            )
         return Source.together(sources)
 
 

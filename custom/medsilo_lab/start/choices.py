@@ -14,9 +14,7 @@ from medsilo_lab.start.fitting import Fit, Step
 from medsilo_lab.start.wording import LEAST_NAMED, counted, plans_words, renamed
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (min_patients_per_metric)
-LEAST_TRAINED = (
-    9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (limits.min_training_cases)
-)
+LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED
 FEWEST = 2  # classes between which something can be learned
 THIN = 16  # slices: in fewer a network in three dimensions sees little
 AIR = -500  # Hounsfield units: what lies below says that an image is a CT
@@ -128,8 +126,8 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
         raise DataError("classes have names that a plan can't tell apart; use letters and digits", ", ".join(own))
     if len(own) < FEWEST:
         raise DataError(
-            f"no two classes have {LEAST_NAMED} patients each, so their names may be patients'; bring more of "
-            "each, or put rare ones together",
+            f"fewer than two classes have {LEAST_NAMED} patients, so their names may be patients'; add patients of "
+            f"each, or combine rare classes",
             ", ".join(words),
         )
     counts = counted(words, looks.patients_of, own)
@@ -322,7 +320,7 @@ def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
         found["data.labels"] = looks.layout.labels, "a mask finds its image by that name"
     if table := looks.layout.table:
         found["data.table"] = table.name, "a line per case"
-        found["data.columns"] = table.described("image")["columns"], table.why
+        found["data.columns"] = table.described()["columns"], table.why
     if source.patient:
         count = f"{sum(looks.cases.values())} cases of {sum(looks.patients.values())} patients"
         found["data.patient"] = source.patient, f"a guess from the names: {count}; correct it"

@@ -361,8 +361,8 @@ def _refuse_parts(tops: Iterable[str]) -> None:
     parts = sorted(top for top in tops if top.lower() in PART_WORDS)
     if parts:
         raise DataError(
-            f"folders {_shown(parts)} are parts and neither hospitals nor classes; write {TABLE} with a column 'part', "
-            "or put all cases together and let medsilo draw the parts by patient (docs/start/your-data.md)"
+            f"folders {_shown(parts)} are parts, not hospitals or classes; write {TABLE} with a column 'part', or "
+            f"put all cases together: medsilo divides them by patient"
         )
 
 

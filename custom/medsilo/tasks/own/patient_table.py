@@ -196,7 +196,7 @@ class PatientTable(ByKind):
         """Return what there is in a site's table, read once, and the parts, not standardised yet."""
         self.check_source(source)
         assert source is not None
-        if source.images or source.labels or source.patient or source.cache == "disk":
+        if source.images or source.labels or source.patient or source.cache_folder:
             raise DataError(
                 "data: a table has no images, labels, patient pattern or cache on the disk; leave these keys out, and "
                 "name columns under data.columns and data.names"
