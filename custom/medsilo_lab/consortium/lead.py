@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.api_spec import SystemInfo
 from nvflare.fuel.flare_api.flare_api import Session
@@ -62,7 +63,7 @@ def connected(kit: Path) -> Iterator[Session]:
             session.close()
     except (MedsiloError, BrokenPipeError):
         raise
-    except (api_spec.NoConnection, api_spec.SessionClosed) as error:
+    except (api_spec.NoConnection, api_spec.SessionClosed, FLCommunicationError) as error:
         raise Unreachable(f"the server at {address} does not answer; is it started, and the way to it open?") from error
     except api_spec.AuthorizationError as error:
         right = re.search(r"is not authorized for '(\w+)'", str(error))
