@@ -143,4 +143,3 @@ def test_it_says_how_coarsely_numbers_of_patients_leave() -> None:
     assert "validation cases, one of 9 numbers" in text
     assert "together" not in "\n".join(describe(plan, SiteSettings(public_data=True)))
     assert "together" not in "\n".join(describe(make_plan("fedavg", *SMALL), SiteSettings()))
-    assert "exactly (score_rounding is 0)" in "\n".join(describe(plan, SiteSettings(score_rounding=0)))

@@ -230,7 +230,7 @@ def test_a_split_that_the_hospital_fixed_no_plan_moves(tmp_path: Path) -> None:
         for shares, split in (("[0.6,0.2,0.2]", 0), ("[0.4,0.3,0.3]", 0), ("[0.6,0.2,0.2]", 7))
     ]
     listing = CaseIndex([Entry(f"{number}", (), Path("x"), f"p{number}") for number in range(40)])
-    own = DataSource(folder=tmp_path, shares=(0.5, 0.25, 0.25), split=3)
+    own = DataSource(folder=tmp_path, shares=(0.5, 0.25, 0.25)).drawn_by(3)
 
     def split(plan: Plan, source: DataSource) -> dict[str, list[str]]:
         parts = divided(listing, source, plan.task.shares, plan.task.split)

@@ -11,13 +11,15 @@ from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
+from nvflare.apis.fl_exception import FLCommunicationError
 
 from medsilo import cli
 from medsilo.check.result import Finding, Report
-from medsilo.core.errors import DataError, MedsiloError, Refused
+from medsilo.core.errors import DataError, MedsiloError, Refused, Unreachable
 from medsilo.core.text import size_text
 from medsilo.federation.limits import check_limits
 from medsilo.flare.simulator import Needs, Starting
@@ -236,6 +238,18 @@ def test_a_poor_answer_of_before_says_what_to_do(
         ("run jobs/fedavg training.rounds=3", 2, ["write --set training.rounds=3"]),
         ("run jobs/fedavg --gpu 1", 2, ["write --device cuda:1"]),
         ("compare --gpu=0", 2, ["write --device cuda:0"]),
+        ("run fedavg --min_clients 2", 2, ["--set participation.minimum=VALUE"]),
+        ("run fedavg -n 3", 2, ["--set participation.minimum=VALUE"]),
+        ("run fedavg --set num_rounds=3", 1, ["training.rounds"]),
+        ("run fedavg -t 3", 2, ["--threads"]),
+        ("run fedavg fedbn", 2, ["one JOB"]),
+        ("compare --methods local fedavg", 2, ["local,fedavg"]),
+        ("kits backup --kit server", 2, ["KIT without --kit"]),
+        ("release make --run one", 2, ["RUNS without --run"]),
+        ("run --hlep", 2, ["did you mean --help"]),
+        ("provision project.yml", 2, ["medsilo kits make"]),
+        ("run study", 1, ["medsilo init study"]),
+        ("run fedavg --plan table.csv", 1, ["plan.yaml"]),
         ("train jobs/fedavg", 2, ["medsilo run JOB"]),
         ("log", 2, ["medsilo status ID --watch"]),
         ("start", 2, ["medsilo run JOB", "medsilo submit JOB", "startup/start.sh"]),
@@ -291,6 +305,17 @@ def test_a_server_that_is_silent_is_named_at_once(
     for line in ("status", "cancel 1", "download 1"):
         assert cli.main([*line.split(), "--kit", str(kit)]) == 1
     assert len(heard) == 3 and all("trying localhost:8002" in one and "15 s" in one for one in heard)
+
+
+def test_a_server_that_answers_too_late_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare's own words end in "timeout:", and name nobody."""
+    monkeypatch.setattr("medsilo_lab.consortium.lead.read_kit", lambda *_: SimpleNamespace(name="l", host="h", port=1))
+    late = FLCommunicationError("failed to challenge server: timeout: ")
+    monkeypatch.setattr("medsilo_lab.consortium.lead.connect", Mock(side_effect=late))
+    with pytest.raises(Unreachable, match="h:1"), lead.connected(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("over", [True, False])

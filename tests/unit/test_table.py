@@ -52,7 +52,7 @@ def write(folder: Path, rows: Sequence[Sequence[Any]], head: Sequence[str] = HEA
 
 def described(folder: Path, **more: Any) -> dict[str, Any]:
     levels = {"sex": {"M": "m", "F": "f"}}
-    return {"folder": str(folder), "columns": {"patient": "pid"}, "levels": levels, "split": 0, **more}
+    return {"folder": str(folder), "columns": {"patient": "pid"}, "levels": levels, **more}
 
 
 def source_of(folder: Path, **more: Any) -> DataSource:
@@ -292,7 +292,7 @@ def test_regression_is_scored_in_its_own_unit() -> None:
 def test_a_study_learns_predicts_and_exports(kind: str, hospitals: Path, tmp_path: Path) -> None:
     plan, run = plan_of(**KINDS[kind]), tmp_path / "fedavg-table"
     settings = make_settings(
-        {"data": described(hospitals), "min_patients_per_metric": 1, "score_rounding": 0}, "a test"
+        {"data": described(hospitals), "min_patients_per_metric": 1, "public_data": True}, "a test"
     )
     study = inprocess.run(plan, folder=run, settings=settings)
     metric = plan.task.goal.metric
