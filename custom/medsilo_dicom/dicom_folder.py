@@ -20,7 +20,7 @@ SCANNER = (
     *("SliceThickness", "RepetitionTime", "EchoTime", "FlipAngle", "ConvolutionKernel", "PatientPosition"),
 )
 REST = "*"  # in label_map: all structures that are not named
-UNREADABLE = "DICOM files are damaged, and nothing tells of which series they are; copy or export them again"
+UNREADABLE = "DICOM files are damaged, and their series is unknown; copy or export them again"
 UNREFERENCED = "segmentations or contours name no series that they belong to"
 ABSENT = "segmentations or contours belong to a series that is not in the folder"
 SEVERAL = "series have several segmentations or sets of contours; keep one, or name it by data.labels"
@@ -28,7 +28,7 @@ UNLABELLED = "series have no label: no segmentation and no contours refer to the
 DAMAGED = "segmentations or contours are damaged; copy or export them again"
 NOBODY = "series have no PatientID, so that one patient's might train and test; give one (a pseudonym) or data.patient"
 NO_FRAME = "series have no frame of reference, as de-identifiers leave them; look whether labels lie where they should"
-IDENTIFIED = "series have headers that tell who a patient is; no header is kept by training, and none leaves"
+IDENTIFIED = "series have headers that identify a patient; training keeps no header, and none leaves"
 
 
 class DicomFolder(VolumeFolder):

@@ -222,10 +222,10 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
             f"patients of each, or combine rare labels"
         )
     counts = folder.counted(words, seen.labels, labels)
-    by_time = "by the times of the recordings" if seen.rate else "a guess, as no column tells time: correct it"
+    by_time = "by the times of the recordings" if seen.rate else "a guess, as no column has times: correct it"
     gaps = f"{seen.gaps} of {seen.opened} recordings have gaps or missing values" if seen.gaps else "none has gaps"
     plan = {
-        "task.signals": (list(seen.signals), "all columns of numbers, in turn: leave out what tells the answer"),
+        "task.signals": (list(seen.signals), "all columns of numbers, in turn: leave out those that reveal the answer"),
         "task.labels": (labels, f"{seen.where}, with their patients: {counts}"),
         "task.rate": (seen.rate or USUAL_RATE, f"steps in a second, {by_time}"),
         "task.window": (window, why),

@@ -55,7 +55,7 @@ class FedCE(WeighingMethod):
             personal=True,
             ranges=lambda modules, task: dict.fromkeys(("missed", "share"), (0.0, 1.0)),
             disclosure_notes=lambda tensors: [
-                "contribution: in every round 1 minus the mean score over the validation cases, as it is told, of the "
+                "contribution: in every round 1 minus the mean disclosed score over the validation cases of the "
                 "shared models without this site's part in them; each round adds one score to that mean"
             ],
         )

@@ -182,7 +182,7 @@ ROUND = {
     "a tensor as a score": (facts(validation=TENSOR), "its validation holds a Tensor"),
     "cases it did not join with": (
         lambda reply: (cases(train=10**6)(reply), facts(samples=10**6)(reply)),
-        "not those that it joined with",
+        "differ from those at joining",
     ),
     "more samples than cases": (facts(samples=10**6), "is more than its"),
     "a tensor as samples": (facts(samples=TENSOR), "its samples holds a Tensor"),
@@ -225,7 +225,7 @@ TEST = {
     "a score beyond its range": (facts(test=7.5), "test score 7.5 is outside 0 to 1"),
     "cases NaN": (cases(test=NAN), "cases.test: input should be a valid integer"),
     "a tensor as cases": (cases(test=TENSOR), "holds a Tensor"),
-    "cases it did not join with": (cases(test=10**6), "not those that it joined with"),
+    "cases it did not join with": (cases(test=10**6), "differ from those at joining"),
     "a round to come": (facts(selected=3), "tested the model of round 3, and there are 2 rounds"),
     "a round before the first": (facts(selected=-1), "selected: input should be greater than or equal to 0"),
     "a count beyond all": (counts(accuracy=[HUGE, 5.0]), "counts.accuracy.0: input should be less than or equal to"),

@@ -90,6 +90,8 @@ def find_job(job: str | Path) -> Path:
     known = there or {name: Path(name) for name in shipped_jobs()}
     near = get_close_matches(folder.name, known, 1)
     hint = f"did you mean {known[near[0]]}?" if near else f"jobs: {', '.join(sorted(known))}"
+    if folder.is_dir() and not near:
+        hint = f"to make a job for a folder of data: medsilo init {folder}; for a method's: medsilo list"
     raise MedsiloError(f"no job at {folder}: it needs {PLAN}; {hint}")
 
 

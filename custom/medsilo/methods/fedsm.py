@@ -356,8 +356,8 @@ class FedSM(ModelsAndSelector):
             network("sums"),
             site_mean,
             title="sums over features",
-            undefended="mixing: each hospital alone tells of its features, so no robust rule can hold for FedSM's "
-            "selector in closed form; set algorithm.selector_sync=server-adam",
+            undefended="mixing: no robust rule covers FedSM's selector in closed form, since only a hospital knows "
+            "its features; set algorithm.selector_sync=server-adam",
             ranges=_feature_ranges,
             check=is_of_one_hospital,
             disclosure_notes=_says_of_sums,

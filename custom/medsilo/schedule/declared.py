@@ -110,7 +110,7 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
         if private.exact_networks and self.scores:
             yield (
                 f"privacy.scores: the model that {plan.algorithm.name} scores learns by exact steps, so scores "
-                "tell of training cases, which this noise does not cover; leave scores out"
+                f"reveal training cases, which this noise does not protect; leave scores out"
             )
         for name in private.networks:
             if layer := mixes_cases(networks[name]):

@@ -323,7 +323,7 @@ class Ledger:
                 continue
             number = said["lines"]
             if number > len(standing.entries) or standing.hashes[number] != said["hash"]:
-                told = f"{number} lines were told to a server, and {len(standing.entries)} others are there"
+                told = f"a server knows {number} lines, and here are {len(standing.entries)} others"
                 raise Refused(_changed(told))
 
     # ------------------------------------------------------------------ keys and locks

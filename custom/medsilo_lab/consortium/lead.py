@@ -386,9 +386,9 @@ class _Watching:
             all_told = self.last == self.planned
             study = None if all_told else _so_far(session, self.job_id, self.last)
             if study is None and self.planned is None:
-                self._say_once("it tells no rounds yet: it is starting, or somebody else submitted it")
+                self._say_once("no rounds yet: the job is starting, or somebody else submitted it")
             self._tell(study)
-        if not _is_over(status) or (status not in (COMPLETED, ABORTED) and self._goes_on(session, job)):
+        if not _is_over(status) or (status != COMPLETED and self._goes_on(session, job)):
             return None
         # The last rounds were too quick to be told, or there are none, or it failed after them
         if self.last != self.planned or status != COMPLETED:
@@ -401,7 +401,7 @@ class _Watching:
         return status
 
     def _goes_on(self, session: Session, job: dict[str, Any]) -> bool:
-        """Return whether there is more to watch of a study whose job died: its next job, or a time until there is."""
+        """Return whether there is more to watch of a study whose job ended: its next job, or a time until there is."""
         self.died = self.died or time.monotonic()
         newer = session.list_jobs(detailed=True, reverse=True, limit=20)
         if found := [one["job_id"] for one in newer if one.get("cloned_from") == self.job_id]:
@@ -410,7 +410,7 @@ class _Watching:
         elif told := job.get(GOES_ON):
             self._say_once(f"{job['status']}; the study goes on by itself, {plain(told, 40)} times, when all are back")
         else:
-            return time.monotonic() - self.died < NEXT
+            return job["status"] != ABORTED and time.monotonic() - self.died < NEXT
         return True
 
     def _say_once(self, line: str) -> None:

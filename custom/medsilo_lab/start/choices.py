@@ -123,7 +123,7 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
     own = sorted(set(words.values()))
     names = [name if NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9._+ -]", "-", name).strip("-._+ ") for name in own]
     if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
-        raise DataError("classes have names that a plan can't tell apart; use letters and digits", ", ".join(own))
+        raise DataError("classes have names that differ in punctuation only; use letters and digits", ", ".join(own))
     if len(own) < FEWEST:
         raise DataError(
             f"fewer than two classes have {LEAST_NAMED} patients, so their names may be patients'; add patients of "
@@ -219,7 +219,7 @@ def shares_of_small(patients: Mapping[str, int]) -> dict[str, Choices]:
     usual, found = shares_of(patients).value, dict[str, Choices]()
     for site in trained_of(patients):
         if (own := _shares(patients[site])) != usual:
-            told = f"of {patients[site]} patients {_tested(patients[site])} are tested, so that their score is told"
+            told = f"{_tested(patients[site])} of {patients[site]} patients are tested, enough to disclose their score"
             found[site] = {"data.shares": (own, told)}
     return found
 
@@ -231,7 +231,7 @@ def _shares(patients: int) -> list[float]:
 
 def _tested(patients: int) -> str:
     least = math.floor(_shares(patients)[2] * patients + 1e-9)
-    few = f" (too few, as scores of fewer than {LEAST_TESTED} are not told)" if least < LEAST_TESTED else ""
+    few = f" (too few, as scores of fewer than {LEAST_TESTED} are suppressed)" if least < LEAST_TESTED else ""
     return f"{least}{few}"
 
 

@@ -369,7 +369,7 @@ def _why_not(table: CaseTable, name: str) -> str:
     if name in (table.patient, table.site) or names_somebody(name) or any(_says(name, word) for word in PATIENTS):
         return "names patients or hospitals"
     if not table.asked and (name.lower() in TARGETS or any(_says(name, word) for word in EVENTS + TIMES)):
-        return "may tell the answer"
+        return "may reveal the answer"
     if {value.lower() for value in values} <= {*PARTS, *OTHER_NAMES} and values:
         return "says who is trained on"
     if len(table.known(name)) < RARE * table.lines:
