@@ -914,7 +914,8 @@ def replies_of_clients(module: Any) -> None:
     "fuel.flare_api.flare_api",
     "Session.abort_job Session.clone_job Session.close Session.do_app_command Session.download_job_result",
     "Session.get_job_meta Session.get_job_status Session.get_system_info.client_info.name",
-    "Session.api.cell.core_cell.communicator.stop Session.get_system_info.server_info.start_time Session.list_jobs",
+    "Session.api.cell.core_cell.communicator.stop Session.get_system_info.server_info.start_time",
+    "Session.list_jobs.get",
     "Session.monitor_job Session.submit_job Session.try_connect Session.get_client_job_status.get",
 )
 def session(module: Any) -> None:
