@@ -261,7 +261,7 @@ def test_studies_take_a_card_each_where_they_ask_for_its_memory(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # of a job that was given one, whichever it is
     assert Compute.choose("auto").device == torch.device("cuda")
-    with pytest.raises(MedsiloError, match=r"shows 1 .* take cpu or auto"):
+    with pytest.raises(MedsiloError, match=r"cuda:1.* 1 CUDA devices.* cpu or auto"):
         Compute.choose("cuda:1")
 
 

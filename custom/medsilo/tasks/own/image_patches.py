@@ -1,7 +1,6 @@
 """Pieces of images for training, and whole images from pieces; augmentation. All chance comes from a seed."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Literal
 
@@ -90,24 +89,17 @@ def augmented(
     case: tuple[Tensor, Tensor], kinds: Sequence[Augmentation], masks: bool, seed: int
 ) -> tuple[Tensor, Tensor]:
     """A case as MONAI's transforms change it. masks: the labels lie on the image's grid and move with it."""
-    image, target = case
-    changes = _changes(tuple(kinds), masks, image.ndim - 1).set_random_state(seed % 2**32)
-    with _untracked():
-        changed = changes({"image": image, **({"label": target[None]} if masks else {})})
-    return changed["image"].to(image.dtype), changed["label"][0].to(target.dtype) if masks else target
-
-
-@contextmanager
-def _untracked() -> Iterator[None]:
-    """Inside, MONAI's transforms give plain tensors: half of their time is to keep where an image lies in space."""
     from monai.data import get_track_meta, set_track_meta
 
+    image, target = case
+    changes = _changes(tuple(kinds), masks, image.ndim - 1).set_random_state(seed % 2**32)
     tracks = get_track_meta()
-    set_track_meta(False)
+    set_track_meta(False)  # half of their time is to note where an image lies in space
     try:
-        yield
+        changed = changes({"image": image, **({"label": target[None]} if masks else {})})
     finally:
         set_track_meta(tracks)
+    return changed["image"].to(image.dtype), changed["label"][0].to(target.dtype) if masks else target
 
 
 @cache
