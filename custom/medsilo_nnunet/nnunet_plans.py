@@ -77,7 +77,7 @@ def plan(
     ] = None,
     out: Command.OutFile,
 ) -> int:
-    """Make the plans that nnU-Net would make of all hospitals' data in one place, of the files that they sent.
+    """Make the plans that nnU-Net would make for all data in one place, from the hospitals' files.
 
     Ends with 1 if a hospital has less memory than --memory asks for.
     """

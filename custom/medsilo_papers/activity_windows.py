@@ -54,7 +54,7 @@ class ActivityWindows(Task):
         inputs, targets = self._checked("train", x_train, y_train)
         test_inputs, test_targets = self._checked("test", x_test, y_test)
         if test_inputs.shape[1:] != inputs.shape[1:]:
-            raise DataError("x_test has windows of another length than x_train; cut them alike")
+            raise DataError("x_test and x_train have windows of different length; make them equal")
         kept = max(1, round(self.validation * len(inputs)))
         if kept >= len(inputs):
             raise DataError(f"x_train has {len(inputs)} window(s): too few for training and validation")

@@ -46,7 +46,7 @@ class Pamap2(PooledTask):
         files = tuple((path, path.stat().st_mtime_ns) for path in _recordings(place))
         windows, labels, subjects = windows_of(files, self.steps, self.stride)
         if not len(labels):
-            raise DataError(f"the recordings hold no {self.steps} steps in a row of one of the ten activities")
+            raise DataError(f"no recording has {self.steps} steps in a row of one of the ten activities")
         parts = self.dealt(labels, subjects, site, sites, seed)
         return SiteData.by_patient(windows, labels, np.arange(len(labels)), subjects, parts)
 

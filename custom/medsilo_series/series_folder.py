@@ -114,8 +114,8 @@ class SeriesFolder(SignalFolder):
         found = cut(recording, self.cutting(recording, reader.source), own, usable)
         if not len(found.inputs) or not any(usable):
             raise DataError(
-                f"recordings have no window of {self.window} steps in a row that are whole and of one label; correct "
-                "task.window or the recordings"
+                f"no recording has {self.window} complete steps in a row with one label; correct task.window or the "
+                f"recordings"
             )
         places = found.labels.tolist()
         targets = np.array([values[place] for place in places], np.uint8)

@@ -53,7 +53,7 @@ def test_all_windows_are_in_one_part_and_the_same_at_every_call(tmp_path: Path) 
         ({"y_test": None}, "has no y_test; add it"),
         ({"x_train": np.zeros((20, 5, 16), np.float16)}, r"x_train is float16 \[20, 5, 16\], expected"),
         ({"x_train": np.zeros((20, 3, 16), np.int16)}, "x_train is int16"),
-        ({"x_test": np.zeros((6, 3, 9), np.float16)}, "windows of another length"),
+        ({"x_test": np.zeros((6, 3, 9), np.float16)}, "windows of different length"),
         ({"y_train": np.zeros(19, np.uint8)}, "expected 20 whole numbers"),
         ({"y_train": np.zeros(20)}, "expected 20 whole numbers"),
         ({"y_train": np.full(20, 4)}, "labels outside 0 to 3"),

@@ -298,7 +298,7 @@ def test_a_flat_image_goes_through_the_tasks_own_preprocessing(tmp_path) -> None
         (["{folder}", "{tmp}/pipe.nii"], "is no file"),
         (["{tmp}", "{tmp}"], "no super model and no run"),
         (["{tmp}/run", "{tmp}"], "choose with --site: hospital-b"),
-        (["{tmp}/run", "{tmp}", "--site", "../x"], "no model of it"),
+        (["{tmp}/run", "{tmp}", "--site", "../x"], "no model of that hospital"),
         (["{folder}", "{tmp}", "--device", "tpu"], "not known"),
         (["{folder}", "{tmp}/empty"], "no images; give"),
         (["{folder}", "{tmp}/out/a.nii"], "the images lie in the output folder"),

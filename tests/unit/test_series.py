@@ -225,7 +225,7 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a surplus cell": (lambda folder: cell(5, 1, "1,1")(folder) or ragged(folder), "more or fewer cells"),
     "a gap in time": (lambda folder: write(folder / "SECRETbad_1.csv", rows(50)[:60] + rows(50)[80:]), "gaps in time"),
     "another rate": (lambda folder: write(folder / "SECRETbad_1.csv", rows(50)[::2]), "say about 10 Hz"),
-    "too short": (lambda folder: write(folder / "SECRETbad_1.csv", rows(50)[:9]), "no window of 16 steps"),
+    "too short": (lambda folder: write(folder / "SECRETbad_1.csv", rows(50)[:9]), "16 complete steps"),
     "Latin-1": (text("t,x,y,doing\n0,1,2,M\x81de\n".encode("latin-1")), "not in UTF-8"),
     "a decimal comma": (
         text("\n".join([";".join(HEAD), *(f"0,{n:02};1,5;2,0;REST" for n in range(40))]).encode()),

@@ -73,7 +73,7 @@ def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, .
     if not isinstance(private, PrivateKey):
         raise MedsiloError("the kit's key is neither RSA, nor of an elliptic curve, nor Ed25519; ask for a kit again")
     if not same:
-        raise MedsiloError("the kit's key is not its certificate's; ask the lead for the kit again")
+        raise MedsiloError("the kit's key does not belong to its certificate; ask the lead for the kit again")
     return tuple(chain), private
 
 

@@ -161,5 +161,5 @@ def _single(folder: Path, site: str) -> str:
         raise MedsiloError(f"every hospital of this run has a model of its own; choose with --site: {', '.join(own)}")
     if not is_safe_name(site) or site not in own:
         there = f"choose one of: {', '.join(own)}" if own else "it has none of one hospital alone; leave --site out"
-        raise MedsiloError(f"--site {site}: no model of it is here; {there}")
+        raise MedsiloError(f"--site {site}: the run has no model of that hospital; {there}")
     return f"{paths.SITES}/{site}/{paths.BEST}"
