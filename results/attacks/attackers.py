@@ -23,7 +23,7 @@ from medsilo.learning.layers import head_names
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES, PARTS, StudyMessage
-from medsilo.schedule.additions import AMPLITUDE
+from medsilo.schedule.amplitude_phases import AMPLITUDE
 from medsilo.tasks.task import Cases, SiteData, Task
 
 VARIANCE, MEAN = "running_var", "running_mean"

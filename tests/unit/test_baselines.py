@@ -22,6 +22,7 @@ from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
 from medsilo.methods.fednova import reach
 from medsilo.methods.moon import contrast
+from medsilo.mixing.mixers import mixer_of
 from medsilo.plan import Plan
 from medsilo.registry import METHODS, NETWORKS
 from medsilo.runs.messages import StudyMessage
@@ -512,7 +513,7 @@ def excess_after(method: str, rounds: int) -> float:
     (phase,) = algorithm.phases(rounds)
     server = ServerSide(list(data), {}, {}, set, make_plan().task, training, 0, Compute(), None, lambda: None)
     group = phase.groups[0]
-    mixer = group.mix(server)
+    mixer = mixer_of(group.mix, server)
     benches = {site: bench_of(site, copy.deepcopy(first), training, data[site]) for site in data}
     for number in range(rounds):
         for site, bench in benches.items():

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from medsilo.core.errors import Refused
 from medsilo.core.files import sweep, write_json
 from medsilo.core.tensors import Groups
+from medsilo.federation import optional
 from medsilo.federation.checks import check_ranges
 from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.limits import check_disk, check_limits, free_disk
-from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.federation.protection import Protection
 from medsilo.federation.raw_results import (
     ExactDelivery,
@@ -61,13 +61,17 @@ class Participant:
         self.place, self.data = place, data
         self.envelope = envelope or UpdateCodec()
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
-        numbers = PrivateNumbers.of(plan, place.site, place.settings, folder, data)
+        numbers = (
+            optional.PrivateNumbers.of(plan, place.site, place.settings, folder, data)
+            if place.promises_privacy
+            else None
+        )
         self.disclosure = Disclosure(place, data, protection, numbers)
         self.evaluation = self.evaluates(compute, protection.on)
         trained = self.disclosure.cases["train"] if place.trains else None
         patients = None if plan.task.mixes_patients else len(set(self.disclosure.patients["train"]))
         check_limits(plan, place.settings, plan.parameters, trained, free_disk(folder), patients)
-        private = PrivateSite(numbers, data.train) if numbers and place.trains else None
+        private = optional.PrivateSite(numbers, data.train) if numbers and place.trains else None
         self.state = SiteState(plan, place.site, folder, compute)
         tells = self._told_loss, self._told_score
         self.trainer = self.trainer_kind(place, data, self.state, protection, private, tells)

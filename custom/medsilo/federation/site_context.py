@@ -12,9 +12,9 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Modules
+from medsilo.federation import optional
 from medsilo.learning.compute import Stop
 from medsilo.plan import Plan, parse_plan
-from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.paths import MODELS
 from medsilo.schedule.phase import Phase
@@ -48,7 +48,7 @@ class SiteContext:
     @staticmethod
     def with_noise(exact: Tensor, deviation: float) -> Tensor:
         """Return numbers with normal noise of this standard deviation, which is secret and new in every answer."""
-        return NoiseSource().with_normal(exact, deviation)
+        return optional.NoiseSource().with_normal(exact, deviation)
 
     @property
     def study(self) -> str:
@@ -59,6 +59,11 @@ class SiteContext:
     def trains(self) -> bool:
         """Return whether the site trains, or only sees the outcome."""
         return self.site not in self.plan.participation.evaluation_sites
+
+    @property
+    def promises_privacy(self) -> bool:
+        """Return whether the plan promises differential privacy, or this hospital demands it."""
+        return self.plan.privacy is not None or self.settings.privacy is not None
 
     @property
     def trainers(self) -> list[str]:

@@ -19,7 +19,7 @@ from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import Bounds, answer_bounds
 from medsilo.federation.coordinator import Coordinator
 from medsilo.flare import workspace
-from medsilo.flare.kit_events import StudyEvents
+from medsilo.flare.study_events import StudyEvents
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.transport import Away, FlareTransport, Longest
 from medsilo.flare.wire import TASK, as_model, let_tensors_travel, refuse, to_shareable
@@ -29,7 +29,7 @@ from medsilo.runs.reading import AFTER, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round
 from nvflare_reliability.chunking import RetryingRequests
-from nvflare_reliability.fork_server import died
+from nvflare_reliability.forked import died
 from nvflare_reliability.liveness import Liveness
 from nvflare_reliability.message_limits import Gate, is_unread
 from nvflare_reliability.patches import GARBAGE, cell_of_job

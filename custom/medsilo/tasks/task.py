@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
@@ -237,9 +237,6 @@ class Task(Section):
         return 65_535.0
 
     # ------------------------------------------------------------------ whose cases they are
-    def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
-        """Yield each case's patient, and what a question may count of it, by column; raises DataError."""
-        raise DataError(f"task {self.name} tells no columns of its cases; ask about the hospitals' tables")
 
     def across_patients(self) -> str:
         """Return what a hospital's other patients change in a patient's cases, and the remedy; nothing where nothing.
