@@ -30,7 +30,7 @@ class ForgottenJobs(FLComponent):
 class BoundedStreams(FLComponent):
     """Bounds what the server's own process, which starts jobs, takes and keeps of one hospital or person.
 
-    A job's process has `nvflare_reliability.message_limits` for it, and this one has no plan to know sizes from.
+    A job's process has `nvflare_reliability.answer_gate` for it, and this one has no plan to know sizes from.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

@@ -40,7 +40,7 @@ from medsilo.tasks.metrics import (
     chances,
     coarse_chances,
 )
-from medsilo.tasks.task import SiteData, patients_of
+from medsilo.tasks.site_data import SiteData, patients_of
 
 if TYPE_CHECKING:  # only under a promise of privacy
     from medsilo.federation.private_site import How, PrivateNumbers

@@ -18,7 +18,7 @@ from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.query_budget import PARTS
 from medsilo.tasks.metrics import Measures
-from medsilo.tasks.task import Cases, SiteData, drawn_cases, names_of
+from medsilo.tasks.site_data import Cases, SiteData, drawn_cases, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]

@@ -42,7 +42,7 @@ from medsilo.runs.provenance import write_provenance
 from medsilo.schedule.outcome import SiteEnd
 from medsilo.schedule.phase import Phase
 from medsilo.tasks.metrics import Measures
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.site_data import SiteData
 
 
 class Participant:

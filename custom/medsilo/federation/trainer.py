@@ -19,7 +19,7 @@ from medsilo.learning.loop import TrainStep, batches, passed_through, steps_in, 
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
-from medsilo.tasks.task import SiteData, drawn_cases, label_counts, names_of, patients_of
+from medsilo.tasks.site_data import SiteData, drawn_cases, label_counts, names_of, patients_of
 
 if TYPE_CHECKING:  # only under a promise of privacy
     from medsilo.federation.private_site import PrivateSite

@@ -39,11 +39,11 @@ from medsilo.tasks.own.own_numbers import (
     own_labels,
     scaled,
 )
-from medsilo.tasks.sources import Columns, DataSource
-from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
+from medsilo.tasks.site_data import Cases, SiteData, patients_of
+from medsilo.tasks.sources import PARTS, Columns, DataSource
+from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import incomparable
 from medsilo.tasks.table_reader import TableReader, as_written
-from medsilo.tasks.task import Cases, SiteData, patients_of
 
 MOST_INPUTS = 20_000
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
