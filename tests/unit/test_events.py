@@ -121,7 +121,7 @@ def test_logs_shows_a_kits_events_and_those_of_one_job(tmp_path: Path, capsys: p
 
 
 def test_following_goes_on_when_the_file_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "POLL", 0.01)
+    monkeypatch.setattr(event_reading, "POLL", 0.01)
     write(tmp_path, Event("joined", "before"))
     got, new = list[str](), event_reading.follow(tmp_path)
     reading = threading.Thread(target=lambda: got.extend(next(new).split("\t")[6] for _ in range(2)), daemon=True)

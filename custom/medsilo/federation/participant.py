@@ -30,7 +30,7 @@ from medsilo.federation.raw_results import (
     write_measures,
 )
 from medsilo.federation.refusals import DIVERGED
-from medsilo.federation.site_context import SiteContext, UpdateCodec
+from medsilo.federation.site_context import SiteContext, UpdateCodec, promises_privacy
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.compute import Compute, Stop
@@ -63,7 +63,7 @@ class Participant:
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
         numbers = (
             optional.PrivateNumbers.of(plan, place.site, place.settings, folder, data)
-            if place.promises_privacy
+            if promises_privacy(place)
             else None
         )
         self.disclosure = Disclosure(place, data, protection, numbers)

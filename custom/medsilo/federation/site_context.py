@@ -61,11 +61,6 @@ class SiteContext:
         return self.site not in self.plan.participation.evaluation_sites
 
     @property
-    def promises_privacy(self) -> bool:
-        """Return whether the plan promises differential privacy, or this hospital demands it."""
-        return self.plan.privacy is not None or self.settings.privacy is not None
-
-    @property
     def trainers(self) -> list[str]:
         """The sites that train in this study, in sorted order."""
         return sorted(set(self.sites) - set(self.plan.participation.evaluation_sites))
@@ -94,6 +89,11 @@ class SiteContext:
         plan = parse_plan(told["plan"], allowed=settings.packages)
         kit = KitFiles(**told["kit"]) if told["kit"] else None
         return cls(plan, told["site"], told["sites"], settings, Path(told["folder"]), told["lead"], kit)
+
+
+def promises_privacy(place: SiteContext) -> bool:
+    """Return whether the plan promises differential privacy, or this hospital demands it."""
+    return place.plan.privacy is not None or place.settings.privacy is not None
 
 
 class Site(Protocol):

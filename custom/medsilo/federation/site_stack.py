@@ -31,7 +31,7 @@ from medsilo.federation import optional
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.federation.site_context import Site, SiteContext, UpdateCodec
+from medsilo.federation.site_context import Site, SiteContext, UpdateCodec, promises_privacy
 from medsilo.learning.compute import Stop
 from medsilo.runs.messages import ANSWERS, FILES, Request, StudyMessage
 
@@ -114,7 +114,7 @@ class TrainingSite:
 def training_site(place: SiteContext, kind: Callable[..., Participant] = Participant) -> TrainingSite:
     """Return a site with the layers that see what is exact."""
     weight_cache.look_in(*place.models)
-    account = optional.PrivacyAccount.of(place) if place.promises_privacy else None  # before data are read
+    account = optional.PrivacyAccount.of(place) if promises_privacy(place) else None  # before data are read
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):
         whole.site = layer.site(whole.site, place)

@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from medsilo.core.lazy import lazily
+from medsilo.core.lazy import lazily, places_in
 
 if TYPE_CHECKING:
-    from medsilo.mixing import rules
-    from medsilo.mixing.defence import Shield
+    pass
 
-__all__ = ("Shield", "rules")
+__all__ = [*places_in(__file__)]
 __getattr__ = lazily(__name__, __file__)

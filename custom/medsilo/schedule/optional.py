@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from medsilo.core.lazy import lazily
+from medsilo.core.lazy import lazily, places_in
 
 if TYPE_CHECKING:
-    from medsilo.learning.amplitude import AmplitudeNorm
-    from medsilo.schedule.amplitude_phases import behind
+    pass
 
-__all__ = ("AmplitudeNorm", "behind")
+__all__ = [*places_in(__file__)]
 __getattr__ = lazily(__name__, __file__)

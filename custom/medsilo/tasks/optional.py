@@ -2,13 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from medsilo.core.lazy import lazily
+from medsilo.core.lazy import lazily, places_in
 
 if TYPE_CHECKING:
-    from medsilo.tasks.inference import Inference
-    from medsilo.tasks.lazy_cases import LazyCases, Memory
-    from medsilo.tasks.site_data import folded, labels_of
-    from medsilo.tasks.survey import Survey, surveyed
+    pass
 
-__all__ = ("Inference", "LazyCases", "Memory", "Survey", "folded", "labels_of", "surveyed")
+__all__ = [*places_in(__file__)]
 __getattr__ = lazily(__name__, __file__)
