@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from medsilo.core.lazy import lazily, places_in
 
 if TYPE_CHECKING:
-    pass
+    from medsilo.mixing import rules
+    from medsilo.mixing.defence import Shield
 
 __all__ = [*places_in(__file__)]
 __getattr__ = lazily(__name__, __file__)
