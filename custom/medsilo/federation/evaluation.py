@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +112,7 @@ class Evaluation:
 
         judged: the model by which the cases were ordered when they were tested.
         """
-        goal = self.task.goal
+        goal: Any = self.task.goal
         if not goal.structures or not self.draws:
             return
         ranked = measures[goal.metric].argsort(stable=True)
