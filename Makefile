@@ -13,7 +13,7 @@ MEMORY := $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print $$2}' /proc/m
 	xargs -r df --output=avail,target 2>/dev/null | awk '$$1 + 0 > 4000000 {print $$2}')
 quick test test-of test-changed: export TMPDIR := $(or $(firstword $(MEMORY)),$(TMPDIR),/tmp)
 
-.PHONY: demo jobs lint quick test test-of test-changed test-slow claims test-long last-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock image image-docker image-buildah audit flower docs screenshots docs-tables words clean
+.PHONY: demo jobs lint quick test test-of test-changed test-slow claims test-long last-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock sbom image image-docker image-buildah audit flower docs screenshots docs-tables words clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -84,7 +84,7 @@ upgrade: $(VENV)/.test-ready
 # The same commit gives the same bytes, whoever builds it and when: only what is committed goes in, with the same rights.
 committed = rm -rf $(1) && mkdir -p $(1) dist && umask 022 && \
 	git archive HEAD | tar --extract --no-same-permissions --directory $(1)
-wheel image image-docker image-buildah: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
+wheel sbom image image-docker image-buildah: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 wheel: $(VENV)/.test-ready
 	$(call committed,build/wheel)
 	umask 022; $(BIN)/python provisioning/wheels.py build/wheel dist
@@ -125,12 +125,23 @@ image-buildah:
 # Versions in the locks stay as they are where they fit; UPGRADE=1 takes the newest.
 LOCKED = build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
-lock:
+lock: $(VENV)/.test-ready
 	test -x build/lock/bin/uv || { $(PYTHON) -m venv build/lock && \
-		build/lock/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-lock.txt; }
+		build/lock/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-lock.txt "pip>=25"; }
 	$(LOCKED) requirements.txt --output-file requirements.lock
 	cd provisioning/containers && ../../$(LOCKED) kubernetes.txt --constraints ../../requirements.lock \
 		--output-file kubernetes.lock
+	sed -e '/--hash/d' -e '/^#/d' -e 's/ \\$$//' $(SOFTWARE) | sort -u >build/lock/versions.txt
+	build/lock/bin/python -m pip install --dry-run --ignore-installed --no-deps --quiet --report build/lock/report.json \
+		-r build/lock/versions.txt
+	$(BIN)/python provisioning/sbom.py licences build/lock/report.json $(LICENCES)
+
+# The software of the image with versions, hashes and licences, as CycloneDX has it: dist/sbom.cdx.json.
+SOFTWARE = requirements.lock provisioning/containers/kubernetes.lock
+LICENCES = provisioning/containers/licences.csv
+sbom: $(VENV)/.test-ready
+	mkdir -p dist
+	$(BIN)/python provisioning/sbom.py write requirements.lock $(LICENCES) dist/sbom.cdx.json
 
 # Known weaknesses of the pinned packages and all that they need, from a public service: needs a network.
 audit:

@@ -284,7 +284,7 @@ def whole_round(device: str) -> Figures:
     for method in ("fedavg", "harmofl", "fedsm"):
         plan, sites = plan_of(method, task, network=network, training=training), SITES
         with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as place:
-            settings = SiteSettings(device=device, min_cases_per_average=1)
+            settings = SiteSettings(device=device, public_data=True)
             site = site_of(plan, sites[0], sites, settings, Path(place, "run", "sites", sites[0]))
             trainer, phase = site.participant.trainer, plan.course.phase_of(1)
 

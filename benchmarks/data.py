@@ -83,7 +83,9 @@ def compare(name: str, task: FolderTask, source: DataSource) -> bool:
     """One line per cache; whether memory and disk keep up."""
     fine = True
     for cache in ("memory", "disk", "none"):
-        own = source.model_copy(update={"cache": cache, "cache_folder": source.folder / "cache"})
+        memory = {} if cache == "memory" else {"cache_memory": 0}
+        folder = {"cache_folder": source.folder / "cache"} if cache == "disk" else {}
+        own = source.model_copy(update={**memory, **folder})
         found: list = []
         first = seconds(lambda own=own, found=found: found.append(task.read("a", ["a"], 0, own)))
         train = found[0].train

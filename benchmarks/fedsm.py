@@ -142,9 +142,7 @@ def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[flo
         cases = {"tiles": Tiles, "slices": Slices}[kind](plan, Path(place))
         reading = fastest(lambda: in_memory(cases), 3)
         data = SiteData(cases if from_files else in_memory(cases), in_memory(cases), in_memory(cases))
-        settings = make_settings(
-            {"device": device, "quotas": {"min_training_cases": 1}, "min_cases_per_average": 1}, "a benchmark"
-        )
+        settings = make_settings({"device": device, "min_patients_per_metric": 1, "public_data": True}, "a benchmark")
         site = TrainingSite(Participant(SiteContext(plan, SITES[0], SITES, settings, Path(place) / "site"), data))
         bench = site.participant.trainer.bench("shuffle", 1, lambda: None)
 
@@ -167,7 +165,7 @@ def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
     task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
     plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})
-    settings = SiteSettings(device="cpu", min_cases_per_average=1)  # its patients are drawn
+    settings = SiteSettings(device="cpu", public_data=True)  # its patients are drawn
     site = inprocess.run(plan, settings=settings).summary.sites[SITES[0]]
     with torch.device("meta"):
         networks = plan.build_networks()

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 25  # words of one sentence
 SHORTEST = 5  # words of a sentence that is drawn: numbers in tables are none
 # Sentences that are wrong, by kind of text: at most so many. Lower these numbers as texts get better.
-MOST: Mapping[str, int] = {"page": 0, "help": 0, "message": 55, "template": 0}
+MOST: Mapping[str, int] = {"page": 0, "help": 0, "message": 0, "template": 0}
 
 # The pages in docs/, and the words of them and of OUTSIDE together, without tables that a program makes: at most
 # so many.

@@ -7,7 +7,7 @@ from pathlib import Path
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_text
 from medsilo.flare.job_source import SHIPPED, PlanSource, shipped_plans
-from medsilo.flare.jobs import NO_CODE, NO_CODE_TOLD, PLAN, plan_of, write_job
+from medsilo.flare.jobs import NO_CODE, NO_CODE_TEXT, PLAN, plan_of, write_job
 
 JOBS = Path(__file__).resolve().parent
 
@@ -24,7 +24,7 @@ def write(folder: Path) -> None:
             shutil.rmtree(job, ignore_errors=True)
             write_job(job, plan)
             write_text(job / PLAN, text)
-            write_text(job / NO_CODE, NO_CODE_TOLD)
+            write_text(job / NO_CODE, NO_CODE_TEXT)
         else:
             write_text(folder / name.parent / "plans" / name.name, text)
 

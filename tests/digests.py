@@ -29,7 +29,7 @@ SMALL = {
     "synthetic-prostate": ["task.patients=4", "task.size=32", "task.slices=4", "training.batch_size=8"],
 }
 AMPLITUDE = 'algorithm.amplitude={"band": 0.1}'
-SITE = SiteSettings(device="cpu", share_personal_model=True, min_cases_per_average=1)
+SITE = SiteSettings(device="cpu", share_personal_model=True, public_data=True)
 VARIANTS = {  # whatever takes a path of its own through the engine
     "fedavg, amplitude": ("synthetic-histology", "fedavg", [AMPLITUDE]),
     "fedbn, both halves": ("synthetic-histology", "fedbn", [AMPLITUDE, "algorithm.perturbation={}"]),

@@ -11,49 +11,51 @@ DOCUMENT = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms: written by 'python -m tests.rooms' -->", "<!-- end of rooms -->"
 
 ROOMS = {
-    "core": "errors, sections of a plan, files written whole, spilling to disk, version and hash",
+    "core": "errors, sections of a plan, atomic files, storage on disk, version and hash",
     "learning": "a site's mathematics in plain PyTorch: training loop, layers, optimizers, statistics",
-    "mixing": "the server's mathematics in plain PyTorch: mixers and server steps",
-    "privacy": "differential privacy: what was released, what it costs together, noise nobody can guess",
+    "mixing": "the server's mathematics in plain PyTorch: aggregators and server steps",
+    "privacy": "differential privacy: mechanisms, accounting, secure noise",
     "models": "the networks",
     "tasks": "data, loss and metric of one medical question; image files, splits, partitions",
-    "schedule": "a study as data: phases of groups, what a method finds at a site and at the server, outcomes",
+    "schedule": "a study as data: phases of groups, what a method sees at a site and at the server, outcomes",
     "registry": "names of methods, tasks and networks, our own and those of other packages",
     "plan": "the one description of a study: checked, resolved, hashed",
-    "site": "a hospital's own settings, policy, memory, approvals and privacy ledger",
-    "runs": "the typed record of a run: what is in its files, their names, the messages between server and sites",
+    "site": "a hospital's settings, policy, query budget, approvals and privacy ledger",
+    "runs": "the typed record of a run: its files, their names, the messages between server and sites",
     "deploy": "the super model and its folder",
     "methods": "one file per method",
-    "federation": "the server's stack and a site's, without NVFlare; both in one process",
+    "federation": "the server's part and a site's part, without NVFlare; both in one process",
     "flare": "what runs inside NVFlare: controller, executor, filters, transport, jobs, simulator",
     "check": "a site's check before it joins, and the disclosure report",
-    "script": "a training script of the user's own: its network and metric in a plan, and a site that it trains",
+    "script": "the user's training script: its network and metric in a plan, and the site that trains it",
     "client": "what a training script imports: `join`, around NVFlare's Client API",
     "recipes": "recipes for NVFlare: a job in which a training script learns by a method",
     "cli": "the command line",
-    "extend": "what plug-ins import; nothing else uses it",
+    "extend": "the interface that plug-ins import",
 }
 
 # Generic to NVFlare: it imports nothing of ours, and those that know NVFlare use it.
-BENEATH = {"nvflare_reliability": "NVFlare's gaps: patches with their issues, message limits, chunks, liveness"}
+BENEATH = {
+    "nvflare_reliability": "reliability that NVFlare lacks: patches with their issues, message limits, chunks, liveness"
+}
 # Packages beside the engine, which no room knows.
 PLUGINS = {
     "medsilo_adapters": "networks that train only a part: checkpoints and adapters",
     "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks, and results back",
-    "medsilo_lab": "what researchers, leads and newcomers use: comparison, pages, `init`, Python API, kits, prediction",
+    "medsilo_lab": "for researchers, leads and newcomers: comparison, pages, `init`, Python API, kits, prediction",
     "medsilo_page": "`medsilo approve --page`: a hospital's own web page, on its own machine",
-    "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data that lie in several hospitals",
-    "medsilo_papers": "the papers' data sets and networks, and the test of whether models tell who they learned from",
+    "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data of several hospitals",
+    "medsilo_papers": "the papers' data sets and networks, and membership inference tests",
     "medsilo_secagg": "secure aggregation: the server adds up numbers that it cannot read",
-    "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",
+    "medsilo_series": "a hospital's time series: task, dataset probe, prediction",
     "medsilo_zoo": "methods beyond those that the three papers compare with",
 }
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.
 WINGS = {
     "tasks": {
-        "own": "a hospital's own images and tables",
-        "synthetic": "hospitals that are drawn, for trying out and for tests",
+        "own": "a hospital's images and tables",
+        "synthetic": "synthetic hospitals, for trying out and for tests",
     }
 }
 
@@ -67,7 +69,7 @@ def layers() -> list[list[str]]:
 
 def table() -> str:
     """Return the rooms as a Markdown table."""
-    rows = ["| layer | room | what is there |", "|---|---|---|"]
+    rows = ["| layer | package | contents |", "|---|---|---|"]
     for number, rooms in enumerate(layers(), 1):
         for name in rooms:
             rows.append(f"| {number} | `{name}` | {ROOMS[name]} |")

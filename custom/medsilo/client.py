@@ -1,25 +1,27 @@
-"""medsilo's methods in a training script of your own, beside NVFlare's Client API.
+"""NVFlare's Client API with medsilo's methods: a training script of your own changes by two lines.
 
-Your loop stays yours. Four lines change: `join` takes the place of `flare.init()`, and the site's `is_running`,
-`receive` and `send` those of `flare`. What a method sends, keeps at home and does at each step comes with the job.
+    import medsilo.client as flare                      # in place of nvflare.client
 
-    from medsilo.client import join
+    flare.init()
+    flare.join(model, optimizer, train_loader)          # the other line
+    while flare.is_running():
+        input_model = flare.receive()
+        model.load_state_dict(input_model.params)
+        ...                                             # your own loop
+        flare.send(flare.FLModel(params=model.state_dict(), metrics={"accuracy": accuracy}))
 
-    site = join(model, optimizer, train_loader)
-    while site.is_running():
-        site.receive()                              # the model's weights are in place
-        accuracy = evaluate(model, test_loader)
-        for net, optimizer in site.networks():      # one for most methods; two for Ditto and FedSM
-            train_one_epoch(net, optimizer, train_loader)
-        site.send({"accuracy": accuracy})
+What a method sends, keeps at home and does at each step comes with the job. Methods with further networks need
+`flare.networks()` around your loop. What is not here is NVFlare's own: `init`, `get_site_name`, `FLModel`, `log`.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nvflare.client as flare
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -34,116 +36,30 @@ from medsilo.runs.messages import StudyMessage
 from medsilo.script.network import ScriptNetwork
 from medsilo.script.site import Batch, Data, Evaluate, Metrics, ScriptSite, usual_batch
 
-__all__ = ["Site", "join", "super_model"]
+__all__ = [
+    *("is_evaluate", "is_running", "is_submit_model", "is_train", "join", "networks", "receive", "send", "super_model")
+]
+SAME = {  # of NVFlare's, which need no change
+    *("AnalyticsDataType", "FLModel", "ParamsType", "get_config", "get_job_id", "get_site_name", "get_task_name"),
+    *("init", "log", "shutdown", "system_info"),
+}
 
 
-class Site:
-    """This site in a study, as its training script sees it. `join` makes one.
+def __getattr__(name: str) -> Any:
+    if name in SAME:
+        return getattr(flare, name)
+    raise AttributeError(f"medsilo.client has no {name}; of nvflare.client it has {', '.join(sorted(SAME))}")
 
-    >>> site = join(model, optimizer, loader)
-    >>> while site.is_running():
-    ...     arrived = site.receive()
-    ...     train(model, optimizer)
-    ...     site.send({"accuracy": 0.5})
-    """
 
-    def __init__(self, inner: ScriptSite) -> None:
-        self._inner = inner
-        self._waiting: flare.FLModel | None = None
+@dataclass
+class _Study:
+    """The study that this process's script is in."""
 
-    @property
-    def round(self) -> int:
-        """The round that is trained now, from 1.
+    site: ScriptSite
+    waiting: flare.FLModel | None = None  # the round that came
 
-        >>> site.is_running(), site.round
-        (True, 1)
-        """
-        return self._inner.asked.round if self._inner.asked else 0
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """Your optimizer, with the method's step around it. Step it with a closure, which HarmoFL needs, or without.
-
-        >>> site.is_running()
-        True
-        >>> inputs, targets = loader[0]
-        >>> def closure():
-        ...     site.optimizer.zero_grad()
-        ...     loss = nn.functional.cross_entropy(model(inputs), targets)
-        ...     loss.backward()
-        ...     return loss
-        >>> loss = site.optimizer.step(closure)
-        """
-        return self._inner.optimizer
-
-    def is_running(self) -> bool:
-        """Wait for a round to train; False when the study is over.
-
-        >>> while site.is_running():
-        ...     train(model, optimizer)
-        ...     site.send()
-        >>> site.is_running()
-        False
-        """
-        self._waiting = None
-        while flare.is_running():
-            model = flare.receive()
-            if model is None:
-                return False
-            answer = self._inner.ask(unflat(model.params or {}, model.meta or {}))
-            if answer is None:
-                model.current_round, model.total_rounds = self.round - 1, self._inner.plan.rounds  # NVFlare's, from 0
-                model.params = self._inner.weights()
-                self._waiting = model
-                return True
-            self._send(answer)
-        return False
-
-    def receive(self) -> flare.FLModel:
-        """Return what came, with its number of the round; its weights are in the model already.
-
-        Its `params` are a copy of the model's weights as they arrived, together with what stays at this site.
-
-        >>> site.is_running()
-        True
-        >>> arrived = site.receive()
-        >>> arrived.current_round, arrived.total_rounds  # from 0, as in NVFlare
-        (0, 2)
-        >>> model.load_state_dict(arrived.params)  # as other scripts do; needless here
-        <All keys matched successfully>
-        """
-        if self._waiting is None:
-            raise MedsiloError("receive: no round has come; write while site.is_running()")
-        return self._waiting
-
-    def networks(self) -> Iterator[tuple[nn.Module, Optimizer]]:
-        """Yield each network to train in this round, and the optimizer to step it with.
-
-        >>> site.is_running()
-        True
-        >>> for net, optimizer in site.networks():  # two for Ditto and FedSM
-        ...     train(net, optimizer)
-        >>> site.send()
-        """
-        return self._inner.networks()
-
-    def send(self, metrics: Metrics | float | None = None) -> None:
-        """Send what the method sends, now that the round is trained.
-
-        metrics: of the model as it arrived, before it was trained, as in NVFlare; the recipe's `key_metric` among them.
-
-        >>> site.is_running()
-        True
-        >>> accuracy = evaluate(model)
-        >>> train(model, optimizer)
-        >>> site.send({"accuracy": accuracy})
-        """
-        self._send(self._inner.finish(metrics))
-
-    def _send(self, answer: StudyMessage) -> None:
-        tensors, meta = flat(answer)
-        told = answer.facts.get("validation")
-        flare.send(flare.FLModel(params=tensors, metrics=None if told is None else {"validation": told}, meta=meta))
+_study: _Study | None = None
 
 
 def join(
@@ -158,7 +74,7 @@ def join(
     scheduler: Any = None,
     samples: int | None = None,
     batch: Batch = usual_batch,
-) -> Site:
+) -> None:
     """Join the study of this job with a model, its optimizer and the loader of its training batches.
 
     Put the model on its device first. The rest is for some methods and some scripts:
@@ -171,10 +87,11 @@ def join(
     - samples: training cases, if the loader does not say.
     - batch: takes a batch apart; by default (inputs, targets), or MONAI's "image" and "label".
 
-    >>> site = join(model, optimizer, loader, evaluate=evaluate)
-    >>> site.is_running()
+    >>> join(model, optimizer, loader, evaluate=evaluate)
+    >>> is_running()
     True
     """
+    global _study
     try:
         name = flare.get_site_name()
     except RuntimeError:  # the script has not called it
@@ -185,8 +102,130 @@ def join(
     weight_cache.look_in(folder / "config")
     output = folder.parents[1] / "medsilo"  # beside NVFlare's folders of jobs, which go with the job
     data = Data(loader, validation, samples, batch, loss)
-    inner = ScriptSite(plan, name, output, model, optimizer, data, evaluate, test, scheduler)
-    return Site(inner)
+    _study = _Study(ScriptSite(plan, name, output, model, optimizer, data, evaluate, test, scheduler))
+
+
+def is_running() -> bool:
+    """Wait for a round to train; False when the study is over.
+
+    >>> join(model, optimizer, loader)
+    >>> while is_running():
+    ...     train(model, optimizer)
+    ...     send()
+    >>> is_running()
+    False
+    """
+    study = _joined("is_running")
+    study.waiting = None
+    while flare.is_running():
+        model = flare.receive()
+        if model is None:
+            return False
+        answer = study.site.ask(unflat(model.params or {}, model.meta or {}))
+        if answer is None:
+            asked = study.site.asked
+            model.current_round, model.total_rounds = asked.round - 1 if asked else 0, study.site.plan.rounds
+            model.params = study.site.weights()
+            study.waiting = model
+            return True
+        _send(answer)
+    return False
+
+
+def is_train() -> bool:
+    """Return whether a round to train has come.
+
+    >>> join(model, optimizer, loader)
+    >>> is_running(), is_train(), is_evaluate(), is_submit_model()
+    (True, True, False, False)
+    """
+    return _joined("is_train").waiting is not None
+
+
+def is_evaluate() -> bool:
+    """Return False: `join` is given how to evaluate."""
+    return False
+
+
+def is_submit_model() -> bool:
+    """Return False: medsilo keeps each site's best model itself."""
+    return False
+
+
+def receive() -> flare.FLModel:
+    """Return what came, with its number of the round, from 0; its weights are in the model already.
+
+    Its `params` are a copy of the model's weights as they arrived, together with what stays at this site.
+
+    >>> join(model, optimizer, loader)
+    >>> is_running()
+    True
+    >>> input_model = receive()
+    >>> input_model.current_round, input_model.total_rounds
+    (0, 2)
+    >>> model.load_state_dict(input_model.params)  # as other scripts do; needless here
+    <All keys matched successfully>
+    """
+    study = _joined("receive")
+    if study.waiting is None:
+        raise MedsiloError("receive: no round has come; write while is_running()")
+    return study.waiting
+
+
+def networks() -> Iterator[tuple[nn.Module, Optimizer]]:
+    """Yield each network to train in this round, and the optimizer to step it with.
+
+    >>> join(model, optimizer, loader)
+    >>> is_running()
+    True
+    >>> for net, optimizer in networks():  # two for Ditto and FedSM, one for most methods
+    ...     train(net, optimizer)
+    >>> send()
+    """
+    return _joined("networks").site.networks()
+
+
+def send(model: flare.FLModel | Metrics | float | None = None) -> None:
+    """Send what the method sends, now that the round is trained.
+
+    model: NVFlare's, or its metrics alone. They are of the model as it arrived, before it was trained, as in NVFlare;
+    the recipe's `key_metric` is among them. Its `params` must be those of the model that joined.
+
+    >>> join(model, optimizer, loader)
+    >>> is_running()
+    True
+    >>> accuracy = evaluate(model)
+    >>> train(model, optimizer)
+    >>> send({"accuracy": accuracy})
+    """
+    site = _joined("send").site
+    if isinstance(model, flare.FLModel):
+        _refuse_other(model.params or {}, site.weights())
+        model = model.metrics
+    _send(site.finish(model))
+
+
+def _refuse_other(params: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> None:
+    """Raise MedsiloError for tensors of another model than that which joined, or for differences."""
+    for name, value in params.items():
+        given = torch.as_tensor(value).cpu()
+        if name not in own or given.shape != own[name].shape or not given.allclose(own[name], 0, 0, equal_nan=True):
+            raise MedsiloError(
+                f"send: {name} is not that of the model that joined, which medsilo sends; give its state_dict(), or "
+                "the metrics alone"
+            )
+
+
+def _joined(name: str) -> _Study:
+    if _study is None:
+        raise MedsiloError(f"{name}: this script has not joined; call join(model, optimizer, loader) first")
+    return _study
+
+
+def _send(answer: StudyMessage) -> None:
+    tensors, meta = flat(answer)
+    told = answer.facts.get("validation")
+    flare.send(flare.FLModel(params=tensors, metrics=None if told is None else {"validation": told}, meta=meta))
 
 
 def super_model(folder: Path | str, model: nn.Module) -> SuperModel:

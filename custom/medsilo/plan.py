@@ -383,7 +383,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     the plan has none.
     """
     if not isinstance(values, dict):
-        raise PlanError("a plan is a YAML mapping with the keys algorithm, task, participation, ...")
+        raise PlanError("this is not a plan; give a plan.yaml, which has the keys algorithm, task, participation, ...")
     try:
         values = json.loads(json.dumps(values))
     except (TypeError, ValueError) as error:

@@ -121,7 +121,7 @@ class MethodRecipe(Recipe):
         for site, given in config.items():
             own = {RENAMED.get(name, name): value for name, value in given.items()}
             if odd := sorted(own.keys() - self._runner.keys()):
-                raise MedsiloError(f"per-site config of {site}: {odd[0]} is no argument that sites may differ in")
+                raise MedsiloError(f"per-site config of {site}: {odd[0]} must be the same at all sites")
             self._sites[site] = own
 
     def _prepare_client_apps(self) -> None:

@@ -5,6 +5,7 @@ their entry points: a package's metadata say which names it brings, so nothing o
 plug-ins come with medsilo, and are attached like all others.
 """
 
+import ast
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -12,6 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from itertools import filterfalse
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,23 @@ class Registry(PluginTable):
 
     def package_of(self, name: str) -> str | None:
         return SOURCE + name if name in self._given else super().package_of(name)
+
+    def title_of(self, name: str) -> str:
+        """Return the title of a class as its source has it. Nothing is imported, and of other packages nothing read."""
+        if name in self._given:
+            return str(getattr(self._given[name][0], "title", name))
+        if package := self.package_of(name):
+            return f"of package {package}"
+        path = self.builtin.get(name) or self._entries()[name][OWN].value
+        module, _, kind = path.partition(":")
+        spec = find_spec(module)
+        tree = ast.parse(Path(spec.origin).read_text("utf-8") if spec and spec.origin else "")
+        body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind), [])
+        for node in (node for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and target.id == "title" and isinstance(node.value, ast.Constant):
+                return str(node.value.value)
+        return name
 
     def facts_of(self, name: str, package: str) -> dict[str, str]:
         """Return version and hash of the package that brings a name."""
@@ -322,8 +341,8 @@ def check_allowed(package: str, allowed: Collection[str]) -> None:
     """Raise a PlanError for a package that this party has not allowed."""
     if "*" not in allowed and package not in map(canonical, allowed):
         raise PlanError(
-            f"the plan uses package {package}, which is not allowed here; name it under 'packages' in this site's "
-            "medsilo.yaml once it was reviewed, or use another plan"
+            f"this site does not allow package {package} of the plan; review it and name it under 'packages' in "
+            f"medsilo.yaml, or use another plan"
         )
 
 

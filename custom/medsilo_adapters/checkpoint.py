@@ -48,7 +48,7 @@ def _tensors_in(path: Path) -> dict[str, Tensor]:
                     name for ending in weight_cache.IN_BUNDLES for name in every if f"/{name}".endswith(f"/{ending}")
                 ]
                 if sum(part.file_size for part in archive.infolist()) > MOST_UNPACKED * path.stat().st_size:
-                    raise ValueError("weights that a few bytes unpack into")
+                    raise ValueError("weights whose compressed file is suspiciously small")
                 if inside:
                     content = archive.read(inside[0])
                     return _of(BytesIO(content), inside[0].endswith(".safetensors"))
@@ -112,6 +112,15 @@ def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
         tuple(name for name in best if name not in fitting),
         _numbers(own, fitting) / max(1, _numbers(own, own)),
     )
+
+
+def is_weight(given: Tensor, own: Tensor) -> bool:
+    """Return whether a file's tensor has values that a network's own can take as they are: plain and finite numbers."""
+    if given.layout != torch.strided or given.is_quantized or given.is_meta or given.is_complex():
+        return False
+    if own.is_meta or not own.is_floating_point():
+        return True
+    return given.is_floating_point() and bool(given.to(own.dtype).isfinite().all())
 
 
 def _fitting(own: Mapping[str, Tensor], given: Mapping[str, Tensor], names: Mapping[str, str]) -> list[str]:

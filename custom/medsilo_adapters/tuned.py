@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from medsilo.extend import MedsiloError, Network, Section
 from medsilo.extend.methods import head_layers, head_names
 from medsilo.extend.networks import NETWORKS, norm_names, weight_cache
-from medsilo_adapters.checkpoint import Match, counted, match, read_checkpoint
+from medsilo_adapters.checkpoint import Match, counted, is_weight, match, read_checkpoint
 from medsilo_adapters.frozen import Frozen, freeze, keep_rounded, values_of
 from medsilo_adapters.low_rank import Adapters, adapt, merged_weight
 
@@ -134,7 +134,13 @@ class Tuned(_Begun):
     def _matched(self, network: nn.Module, channels: int, classes: int) -> Match:
         assert self.start
         given = read_checkpoint(weight_cache.find(self.start.sha256, self.start.bytes))
-        found = match(network.state_dict(), given)
+        own = network.state_dict()
+        found = match(own, given)
+        if odd := [name for name, tensor in found.found.items() if not is_weight(tensor, own[name])]:
+            raise MedsiloError(
+                f"network.from: {counted('tensors', odd)} of the file are no plain, finite numbers: they are sparse, "
+                "quantised, complex, whole or too large; give another file"
+            )
         if found.share < self.start.least:
             raise MedsiloError(f"network.from: the file is not of this network: {found}; give another, or lower least")
         begins = [pattern for word in self.start.initial for pattern in self._patterns(word, network)]
@@ -146,8 +152,8 @@ class Tuned(_Begun):
         if any(strange.values()):
             told = ", ".join(counted(what, names) for what, names in strange.items() if names)
             raise MedsiloError(
-                f"network.from: the file is of another network: {told}; make network.of that network (norm and "
-                "activation, too), or name surplus ones in network.from.ignore, the others in network.from.initial"
+                f"network.from: the file belongs to another network: {told}. Set network.of to it, or list surplus "
+                f"tensors in network.from.ignore, missing ones in network.from.initial"
             )
         if not self.start.confirmed and (other := defaults_that_fit(self.of.monai(channels, classes), given)):
             raise MedsiloError(
@@ -180,7 +186,9 @@ class Tuned(_Begun):
         lacks = [name for name, _ in network.named_parameters() if name not in found and name not in trained]
         if lacks:
             shown = f"{', '.join(lacks[:3])}{', ...' if len(lacks) > 3 else ''}"
-            raise MedsiloError(f"network.from: the file lacks {shown}, which would stay as drawn; add to network.train")
+            raise MedsiloError(
+                f"network.from: the file lacks {shown}, which would keep random weights; add to network.train"
+            )
 
     def settled(self, module: nn.Module, compute: Any) -> nn.Module:
         if compute.precision == "bfloat16":

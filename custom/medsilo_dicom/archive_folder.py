@@ -90,7 +90,7 @@ def _structures(listings: Mapping[str, CaseIndex]) -> tuple[list[str], dict[str,
     names = {called[name]: re.sub(r"[^A-Za-z0-9._+ -]+ *", "-", called[name]).strip("-._+ ")[:63] for name in learned}
     if len(set(names.values())) < len(names) or not all(names.values()):
         raise DataError(
-            "structures have names that a plan can't tell apart; write the plan by hand (docs/start/dicom.md)"
+            "structures have names that differ in punctuation only; write the plan by hand (docs/start/dicom.md)"
         )
     own_counts = Counter({names.get(called[name], called[name]): count for name, count in counts.items()})
     return list(names.values()), names, own_counts

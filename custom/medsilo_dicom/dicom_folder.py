@@ -15,7 +15,7 @@ from medsilo_dicom.header import STRUCTURES, Header, Tree, as_compared, library,
 from medsilo_dicom.series import ImageSeries, make_series, mask_as_scanned, read_again, scan_of_series
 
 REST = "*"  # in label_map: all structures that are not named
-UNREADABLE = "DICOM files are damaged, and nothing tells of which series they are; copy or export them again"
+UNREADABLE = "DICOM files are damaged, and their series is unknown; copy or export them again"
 UNREFERENCED = "segmentations or contours name no series that they belong to"
 ABSENT = "segmentations or contours belong to a series that is not in the folder"
 SEVERAL = "series have several segmentations or sets of contours; keep one, or name it by data.labels"
@@ -23,7 +23,7 @@ UNLABELLED = "series have no label: no segmentation and no contours refer to the
 DAMAGED = "segmentations or contours are damaged; copy or export them again"
 NOBODY = "series have no PatientID, so that one patient's might train and test; give one (a pseudonym) or data.patient"
 NO_FRAME = "series have no frame of reference, as de-identifiers leave them; look whether labels lie where they should"
-IDENTIFIED = "series have headers that tell who a patient is; no header is kept by training, and none leaves"
+IDENTIFIED = "series have headers that identify a patient; training keeps no header, and none leaves"
 
 
 class DicomFolder(VolumeFolder):
@@ -65,7 +65,9 @@ class DicomFolder(VolumeFolder):
 
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.table or not (source.images is None or isinstance(source.images, str)):
-            raise DataError("task dicom-folder reads no table and one channel; give data.images as one pattern or none")
+            raise DataError(
+                "task dicom-folder reads one channel and no table; give data.images as one pattern or leave it out"
+            )
         files, links = CaseIndex.files_below(folder)
         return self.listed(read_tree(files.values()), {path: name for name, path in files.items()}, source, links)
 

@@ -60,7 +60,7 @@ def _found(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.n
     if str(elements.file_meta.TransferSyntaxUID) not in (*PLAIN, RLE):
         raise DataError("segmentations are compressed in a way that can't be read here; export them without")
     if prod((frames, int(elements.Rows), int(elements.Columns))) > MOST:
-        raise DataError("segmentations claim more frames than can be; export them again")
+        raise DataError("segmentations claim impossibly many frames; export them again")
     pixels = elements.pixel_array.reshape(frames, int(elements.Rows), int(elements.Columns))
     kind = str(elements.SegmentationType)
     if kind == "FRACTIONAL" and not np.isin(pixels, (0, int(elements.MaximumFractionalValue))).all():

@@ -137,9 +137,9 @@ class Run:
 
     @property
     def classes(self) -> "DataFrame":
-        """One row for each site and class: its test cases, and how well it is told from the rest.
+        """One row for each site and class: its test cases, sensitivity, specificity and AUROC against the rest.
 
-        Where the most probable class is what was found. A site that tells no classes has no rows.
+        The model's answer is the most probable class. A site that suppresses its classes has no rows.
         """
         run, names, rows = self._result, self.plan.task.goal.label_names, []
         for site, own in (run.summary.sites | run.summary.evaluation_sites).items():
@@ -491,8 +491,8 @@ class Lead:
 
     @_as_python
     def watch(self, job: str, on_round: Callable[[Round, Progress], None] = lambda line, study: None) -> str:
-        """Wait until a job has ended and return how; on_round is called with every round and how far the study is."""
-        return lead.watch(job, self.kit, on_round, self.say)
+        """Wait until a study has ended and return how; on_round is called with every round and how far it is."""
+        return lead.watch(job, self.kit, on_round, self.say)[1]
 
     @_as_python
     def download(self, job: str, folder: PathLike = "runs") -> Run:

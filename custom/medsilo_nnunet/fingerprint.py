@@ -47,7 +47,7 @@ def rounded(numbers: ArrayLike) -> Values:
 def check_order(what: str, values: Sequence[Any]) -> None:
     """Raise ValueError unless values are in ascending order, each once."""
     if any(low >= high for low, high in pairwise(values)):
-        raise ValueError(f"its {what} are not in ascending order, each told once")
+        raise ValueError(f"its {what} are not in ascending order, each once")
 
 
 class FloatHistogram(Section):
@@ -318,7 +318,7 @@ def _middles(values: Sequence[T], least: int) -> list[T]:
 def _properties(channel: FloatHistogram) -> dict[str, float]:
     """Return what nnU-Net's plans say of the intensities in one channel."""
     if not channel.total:
-        raise Refused("no hospital tells intensities of a channel; each needs more cases with a structure")
+        raise Refused("no hospital sent intensities of a channel; each needs more cases with a structure")
     return {
         "mean": channel.mean,
         "std": channel.deviation,
@@ -345,7 +345,7 @@ class MeasuredSite(Section):
             raise Refused("it answers another question; measure again with the study's")
         told, channels = len(self.told.channels), len(question.channels)
         if told != channels:
-            raise Refused(f"it tells of {told} channels, and the study has {channels}")
+            raise Refused(f"it has {told} channels, and the study {channels}")
 
 
 def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:

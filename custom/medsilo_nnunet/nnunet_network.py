@@ -55,13 +55,11 @@ class ArchitectureNumbers(Section):
     def _agree(self) -> Self:
         lengths = {len(self.features_per_stage), len(self.kernel_sizes), len(self.strides)}
         if lengths != {self.n_stages} or len(self.n_conv_per_stage_decoder) != self.n_stages - 1:
-            raise ValueError(
-                f"it does not give {self.n_stages} stages each its numbers; take plans as nnU-Net made them"
-            )
+            raise ValueError(f"it lacks numbers for one of {self.n_stages} stages; use unchanged plans of nnU-Net")
         if {len(along) for along in (*self.kernel_sizes, *self.strides)} != {self.dimensions}:
-            raise ValueError(f"kernels and strides are not of {self.dimensions} axes; take plans as nnU-Net made them")
+            raise ValueError(f"kernels and strides do not have {self.dimensions} axes; use unchanged plans of nnU-Net")
         if int(self.norm_op[-2]) != self.dimensions:
-            raise ValueError("norm_op has other axes than conv_op; take plans as nnU-Net made them")
+            raise ValueError("norm_op has other axes than conv_op; use unchanged plans of nnU-Net")
         return self
 
 
@@ -172,7 +170,9 @@ class NnUNetPlans(Section):
     def _stages_are_there(self) -> Self:
         for name, own in self.configurations.items():
             if isinstance(own, dict) != (name == "3d_cascade_fullres"):
-                raise ValueError(f"configurations: {name} is no configuration of nnU-Net's; take plans as it made them")
+                raise ValueError(
+                    f"configurations: {name} is not a configuration of nnU-Net; use unchanged plans of nnU-Net"
+                )
             others = own.values() if isinstance(own, dict) else ()
             if lacking := [other for other in others if other not in self.configurations]:
                 raise ValueError(f"configurations: {name} needs {lacking[0]}, which they lack; make them again")

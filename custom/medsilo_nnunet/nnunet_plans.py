@@ -33,7 +33,7 @@ def measure(
 ) -> int:
     """At a hospital: measure its data for nnU-Net's plans, and write what leaves into one file.
 
-    The file holds counts, and no case: docs/research/nnunet.md says what each of its numbers is.
+    The file has only counts. docs/research/nnunet.md explains each number.
     """
     screen.note("reading nnU-Net")
     from medsilo.extend import DataSource, files

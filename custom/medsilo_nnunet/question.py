@@ -41,7 +41,7 @@ class SegmentationQuestion(Section):
     @model_validator(mode="after")
     def _is_one_of_nnunets(self) -> Self:
         if IGNORE in self.labels:
-            raise ValueError("labels: places that nobody looked at (ignore) are not learned from; leave such cases out")
+            raise ValueError("labels: medsilo does not support nnU-Net's ignore label; leave such cases out")
         values = [label for own in self.labels.values() for label in several(own)]
         if self.labels.get(BACKGROUND) != 0 or set(values) != set(range(max(values) + 1)):
             raise ValueError("labels: give background: 0, and 1, 2, 3, ... without a gap")
@@ -55,7 +55,7 @@ class SegmentationQuestion(Section):
         for place, (region, value) in enumerate(zip(regions, written, strict=True)):
             if value not in region or any(set(region) <= set(other) for other in regions[place + 1 :]):
                 raise ValueError(
-                    "regions_class_order: a region is written with one of its own values, and after all around it"
+                    "regions_class_order: give each region one of its own values, after all regions around it"
                 )
         return self
 

@@ -145,7 +145,7 @@ class _WithoutDoctype(ElementTree.TreeBuilder):
     """Refuses document types, so that no entity can be declared, let alone expanded."""
 
     def doctype(self, *_: object) -> None:
-        raise ValueError("a document type, which annotations have no use for")
+        raise ValueError("a document type (DTD), which medsilo does not read")
 
 
 def read_outlines(path: Path) -> list[list[tuple[float, float]]]:

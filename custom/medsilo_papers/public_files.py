@@ -238,7 +238,7 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
 def scaled(values: np.ndarray, channels: int) -> Tensor:
     """A flat image of whole numbers, [C, H, W], in 0 to 1 with 3 channels or 1: [channels, H, W]."""
     if values.ndim != 3 or values.dtype.kind != "u":
-        raise DataError("a volume or an image of numbers beside 0 to 255, where the task reads flat images")
+        raise DataError("a volume, or an image with values outside 0 to 255; the task reads flat 8-bit images")
     if channels > len(values):
         raise DataError(f"an image is grey where the task's images have {channels} channels (RGB)")
     image = torch.from_numpy(np.ascontiguousarray(values[:3], np.float32)) / float(np.iinfo(values.dtype).max)

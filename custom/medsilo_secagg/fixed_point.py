@@ -57,11 +57,11 @@ class FixedPoint:
             return
         low, high = (float(value) for value in torch.aminmax(values))
         if math.isnan(low) or math.isnan(high):
-            raise Refused(f"{name} holds NaN; nothing of it was sealed")
+            raise Refused(f"{name} holds NaN; nothing of it was sent")
         if max(-low, high) > self.bound:
             raise Refused(
-                f"{name} holds {low if -low > high else high:.6g}, beyond the bound of {self.bound:g} up to which this "
-                "plan seals numbers; nothing of it was sealed: raise the bound, or look why training grew so large"
+                f"{name} holds {low if -low > high else high:.6g}, beyond the bound of {self.bound:g}, so nothing "
+                f"was sent; raise secure_aggregation.clip, or lower training.learning_rate"
             )
 
     def encode(self, values: Tensor, words: Words, weight: int) -> None:
@@ -103,7 +103,9 @@ class Flat:
         """Return the order for tensors like these; raises MedsiloError where a tensor has no floating point numbers."""
         for name, tensor in sorted(tensors.items()):
             if not tensor.is_floating_point():
-                raise MedsiloError(f"{name} has the type {tensor.dtype}; only floating point numbers are added sealed")
+                raise MedsiloError(
+                    f"{name} has the type {tensor.dtype}; secure aggregation adds floating point numbers only"
+                )
         names = tuple(sorted(tensors))
         return cls(names, tuple(tuple(tensors[n].shape) for n in names), tuple(tensors[n].dtype for n in names))
 
@@ -121,7 +123,7 @@ class Flat:
         """Return the tensors as words, times an integer weight; raises Refused before anything is made of them."""
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name not in tensors or tuple(tensors[name].shape) != shape:
-                raise Refused(f"{name} is missing or has another shape than it was agreed to be sealed in")
+                raise Refused(f"{name} is missing or has another shape than the hospitals agreed on")
             fixed.check(name, tensors[name])
         if not 0 <= weight <= fixed.one:
             raise Refused(f"the weight {weight} is not from 0 to {fixed.one}, for which the range was chosen")
@@ -157,7 +159,7 @@ def as_tensor(words: Words) -> Tensor:
 def as_words(sender: str, tensor: object, count: int) -> Words:
     """Return the words of a tensor that came, not copied; raises Refused, naming the sender, where it does not fit."""
     if not isinstance(tensor, Tensor) or tensor.dtype != CARRIER or tensor.layout != torch.strided:
-        raise Refused(f"{sender}: what it sealed is not a tensor of {BITS}-bit integers")
+        raise Refused(f"{sender}: its masked numbers are not a tensor of {BITS}-bit integers")
     if tuple(tensor.shape) != (count,):
-        raise Refused(f"{sender}: what it sealed has the shape {list(tensor.shape)}, expected [{count}]")
+        raise Refused(f"{sender}: its masked numbers have the shape {list(tensor.shape)}, expected [{count}]")
     return tensor.cpu().contiguous().numpy().view(WORD)

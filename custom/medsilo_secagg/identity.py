@@ -126,7 +126,7 @@ def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certif
     if names != [site]:
         raise Refused(f"{site}: its certificate is that of {', '.join(map(str, names)) or 'nobody'}")
     if roles not in ([], [HOSPITAL]):
-        raise Refused(f"{site}: its certificate is no hospital's, it says {', '.join(map(str, roles))}")
+        raise Refused(f"{site}: its certificate is not a hospital's, but {', '.join(map(str, roles))}")
 
 
 def signer_of(files: KitFiles | None) -> Signer:

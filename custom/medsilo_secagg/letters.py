@@ -63,7 +63,7 @@ P = TypeVar("P")
 def needed(sender: str, part: P | None) -> P:
     """Return what a letter must hold here; raises Refused, naming the sender, where it is missing."""
     if part is None:
-        raise Refused(f"{sender}: what was asked for is missing in its letter")
+        raise Refused(f"{sender}: its message lacks a requested part")
     return part
 
 

@@ -158,8 +158,8 @@ class Member:
         turn, names = self._kept.turn, tuple(own.site for own in deal.offers)
         if turn is None or turn.offers or turn.own not in deal.offers or turn.own.round != deal.round:
             raise Refused(
-                f"the server: it begins round {deal.round} without the keys that this site offered for it last, or "
-                "asks for a second upload under the same masks"
+                f"the server: it begins round {deal.round} without this site's latest keys, or asks for a second "
+                f"upload under the same masks"
             )
         if list(names) != sorted(set(names)) or len(names) < self.terms.least:
             raise Refused(
@@ -183,9 +183,11 @@ class Member:
         """
         turn, number, sites = self._kept.turn, request.round, request.sites
         if turn is None or not turn.offers or turn.own.round != number:
-            raise Refused(f"the server: it asks to unmask round {number}, in which this site sealed nothing")
+            raise Refused(f"the server: it asks to unmask round {number}, in which this site masked nothing")
         if not {self.site} <= set(sites) <= set(turn.shares) or list(sites) != sorted(set(sites)):
-            raise Refused(f"the server: the sites that it adds in round {number} are not of it, this one among them")
+            raise Refused(
+                f"the server: the sum of round {number} has sites that are not in the round, or lacks this site"
+            )
         if len(sites) < self.terms.least:
             raise Refused(
                 f"the server: it asks to unmask a sum of {len(sites)} sites in round {number}; fewer than "
@@ -193,8 +195,8 @@ class Member:
             )
         if differs := sorted(set(self._kept.opened.get(number, sites)) ^ set(sites)):
             raise Refused(
-                f"the server: it asks for a second, different sum of round {number}: it differs in "
-                f"{', '.join(differs)}, whose model the two sums would tell"
+                f"the server: it asks for a second, different sum of round {number}; the two sums would reveal the "
+                f"model of {', '.join(differs)}"
             )
         self._keep(opened={**self._kept.opened, number: sites})
         return letters.Reveal(

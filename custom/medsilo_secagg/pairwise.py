@@ -98,8 +98,8 @@ def _hospitals_that_cannot(plan: Any) -> Iterable[str]:
     if min(named, participation.required) < LEAST_SEALED:
         yield (
             f"secure_aggregation.mode: {participation.required} hospitals are enough for this plan, and it needs "
-            f"{LEAST_SEALED} in every round: of two, each can tell the other's model from the sum; name more "
-            "hospitals, raise participation.minimum, or set secure_aggregation.mode=none"
+            f"{LEAST_SEALED} in every round, since each of two can calculate the other's model; name more hospitals, "
+            f"raise participation.minimum, or set secure_aggregation.mode=none"
         )
     if plan.transport.precision == "bfloat16":
         yield "transport.precision: masked numbers are integers, so bfloat16 only costs digits; set float32"

@@ -92,9 +92,9 @@ class MaskedSums:
         if not self._dealt or site not in self._offers:
             raise Refused(f"{site}: it is not in round {self.number}")
         if self._survivors or site in self._came:
-            raise Refused(f"{site}: it has sent what it sealed in round {self.number} twice, or too late")
+            raise Refused(f"{site}: it sent its masked numbers of round {self.number} twice, or too late")
         if set(sealed) != set(self._sums):
-            raise Refused(f"{site}: what it sealed lacks a block of round {self.number}, or has one too many")
+            raise Refused(f"{site}: its masked numbers lack a block of round {self.number}, or have one too many")
         came = {block.name: as_words(site, sealed[block.name], block.flat.words) for block in self.blocks}
         for name, words in came.items():
             np.add(self._sums[name], words, out=self._sums[name])
@@ -143,8 +143,8 @@ class MaskedSums:
         secret = combine(told, self.terms.threshold)
         if secret is None or not (added or masks.public_of(secret) == self._offers[site].offered.mask):
             raise ParticipationError(
-                f"secure aggregation: the shares of {site} do not make its masks, so the sum of round "
-                f"{self.number} cannot be opened; start the study again without it, or without who changed its shares"
+                f"secure aggregation: the sum of round {self.number} cannot be opened, because the shares of {site} "
+                f"are wrong; start the study again without that site"
             )
         return secret
 

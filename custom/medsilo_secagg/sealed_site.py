@@ -140,7 +140,7 @@ class SealedSite(UpdateCodec):
         """Return what came, with this site's own tensors in place of the means that it moves them towards."""
         held = ServerMessage.read(SERVER_SAYS, asked.secagg).held
         if not held.keys() <= groups.keys() or any(own.round > asked.round for own in held.values()):
-            raise Refused("the server: it tells of means that it does not send, or of a round to come")
+            raise Refused("the server: it names means that it does not send, or a later round")
         self._arrived = {
             name: self._pulled(name, held[name], own, modules) if name in held else own for name, own in groups.items()
         }
@@ -152,7 +152,7 @@ class SealedSite(UpdateCodec):
         phase = self.plan.course.phase_of(held.round)
         form = self.plan.sealed_forms(phase).get(name)
         if not isinstance(form, PullForm):
-            raise Refused("the server: it tells of a mean that this site moves nothing towards")
+            raise Refused("the server: it sends a mean that this site does not use")
         mine = views(phase.sent, modules)[name]
         floats = {other: tensor for other, tensor in mine.items() if tensor.is_floating_point()}
         check_forms({name: mean}, {name: floats})
@@ -167,7 +167,7 @@ class SealedSite(UpdateCodec):
     def _current(self, told: ServerMessage) -> _Seat:
         seat = self._seat()
         if seat is None or seat.agreement.mark != told.current:
-            raise Refused("this site has not the keys that the server goes on with; stop the study and resume it")
+            raise Refused("this site lacks the keys of the server's round; stop the study and resume it")
         return seat
 
     def _seat(self) -> _Seat | None:

@@ -33,13 +33,13 @@ class Terms:
             raise PlanError("secure aggregation: the sites must be in sorted order, each once")
         if not LEAST <= count <= MOST_SITES:
             raise PlanError(
-                f"secure aggregation: {count} sites; it needs {LEAST} to {MOST_SITES}: of two hospitals, each can "
-                "tell the other's model from the sum"
+                f"secure aggregation: {count} sites; it needs {LEAST} to {MOST_SITES}, because each of two hospitals "
+                f"can calculate the other's model from the sum"
             )
         if not count < 2 * self.threshold <= 2 * count:
             raise PlanError(
                 f"secure aggregation: threshold {self.threshold}; for {count} sites it must be {count // 2 + 1} to "
-                f"{count}: then some hospital has helped with both of any two sums of a round, and refuses one"
+                f"{count}, so that no two different sums of a round can be opened"
             )
 
     @cached_property

@@ -28,7 +28,7 @@ class SeriesPredictor(Predictor):
         task = self.source.plan.task
         assert isinstance(task, SeriesFolder)
         if not (given := self.files(KINDS)):
-            raise MedsiloError(f"there are no recordings; give files ({', '.join(KINDS)}), or folders with such")
+            raise MedsiloError(f"no recordings; give files ({', '.join(KINDS)}), or folders that hold them")
         scales = self.scales(lambda: task.scales_of([]))
         rows = self.predict_rows(given, lambda path: _predicted(self, task, path, scales), COLUMNS)
         files.write_csv(self.out / RECORDINGS, list(_means(rows, task)), ("recording", "patient"))

@@ -86,8 +86,8 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
     if dealt:
         hospitals, entries = tuple(sorted({entry.site for entry in listings[""].entries})), listings[""].entries
         listings = {site: CaseIndex([one for one in entries if one.site == site]) for site in hospitals}
-    by_folder = bool(source.recordings) and not source.recording_columns.label
-    if source.recordings and not source.recording_columns.patient:
+    by_folder = not table.is_file() and not source.recording_columns.label
+    if not table.is_file() and not source.recording_columns.patient:
         called = {site: [one.name for one in own.entries] for site, own in listings.items()}
         patient = folder.patient_in(called, by_folder)
         source = source.model_copy(update={"patient": patient})
@@ -114,8 +114,8 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         )
     if len(labels) < 2:
         raise DataError(
-            f"read as recordings, all files here have one label, {next(iter(labels), 'none')}: add the others, or a "
-            "column; a table with a line for each patient is task table's (docs/start/your-data.md)"
+            f"all recordings have one label, {next(iter(labels), 'none')}; add recordings of other labels, or a "
+            f"column of labels. A table with a line per patient needs task table"
         )
     rates = [one.rate for one in every if one.rate]
     return SeriesFacts(
@@ -162,11 +162,9 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[st
     if len(endings) > 1:
         raise DataError(f"recordings have several endings, {', '.join(sorted(endings))}; keep one kind in the folder")
     ending = endings.pop()
-    found = {} if table.is_file() else {"recordings": f"**/*{ending}"}
     if ending in waves.ENDINGS:
-        return found, waves.wave_of(folder / names[0]).names
-    own, signals = _columns(folder / names[0], table.is_file())
-    return found | own, signals
+        return {}, waves.wave_of(folder / names[0]).names
+    return _columns(folder / names[0], table.is_file())
 
 
 def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -220,14 +218,14 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
     labels = sorted(set(words.values()))
     if len(labels) < FEWEST:
         raise DataError(
-            f"no two labels are of patients enough, so they may be names: {len(seen.labels)} labels {seen.where}; "
-            "bring more patients of each, or put rare ones together"
+            f"too few patients have each label, so labels may be names: {len(seen.labels)} labels {seen.where}; add "
+            f"patients of each, or combine rare labels"
         )
     counts = folder.counted(words, seen.labels, labels)
-    by_time = "by the times of the recordings" if seen.rate else "a guess, as no column tells time: correct it"
+    by_time = "by the times of the recordings" if seen.rate else "a guess, as no column has times: correct it"
     gaps = f"{seen.gaps} of {seen.opened} recordings have gaps or missing values" if seen.gaps else "none has gaps"
     plan = {
-        "task.signals": (list(seen.signals), "all columns of numbers, in turn: leave out what tells the answer"),
+        "task.signals": (list(seen.signals), "all columns of numbers, in turn: leave out those that reveal the answer"),
         "task.labels": (labels, f"{seen.where}, with their patients: {counts}"),
         "task.rate": (seen.rate or USUAL_RATE, f"steps in a second, {by_time}"),
         "task.window": (window, why),
@@ -257,7 +255,6 @@ def _window(seen: SeriesFacts) -> tuple[int, str]:
 
 
 WHY: Mapping[str, str] = {
-    "recordings": "the text that * matches is a recording's name",
     "table": "a line per recording",
     "columns": "what these are called there: a guess by the names; correct it",
     "recording_columns": "what these are called in the recordings, by their names: correct what is guessed wrong",

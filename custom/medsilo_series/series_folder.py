@@ -75,11 +75,11 @@ class SeriesFolder(SignalFolder):
 
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.images or source.labels:
-            raise DataError("data: recordings have no images or labels; name files under data.recordings")
+            raise DataError("data: recordings have no images or labels; leave these keys out, or name a data.table")
         if source.each_alone and source.recording_columns.patient:
             raise DataError(
-                "data.recording_columns.patient: a file is read or left out as a whole, so one patient in it could "
-                "change what is read of the others; write a file for each patient where the plan promises privacy"
+                "data.recording_columns.patient: under privacy a file must hold one patient, because a fault in it "
+                "leaves out all others; write one file per patient"
             )
         listing = CaseIndex.of_recordings(source, folder)
         reader, known = Reader(self.limits, source), self.known_labels(source)

@@ -106,7 +106,7 @@ def _line(words: Sequence[str]) -> _Line:
     number = float(gain or 0) or GAIN
     zero = float(baseline.rstrip(")")) if baseline else float(told[2])
     if not (math.isfinite(number) and math.isfinite(zero)):
-        raise ValueError("a gain that is none")
+        raise ValueError("a gain that is zero or not a number")
     return _Line(words[0], form, number, zero, " ".join(words[8:]) or words[0], int(skipped or 0))
 
 

@@ -33,7 +33,7 @@ class ConDistFL(FedAvg):
     def check_task(self, task: Task) -> None:
         if task.goal.overlaps:
             raise PlanError(
-                f"algorithm.name: {self.name} shares a place out among structures, and regions overlap; choose fedavg"
+                f"algorithm.name: {self.name} needs structures that do not overlap, and regions do; choose fedavg"
             )
 
     def work(self, bench: TrainContext) -> float:

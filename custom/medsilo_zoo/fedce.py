@@ -55,7 +55,7 @@ class FedCE(WeighingMethod):
             personal=True,
             ranges=lambda modules, task: dict.fromkeys(("missed", "share"), (0.0, 1.0)),
             disclosure_notes=lambda tensors: [
-                "contribution: in every round 1 minus the mean score over the validation cases, as it is told, of the "
+                "contribution: in every round 1 minus the mean disclosed score over the validation cases of the "
                 "shared models without this site's part in them; each round adds one score to that mean"
             ],
         )
@@ -70,8 +70,7 @@ class FedCE(WeighingMethod):
             score = bench.told_score(without(bench.modules["model"], bench.modules["sent"], share))
             if score is None:
                 raise Refused(
-                    "fedce weighs hospitals by scores over their validation cases, which this one does not tell; "
-                    "choose fedavg"
+                    "fedce weights hospitals by validation scores, which this one does not disclose; choose fedavg"
                 )
             numbers["scores"].add_(score)
             numbers["rounds"].add_(1)

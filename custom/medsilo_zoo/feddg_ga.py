@@ -51,7 +51,7 @@ class FedDGGA(WeighingMethod):
             ranges=lambda modules, task: {"gap": (-WIDEST, WIDEST)},
             disclosure_notes=lambda tensors: [
                 "gap: in every round, how much larger the mean loss over all training cases is under the shared model "
-                "than under this site's own, from losses as they are told; 0 where none is"
+                "than under this site's own, from disclosed losses; 0 where none is"
             ],
             average=Average("the difference of two mean losses over a site's training cases", lambda cases, _: cases),
         )

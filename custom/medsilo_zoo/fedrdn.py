@@ -179,8 +179,8 @@ class FedRDN(Averaging):
             disclosure_notes=lambda tensors: [
                 "channels: all other hospitals of the study are given them, too, in the clear"
             ],
-            undefended="mixing: each hospital alone tells of its images, so no robust rule can hold for fedrdn's "
-            "statistics; use fedavg or fedbn",
+            undefended="mixing: no robust rule covers fedrdn's statistics, since only a hospital knows its images; "
+            "use fedavg or fedbn",
         )
         everyones = Group(CHANNELS, tables, site_mean, "down", arrived=share_out)
         model = Group("model", network("model"), self.mean)

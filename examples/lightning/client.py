@@ -1,12 +1,11 @@
 """Lightning's trainer trains each network of the method."""
 
 import lightning
-import nvflare.client as flare
 import torch
 from model import Net, data_of
 from torch.utils.data import DataLoader
 
-from medsilo.client import join
+import medsilo.client as flare
 
 
 def main() -> None:
@@ -17,16 +16,16 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     rows, labels = test_set.tensors
 
-    site = join(model, optimizer, loader, evaluate=lambda net: (net(rows).argmax(1) == labels).float().mean().item())
-    while site.is_running():
-        site.receive()
-        for net, step in site.networks():
+    flare.join(model, optimizer, loader, evaluate=lambda net: (net(rows).argmax(1) == labels).float().mean().item())
+    while flare.is_running():
+        flare.receive()
+        for net, step in flare.networks():
             net.configure_optimizers = lambda step=step: step  # Lightning steps with the method's optimizer
             trainer = lightning.Trainer(
                 max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
             )
             trainer.fit(net, loader)
-        site.send()
+        flare.send()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """A MONAI training script, for HarmoFL and for FedSM alike."""
 
-import nvflare.client as flare
 import torch
 from model import images_of, unet
 from monai.data import DataLoader, Dataset
@@ -9,7 +8,7 @@ from monai.metrics import DiceMetric
 from monai.networks.utils import one_hot
 from torch import nn
 
-from medsilo.client import join
+import medsilo.client as flare
 
 
 def main() -> None:
@@ -39,7 +38,7 @@ def main() -> None:
 
             step.step(closure)
 
-    site = join(
+    flare.join(
         model,
         optimizer,
         train_loader,
@@ -47,12 +46,12 @@ def main() -> None:
         test=lambda net: evaluate(net, test_loader),
         validation=validation_loader,
     )
-    while site.is_running():
-        site.receive()
-        for net, step in site.networks():  # one for HarmoFL; the global and the personal model for FedSM
+    while flare.is_running():
+        flare.receive()
+        for net, step in flare.networks():  # one for HarmoFL; the global and the personal model for FedSM
             net.train()
             train_one_epoch(net, step)
-        site.send()
+        flare.send()
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
 import argparse
 from pathlib import Path
 
-import nvflare.client as flare
 import torch
 from model import Net, patients_of, studies
 from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from medsilo.client import join
+import medsilo.client as flare
 
 
 def main() -> None:
@@ -29,16 +28,16 @@ def main() -> None:
         rows, deaths = patients.tensors
         return {"auc": roc_auc_score(deaths, net(rows).softmax(1)[:, 1])}
 
-    site = join(model, optimizer, loader, evaluate=evaluate, test=lambda net: evaluate(net, test_set))
-    while site.is_running():
-        site.receive()
-        for net, step in site.networks():
+    flare.join(model, optimizer, loader, evaluate=evaluate, test=lambda net: evaluate(net, test_set))
+    while flare.is_running():
+        flare.receive()
+        for net, step in flare.networks():
             net.train()
             for rows, deaths in loader:
                 step.zero_grad()
                 loss(net(rows), deaths).backward()
                 step.step()
-        site.send()
+        flare.send()
 
 
 if __name__ == "__main__":

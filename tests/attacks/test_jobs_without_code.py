@@ -71,6 +71,7 @@ def test_no_class_that_the_examples_list_reaches_the_hospitals_settings(wary: Co
     assert "has not approved plan" in why(wary, "refused")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("attacked")
 def test_a_hospital_whose_settings_vanish_or_change_runs_nothing(wary: Consortium, tmp_path: Path) -> None:
     """A hospital that lists such a class all the same: what the class does to its settings stops every study there."""

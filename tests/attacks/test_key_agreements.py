@@ -79,7 +79,7 @@ def test_certificates_that_nvflare_signs_on_request_are_hospitals_where_they_say
         me.check("site-0", own.certificates, own.sign(b"this"), b"this")
     for role in ("server", "lead", "org_admin", "member", "project_admin"):
         own = certified("site-0", role=role)
-        with pytest.raises(Refused, match=f"site-0: its certificate is no hospital's, it says {role}"):
+        with pytest.raises(Refused, match=f"site-0: its certificate is not a hospital's, but {role}"):
             me.check("site-0", own.certificates, own.sign(b"this"), b"this")
 
 

@@ -119,7 +119,7 @@ def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_
 def test_a_ledger_from_before_the_kit_goes_on_when_the_engineer_says_so(tmp_path: Path, kit: Path) -> None:
     filled(tmp_path)
     own = Ledger(tmp_path, DATA, KEY, kit)
-    with pytest.raises(MedsiloError, match="which is the kit's where there is one"):
+    with pytest.raises(MedsiloError, match="the kit's"):
         own.standing()
     assert own.accept() and own.standing().epsilon(1e-5) == cost(3)
 
@@ -169,7 +169,7 @@ def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path)
     elsewhere = {**head, "began": "5" * 64}
     known = [first.facts["ledger"], invented, elsewhere]
     two.answer(ask(place.plan, weights(two), 1, ledgers=known))  # nothing that it signed is missing
-    with pytest.raises(Refused, match="lines were told to a server, and"):
+    with pytest.raises(Refused, match="lines, and here are"):
         two.answer(ask(place.plan, weights(two), 2, ledgers=[head]))
     account = ledger_of(two.participant.trainer.protection.book, two.participant.trainer.protection.asker.data, files)
     account.accept()
@@ -212,8 +212,8 @@ def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> N
             1,
         )
     assert told[:3] == [["own"]] * 3
-    assert told[3][1].startswith("its privacy ledger had 4 lines and now has 3 others")
-    assert told[4][1].startswith("it uses a privacy ledger that this server does not know")
+    assert told[3][1].startswith("its privacy ledger had 4 lines")
+    assert told[4][1].startswith("it uses a privacy ledger")
     assert "ledgers" not in sends.asked[0] and sends.asked[2]["ledgers"] == [heads[1]]
     with pytest.raises(Refused, match="lines"):
         LedgerWatch(Sends({**fresh, "lines": "4"}), tmp_path / LEDGER_HEADS).ask(
@@ -231,11 +231,11 @@ def test_a_whole_study_after_the_ledger_was_put_back_says_so(photos: Path, tmp_p
     inprocess.run(plan, folder=tmp_path / "two", settings=own)
     shutil.rmtree(ledger)
     shutil.copytree(tmp_path / "earlier", ledger)
-    with pytest.raises(MedsiloError, match="lines were told to a server"):
+    with pytest.raises(MedsiloError, match="a server knows"):
         inprocess.run(plan, folder=tmp_path / "three", settings=own)
     shutil.rmtree(ledger)
     summary = inprocess.run(plan, folder=tmp_path / "four", settings=own).summary
-    assert "a privacy ledger that this server does not know" in summary.sites["a"].warnings["join"][-1]
+    assert "a privacy ledger" in summary.sites["a"].warnings["join"][-1]
 
 
 # ---------------------------------------------------------------------------------------------------- for people

@@ -34,7 +34,7 @@ from medsilo.tasks.splits import part_alone
 from tests import inprocess
 from tests.conftest import slow_but
 from tests.dicoms import write_segmentation, write_series
-from tests.hospital import Volume, affine_of, write_pixels, write_volume
+from tests.hospital import Volume, affine_of, split_of, write_pixels, write_volume
 
 SITES = ["a", "b"]
 ODD = "a-odd"  # before all others, so that they move up when this one leaves
@@ -197,7 +197,7 @@ SIGNALS = [{"name": "x", "mean": 0.0, "deviation": 1.0}]
 SERIES = {
     "name": "series-folder", "signals": SIGNALS, "labels": ["0", "1"], "rate": 10, "window": 8, "standardise": "plan",
 }  # fmt: skip
-RECORDED = {"recordings": "*.csv", "patient": "^(.*)_", "recording_columns": {"time": "t", "label": "doing"}}
+RECORDED = {"patient": "^(.*)_", "recording_columns": {"time": "t", "label": "doing"}}
 OF_NAMES = {"patient": "^(.*)_"}
 CLASSES = {"table": "classes.csv"}
 PHOTOS = {"name": "image-folder", "kind": "classification", "labels": ["no", "yes"], "size": [16, 16]}
@@ -289,14 +289,14 @@ class Sums:
         return [float((own - other).norm()) for own, other in zip(self.exact, self.first.exact, strict=True)]
 
 
-def split_with(part: str) -> int:
-    """Return a number of a hospital's own under which the odd patient is in a part, and none is empty."""
-    for number in range(1000):
-        own = {person: part_alone(person, SHARES, number) for person in PEOPLE}
+def key_with(part: str) -> str:
+    """Return a hospital's key under which the odd patient is in a part, and none is empty."""
+    for key in (f"{number:064x}" for number in range(1000)):
+        own = {person: part_alone(person, SHARES, split_of(key)) for person in PEOPLE}
         others = {own[person] for person in PEOPLE if person != ODD}
         if own[ODD] == part and len(others) == 3:
-            return number
-    raise AssertionError("no such number")
+            return key
+    raise AssertionError("no such key")
 
 
 def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sums: Sums) -> Sums:
@@ -305,17 +305,17 @@ def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sum
     for site, lacking in zip(SITES, (left, OTHERS), strict=True):
         setting.write(data / site, lacking)
         (root / "records" / site).mkdir(parents=True)
-        (root / "records" / site / "key").write_text("5e" * 32)  # both hospitals are one, with one secret
+        (root / "records" / site / "key").write_text(key_with(part))  # both hospitals are one, with one secret
         place = site_folder(root / "study", site)
         place.mkdir(parents=True)
         (place / NOISY_COUNTS).write_text(json.dumps({"draw": "x", "counts": COUNTS}))
     plan = setting.plan(unit)
     if "pretrained" in plan.build_networks():
         save_tensors(data / "pretrained.safetensors", dict(plan.build_networks()["pretrained"].state_dict()))
-    described = {"folder": str(data), "split": split_with(part), **setting.data}
-    own = {"device": "cpu", "state_dir": str(root / "records"), "data": described, "min_cases_per_average": 1}
-    own["quotas"] = {"min_training_cases": 1}
+    described = {"folder": str(data), **setting.data}
+    own = {"device": "cpu", "state_dir": str(root / "records"), "data": described, "min_patients_per_metric": 1}
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("medsilo.site.settings.LEAST_AVERAGED", 1)
         patch.setattr(NoiseSource, "with_normal", lambda *given: sums.told(*given))
         summary = inprocess.run(plan, folder=root / "study", settings=make_settings(own, "a test")).summary
     assert summary.finished, summary.stopped
@@ -451,10 +451,10 @@ def test_every_method_that_is_private_is_compared() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("table", {"standardise": "site"}, "one patient changes all others' inputs; give public numbers"),
-        ("table-mean", {"standardise": "none"}, "task.standardise=plan, with mean and deviation of each column"),
+        ("table", {"standardise": "site"}, "give public numbers"),
+        ("table-mean", {"standardise": "none"}, "task.standardise=plan"),
         ("table-mark", {"standardise": "none"}, "one patient changes all others' inputs"),
-        ("series", {"standardise": "site"}, "task.standardise=plan, with mean and deviation of each signal"),
+        ("series", {"standardise": "site"}, "task.standardise=plan"),
         ("photos", {"partition": {}}, "task.partition deals patients by their number"),
         ("photos", {"fold": {"number": 1, "of": 5}}, "task.fold deals patients in turn"),
         ("table", {"kind": "survival"}, "no bound holds for one"),
@@ -470,7 +470,7 @@ def test_a_task_that_derives_from_a_private_one_has_to_say_so_itself() -> None:
     class Other(TASKS["image-folder"]):  # type: ignore[misc]
         """Does whatever else."""
 
-    assert "does not say what it computes across patients" in Other().not_private
+    assert "computes across patients" in Other().not_private
 
 
 def test_patients_that_nothing_names_are_not_protected_by_their_lines(tmp_path: Path) -> None:
@@ -490,8 +490,8 @@ def test_scores_of_a_model_that_learns_by_exact_steps_are_refused() -> None:
 
 def test_a_file_of_several_patients_is_refused(tmp_path: Path) -> None:
     inside = {"time": "t", "label": "doing", "patient": "who"}
-    several = replace(SETTINGS["series"], data={"recordings": "*.csv", "recording_columns": inside})
-    with pytest.raises(MedsiloError, match="write a file for each patient"):
+    several = replace(SETTINGS["series"], data={"recording_columns": inside})
+    with pytest.raises(MedsiloError, match="write one file per patient"):
         study(tmp_path, several, "patient", set(), "train", Sums())
 
 

@@ -41,7 +41,7 @@ class LyingServer(Scripted):
     """Carries the server's requests to real hospitals: round 2 begins with what round 1 began with, without d."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        settings = SiteSettings(device="cpu", min_cases_per_average=1)
+        settings = SiteSettings(device="cpu", public_data=True)
         super().__init__(sites_of(plan, folder, HOSPITALS, settings=settings), self.lie)
         self.first: dict[str, Model] = {}
         self.trained: Model = {}  # d's model of round 1, which no server should know

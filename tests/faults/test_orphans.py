@@ -87,7 +87,7 @@ def killed(process: subprocess.Popen, sign: signal.Signals, folder: Path, most: 
 @pytest.mark.parametrize(
     ("moment", "sign"),
     [
-        ("before the sites are there", signal.SIGKILL),
+        pytest.param("before the sites are there", signal.SIGKILL, marks=pytest.mark.long),
         ("in a round", signal.SIGTERM),
         pytest.param("before the sites are there", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("in a round", signal.SIGKILL, marks=pytest.mark.long),
@@ -107,7 +107,7 @@ def test_the_simulator_ends_with_its_command(moment: str, sign: signal.Signals, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_the_runs_of_a_comparison_end_with_it(sign: signal.Signals, tmp_path: Path) -> None:
     arguments = ["--task", "synthetic-activity", "--methods", "local,fedavg", "--seeds", "0", "--set", LONG]
     arguments += ["--set", "task.persons=8", "--set", "task.windows=10"]

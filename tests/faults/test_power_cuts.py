@@ -31,8 +31,7 @@ from tests.conftest import SITES, make_plan
 from tests.powercut import Cut, Disk
 from tests.unit.test_participant import SMALL, assert_same_run, planned
 
-CUTS = 40  # of each of the five writers, in the default suite
-MANY = 1000
+CUTS, MORE, MANY = 40, 200, 1000  # of each of the five writers: at every change, at the gate and at night
 KEY_OF = "this hospital's test"
 
 
@@ -49,7 +48,9 @@ def cut_often(count: int, folder: Path, write: Callable[[Disk], None], read: Cal
             raise AssertionError(f"cut {cut.number}, after operation {cut.after}: {error!r}") from error
 
 
-often = pytest.mark.parametrize("count", [CUTS, pytest.param(MANY, marks=pytest.mark.slow)])
+often = pytest.mark.parametrize(
+    "count", [CUTS, pytest.param(MORE, marks=pytest.mark.slow), pytest.param(MANY, marks=pytest.mark.long)]
+)
 
 
 def last(values: list[int]) -> int:

@@ -221,7 +221,7 @@ def test_missing_data_end_in_seconds_with_the_cause(tmp_path: Path, capsys: pyte
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_could_not_start_leaves_its_name_free(tmp_path: Path) -> None:
     """Before NVFlare starts, while it starts, and when no site joins; its log stays."""
     plan, run = make_plan("fedavg", "training.rounds=1", sites=ONE), tmp_path / "runs" / "run"
@@ -250,7 +250,7 @@ def take_ports(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, after:
     monkeypatch.setenv("TAKEN_AFTER", str(after))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("after", [pytest.param(0.0, marks=pytest.mark.long), 1.0])
 def test_a_port_that_another_program_took_costs_nothing(
     after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -269,6 +269,6 @@ def test_a_port_that_another_program_took_costs_nothing(
 def test_a_site_that_never_begins_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take_ports(tmp_path / "taken", monkeypatch, 100, 0.0)
     started = time.monotonic()
-    with pytest.raises(MedsiloError, match="1 of 2 sites answered.*hospital-b lost: its process died"):
+    with pytest.raises(MedsiloError, match="1 of 2 sites.*hospital-b lost: its process"):
         simulator.run(make_plan("fedavg", sites=TWO), tmp_path / "run", CPU)
     assert time.monotonic() - started < 60  # each would have 120 s to answer

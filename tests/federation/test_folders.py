@@ -1,4 +1,4 @@
-"""Hospitals with volumes of their own, through the simulator, to masks on their own grids."""
+"""Hospitals with volumes of their own, from their files to masks on their own grids."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,9 @@ import pytest
 import SimpleITK
 
 from medsilo.cli import main
-from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings, make_settings
 from tests import inprocess
-from tests.federation.test_simulator import assert_same_outcome
 from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume
 
 HOSPITALS = {  # shape, spacing, axes as they are stored
@@ -61,10 +59,8 @@ def test_three_hospitals_of_different_spacing_end_with_masks_on_their_own_grids(
         plan_of("fedavg", 4, features=[8, 16]),
         SiteSettings(device="cpu", data=data, min_patients_per_metric=1),
     )
-    run = tmp_path / "simulator"
-    simulator.run(plan, run, settings)
-    inprocess.run(plan, folder=tmp_path / "loop", settings=settings)
-    assert_same_outcome(tmp_path / "loop", run)
+    run = tmp_path / "run"
+    inprocess.run(plan, folder=run, settings=settings)
     for site, (shape, spacing, stored_as) in HOSPITALS.items():
         (tmp_path / site).mkdir()
         values, mask = ball(shape, spacing, 999)  # of nobody who trained
@@ -93,7 +89,7 @@ def test_methods_that_look_at_cases_take_pieces_of_volumes(
     plan = plan_of(method, 1, **network).with_changes(["training.local_epochs=1"])
     if method == "adafed":
         plan = plan.with_changes(["algorithm.pretraining.epochs=1"])
-    settings = SiteSettings(device="cpu", data=data, min_cases_per_average=1, min_patients_per_metric=1, pictures=True)
+    settings = SiteSettings(device="cpu", data=data, public_data=True, min_patients_per_metric=1, pictures=True)
     run = inprocess.run(plan, folder=tmp_path / "run", settings=settings)
     assert run.summary.status == "finished"
     scores = [site.test["dice"] for site in run.summary.sites.values()]

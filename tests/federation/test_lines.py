@@ -143,7 +143,7 @@ def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:
     assert lines[5.0].late() < 2.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.long)], ids=["silent", "closed"])
 def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, closes: bool) -> None:
     """With the defaults, under which it took up to a minute. A line that closes loses what was on its way, and no more:
@@ -184,7 +184,7 @@ def test_a_slow_line_is_not_asked_twice(cells: Cells, monkeypatch: pytest.Monkey
     assert 1 < (cells.relay.up.passed - before) / large.size() < 1.02
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     """36 pieces over 200 ms each way, which alone take 14 s one after the other."""
     line, sent = Line(rate=8e6, delay=0.2), {"w": torch.arange(1_800_000.0)}
@@ -204,7 +204,7 @@ def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pieces, ways", [(1, 4), (3, 6)])
+@pytest.mark.parametrize("pieces, ways", [pytest.param(1, 4, marks=pytest.mark.long), (3, 6)])
 def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch, pieces: int, ways: int) -> None:
     """One second each way: the answer, requests, pieces, the receipt, and two for what is behind the second piece.
 

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 LONG = ["training.rounds=1", "training.local_epochs=90", "task.patients=12", "task.size=32"]
 
 
+@pytest.mark.long
 def test_a_simulation_is_never_silent_for_ten_seconds(tmp_path: Path, root: Path) -> None:
     command = [sys.executable, "-m", "medsilo.cli", "run", "fedavg", "--out", str(tmp_path), "--name", "run"]
     (own := tmp_path / "config" / SITES[1]).mkdir(parents=True)  # a site with settings of its own

@@ -36,7 +36,7 @@ def test_private_simulator_equals_the_loop(method: str, threads: int | None, tmp
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
     plan = promised("ditto", *SAMPLED, f"participation.sites=[{SITES[0]}]")
     inprocess.run(plan, folder=tmp_path / "loop", settings=CPU)

@@ -10,13 +10,8 @@ from tests.conftest import make_plan
 from tests.federation.test_simulator import CPU, assert_same_outcome
 
 
-@pytest.mark.parametrize(
-    "method, threads",
-    [
-        pytest.param("fedavg", 1, marks=pytest.mark.long),
-        pytest.param("fedsm", None, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("method, threads", [("fedavg", 1), ("fedsm", None)])
 def test_sealed_simulator_equals_the_loop(method: str, threads: int | None, tmp_path: Path) -> None:
     plan = make_plan(method, "secure_aggregation.mode=pairwise")
     inprocess.run(plan, folder=tmp_path / "loop")

@@ -12,12 +12,10 @@ from medsilo.runs import paths
 from tests.conftest import FEDSM, METHODS, PLAIN, SITES, make_plan
 from tests.sites import CPU
 
-# One that needs most is tried at every change, one with the slow tests, by three sites, and all before a release.
+# One that needs most is tried at every change, and all before a release.
 FIRST = ["fedsm-extra"]
 KINDS = ["adafed", "scaffold"]
-MARKS = {method: pytest.mark.slow if method == "adafed" else pytest.mark.long for method in METHODS}
-BY_KIND = [method if method in FIRST else pytest.param(method, marks=MARKS[method]) for method in METHODS]
-FROM_DISK = ["fedsm-extra"]
+BY_KIND = [method if method in FIRST else pytest.param(method, marks=pytest.mark.long) for method in METHODS]
 # of no interest here; masks, and names of attempts, are drawn in every run
 OWN_FILES = (paths.STATE_FILES, paths.SEALED, paths.ANSWER_FILES)
 
@@ -72,10 +70,7 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
 @pytest.mark.first
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param(method, marks=pytest.mark.slow if method in FROM_DISK else pytest.mark.long)
-        for method in sorted({*FIRST, *KINDS, *PLAIN})
-    ],
+    sorted({*FIRST, *KINDS, *PLAIN}),
 )
 def test_one_thread_for_all_sites_equals_the_loop(method: str, tmp_path: Path) -> None:
     """NVFlare then makes a new process for every task: a site's state must come from its disk.

@@ -151,7 +151,7 @@ def test_refusals_and_answers_that_are_no_parcel_carry_their_reason(server: Serv
     assert not got
     assert {gone.kind for gone in missing.values()} == {"refused"}
     assert missing["hospital-a"].reason == "the disk of this site is full"
-    assert "no parcel" in missing["hospital-b"].reason
+    assert "not a message of medsilo" in missing["hospital-b"].reason
     assert ReturnCode.EXECUTION_RESULT_ERROR in missing["hospital-c"].reason
     assert not any(gone.passing for gone in missing.values())
     missing, _ = ask(server, die)

@@ -31,7 +31,7 @@ def weights_of(method: str = "fedavg", **settings: str) -> torch.Tensor:
 def test_the_device_that_is_asked_for_is_taken(device: str) -> None:
     assert Compute.choose(device).device.type == device
     assert Compute.choose("auto").device.type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(MedsiloError, match="this machine shows"):
+    with pytest.raises(MedsiloError, match="this machine has"):
         Compute.choose(f"cuda:{torch.cuda.device_count()}")
 
 

@@ -41,7 +41,7 @@ KINDS = {
     "tables": [],
     "private": [*PICTURES, "privacy.epsilon=50", "privacy.delta=0.001", "network.norm=group"],
 }
-CARD = SiteSettings(device="cuda", min_cases_per_average=1)
+CARD = SiteSettings(device="cuda", public_data=True)
 METHODS = ["fedavg", "fedprox", "scaffold", "harmofl", "fedsm", "ditto", "moon", "fedrdn", "feddyn", "condistfl"]
 
 

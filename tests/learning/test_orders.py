@@ -105,6 +105,7 @@ def test_alone_is_better_than_chance(design: str, least: float, seed: int) -> No
 
 
 # ---------------------------------------------------------------------------------------------------- longer
+@pytest.mark.long
 @every_seed
 def test_where_devices_differ_batch_norm_of_ones_own_is_better(seed: int) -> None:
     """Design C4 of the benchmarks: FedBN above FedAvg in every seed. Measured after 12 rounds: +6.8, +16.1, +14.2;

@@ -202,7 +202,7 @@ class Consortium:
         self.end(*self.processes.values())
 
     @staticmethod
-    def end(*processes: subprocess.Popen) -> None:
+    def end(*processes: subprocess.Popen | psutil.Process) -> None:
         """End these processes and their children."""
         family = []
         for process in processes:

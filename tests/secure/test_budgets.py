@@ -32,13 +32,13 @@ def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_pa
             status = pair.run(tmp_path / study)
             summary = read_summary(pair.kit(SERVER) / "medsilo" / study)
             assert (status == "FINISHED:COMPLETED") == (study == "within"), summary
-        assert "needs 4 answers with scores over validation cases of this hospital, which has 2 left" in summary.reason
+        assert "needs 4 answers with scores over validation cases" in summary.reason
         book = QueryBudget(pair.kit(HOSPITAL) / "medsilo/_hospital" / HOSPITAL)
         ((asker, count),) = book.counts().items()
         assert asker.lead == LEAD and asker.study == "within"
         assert count.answered == {"train": 2, "validation": 3, "test": 1}
         audit = "\n".join(path.read_text() for path in pair.kit(HOSPITAL).rglob("audit.log"))
-        assert "medsilo refused: the study needs 4 answers with scores over validation cases" in audit
+        assert "medsilo refused: the study needs 4 answers" in audit
     finally:
         local.write_text(before)
 

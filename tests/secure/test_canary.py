@@ -32,7 +32,8 @@ def test_a_canary_says_of_each_hospital_whether_it_is_ready(
         return code, json.loads(capsys.readouterr().out)["hospitals"]
 
     try:
-        local.write_text(yaml.safe_dump((yaml.safe_load(before) or {}) | {"data": {"folder": str(data)}}))
+        described = {"data": {"folder": str(data), "images": "*.png"}}
+        local.write_text(yaml.safe_dump((yaml.safe_load(before) or {}) | described))
         code, found = sent()
         assert code == 0 and set(found) == {ONE, OTHER}
         assert [found[site]["data"] for site in (ONE, OTHER)] == ["not set", "readable"]
@@ -44,9 +45,6 @@ def test_a_canary_says_of_each_hospital_whether_it_is_ready(
         assert code == 1 and found[ONE]["ready"]
         assert found[OTHER]["reached"] and "data" in found[OTHER]["reason"]
         assert not found[SITES[2]]["reached"]
-        local.write_text(yaml.safe_dump((yaml.safe_load(before) or {}) | {"device": "cuda:7"}))
-        code, found = sent()
-        assert code == 1 and found[ONE]["ready"] and "cuda:7" in found[OTHER]["reason"]
     finally:
         local.write_text(before)
-    assert sum("\tbegan\t" in line for line in event_reading.read(pair.kit(SERVER))) >= 3
+    assert sum("\tbegan\t" in line for line in event_reading.read(pair.kit(SERVER))) >= 2

@@ -19,7 +19,7 @@ import yaml
 from medsilo import cli
 from tests.secure.consortium import SERVER, Consortium, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("guides")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("guides")]
 LEAD, HOSPITALS = "lead@clinic.example", {"st-anna": "strict-hospital", "university-clinic": "teaching-hospital"}
 CONSORTIUM = "docs/study/consortium.md"
 ABORT = "medsilo cancel <id> --kit ..."

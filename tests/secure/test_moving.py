@@ -1,7 +1,9 @@
 """A server that stands up again from its backup, on another place: studies are there, expelled hospitals stay out."""
 
 import json
+import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,15 @@ from medsilo.core.files import load_tensors, write_json
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.flare.leftovers import storage_of, studies_of
+from medsilo.runs.reading import read_summary
+from medsilo.runs.record import Record
+from medsilo_lab.consortium import lead as lead_of
 from medsilo_lab.consortium.lead import connected
 from tests.conftest import SITES, make_plan
+from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, SERVER, Consortium, provision, wait_until
+from tests.secure.test_mutual_tls import gathered
+from tests.secure.test_resume import ended
 
 STAYS, GOES = SITES[:2]
 ADMIN = "admin@consortium.org"
@@ -29,7 +37,7 @@ def with_admin(file: Path, kits: Path) -> None:
     provision(file, kits)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +87,58 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
         consortium.stop()
 
 
+@pytest.fixture(scope="module")
+def losing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+    """A federation whose server is lost and restored."""
+    consortium = Consortium(tmp_path_factory.mktemp("losing"), dict.fromkeys((STAYS, GOES), "teaching-hospital"))
+    for site in consortium.hospitals:
+        (consortium.kit(site) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
+    try:
+        consortium.start()
+        yield consortium
+    finally:
+        consortium.stop()
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("losing")
+@pytest.mark.parametrize("method", ["fedbn", "fedsm", "adafed"])
+def test_a_study_goes_on_in_a_server_that_was_restored_in_its_middle(
+    method: str, losing: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The backup is of round 10, the hospitals have done more: they go back to that round's state, and say so."""
+    server, lead, rounds = losing.kit(SERVER), losing.kit(LEAD), 30
+    plan = make_plan(method, "task.persons=6", f"training.rounds={rounds}", sites=losing.hospitals)
+    inprocess.run(plan, folder=tmp_path / "loop")
+    write_job(tmp_path / "job", plan, study=method)
+    record = Record(server / "medsilo" / method)
+    job = lead_of.submit(tmp_path / "job", lead, print)
+
+    def done() -> int:
+        return int(record.load_checkpoint()[1]["round"]) if any(record.checkpoints.glob("*")) else 0
+
+    wait_until(lambda: done() >= 10, 240, "the tenth round", every=0.01)
+    (process,) = losing.family(SERVER, "runner_process")
+    process.suspend()  # the night's backup takes no time
+    assert done() == 10 and main(["kits", "backup", str(server), "-o", str(tmp_path / "night.zip")]) == 0
+    process.resume()
+    wait_until(lambda: done() >= 14, 240, "some rounds more", every=0.01)
+    losing.kill(SERVER)
+    shutil.rmtree(server)
+    shutil.rmtree(losing.root / "storage", ignore_errors=True)
+    assert main(["kits", "restore", str(tmp_path / "night.zip"), "--kit", str(server)]) == 0
+    assert done() == 10
+    losing.start_party(SERVER)
+    losing.await_hospitals()
+    capsys.readouterr()
+    assert main(["resume", job, "--kit", str(lead)]) == 0
+    assert ended(lead, capsys.readouterr().out.strip()) == "FINISHED:COMPLETED"
+    assert_same_outcome(tmp_path / "loop", gathered(losing, method, losing.hospitals, tmp_path / "secure"))
+    for site in losing.hospitals:
+        (words,) = read_summary(tmp_path / "secure").sites[site].warnings["11"]
+        assert "went back to round 10" in words and "after round 10" in words
+
+
 def sites_of(lead: Path) -> set[str]:
     with connected(lead) as session:
         return {client.name for client in session.get_system_info().client_info}
@@ -96,7 +156,7 @@ def server(tmp_path: Path) -> Path:
     (kit / "medsilo.service").write_text(f"ReadWritePaths=/srv/medsilo/fl {storage}\n")
     write_json(kit / "medsilo/study/rounds.json", 1)
     (kit / "medsilo/study/rounds.jsonl").write_text('{"round": 1, "asked": ["in-a-study"]}\n')
-    write_json(storage / "jobs/one/meta", {"deploy_map": {"app": ["in-a-job"]}})
+    write_json(storage / "jobs/one/meta", {"deploy_map": {"app": ["server", "in-a-job"]}})
     (kit / "startup/start.sh").write_text("exit")
     (kit / "startup/start.sh").chmod(0o700)
     return kit
@@ -177,9 +237,11 @@ def test_only_hospitals_that_the_backup_knows_are_expelled(
     """A name that was mistyped would let the hospital in again."""
     assert main(["kits", "backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
     restored = ["kits", "restore", str(tmp_path / "b.zip"), "--kit", str(tmp_path / "new")]
-    assert main([*restored, "--expelled", "st-ana"]) == 1
-    said = capsys.readouterr().err
-    assert "'st-ana'" in said and "in-a-job, in-a-study, late, st-anna" in said and "disable_client" in said
+    for wrong in ("st-ana", "server"):
+        assert main([*restored, "--expelled", wrong]) == 1
+        said = capsys.readouterr().err
+        assert f"'{wrong}'" in said and "known: in-a-job, in-a-study, late, st-anna." in said
+        assert "disable_client" in said
     assert not (tmp_path / "new").exists()
     assert main([*restored, *(word for name in ("st-anna", "in-a-study") for word in ("--expelled", name))]) == 0
     assert json.loads((tmp_path / "new/disabled_clients.json").read_text()) == {

@@ -16,6 +16,7 @@ from tests.secure.test_resume import ended
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("relays")]
 
 
+@pytest.mark.long
 def test_a_study_with_personal_rows_is_the_same_behind_relays(relayed: Consortium, whole: Path, tmp_path: Path) -> None:
     inprocess.run(make_plan("ditto"), folder=tmp_path / "loop")
     assert_same_outcome(tmp_path / "loop", whole)

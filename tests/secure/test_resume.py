@@ -105,7 +105,7 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
     assert summary.status == "failed" and f"{TWO[1]} lost:" in summary.reason
     assert cli.main(["status", third, "--watch", "--kit", str(kit)]) == 1
     watched = capsys.readouterr().out
-    assert f"to go on from the last finished round: medsilo resume {third}" in watched and summary.reason in watched
+    assert f"medsilo resume {third}" in watched and summary.reason in watched
     fourth = resume(lead.download(third, kit, tmp_path / "runs"))  # what was fetched knows its job
     assert ended(kit, fourth) == "FINISHED:COMPLETED"
 
@@ -113,6 +113,9 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
     assert_same_outcome(tmp_path / "loop", gathered(pair, "often-killed", TWO, tmp_path / "secure"))
     assert (record.folder / "jobs.txt").read_text().split() == [first, second, third, fourth]
     assert all(site.warnings == {} for site in record.summary().sites.values())
+    capsys.readouterr()
+    assert cli.main(["status", first, "--watch", "--kit", str(kit)]) == 0  # into the jobs that went on with it
+    assert fourth in capsys.readouterr().out
     assert cli.main(["resume", fourth, "--kit", str(kit)]) == 1
     assert "is finished; there is nothing to resume" in capsys.readouterr().err
     assert read_summary(record.folder).status == "finished"
@@ -165,6 +168,11 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
     record, until_round = prepared(pair, plan, tmp_path, "by-itself")
     kit = pair.kit(LEAD)
     first = lead.submit(tmp_path / "job", kit, print)
+    heard, seen = list[int](), list[tuple[str, str]]()
+    watching = threading.Thread(
+        target=lambda: seen.append(lead.watch(first, kit, lambda line, study: heard.append(line.round), print))
+    )
+    watching.start()
     until_round(3)
     (process,) = pair.family(SERVER, "runner_process")
     process.kill()
@@ -176,6 +184,8 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
     assert [line.round for line in record.rounds()] == list(range(1, 31))
     jobs = (record.folder / "jobs.txt").read_text().split()
     assert len(jobs) == 3 and ended(kit, jobs[-1]) == "FINISHED:COMPLETED"
+    watching.join(60)
+    assert seen == [(jobs[-1], "FINISHED:COMPLETED")] and heard == list(range(1, 31))
     assert_same_outcome(tmp_path / "loop", gathered(pair, "by-itself", TWO, tmp_path / "secure"))
     assert lead.download(jobs[-1], kit, tmp_path / "runs").name == "by-itself"  # the lead's own still
     told = lines_of(pair, "by-itself")
@@ -186,6 +196,7 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
     assert all(level == "INFO" for level, what, _ in told if what == "failed")
 
 
+@pytest.mark.long
 def test_a_full_disk_at_a_hospital_holds_the_study_and_one_at_the_server_ends_it_for_a_while(
     pair: Consortium, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ def changed(consortium: Consortium, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_version_or_none_is_refused_before_anything_starts(
     consortium: Consortium, changed: Path, tmp_path: Path
 ) -> None:
@@ -48,5 +48,5 @@ def test_another_version_or_none_is_refused_before_anything_starts(
     assert f"{OTHER} refused: runs medsilo 0.0.9 (" in other
     assert f"the server {ours['version']} ({ours['hash'][:12]})" in other
     assert not (consortium.kit(OTHER) / "medsilo" / f"job-{OTHER}").exists()  # it did not even look at its data
-    assert WITHOUT in without and "medsilo can't be imported here (ModuleNotFoundError)" in without
+    assert WITHOUT in without and "(ModuleNotFoundError)" in without
     assert other.startswith("not started: ") and without.startswith("not started: ") and "\n" not in other + without

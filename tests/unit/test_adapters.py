@@ -370,7 +370,7 @@ def test_what_a_file_lacks_has_to_train(tmp_path: Path) -> None:
     weight_cache.look_in(tmp_path)
     file = tmp_path / "body.safetensors"
     start = {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size}
-    with pytest.raises(MedsiloError, match=r"the file lacks classification_head.weight, .* add to network.train"):
+    with pytest.raises(MedsiloError, match=r"lacks classification_head.weight, .* network.train"):
         tuned_plan(network={"from": start, "train": "adapters"}).build_networks()
     model = tuned_plan(network={"from": start}).build_networks()["model"]
     assert torch.equal(dict(values_of(model))["blocks.1.norm1.weight"], drawn["blocks.1.norm1.weight"])
@@ -459,9 +459,33 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     begun(own, lacking, tmp_path, initial=["head", "*.running_mean"])
     unet = {"name": "unet", "features": [4, 8], "norm": "none"}
     state = TABLES["network"].read({**unet, "activation": "prelu"}).build(1, 2).state_dict()
-    with pytest.raises(MedsiloError, match=r"fits MONAI's UNet with its own norm INSTANCE, too.*confirmed=true"):
+    with pytest.raises(MedsiloError, match=r"UNet with its own norm INSTANCE.*confirmed=true"):
         begun({**unet, "activation": "prelu"}, state, tmp_path)
     begun({**unet, "activation": "prelu"}, state, tmp_path, confirmed=True)
+
+
+ODD = {
+    "sparse": lambda own: own.to_sparse(),
+    "quantised": lambda own: torch.quantize_per_tensor(own, 0.1, 0, torch.qint8),
+    "without values": lambda own: own.to("meta"),
+    "complex": lambda own: own + 1j,
+    "whole": lambda own: (own * 127).to(torch.int8),
+    "not finite": lambda own: own.masked_fill(own == own.max(), torch.nan),
+    "too large": lambda own: own.double() * 1e300,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_tensors_that_are_no_plain_numbers_never_become_weights(kind: str, tmp_path: Path) -> None:
+    own = {"name": "small-cnn", "width": 2}
+    state = TABLES["network"].read(own).build(1, 2).state_dict()
+    name = next(name for name, tensor in state.items() if tensor.dim() == 4)
+    weight_cache.look_in(tmp_path)
+    torch.save({**state, name: ODD[kind](state[name])}, file := tmp_path / "given.pt")
+    begins = {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size}
+    with pytest.raises(MedsiloError) as told:
+        TABLES["network"].read({"name": "tuned", "of": own, "from": begins, "train": "head"}).build(1, 2)
+    assert str(told.value).startswith("network.from: ") and name in str(told.value) and "\n" not in str(told.value)
 
 
 def test_an_activation_that_is_not_named_changes_no_plan() -> None:
@@ -552,7 +576,7 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
 
         def __init__(self) -> None:
             at("a")
-            settings = SimpleNamespace(models=(), models_disk=1.0)
+            settings = SimpleNamespace(models=())
             place = SiteContext(plan, "a", ["a"], settings, tmp_path / "hospital" / "study" / "sites" / "a")  # type: ignore[arg-type]
             self.site, self.bytes = SuppliedSite(place, lambda: Inner()), 0
             at("server")
@@ -591,9 +615,9 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
     asked(again)
     assert again.bytes == len(content) and kept.read_bytes() == content
 
-    with pytest.raises(Refused, match="its hash is another"):
+    with pytest.raises(Refused, match="its hash differs"):
         weight_cache.keep(name, memoryview(b"other"), kept.parent, 1 << 20)
-    with pytest.raises(Refused, match="models_disk"):
+    with pytest.raises(Refused, match="100 may be kept"):
         weight_cache.keep(name, memoryview(content), kept.parent, 100)
     later = b"other weights" * 400
     weight_cache.keep(

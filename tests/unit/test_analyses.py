@@ -395,7 +395,7 @@ def test_models_are_those_that_sites_tested(finished: Callable[..., Path], tmp_p
     local = only(finished("local", "model_selection.keep=last"))
     first, second = (local.model(site, torch.device("cpu")).state_dict() for site in SITES)
     assert not all(torch.equal(first[name], second[name]) for name in first)
-    with pytest.raises(MedsiloError, match="no finished run"):
+    with pytest.raises(MedsiloError, match="not a finished run"):
         read_finished([tmp_path])
     with pytest.raises(MedsiloError, match="twice"):
         read_finished([local.folder, local.folder])
@@ -458,7 +458,7 @@ def test_convergence_counts_bytes_and_scores(finished: Callable[..., Path], tmp_
 
 def test_errors_are_one_line(tmp_path: Path, finished: Callable[..., Path], capsys: pytest.CaptureFixture) -> None:
     assert main(["drift", str(tmp_path / "none"), "-o", str(tmp_path)]) == 1
-    assert "no finished run" in capsys.readouterr().err
+    assert "not a finished run" in capsys.readouterr().err
     assert main(["inversion", str(finished("fedavg")), str(finished("local")), "-o", str(tmp_path)]) == 1
     assert "give one run" in capsys.readouterr().err
     for wrong in ("0", "-1", "nan", "inf", "far"):

@@ -1,6 +1,7 @@
 """The front door for Python: its names and signatures, what it costs, and what its objects show."""
 
 import inspect
+import io
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -232,7 +234,7 @@ def test_a_run_without_a_folder_goes_when_its_result_goes() -> None:
     assert not folder.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_engines_give_the_same_numbers(small: medsilo.Run, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(medsilo.__file__).parents[1]))
     other = medsilo.run(small.plan, engine="simulator", folder=tmp_path / "run", device="cpu")
@@ -498,17 +500,11 @@ def test_an_objects_hash_is_the_same_in_every_process() -> None:
         "net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)); net.words = {'one', 'two', 'three'}; "
         "print(state_hash(net), state_hash(nn.CrossEntropyLoss(torch.ones(2))))"
     )
-    hashes = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(hashes) == 1
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    with redirect_stdout(io.StringIO()) as here:
+        exec(code, {})
+    assert here.getvalue() == done.stdout
 
 
 def test_adafed_pretrains_on_a_share_of_data_that_a_notebook_has() -> None:
@@ -535,7 +531,7 @@ def test_what_the_command_line_takes_python_takes(tmp_path: Path) -> None:
 
 def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
     for kit in (tmp_path, tmp_path / "nokit"):
-        with pytest.raises(MedsiloError, match=r"is no kit|there is no such folder"):
+        with pytest.raises(MedsiloError, match=r"is no kit|no such folder"):
             medsilo.Lead(kit)
     (tmp_path / "startup").mkdir()
     (tmp_path / "startup/fed_client.json").touch()
@@ -634,8 +630,3 @@ def test_the_notebook_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None
     shown = [data["text/html"] for data in outputs if "text/html" in data]
     assert len(shown) == 5 and all("hospital-a" in html for html in shown)
     assert "did you mean 'fedavg'?" in code[-1].outputs[0]["text"]
-
-
-def test_a_wrong_name_of_a_method_gets_a_suggestion() -> None:
-    with pytest.raises(MedsiloError, match="'fedavgg' is no method.*did you mean 'fedavg'"):
-        medsilo.run("fedavgg")

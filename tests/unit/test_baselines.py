@@ -14,25 +14,17 @@ from torch.nn import functional
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.federation.site_stack import TrainingSite
-from medsilo.learning.compute import Compute
 from medsilo.learning.layers import head_layers, with_features
-from medsilo.learning.loop import train_epoch
 from medsilo.learning.seeds import generator_for
-from medsilo.learning.steps import Shift, correcting
-from medsilo.learning.training import Training
-from medsilo.methods.fednova import reach
 from medsilo.methods.moon import contrast
-from medsilo.mixing.mixers import mixer_of
 from medsilo.plan import Plan
-from medsilo.registry import METHODS, NETWORKS
+from medsilo.registry import NETWORKS
 from medsilo.runs.messages import StudyMessage
-from medsilo.schedule.phase import ModelFactory, ServerSide
-from medsilo.schedule.train_context import TrainContext
 from tests import inprocess
 from tests.conftest import SITES, STEPPING, make_plan, slow_but
 from tests.sites import sites_of
 from tests.unit.test_algorithms import SMALL, State, assert_close, initial, listen, load_data, with_state
-from tests.unit.test_harmofl import HALVES, assert_resumes, assert_same_models
+from tests.unit.test_harmofl import HALVES, assert_resumes
 
 PLAIN_SGD = ["training.momentum=0", "training.learning_rate=0.05"]
 UNIFORM = "algorithm.weighting=uniform"
@@ -175,11 +167,6 @@ def test_two_rounds_equal_those_written_by_hand(case: str) -> None:
     assert not torch.allclose(average.models[SITES[0]].state_dict()["4.weight"], expected["4.weight"], atol=1e-4)
 
 
-def test_sites_make_different_numbers_of_steps() -> None:
-    """Else FedNova would be FedAvg."""
-    assert len({-(-len(one.train) // 16) for one in load_data(make_plan("fednova", *SMALL)).values()}) > 1
-
-
 def test_an_impossible_reach_is_refused_before_anything_of_the_site_counts(tmp_path: Path) -> None:
     """Also not its running statistics, which travel in a group of their own."""
     changes = ["participation.minimum=2", "participation.when_missing=continue", "training.rounds=1"]
@@ -210,16 +197,6 @@ def lie(participant: TrainingSite) -> None:
         return reply
 
     participant.answer = too_far  # type: ignore[method-assign]
-
-
-def test_the_reach_of_momentum_is_how_far_unit_gradients_carry() -> None:
-    for rho in (0.0, 0.5, 0.9):
-        weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=1.0, momentum=rho)
-        for number in range(1, 8):
-            weight.grad = torch.ones_like(weight)
-            optimizer.step()
-            assert -weight.item() == pytest.approx(reach(number, rho), rel=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------- SCAFFOLD
@@ -260,12 +237,6 @@ def test_scaffold_equals_its_algorithm_written_by_hand() -> None:
         assert_close(run.models[site].state_dict(), expected)
     average = inprocess.run(make_plan("fedavg", *SMALL, *PLAIN_SGD, "training.rounds=3", UNIFORM))
     assert not torch.allclose(average.models[SITES[0]].state_dict()["4.weight"], expected["4.weight"], atol=1e-4)
-
-
-def test_scaffolds_first_round_is_fedavg() -> None:
-    """All control variates are zero yet."""
-    runs = [inprocess.run(make_plan(method, *SMALL, "training.rounds=1", UNIFORM)) for method in ("scaffold", "fedavg")]
-    assert_same_models(*runs)
 
 
 def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
@@ -315,22 +286,6 @@ def test_scaffold_is_refused_with_adam_unless_the_plan_says_so() -> None:
         make_plan("scaffold", *SMALL, *adam)
     run = inprocess.run(make_plan("scaffold", *SMALL, *adam, "algorithm.optimizer=any"))
     assert run.summary.status == "finished"
-
-
-def test_the_mean_gradient_is_of_what_was_met_before_the_shift() -> None:
-    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
-    optimizer = torch.optim.SGD([weight], lr=0.1, weight_decay=0.5)
-    shift = Shift([weight], [torch.tensor([0.25, 0.5], dtype=torch.float64)], decay=0.5)
-    w, met = np.array([1.0, -2.0]), []
-    with correcting(optimizer, shift):
-        for number in range(3):
-            gradient = np.array([number + 1.0, -1.0])
-            weight.grad = torch.from_numpy(gradient.copy())
-            optimizer.step()
-            met.append(gradient + 0.5 * w)
-            w = w - 0.1 * (met[-1] + np.array([0.25, 0.5]))
-    np.testing.assert_allclose(weight.detach().numpy(), w, rtol=1e-12)
-    np.testing.assert_allclose(shift.mean()[0].numpy(), np.mean(met, axis=0), rtol=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------- MOON
@@ -398,12 +353,6 @@ def test_moon_equals_its_algorithm_written_by_hand() -> None:
     assert not torch.allclose(without["4.weight"], expected["4.weight"], atol=1e-4)
 
 
-def test_moon_without_its_contrast_is_fedavg_bit_for_bit() -> None:
-    assert_same_models(
-        *(inprocess.run(plan) for plan in (make_plan("moon", *SMALL, "algorithm.mu=0"), make_plan("fedavg", *SMALL)))
-    )
-
-
 @pytest.mark.parametrize(("network", "size"), [("small-cnn", 32), ("unet", 32), ("densenet121", 32), ("lenet5", 28)])
 def test_features_are_what_the_last_layer_is_given(network: str, size: int) -> None:
     model = NETWORKS[network]().build(1, 3).eval()
@@ -467,13 +416,6 @@ def test_the_servers_state_survives_a_stop(method: str, tmp_path: Path) -> None:
     assert_resumes(make_plan(method, *SMALL, "training.rounds=4"), 2, tmp_path)
 
 
-def test_running_statistics_are_averaged_and_never_stepped() -> None:
-    """Server optimizers with large steps would make variances negative."""
-    run = inprocess.run(make_plan("fedadam", *SMALL, "algorithm.server_lr=1", "training.rounds=3"))
-    variances = [t for name, t in run.models["hospital-a"].state_dict().items() if name.endswith("running_var")]
-    assert variances and all((tensor > 0).all() for tensor in variances)
-
-
 @pytest.mark.parametrize(
     ("method", "change", "says"),
     [
@@ -493,57 +435,3 @@ def test_wrong_numbers_are_refused_in_one_line(method: str, change: str, says: s
 
 
 # ---------------------------------------------------------------------------------------------------- a known optimum
-def least_squares(cases: int, seed: int) -> tuple[Tensor, Tensor]:
-    """A hospital's cases: their weights are its own, so that hospitals pull in different directions."""
-    random = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(cases, 4, generator=random, dtype=torch.float64)
-    own = torch.randn(4, 1, generator=random, dtype=torch.float64)
-    return inputs, inputs @ own
-
-
-def excess_after(method: str, rounds: int) -> float:
-    """Return how far the objective Σ n_i f_i / n stands above its minimum after so many rounds over 8, 24 and 80
-    cases."""
-    training = Training(rounds=rounds, learning_rate=0.003, momentum=0.9, batch_size=8)
-    algorithm = METHODS[method](name=method)
-    data = {site: least_squares(cases, cases) for site, cases in (("a", 8), ("b", 24), ("c", 80))}
-    blueprint = ModelFactory(lambda: nn.Linear(4, 1, bias=False, dtype=torch.float64), (4,), 1, tuple(data))
-    torch.manual_seed(0)
-    first = algorithm.modules(blueprint)
-    (phase,) = algorithm.phases(rounds)
-    server = ServerSide(list(data), {}, {}, set, make_plan().task, training, 0, Compute(), None, lambda: None)
-    group = phase.groups[0]
-    mixer = mixer_of(group.mix, server)
-    benches = {site: bench_of(site, copy.deepcopy(first), training, data[site]) for site in data}
-    for number in range(rounds):
-        for site, bench in benches.items():
-            for name, tensor in (mixer.current(site) if number else group.of(first)).items():
-                group.of(bench.modules)[name].copy_(tensor)
-            phase.work(bench)
-        mixer.start(list(data), None if number else group.of(first))
-        for site, bench in benches.items():
-            mixer.add(site, {name: one.clone() for name, one in group.of(bench.modules).items()}, len(data[site][0]))
-        mixer.finish()
-    inputs, targets = (torch.cat([own[part] for own in data.values()]) for part in (0, 1))
-    best = torch.linalg.lstsq(inputs, targets).solution
-    found = mixer.current("a")["weight"].T
-    return float(((inputs @ found - targets) ** 2).mean() - ((inputs @ best - targets) ** 2).mean())
-
-
-def bench_of(site: str, modules: dict, training: Training, data: tuple[Tensor, Tensor]) -> TrainContext:
-    """A site's real workbench over cases in memory."""
-    optimizers = {"model": training.make_optimizer(modules["model"].parameters())}
-    parts = list(zip(data[0].split(8), data[1].split(8), strict=True))
-
-    def epoch(lessons: Any, number: int, most: int | None = None) -> float:
-        return train_epoch(iter(parts), lessons, Compute())
-
-    return TrainContext(
-        site, ("a", "b", "c"), modules, optimizers, training, functional.mse_loss, Compute(), epoch,
-        lambda: iter(parts), len(data[0]), len(parts), torch.Generator(), None,
-    )  # fmt: skip
-
-
-def test_fednova_reaches_the_optimum_where_fedavg_does_not() -> None:
-    """With momentum 0.9 that sites keep from round to round, FedNova stayed as far away as FedAvg, or farther."""
-    assert excess_after("fednova", 200) < 0.001 < 0.01 < excess_after("fedavg", 200)

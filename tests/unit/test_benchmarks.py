@@ -22,11 +22,10 @@ from benchmarks import history, over_tls, quick
 from benchmarks.timing import RATIOS, note
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.registry import NETWORKS
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from results import gamma, power
-from tests.conftest import SITES, make_plan, slow_but
+from tests.conftest import SITES, make_plan
 from tests.sites import site_of
 
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
@@ -45,49 +44,8 @@ def bench(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         del sys.modules[name]
 
 
-@pytest.mark.slow
 @linux
-@pytest.mark.parametrize("sync", ["none", "server-adam"])
-def test_made_up_sites_go_through_a_whole_study(sync: str, bench: Bench) -> None:
-    _, given, parcel = bench("fedsm").server_memory(3, "compact", sync)
-    assert parcel < given < 3 * parcel  # one global model, one selector, three personal models
-
-
-@linux
-def test_a_server_step_of_fedsm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    fedsm = bench("fedsm")
-    monkeypatch.setattr(fedsm, "PAPER", {**fedsm.PAPER, "features": [4, 8]})
-    assert all(seconds > 0 for seconds in fedsm.server_step(12, "compact"))
-
-
-@linux
-def test_what_a_study_of_more_sites_costs(bench: Bench) -> None:
-    few, more = (bench("many_sites").cost("inprocess", sites, 2) for sites in (2, 6))
-    assert 2 * few.disk < more.disk < 6 * few.disk
-    assert min(few.first, few.each, few.end) > 0
-    assert more.row.startswith("| 6 | ")
-    assert more.beside(few)["disk"] == pytest.approx(more.disk / few.disk / 3) and few.beside(few)["each"] == 1
-
-
-@linux
-def test_what_more_sites_with_large_networks_cost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    many_sites = bench("many_sites")
-    monkeypatch.setitem(many_sites.LARGE, "network", {"name": "mlp", "hidden": [64], "norm": "none"})
-    few, more = (many_sites.cost("inprocess", sites, 2, large=True) for sites in (2, 10))
-    assert 3 * few.disk < more.disk < 10 * few.disk
-
-
-@linux
-@pytest.mark.slow
-def test_simulated_sites_that_are_killed_are_named_at_once(bench: Bench, capsys: pytest.CaptureFixture) -> None:
-    """And not when the time for an answer is up, which is longer than a test may take."""
-    found = bench("many_sites").cost("simulator", 3, 4, kills=1)
-    assert found.each < bench("many_sites").SILENCE / 4
-    assert "the others finished, and every round named who was gone" in capsys.readouterr().err
-
-
-@linux
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_federation_over_tls_costs(tmp_path: Path) -> None:
     """Its sites learn nothing: what is large is sent once, and goes both ways by its mark from the second round on."""
     features = [16, 32]
@@ -95,41 +53,6 @@ def test_what_a_federation_over_tls_costs(tmp_path: Path) -> None:
     model = over_tls.plan_of(["a", "b"], features, 3).build_networks()["model"].state_dict()
     assert found.sent_mb == pytest.approx(2 * 2 * sum(tensor.nbytes for tensor in model.values()) / 1e6)
     assert found.server_mb > 100 and found.round_seconds > 0
-
-
-@linux
-@pytest.mark.slow
-def test_what_fedsm_costs_a_site(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    fedsm = bench("fedsm")
-    monkeypatch.setattr(fedsm, "PAPER", {**fedsm.PAPER, "features": [4, 8]})
-    monkeypatch.setattr(
-        fedsm, "fastest_in_turn", lambda one, other, repeats: bench("timing").fastest_in_turn(one, other, 1)
-    )
-    up, down, models = fedsm.bytes_of_a_round("compact", "none")
-    assert 0.9 * models < up < 1.1 * models and down > 0
-    monkeypatch.setattr(fedsm, "Tiles", partial(fedsm.Tiles, count=2, size=160))
-    monkeypatch.setattr(fedsm, "Slices", partial(fedsm.Slices, volumes=1, size=64))
-    for kind in ("tiles", "slices"):
-        assert all(seconds > 0 for seconds in fedsm.training_time(kind, True))
-
-
-@linux
-def test_what_adafed_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    adafed = bench("adafed")
-    assert all(seconds > 0 for seconds in adafed.mixing(3))  # which compares both ways
-    assert all(seconds > 0 for seconds in adafed.statistics_pass("lenet5", (1, 28, 28), 2))
-    monkeypatch.setattr(adafed, "NETWORKS", {"alexnet": NETWORKS["lenet5"]})
-    used, bound = adafed.alexnet_memory()
-    assert used <= bound + adafed.SLACK  # below nothing where others' memory was given back meanwhile
-
-
-@pytest.mark.slow
-def test_what_harmofl_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    harmofl = bench("harmofl")
-    for name, value in {"BATCHES": ((2, 3, 12, 12),), "REPEATS": 1, "STEPS": 1}.items():
-        monkeypatch.setattr(harmofl, name, value)
-    assert isinstance(harmofl.amplitudes(), bool)  # which compares both ways
-    assert isinstance(harmofl.steps(), bool)
 
 
 @linux
@@ -157,16 +80,6 @@ def test_what_sealing_costs(bench: Bench) -> None:
         assert not sealing.keeps_bounds(slow, sealing.Cost(400, 0, 0.1, 0))
 
 
-@pytest.mark.parametrize("kind", slow_but(["photographs"], ["volumes", "photographs"]))
-def test_reading_through_a_cache(kind: str, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    data = bench("data")
-    monkeypatch.setattr(data, "PATIENTS", 5)
-    monkeypatch.setattr(data, "EPOCHS", 1)
-    task, source = getattr(data, kind)(tmp_path / kind)
-    small = task.model_copy(update={"size": (16, 16, 8)[: task.axes]})
-    assert isinstance(data.compare(kind, small, source), bool)
-
-
 @pytest.mark.slow
 def test_training_beside_nnunets_trainer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
@@ -181,18 +94,6 @@ def test_training_beside_nnunets_trainer(monkeypatch: pytest.MonkeyPatch, capsys
     )
     assert first.split()[1] == said.split()[-1]  # both score nnU-Net's network alike
     assert any(line.startswith("1 ") for line in lines)
-
-
-@pytest.mark.slow
-def test_3d_work_beside_plain_monai(bench: Bench, tmp_path: Path) -> None:
-    """Both sides do each work, and see as many cases."""
-    volumes = bench("volumes")
-    size = volumes.Size(patients=5, grid=(20, 24, 24), piece=(16, 16, 16))
-    pairs = volumes.hospitals(tmp_path, size)
-    for name in ("training", "evaluation", "round"):
-        assert all(seconds > 0 for turn in volumes.times(pairs, name, 1) for seconds in turn)
-    ours, plain = pairs[0]
-    assert 0 <= ours["evaluation"]() <= 1 and 0 <= plain["evaluation"]() <= 1
 
 
 @pytest.fixture
@@ -212,40 +113,6 @@ def test_idle_sites_go_through_a_whole_study_and_give_back_what_they_got(idle_st
     given = idle_study.state.mixers["model"].current(SITES[0])
     assert all(torch.equal(given[name], tensor) for name, tensor in start.items())
     assert summary.sites[SITES[0]].validation == [0.5, 0.5, 0.5]
-
-
-@linux
-@pytest.mark.long
-def test_a_round_of_both_frameworks(bench: Bench, tmp_path: Path) -> None:
-    federation = bench("federation")
-    size = federation.Size("tiny", (3, 6), 0, 3)
-    stock = partial(federation.run_stock, polling=federation.POLLING)
-    for name, run in (("ours", federation.run_ours), ("stock", stock)):
-        outcome = run(size, 2, tmp_path / name)
-        assert outcome.round_seconds > 0 and outcome.server_mb > 0 and outcome.site_mb > 0
-
-
-@linux
-@pytest.mark.long
-@pytest.mark.xdist_group("second-consortium")
-def test_a_round_of_both_frameworks_over_tls(bench: Bench, tmp_path: Path) -> None:
-    federation = bench("federation")
-    size = federation.Size("tiny", (3, 6), 0, 3)
-    found = federation.run_secure(size, 2, tmp_path, [federation.POLLING])
-    stock, ours, between = found.values()
-    assert min(stock, ours) > 0 and 0 <= between < ours
-
-
-@pytest.mark.slow
-@linux
-def test_what_privacy_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    privacy = bench("privacy")
-    monkeypatch.setattr(privacy, "REPEATS", 1)
-    small = {name: (build, (4, shape[1], 16, 16)) for name, (build, shape) in privacy.CASES.items()}
-    monkeypatch.setattr(privacy, "CASES", small)
-    for name in small:
-        seconds, memory = privacy.compare(name)
-        assert all(value > 0 for value in seconds.values()) and all(value >= 0 for value in memory.values())
 
 
 def test_what_a_comparison_finds() -> None:
@@ -270,7 +137,7 @@ APART = {"over_tls", "nnunet"}  # over TLS, and beside nnU-Net's trainer
 @linux
 @pytest.mark.long
 def test_every_benchmark_runs_quickly(root: Path) -> None:
-    """All but those apart, and one of published data. What most of them measure, the tests above measure, too."""
+    """All but those apart, and one of published data."""
     names = sorted({*quick.benchmarks()} - APART)
     assert len(names) >= 20
     command = [sys.executable, "-m", "benchmarks.quick", *names]

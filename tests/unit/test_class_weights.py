@@ -71,9 +71,9 @@ def refused(*changes: str, base: Plan | None = None) -> str:
 def test_where_weights_make_no_sense_the_plan_says_what_to_do() -> None:
     assert "no cross entropy over classes" in refused("task.name=nuclei", "training.class_weights=balanced")
     said = refused(FOLDER, "training.class_weights=[1, 2, 3]")
-    assert "3 numbers, but task image-folder has 2 classes; give one for each" in said
+    assert "3 numbers, but task image-folder has 2 classes" in said
     assert "training.class_weights" in refused("training.class_weights=[1, -1]")
     private = "privacy={epsilon: 8, delta: 0.00001, clip: 1.0}"
     said = refused(private, "network.norm=group", "training.class_weights=balanced", base=make_plan("fedavg"))
-    assert "balanced weights follow from each hospital's own numbers of cases" in said
-    assert "give numbers that all hospitals know, for example [1, 4]" in said
+    assert "balanced weights follow from" in said
+    assert "for example [1, 4]" in said

@@ -73,7 +73,7 @@ def test_the_probability_of_one_of_two_classes_is_averaged() -> None:
 
 def test_numbers_are_averaged_and_risks_refused() -> None:
     assert together(table(kind="regression", range=(0, 10)), [1.0], [2.0], [6.0]).item() == 3
-    with pytest.raises(MedsiloError, match="risks of two models can't be compared"):
+    with pytest.raises(MedsiloError, match="risks cannot be compared"):
         together(table(kind="survival"), [1.0], [2.0])
 
 

@@ -74,7 +74,7 @@ def put(*path: Any) -> Callable[[dict[str, Any]], None]:
         (put("relays", [NORTH | {"name": "relay.n"}]), ["relays.0.name", "odd characters"]),
         (put("relays", [NORTH | {"name": "North"}]), ["'north'", "twice"]),
         (put("relays", [NORTH | {"name": "server"}]), ["'server'", "another name"]),
-        (put("relays", [NORTH | {"behind": ["south"]}]), ["relay-n", "'south'", "no hospital or relay"]),
+        (put("relays", [NORTH | {"behind": ["south"]}]), ["relay-n", "'south'", "not a hospital or relay"]),
         (put("relays", [NORTH, TOP | {"behind": ["north"]}]), ["north is behind relay relay-n and again", "relay-top"]),
         (put("relays", [NORTH | {"behind": ["north", "north"]}]), ["north is behind relay relay-n and again"]),
         (put("relays", [NORTH, TOP | {"host": NORTH["host"]}]), ["port 8002", "relay.north.org", "relay-top"]),

@@ -83,7 +83,7 @@ def test_each_site_has_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "config" / "stranger" / "medsilo.yaml").touch()
     capsys.readouterr()
     assert main([str(tmp_path / "run"), *config]) == 1
-    assert "there is a medsilo.yaml for stranger, which is no site of the plan" in capsys.readouterr().out
+    assert "medsilo.yaml for stranger" in capsys.readouterr().out
 
 
 def test_another_model_than_the_tested_one_is_told(copied: tuple[Plan, Path]) -> None:
@@ -91,7 +91,7 @@ def test_another_model_than_the_tested_one_is_told(copied: tuple[Plan, Path]) ->
     path = folder / "sites" / SITES[1] / "best.safetensors"
     tensors, facts = load_tensors(path)
     save_tensors(path, {name: tensor if "running" in name else -tensor for name, tensor in tensors.items()}, facts)
-    with pytest.raises(MedsiloError, match=r"hospital-b's model has accuracy .* but .* in the run's summary: the data"):
+    with pytest.raises(MedsiloError, match=r"hospital-b's model has accuracy .* but"):
         cross(folder)
 
 

@@ -49,7 +49,7 @@ def test_the_picture_in_the_readme_is_of_this_demo(root: Path) -> None:
     assert (told["rows"], told["changes"], told["seeds"]) == (list(ROWS), list(SMALL), list(seeds_of(DEMO_SEEDS)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_picture_in_the_readme_shows_what_a_fresh_run_gives(root: Path, tmp_path: Path) -> None:
     """FedAvg with the demo's first seed. Another processor may give other last bits, and so a few other cases."""
     run = inprocess.run(plan_of(demo_plan(12), Row.parse(ROWS[1]), []), folder=tmp_path / "fresh")

@@ -40,9 +40,16 @@ def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
     assert told == [("away", "north", True), ("away", "relayed", True)]
     told.clear()
     look(200.0, north=Seen(True, 200.0), relayed=Seen(False, 200.0))
-    look(202.0, north=Seen(True, 200.0, "another"))
+    look(202.0, north=Seen(True, 200.0, "another"))  # its new processes register
     look(204.0, north=Seen(True, 200.0, "another"))
-    assert [what for what, *_ in told] == ["back", "back", "back", "away"]
+    assert [what for what, *_ in told] == ["back", "back", "away"]
+    look(270.0, north=Seen(True, 200.0, "a third"))
+    assert told.pop() == ("back", "north", False)
+    told.clear()
+    for now in (272.0, 201.0 + SILENCE, 203.0 + SILENCE):  # its machine stands still, and no connection broke
+        look(now, north=Seen(True, 200.0, "a third"))
+    look(300.0, north=Seen(True, 300.0, "a third"))
+    assert told == [("away", "north", True), ("back", "north", False)]
 
 
 def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:
@@ -53,6 +60,23 @@ def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:
     assert found == [("WARNING", "away", "b", "lungs", "job-1"), ("INFO", "back", "b", "lungs", "job-1")]
     assert columns(tmp_path, 6) == [("round 2: lost: its connection was closed",), ("round 4",)]
     StudyEvents(None).tell("began", "in a simulation")
+
+
+def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path) -> None:
+    study = StudyEvents(tmp_path, "job-1", "lungs")
+    for wrong in ("the disk is full", "the disk is full", "", "the disk is full"):
+        study.on_answer(wrong)
+    study.on_answer("killed", died=True)
+    told = [("WARNING", "refused", "the disk is full")] * 2
+    assert columns(tmp_path, 1, 2, 6) == [*told, ("WARNING", "failed", "killed")]
+
+
+def test_a_site_whose_process_for_the_job_died_says_so_when_another_begins(tmp_path: Path) -> None:
+    for job in ("job-1", "job-1", "job-2"):
+        StudyEvents(tmp_path, job, "lungs").begin("FedAvg")
+    assert columns(tmp_path, 2, 5) == [
+        *[("began", "job-1"), ("failed", "job-1"), ("resumed", "job-1"), ("began", "job-2")]
+    ]
 
 
 def test_a_refused_hospital_that_asks_again_is_written_once(tmp_path: Path) -> None:

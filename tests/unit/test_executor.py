@@ -121,7 +121,7 @@ def at_site(folder: Path, plan: Plan, site: str = "site-1") -> FLContext:
 def test_a_site_completes_a_plan_without_names_by_who_takes_part(tmp_path: Path) -> None:
     plan, four = make_plan("fedsm", *NAMELESS), [f"site-{number}" for number in (1, 2, 3, 4)]
     context = at_site(tmp_path, plan)
-    (tmp_path / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\nmin_cases_per_average: 1\n")
+    (tmp_path / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\npublic_data: true\n")
 
     def join(agreed: Plan, sites: list[str]) -> StudyMessage:
         told = {"task": "join", "round": 0, "study": "s", "plan": agreed.hash, "sites": sites, "packages": plan.code}
@@ -132,7 +132,7 @@ def test_a_site_completes_a_plan_without_names_by_who_takes_part(tmp_path: Path)
     assert join(plan.among(four), four).facts["task"] == "join"
     with pytest.raises(Refused, match="plan at this site differs"):
         join(plan.among(four), four[:3])
-    with pytest.raises(Refused, match="not among those"):
+    with pytest.raises(Refused, match="lacks this site"):
         join(plan.among(four[1:]), four[1:])
 
 

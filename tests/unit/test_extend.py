@@ -205,9 +205,9 @@ def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: P
 # ---------------------------------------------------------------------------------------------------- who allows it
 def test_nothing_of_a_package_is_imported_before_it_is_allowed(acme: Path) -> None:
     values = {**make_plan().resolved(), "task": {"name": "ACME-gait"}, "network": None}
-    with pytest.raises(PlanError, match="package acme-gait, which.*name it under 'packages'"):
+    with pytest.raises(PlanError, match="package acme-gait.*'packages'"):
         parse_plan(values, allowed=["another"])
-    with pytest.raises(PlanError, match="not allowed here"):
+    with pytest.raises(PlanError, match="does not allow package"):
         parse_plan({**values, "task": {"name": "synthetic-activity"}, "network": {"name": "gait-net"}}, allowed=())
     assert NAME in registry.TASKS and registry.TASKS.package_of(NAME) == NAME
     assert package.facts_of(NAME)["version"] == "1.0"
@@ -217,7 +217,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_allowed(acme: Path) -> No
 
 def test_the_simulator_refuses_what_its_settings_do_not_name(acme: Path, data: Path, tmp_path: Path) -> None:
     plan = make_plan("fedavg", *GAIT)
-    with pytest.raises(MedsiloError, match="package acme-gait, which is not allowed here"):
+    with pytest.raises(MedsiloError, match="does not allow package acme-gait"):
         simulator.run(plan, tmp_path / "run", SiteSettings(device="cpu", data=data))  # type: ignore[arg-type]
 
 
@@ -244,13 +244,13 @@ def test_a_site_refuses_a_package_that_its_settings_do_not_name(
     seen(acme)  # as at a site that never imported it
     for place in ("startup", "local"):
         (tmp_path / "kit" / place).mkdir(parents=True)
-    with pytest.raises(Refused, match=r"package acme-gait, which is not allowed here.*in this site's medsilo\.yaml"):
+    with pytest.raises(Refused, match=r"package acme-gait.*medsilo\.yaml"):
         asked_to_join(plan, tmp_path / "kit", f"data: {data}\n")
     assert "acme_gait" not in sys.modules
     reply = asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n")
     assert reply.facts["packages"] == plan.code and plan.code[NAME] == package.facts_of(NAME)
     without = {name: facts for name, facts in plan.code.items() if name != NAME}
-    with pytest.raises(Refused, match=r"runs acme-gait 1\.0 .*, the server no such package"):
+    with pytest.raises(Refused, match=r"runs acme-gait 1\.0 .*, the server"):
         asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n", packages=without)
 
 
@@ -268,7 +268,7 @@ def test_the_check_of_a_site_asks_its_settings(acme: Path, tmp_path: Path, capsy
         (tmp_path / "medsilo.yaml").write_text("device: cpu\n" + settings)
         options = ["--plan", str(tmp_path / "plan.yaml"), "--site", SITES[0], "--settings", str(tmp_path)]
         assert main(["check", *options, "--private", str(tmp_path / "private.txt")]) == code
-        assert ("not allowed here" in capsys.readouterr().err) == (code == 2)
+        assert ("does not allow package" in capsys.readouterr().err) == (code == 2)
 
 
 # ---------------------------------------------------------------------------------------------------- which package
@@ -293,10 +293,10 @@ def test_another_version_or_other_files_are_refused(acme: Path, seen: Callable[[
 def test_a_package_that_is_not_installed_is_named(acme: Path, tmp_path: Path, seen: Any) -> None:
     values = make_plan("fedavg", *GAIT).resolved()
     sys.path.remove(str(acme))
-    with pytest.raises(PlanError, match=r"task\.name: 'acme-gait' is not known: package acme-gait of this plan is not"):
+    with pytest.raises(PlanError, match=r"task\.name: 'acme-gait'.*: package acme-gait"):
         parse_plan(values)
     values.pop("packages")
-    with pytest.raises(PlanError, match=r"task\.name: 'acme-gait' is not known; choose one of"):
+    with pytest.raises(PlanError, match=r"task\.name: 'acme-gait'.*; choose"):
         parse_plan(values)
 
 
@@ -369,7 +369,7 @@ def test_a_bad_package_is_one_line(
 
 def test_a_name_in_two_packages_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
     seen(a_distribution(tmp_path, "other-gait", f"[medsilo.tasks]\n{NAME} = other:Gait\n"))
-    with pytest.raises(PlanError, match="'acme-gait' is in.*other-gait and acme-gait"):
+    with pytest.raises(PlanError, match="'acme-gait'.*other-gait and acme-gait"):
         make_plan("fedavg", *GAIT)
 
 
@@ -394,7 +394,7 @@ def test_a_tasks_own_network_is_listed_too(seen: Callable[[Path], None], tmp_pat
             **{"pyproject.toml": cut + '[tool.setuptools]\npackages = ["acme_gait"]\n'},
         )
     )
-    with pytest.raises(PlanError, match="brings network 'gait-net', which no package lists"):
+    with pytest.raises(PlanError, match="network 'gait-net'"):
         make_plan("fedavg", *GAIT)
 
 

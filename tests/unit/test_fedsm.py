@@ -1,6 +1,5 @@
 """FedSM against its equations written out: three networks in one pass, SoftPull, a selector that learns, gamma."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.cli import main
-from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
+from medsilo.core.errors import ParticipationError, PlanError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
 from medsilo.federation.channel import Missing
@@ -40,7 +38,6 @@ from tests.unit.test_coordinator import Answers, Study, assert_equal
 from tests.unit.test_report import Page
 
 A, B, C = SITES
-JOBS = Path(__file__).resolve().parents[2] / "jobs"
 GO_ON = ["participation.when_missing=continue", "participation.minimum=1"]
 Numbers = dict[str, np.ndarray]
 
@@ -224,24 +221,6 @@ def test_who_is_missing_keeps_its_model_and_does_not_count(contributors: list[st
     assert_server_holds(study, hand)
 
 
-def test_lambda_1_is_training_alone(tmp_path: Path) -> None:
-    inprocess.run(planned("algorithm.pull=1"), folder=tmp_path / "fedsm")
-    inprocess.run(planned(method="local"), folder=tmp_path / "local")
-    for site in SITES:
-        mine, theirs = (
-            load_tensors(tmp_path / run / "sites" / site / "last.safetensors")[0] for run in ("fedsm", "local")
-        )
-        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-
-
-def test_lambda_1_over_k_is_the_plain_mean_for_all(tmp_path: Path) -> None:
-    study = Study(planned(f"algorithm.pull={1 / 3!r}", "training.rounds=1"), tmp_path / "run")
-    study.run()
-    rows = [wide(study.coordinator.state.mixers["personal"].current(site)) for site in SITES]
-    for row in rows[1:]:
-        close(row, rows[0])
-
-
 def test_lambda_has_its_bounds_and_a_caution_below_1_over_k(tmp_path: Path) -> None:
     for pull in ("0", "1.01", "-0.5"):
         with pytest.raises(PlanError, match=r"algorithm\.pull"):
@@ -252,18 +231,10 @@ def test_lambda_has_its_bounds_and_a_caution_below_1_over_k(tmp_path: Path) -> N
     assert planned("algorithm.pull=0.34").algorithm.warnings(SITES) == []
 
 
-def test_the_caution_is_one_line_on_the_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["algorithm.pull=0.3", "task.name=synthetic-activity", "training.rounds=1", *SMALL]
-    changes = [word for change in small for word in ("--set", change)]
-    assert main(["run", str(JOBS / "fedsm"), "--engine", "inprocess", "--out", str(tmp_path), *changes]) == 0
-    cautions = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-    assert cautions == ["warning: algorithm.pull 0.3 is below 1/3: personal models lean to the other hospitals"]
-
-
 def test_what_a_selector_cannot_tell_apart_is_refused() -> None:
     with pytest.raises(PlanError, match="'global' is fedsm's model"):
         planned("participation.sites=[a, global]")
-    with pytest.raises(PlanError, match="algorithm.selector: no vgg11 selector reads the cases"):
+    with pytest.raises(PlanError, match="algorithm.selector: the selector vgg11 cannot read"):
         planned("algorithm.selector=vgg11")
 
 
@@ -508,7 +479,7 @@ def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypat
 
 
 FALSE = {
-    "nothing": (None, "says nothing of the super model"),
+    "nothing": (None, "has no results of the super model"),
     "no counts": ({"chosen": {}, "sums": [0.0] * 8}, "how often each model was chosen"),
     "half a case": ({"chosen": {A: 0.5}, "sums": [0.0] * 8}, f"chosen.{A}: input should be a valid integer"),
     "a stranger": ({"chosen": {"x": 5}, "sums": [0.0] * 8}, "it chose models of 'x', which is not a site of the study"),
@@ -541,10 +512,8 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
 def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: Path) -> None:
     plan = planned("training.rounds=1")
     cases = site_of(plan, A, SITES, CPU, tmp_path / "a").participant.disclosure.cases["train"]
-    few = SiteSettings(device="cpu", min_cases_per_average=cases + 1)
-    with pytest.raises(
-        Refused, match=f"averages {cases} images of this site's {cases} patients, and no average of fewer"
-    ):
+    few = SiteSettings(device="cpu", min_patients_per_metric=cases + 1)
+    with pytest.raises(Refused, match=f"averages {cases} images of {cases} patients, this hospital demands"):
         site_of(plan, A, SITES, few, tmp_path / "b")
 
 
@@ -564,7 +533,7 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
     study = Study(plan, tmp_path / "run")
     if method == "harmofl":
         for participant in study.participants.values():
-            with_settings(participant, min_cases_per_average=1)
+            with_settings(participant, public_data=True)
     summary = study.run()
     asked = {parcel.facts["task"] for site, parcel in study.transport.sent if site == C}
     assert asked == {"join", "deliver", "test"}
@@ -623,7 +592,7 @@ def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path
 def test_what_an_unseen_hospital_may_not_be() -> None:
     with pytest.raises(PlanError, match="fedbn gives no.*did not train"):
         make_plan("fedbn", "participation.evaluation_sites=[z]")
-    with pytest.raises(PlanError, match="hospital-a is under sites and under evaluation_sites"):
+    with pytest.raises(PlanError, match="hospital-a is under.*evaluation_sites"):
         make_plan("fedsm", f"participation.evaluation_sites=[{A}]")
     with pytest.raises(PlanError, match="evaluation_sites need named sites"):
         make_plan("fedavg", "participation.sites=[]", "participation.minimum=2", "participation.evaluation_sites=[z]")
@@ -727,7 +696,7 @@ def test_protocols_name_the_rule_of_the_selector() -> None:
     changes = ["task.name=synthetic-prostate", "algorithm.selector=vgg11"]
     assert make_plan("fedsm", *changes, "protocol=paper", "algorithm.selector_sync=none").protocol == "paper"
     assert make_plan("fedsm", *changes, "protocol=released-code", MOMENTS, "algorithm.selector_step=full-batch")
-    with pytest.raises(PlanError, match="algorithm.selector_sync: 'closed-form', but protocol 'paper'"):
+    with pytest.raises(PlanError, match="algorithm.selector_sync: 'closed-form'.*'paper'"):
         make_plan("fedsm", *changes, "protocol=paper")
 
 
@@ -750,17 +719,6 @@ def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
     assert parsed.rows[parsed.rows.index(["Method", C]) + 1] == ["FedSM", f"{unseen:.3f}"]
 
 
-def test_a_run_s_folder_says_what_the_summary_says(tmp_path: Path) -> None:
-    study = Study(planned("training.rounds=1"), tmp_path / "run")
-    found = study.run().details.super_model
-    manifest = json.loads((study.folder / "supermodel/supermodel.json").read_text())
-    assert manifest["threshold"] == found.threshold and manifest["agreed"] == found.agreed
-    path = study.folder / "supermodel/personal" / f"{A}.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(MedsiloError, match="SHA-256"):
-        SuperModel.load(study.folder / "supermodel")
-
-
 # ---------------------------------------------------------------------------------------------------- unequal sizes
 # Hospitals that look different: of the sensors there are two families, so that two hospitals can be told apart.
 FEDERATIONS = {
@@ -773,7 +731,7 @@ FEDERATIONS = {
 def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str] | None = None) -> Plan:
     """Ten rounds in which one hospital has ten times the training cases of the others."""
     sites, sizes = sites or FEDERATIONS[task][0], FEDERATIONS[task][1]
-    few = SiteSettings(device="cpu", min_cases_per_average=2)  # a small one has but five images in synthetic-prostate
+    few = SiteSettings(device="cpu", public_data=True)  # a small one has but five images in synthetic-prostate
     same = ["training.rounds=10", "training.batch_size=8", f"task.name={task}", *sizes]
     plan = make_plan("fedsm", *same, *changes, sites=sites)
     participants = {}

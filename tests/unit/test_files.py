@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_be_locked_is_one_line(tmp_path: Path, there: str) 
     else:
         (tmp_path / "records/lock").mkdir(parents=True)
     folder = LockedFolder(tmp_path / "records", "lock", 1.0, "this hospital's records", "nothing leaves")
-    with pytest.raises(MedsiloError, match=r"records cannot be used .* nothing leaves; .*'state_dir'"), folder.alone():
+    with pytest.raises(MedsiloError, match=r"records cannot be used .*'state_dir'"), folder.alone():
         pass
 
 
@@ -346,22 +346,6 @@ def files_of_at_most(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@pytest.mark.parametrize("what", ["tensors", "text"])
-def test_a_file_that_does_not_fit_leaves_the_former_one(tmp_path: Path, what: str) -> None:
-    path = tmp_path / "file"
-    save_tensors(path, {"a": torch.ones(2)}, {"round": 1})
-    with pytest.raises(MedsiloError) as caught, files_of_at_most(100_000):
-        save_tensors(path, {"a": torch.zeros(1_000_000)}) if what == "tensors" else write_text(path, "x" * 1_000_000)
-    text = str(caught.value)
-    assert text.startswith("file could not be written: ")
-    assert "free space or choose another output folder" in text
-    assert str(tmp_path) not in text
-    assert str(tmp_path) in caught.value.private
-    assert len(text.splitlines()) == 1
-    assert load_tensors(path)[1] == {"round": 1}
-    assert listed(tmp_path) == ["file"]
 
 
 def test_a_disk_that_is_full_leaves_the_former_file(tiny_disk: Path) -> None:

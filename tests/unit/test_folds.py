@@ -57,7 +57,7 @@ def test_data_that_are_read_when_needed_keep_patients_and_classes() -> None:
 def test_a_fold_is_part_of_the_plan() -> None:
     plan = make_plan("fedavg", *SMALL)
     assert make_plan("fedavg", *SMALL, "task.fold={number: 1, of: 3}").hash != plan.hash
-    with pytest.raises(PlanError, match="fold 4 of 3: there are only 3"):
+    with pytest.raises(PlanError, match="fold 4 of 3: does not exist; there are 3"):
         make_plan("fedavg", *SMALL, "task.fold={number: 4, of: 3}")
 
 

@@ -160,14 +160,14 @@ JOIN = {
     "no classes": (facts(classes={"x": None}), "are not of the parts"),
     "a share in words": (facts(shares="yes"), "shares"),
     "surplus": (facts(more=1), "its more: extra inputs are not permitted"),
-    "a key that is no text": (lambda reply: reply.facts.update({7: 1}), "has a key that is no text"),
+    "a key that is no text": (lambda reply: reply.facts.update({7: 1}), "every key must be a string"),
     "a package of tensors": (facts(packages={"version": TENSOR}), "its version holds a Tensor"),
     "a package without words": (facts(packages={STEERS: 1, "a": [LONG]}), "install the same package"),
     "a long warning": (facts(warnings=[LONG]), "warnings.0: string should have at most 400 characters"),
     "a long text": (facts(more=LONG), "its more: extra inputs are not permitted"),
     "a long key": (lambda reply: reply.facts.update({STEERS + LONG: 1}), "…: extra inputs are not permitted"),
-    "a long study": (facts(study=LONG), "of a study, not join 0 of this one"),
-    "a long task": (facts(task=STEERS + LONG), "of a study, not join 0 of this one"),
+    "a long study": (facts(study=LONG), "of another study, not join 0 of this one"),
+    "a long task": (facts(task=STEERS + LONG), "of another study, not join 0 of this one"),
     "a long class": (facts(classes={LONG: None}), "are not of the parts"),
     "a text as a count": (cases(train=STEERS + LONG), "input should be a valid integer"),
     "many warnings": (facts(warnings=["x"] * 1_000_000), "more than"),
@@ -182,7 +182,7 @@ ROUND = {
     "a tensor as a score": (facts(validation=TENSOR), "its validation holds a Tensor"),
     "cases it did not join with": (
         lambda reply: (cases(train=10**6)(reply), facts(samples=10**6)(reply)),
-        "not those that it joined with",
+        "differ from those at joining",
     ),
     "more samples than cases": (facts(samples=10**6), "is more than its"),
     "a tensor as samples": (facts(samples=TENSOR), "its samples holds a Tensor"),
@@ -200,7 +200,7 @@ ROUND = {
                 for g, own in reply.groups.items()
             }
         ),
-        "long, beyond any honest one",
+        ", beyond any honest one",
     ),
     "a sparse tensor": (
         lambda reply: reply.groups.update(
@@ -225,7 +225,7 @@ TEST = {
     "a score beyond its range": (facts(test=7.5), "test score 7.5 is outside 0 to 1"),
     "cases NaN": (cases(test=NAN), "cases.test: input should be a valid integer"),
     "a tensor as cases": (cases(test=TENSOR), "holds a Tensor"),
-    "cases it did not join with": (cases(test=10**6), "not those that it joined with"),
+    "cases it did not join with": (cases(test=10**6), "differ from those at joining"),
     "a round to come": (facts(selected=3), "tested the model of round 3, and there are 2 rounds"),
     "a round before the first": (facts(selected=-1), "selected: input should be greater than or equal to 0"),
     "a count beyond all": (counts(accuracy=[HUGE, 5.0]), "counts.accuracy.0: input should be less than or equal to"),
@@ -245,7 +245,7 @@ TEST = {
     "long texts": (facts(counts={"accuracy": [LONG, LONG]}, warnings=[LONG] * 9), "its "),
 }
 SUPER_DELIVER = {
-    "no outcome": (facts(outcome=None), "it says nothing of the super model"),
+    "no outcome": (facts(outcome=None), "it has no results of the super model"),
     "nothing chosen": (outcome(chosen={}), "it does not say how often each model was chosen"),
     "a stranger": (outcome(chosen={STEERS + LONG: 3}), "which is not a site of the study"),
     "a negative choice": (outcome(chosen={A: -3}), "chosen.hospital-a"),
@@ -258,7 +258,7 @@ SUPER_DELIVER = {
     "surplus": (outcome(**{STEERS + LONG: 1}), "…: extra inputs are not permitted"),
 }
 SUPER_TEST = {
-    "no outcome": (facts(outcome=None), "it says nothing of the super model"),
+    "no outcome": (facts(outcome=None), "it has no results of the super model"),
     "nothing chosen": (outcome(chosen={}), "it does not say how often each model was chosen"),
     "a stranger": (outcome(chosen={"nobody": 3}), "'nobody', which is not a site of the study"),
     "sums": (outcome(sums=[0.0] * len(THRESHOLDS)), "it does not give 0 sums of scores"),
@@ -277,7 +277,7 @@ HOSTILE = [
         *((method, "round", ROUND) for method in METHODS),
         *((method, "deliver", DELIVER) for method in METHODS),
         *((method, "test", TEST) for method in METHODS),
-        ("fedavg", "deliver", {"an outcome": (facts(outcome={"x": 1}), "this method has nothing to tell")}),
+        ("fedavg", "deliver", {"an outcome": (facts(outcome={"x": 1}), "unexpected field: outcome")}),
         ("fedsm", "deliver", SUPER_DELIVER),
         ("fedsm", "test", SUPER_TEST),
     ]
@@ -399,7 +399,7 @@ def test_a_refusal_that_is_no_text_is_one_all_the_same(reason: Any) -> None:
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(REFUSAL, reason)
     reply.set_header(PASSES, TENSOR)
-    with pytest.raises(Refused, match="the site answered EXECUTION_EXCEPTION; its own log says why") as caught:
+    with pytest.raises(Refused, match="the site answered EXECUTION_EXCEPTION") as caught:
         to_parcel(reply)
     assert not isinstance(caught.value, Passing)
 

@@ -347,6 +347,15 @@ def test_help_answers_at_once(root: Path) -> None:
     assert loaded & {*heavy} == set()
 
 
+def test_methods_are_listed_without_torch(root: Path) -> None:
+    """Their titles are read from the source; the list, and a mistyped command, answer in half a second."""
+    assert modules_after(root, ["list"]) & {"torch", "monai", "numpy", "scipy", "nvflare", "medsilo.plan"} == set()
+    assert (
+        modules_after(root, ["lsit"], ["run", "--hlep"], code=2) & {"torch", "monai", "numpy", "scipy", "nvflare"}
+        == set()
+    )
+
+
 def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
     """`medsilo status` and its like talk to a server: a fifth of the processor time without torch."""
     commands = (["status"], ["status", "job", "--watch"], ["cancel", "job"], ["download", "job"])

@@ -92,6 +92,7 @@ def test_two_builds_are_alike_and_run_as_nobody_where_nothing_can_be_written(
     container = told("buildah", "from", image)
     try:
         system = told("buildah", "mount", container)
+        assert (Path(system) / "opt/medsilo/licences.csv").is_file()
         [check] = re.findall(r"(?m)^HEALTHCHECK .* CMD (.*)$", dockerfile(root))
         runs_where_nothing_can_be_written(system, config, json.loads(check))
     finally:

@@ -82,7 +82,7 @@ def test_the_file_answers_what_was_declared() -> None:
     assert not [row for row in rows if row["quantity"].startswith(LESS)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_studies_come_out_again(shared_data: Path, tmp_path: Path) -> None:
     """FedAvg is pooled regression at the smallest, the largest and the deadliest study, as the file has it."""
     studies = read(shared_data / "impact" / "impact.csv")

@@ -77,7 +77,7 @@ def test_it_is_trained_and_tested(layout: Layout, folder: Path) -> None:
         "training": {"rounds": 1, "batch_size": 4, "learning_rate": 0.01},
         "participation": {"sites": layout.sites},
     }
-    settings = SiteSettings(device="cpu", data=folder, min_cases_per_average=1, min_patients_per_metric=1)
+    settings = SiteSettings(device="cpu", data=folder, public_data=True, min_patients_per_metric=1)
     summary = inprocess.run(parse_plan(values), settings=settings).summary
     assert summary.status == "finished"
     assert all(0 <= site.test[summary.metric] <= 1 for site in summary.sites.values())
@@ -419,7 +419,7 @@ def test_a_later_pass_reads_no_file_and_gives_the_same_batches_for_any_number_of
         compute, order = Compute(workers=workers), torch.Generator().manual_seed(1)
         return [tensor for batch in batches(data.train, 3, compute, order) for tensor in batch]
 
-    kept, uncached = read(name, tmp_path), read(name, tmp_path, cache="none")
+    kept, uncached = read(name, tmp_path), read(name, tmp_path, cache_memory=0)
     expected = batched(uncached, 0)
     shutil.rmtree(tmp_path)
     for workers in (0, 2):
@@ -451,8 +451,8 @@ def test_the_cache_keeps_as_much_as_the_site_s_settings_say(tmp_path: Path) -> N
     task = TASKS["camelyon17"](size=256)  # 0.75 MiB each
     data = task.read("center-0", ["center-0"], 0, DataSource(folder=tmp_path, cache_memory=3))
     assert [len(part.kept) for part in (data.train, data.validation, data.test)] == [3, 0, 0]
-    with pytest.raises(DataError, match="cache .memory or none."):
-        read("camelyon17", tmp_path, cache="disk", cache_folder=tmp_path)
+    with pytest.raises(DataError, match="nothing but folder and cache_memory"):
+        read("camelyon17", tmp_path, cache_folder=tmp_path)
 
 
 @pytest.mark.parametrize("groups", [3, 4, 10, 97])

@@ -60,9 +60,7 @@ def test_over_the_budget_is_refused_and_nothing_is_written(ledger: Ledger) -> No
     ledger.charge(CountedStudy(ONE, tight), "round 1", "1", ROUND)
     ledger.charge(CountedStudy(TWO, tight), "round 1", "2", ROUND)
     before = ledger.file.read_bytes()
-    with pytest.raises(
-        Refused, match=r"the study costs ε = .* of which ε = .* is spent or promised \(privacy\.epsilon"
-    ):
+    with pytest.raises(Refused, match=r"costs ε = .* allows .*\(privacy\.epsilon"):
         ledger.charge(CountedStudy(ONE, tight), "round 2", "3", ROUND)
     with pytest.raises(Refused, match="privacy.epsilon"):
         ledger.afford(CountedStudy(ONE, tight), ROUND)
@@ -73,7 +71,7 @@ def test_over_the_budget_is_refused_and_nothing_is_written(ledger: Ledger) -> No
 def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
     budget = PrivacyRequirements(epsilon=cost(5), delta=DELTA)
     ledger.plan(CountedStudy(ONE, budget), ROUND * 3)
-    with pytest.raises(Refused, match="with what other.*these data cost"):
+    with pytest.raises(Refused, match="with earlier studies of these data"):
         ledger.plan(CountedStudy(TWO, budget, lambda study: study == "one"), ROUND * 3)
     ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # the first one does not run any more, and was charged nothing
     ledger.charge(CountedStudy(TWO, budget), "round 1", "a", ROUND)

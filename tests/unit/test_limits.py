@@ -8,11 +8,12 @@ import psutil
 import pytest
 import torch
 
-from medsilo.core.errors import ParticipationError, PlanError, Refused
+from medsilo.core.errors import NoRoom, ParticipationError, PlanError, Refused
+from medsilo.core.files import free_disk
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop, OnRound
-from medsilo.federation.limits import check_limits, free_disk, learning_per_answer
+from medsilo.federation.limits import check_limits, learning_per_answer
 from medsilo.federation.process import isolated
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.site_context import SiteContext
@@ -73,10 +74,7 @@ def test_parameters_are_those_of_the_networks() -> None:
 PLAN = make_plan("fedavg", "participation.timeout=600", "training.rounds=12", "training.batch_size=32")
 ASKED = [
     ("round_minutes", 10, 9),
-    ("parameters", 1000, 999),
     ("disk", 3.8e-5, 3.6e-5),  # GiB, of 1000 parameters
-    ("min_learning_per_score", 0.1, 0.101),  # 50 cases are two steps of 0.05
-    ("min_training_cases", 50, 51),
 ]
 
 
@@ -88,16 +86,25 @@ def test_each_limit_holds_and_says_which(key: str, enough: float, not_enough: fl
         check_limits(PLAN, SiteSettings(quotas={key: not_enough}), *asked)
 
 
-def test_the_disk_keeps_what_must_stay_free() -> None:
-    check_limits(PLAN, SiteSettings(quotas={"disk_free": 1}), 10_000_000, 50, 3 << 30)
-    with pytest.raises(Refused, match="disk_free"):
-        check_limits(PLAN, SiteSettings(quotas={"disk_free": 1}), 10_000_000, 50, 1 << 30)
+def test_a_hospital_trains_with_as_many_patients_as_a_score_covers() -> None:
+    plan = parse_plan(FOLDER)
+    check_limits(plan, SiteSettings(), 1000, 5, patients=5)
+    check_limits(plan, SiteSettings(public_data=True), 1000, 1, patients=1)
+    for own, cases, patients in (({}, 50, 4), ({}, 4, None), ({"min_patients_per_metric": 6}, 5, 5)):
+        with pytest.raises(Refused, match=r"min_patients_per_metric"):
+            check_limits(plan, SiteSettings(**own), 1000, cases, patients=patients)
+
+
+def test_a_full_disk_is_no_fault_of_the_plan() -> None:
+    check_limits(PLAN, SiteSettings(), 10_000_000, 50, 1 << 30)
+    with pytest.raises(NoRoom, match="disk is full"):
+        check_limits(PLAN, SiteSettings(), 10_000_000, 50, 1 << 28)
     assert free_disk(Path("/nowhere/at/all")) > 0
 
 
 def test_a_hospital_refuses_the_study_itself(tmp_path: Path) -> None:
-    settings = SiteSettings(device="cpu", quotas={"parameters": 10})
-    with pytest.raises(Refused, match="parameters, more than it allows"):
+    settings = SiteSettings(device="cpu", quotas={"disk": 1e-6})
+    with pytest.raises(Refused, match="GiB for a study, more than it allows"):
         site_of(make_plan(), "hospital-a", SITES, settings, tmp_path)
 
 
@@ -129,7 +136,7 @@ def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: 
     }
     summary = Coordinator(plan, SITES, Loop(sites), Record(tmp_path / "run"), "in-process").run()
     assert summary.status == "finished" and summary.sites["hospital-b"].contributed == 1
-    reason = "refused: this answer took longer than the 0.034 minutes that this hospital gives it"
+    reason = "refused: this answer took longer than the 0.034 minutes that this hospital allows"
     assert summary.sites["hospital-a"].missed[1].startswith(reason)
     assert "quotas.round_minutes in its medsilo.yaml" in summary.sites["hospital-a"].missed[1]
     assert time.monotonic() - started < 30
@@ -173,7 +180,7 @@ def test_a_study_that_fills_the_disk_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_too_little_learning_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"quotas\.min_learning_per_score"):
+    with pytest.raises(Refused, match="learning_rate"):
         study(tmp_path, {}, "training.learning_rate=1e-8")
 
 
@@ -185,12 +192,13 @@ def test_learning_counts_steps_over_all_rounds_of_scores() -> None:
     assert learning_per_answer(idle, 40) == pytest.approx(0.04 * trained / idle.rounds) and trained <= idle.rounds
 
 
-def test_a_disk_cache_has_its_bound_and_all_cases_are_there(tmp_path: Path) -> None:
+def test_a_disk_cache_has_its_bound_and_all_cases_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_photos(tmp_path / "photos", NAMES)
     plan = parse_plan(STUDY)
     size = 3 * 8 * 8 * 4  # bytes of an image that is ready
-    data = {"folder": str(tmp_path / "photos"), "cache": "disk", "cache_folder": str(tmp_path / "cache")}
-    source = make_settings({"data": {**data, "cache_disk": 10 * (size + 8) / 2**30}}, "x").data
+    monkeypatch.setattr("medsilo.tasks.cache.MOST", 10 * (size + 8))
+    data = {"folder": str(tmp_path / "photos"), "cache_folder": str(tmp_path / "cache")}
+    source = make_settings({"data": data}, "x").data
     read = plan.task.read("a", ["a"], 0, source)
     assert len(list((tmp_path / "cache").iterdir())) == 10
     whole = plan.task.read("a", ["a"], 0, make_settings({"data": str(tmp_path / "photos")}, "x").data)
@@ -222,7 +230,7 @@ def test_a_split_that_the_hospital_fixed_no_plan_moves(tmp_path: Path) -> None:
         for shares, split in (("[0.6,0.2,0.2]", 0), ("[0.4,0.3,0.3]", 0), ("[0.6,0.2,0.2]", 7))
     ]
     listing = CaseIndex([Entry(f"{number}", (), Path("x"), f"p{number}") for number in range(40)])
-    own = DataSource(folder=tmp_path, shares=(0.5, 0.25, 0.25), split=3)
+    own = DataSource(folder=tmp_path, shares=(0.5, 0.25, 0.25)).drawn_by(3)
 
     def split(plan: Plan, source: DataSource) -> dict[str, list[str]]:
         parts = divided(listing, source, plan.task.shares, plan.task.split)

@@ -17,7 +17,7 @@ from tests.conftest import METHODS, SITES, make_plan, over_all
 from tests.federation.test_simulator import assert_same_outcome
 from tests.unit.test_participant import SMALL
 
-CPU = SiteSettings(device="cpu", min_cases_per_average=1)
+CPU = SiteSettings(device="cpu", public_data=True)
 DIVIDED = {"f-adafed", "fedsm-extra", "fedsm-ensemble"}  # into phases by the number of all rounds
 ONE_OF_EACH = ["fedavg", "ditto", "adafed", "fedsm", "scaffold"]
 IMAGES = ["task.name=synthetic-histology", "network.name=small-cnn", "task.patients=4"]
@@ -77,7 +77,7 @@ def test_a_longer_run_says_where_it_is_another(method: str, changes: list[str], 
 @pytest.mark.parametrize(
     ("method", "changes", "why"),
     [
-        ("f-adafed", [], "round 1 of f-AdaFed is of phase 'measure', and of 'average' if longer"),
+        ("f-adafed", [], "is of phase 'measure'"),
         ("fedsm-extra", [], "is of phase 'select'"),
         ("fedavg", ["secure_aggregation.mode=pairwise", "participation.sites=[a,b,c]"], "sealed sums"),
     ],
@@ -101,15 +101,15 @@ def test_a_run_is_trained_further_from_the_command_line(tmp_path: Path, capsys: 
     for words, told in (
         ([str(run), "--more", "3"], "exists"),
         ([str(run), "--more", "3", "--set", "seed=3"], "leave out --plan and --set"),
-        ([str(tmp_path), "--more", "3"], "is no finished run"),
-        (["fedavg", "--more", "3"], "is no finished run"),
+        ([str(tmp_path), "--more", "3"], "is not a finished run"),
+        (["fedavg", "--more", "3"], "is not a finished run"),
         ([str(run)], f"medsilo run {run} --more 20"),
     ):
         assert cli.main(["run", *words, *out]) == 1
         assert told in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nvflares_run_is_trained_further_by_nvflare(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     plan = small("fedbn")
     simulator.run(plan, tmp_path / "run", CPU)

@@ -64,13 +64,6 @@ def test_balanced_accuracy_is_scikit_learns() -> None:
     assert table[1 * 4 + 2] == np.sum((labels == 1) & (found == 2))
 
 
-def test_balanced_accuracy_by_hand() -> None:
-    # 3 of 4 of class 0, 1 of 2 of class 1; class 2 does not occur, though it is found once
-    table = confusion(torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 2, 1, 0]), 3)
-    assert balanced_accuracy(table, 3) == pytest.approx((3 / 4 + 1 / 2) / 2)
-    assert balanced_accuracy(confusion(torch.tensor([1, 1]), torch.tensor([1, 0]), 3), 3) is None
-
-
 @pytest.mark.parametrize(("cases", "classes"), [(60, 2), (300, 3), (400, 6)])
 def test_area_under_the_curve_is_scikit_learns_to_a_bin(cases: int, classes: int) -> None:
     for seed in range(3):

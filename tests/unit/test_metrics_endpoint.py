@@ -13,10 +13,14 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 import yaml
 
+from medsilo.check.kit import read_kit, trouble
 from medsilo.federation import inprocess
 from medsilo.runs.events import Event, write
 from provisioning import metrics
@@ -78,6 +82,21 @@ def test_a_look_asks_all_processes_no_more_often_for_more_hospitals(
     monkeypatch.setattr(metrics, "trouble", lambda party: asked.append(party.name))
     assert sum(name == "site_connected" for name, *_ in metrics.samples(kit)) == 20
     assert len(asked) <= 2
+
+
+def test_whether_a_party_is_up_asks_its_own_processes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kits_of(tmp_path)
+    kit, asked = read_kit(tmp_path / "kits/localhost"), list[int]()
+    listening = SimpleNamespace(status="LISTEN", laddr=SimpleNamespace(port=kit.port))
+
+    def process(number: int, *words: str) -> Any:
+        ask = lambda kind: asked.append(number) or ([listening] if number == 40 else [])  # noqa: E731
+        return SimpleNamespace(info={"cmdline": [*words]}, net_connections=ask)
+
+    others = [process(number, "sleep", "600") for number in range(40)]
+    own = process(40, "python", "-m", str(tmp_path / "kits/localhost"))
+    monkeypatch.setattr(psutil, "process_iter", lambda names: iter([*others, own]))
+    assert trouble(kit) is None and asked == [40]
 
 
 @pytest.fixture

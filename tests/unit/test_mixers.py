@@ -16,7 +16,6 @@ import torch
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.mmap_store import stored
 from medsilo.mixing import contributions
-from medsilo.mixing.layout import BLOCK
 from medsilo.mixing.mixers import Identity, PersonalModelPool, SimilarityMix, SoftPull, UniformMean, WeightedMean
 from tests.mixed import result_of
 
@@ -138,34 +137,6 @@ def test_soft_pull_uses_one_snapshot_of_all_sites():
     assert values(play(SoftPull(0.7), sent)) == pytest.approx([0.45, 1.0, 1.55], abs=1e-6)
 
 
-def test_soft_pull_of_one_is_local_training():
-    for site, tensors, _ in THREE:
-        assert_same(play(SoftPull(1.0), THREE)[site], tensors)
-
-
-@pytest.mark.parametrize("count", [2, 3, 6, 7])
-def test_soft_pull_of_one_in_k_is_the_plain_mean(count):
-    sites = "abcdefg"[:count]
-    sent = [(site, {"w": torch.randn(50, generator=torch.Generator().manual_seed(ord(site)))}, 1) for site in sites]
-    pulled, mean = play(SoftPull(1 / count), sent, sites), play(UniformMean(), sent, sites)
-    for site in sites:
-        torch.testing.assert_close(pulled[site]["w"], mean[site]["w"], rtol=1e-6, atol=1e-6)
-
-
-def test_similarity_mix_with_sample_shares_in_every_row_is_the_weighted_mean():
-    mixer = SimilarityMix(torch.tensor([1.0, 2.0, 5.0]).div(8).expand(3, 3))
-    mixed, mean = play(mixer, THREE), play(WeightedMean(), THREE)
-    for site in "abc":
-        torch.testing.assert_close(mixed[site]["body.weight"], mean[site]["body.weight"], rtol=1e-6, atol=1e-6)
-
-
-def test_similarity_mix_renormalises_over_who_answered():
-    mixer = SimilarityMix(torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]))
-    results = play(mixer, [THREE[2], THREE[0]], initial=model(-1.0))
-    # a: (0.5·1 + 0.2·10)/0.7; b did not answer; c counts only b, who did not answer
-    assert values(results) == pytest.approx([2.5 / 0.7, -1.0, 10.0], rel=1e-6)
-
-
 @pytest.mark.parametrize("kind", MEANS)
 def test_means_take_integers_from_the_first_site_in_sorted_order(kind):
     for order in permutations(THREE):
@@ -181,14 +152,6 @@ def test_personal_mixers_keep_their_own_integers(kind):
 
 
 @every_mixer
-@pytest.mark.parametrize("weight", [1, 3, 0.1, 1e12])
-def test_one_contributor_is_unchanged_to_the_last_bit(kind, weight):
-    sent = {"w": torch.tensor([0.1, -0.0, 1e-40, 3e38, 1 / 3]), "x": torch.tensor([0.1, 1e300], dtype=torch.float64)}
-    results = play(MAKERS[kind](), [("b", sent, weight)], initial=copy(sent))
-    assert_same(results["b"], sent)
-
-
-@every_mixer
 def test_numbers_that_are_none_do_not_stop_a_round(kind):
     bad = model(float("nan"))
     results = play(MAKERS[kind](), [("a", bad, 1), ("b", model(1.0), 1), ("c", model(float("inf")), 1)])
@@ -196,30 +159,6 @@ def test_numbers_that_are_none_do_not_stop_a_round(kind):
 
 
 # -- the order of arrival ---------------------------------------------------------------------------------------------
-
-
-def adversarial(size):
-    """Four sites whose sum depends on the order, in single precision and in double."""
-    scatter = torch.rand(size, generator=torch.Generator().manual_seed(3))
-    for site, value in zip("abcd", (1e8, 1.0, -1e8, 1e-8), strict=True):
-        yield site, {"w": scatter * value, "d": scatter[:999].double() * value, "n": torch.tensor(ord(site))}, ord(site)
-
-
-@every_mixer
-@pytest.mark.parametrize("size", [1000, BLOCK + 120_000], ids=["in memory", "on disk too"])
-@pytest.mark.parametrize("absent", [None, "a", "c"])
-def test_every_order_of_arrival_gives_the_same_bits(kind, size, absent, monkeypatch):
-    monkeypatch.setattr(contributions, "MEMORY", 4 << 20)
-    sent = [contribution for contribution in adversarial(size) if contribution[0] != absent]
-    assert size == 1000 or 3 * 4 * size > contributions.MEMORY
-    initial = copy(sent[0][1])
-    weights = torch.rand(4, 4, generator=torch.Generator().manual_seed(1)).double()
-    make = (lambda: SimilarityMix(weights / weights.sum(1, keepdim=True))) if kind == "similarity" else MAKERS[kind]
-    wanted = play(make(), sent, "abcd", initial)
-    for order in permutations(sent):
-        results = play(make(), order, "dbca", initial)
-        for site in "abcd":
-            assert_same(results[site], wanted[site])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -456,24 +395,6 @@ def test_a_site_without_tensors_is_an_error_that_names_it(kind):
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-@every_mixer
-@pytest.mark.parametrize("initial", [None, model(0.5)], ids=["no initial", "initial"])
-def test_a_study_resumed_from_its_state_equals_one_that_never_stopped(kind, initial):
-    whole, half = MAKERS[kind](), MAKERS[kind]()
-    for mixer in (whole, half):
-        play(mixer, THREE[:2], "abc", initial)
-    tensors, facts = half.state()
-    resumed = MAKERS[kind]()
-    resumed.load_state(copy(tensors), json.loads(json.dumps(facts)))
-    for site in "ab":
-        assert_same(resumed.current(site), whole.current(site))
-    second = [("c", model(3.0), 2), ("b", model(5.0), 1)]
-    one, two = play(resumed, second), play(whole, second)
-    assert one.keys() == two.keys()
-    for site, tensors in one.items():
-        assert_same(tensors, two[site])
 
 
 @every_mixer

@@ -195,12 +195,6 @@ def test_weights_of_other_types(dtype: torch.dtype) -> None:
     assert_near(result, expected, 0.02)
 
 
-def test_equal_sites_are_left_as_they_are() -> None:
-    same = dict.fromkeys(SITES, models(torch.float32)["b"])
-    result = play(WeightedMean(weigh=lambda site, samples: dict.fromkeys(SHAPES, samples)), same).current("a")
-    assert all(torch.equal(result[name], same["a"][name]) for name in SHAPES)
-
-
 def test_fednova_is_a_weight_and_a_rate_that_look_at_another_group() -> None:
     """θ ← θ - τ_eff Σ p_i (θ - θ_i) / τ_i, with τ_i in a group of its own that was declared earlier."""
     reaches = {"a": 3.0, "b": 7.5, "c": 20.0}

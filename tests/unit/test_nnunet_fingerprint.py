@@ -179,7 +179,7 @@ def test_a_fingerprint_is_of_what_was_agreed_on() -> None:
 
     two = asked.model_copy(update={"channels": ("T1", "T2")})
     sent = MeasuredSite(question=two.hash, reader="SimpleITKIO", told=Fingerprint.received(good()))
-    with pytest.raises(Refused, match="tells of 1 channels, and the study has 2"):
+    with pytest.raises(Refused, match="it has 1 channels, and the study 2"):
         sent.check(two)
 
 

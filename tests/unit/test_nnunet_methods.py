@@ -18,7 +18,6 @@ SITES = ("brno", "graz")
 OPEN = {
     "device": "cpu",
     "public_data": True,
-    "min_cases_per_average": 1,
     "min_patients_per_metric": 1,
 }  # hospitals are tiny
 OTHERWISE: dict[str, dict[str, Any]] = {  # than by its name alone

@@ -38,7 +38,10 @@ TUMOUR = {"name": QUESTION.name, "channels": ["FLAIR"], "labels": LABELS, "regio
         ({**TUMOUR, "regions_class_order": None}, "a value for each region"),
         ({**TUMOUR, "regions_class_order": [1, 2, 2]}, "none twice"),
         ({**TUMOUR, "regions_class_order": [1, 3, 2]}, "one of its own values"),
-        ({**TUMOUR, "labels": {"background": 0, "core": [2, 3], "whole": [1, 2, 3], "enhancing": 3}}, "all around it"),
+        (
+            {**TUMOUR, "labels": {"background": 0, "core": [2, 3], "whole": [1, 2, 3], "enhancing": 3}},
+            "after all regions around it",
+        ),
     ],
 )
 def test_a_question_that_nnunet_could_not_answer_is_refused(changes: dict[str, Any], told: str) -> None:
@@ -242,7 +245,7 @@ def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, 
         read("whole")  # whose own part, beside the core, masks show
     with pytest.raises(DataError, match="masks show a structure that data.unannotated names"):
         read("enhancing", site="graz")
-    with pytest.raises(PlanError, match="regions overlap"):
+    with pytest.raises(PlanError, match="structures that do not overlap"):
         plan_of(plans, TUMOUR, "condistfl")
 
 

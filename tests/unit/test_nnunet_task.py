@@ -89,7 +89,7 @@ def test_a_seed_decides_a_patch(plan: Plan, data: SiteData) -> None:
 
 
 def test_a_patch_from_the_disk_is_the_same(hospitals: Path, plan: Plan, data: SiteData, tmp_path: Path) -> None:
-    source = DataSource(folder=hospitals, cache="disk", cache_folder=tmp_path)
+    source = DataSource(folder=hospitals, cache_memory=0, cache_folder=tmp_path)
     kept = plan.task.site_data("north", plan.participation.sites, 0, source)
     ours, wanted = (plan.task.drawn(one.train, 4, 1, 5) for one in (kept, data))
     for number in range(4):

@@ -80,7 +80,7 @@ def test_each_site_takes_the_set_of_its_name_and_all_take_the_only_one(folder: P
     task = Nuclei(size=32)
     means = [task.load(site, SETS, 0, folder).train.inputs.mean() for site in SETS]
     assert means[0] < means[1] - 0.1 < means[2] - 0.2
-    with pytest.raises(DataError, match="in a folder of it with the site's name"):
+    with pytest.raises(DataError, match="with the site's name"):
         task.load("hospital-a", SETS, 0, folder)
     alone = draw(tmp_path, ["tnbc"])
     assert len(task.load("hospital-a", ["hospital-a"], 0, alone).train)
@@ -145,7 +145,7 @@ def test_without_a_folder_it_says_where_to_name_one() -> None:
 def test_harmofl_runs_on_drawn_tiles(folder: Path, tmp_path: Path) -> None:
     changes = ["task.size=32", "training.rounds=2", "network.features=[4, 8]"]
     plan = load_plan(ROOT / "jobs/harmofl/plans/nuclei-small.yaml", changes)
-    settings = SiteSettings(device="cpu", data=folder, min_cases_per_average=1, quotas={"min_training_cases": 1})
+    settings = SiteSettings(device="cpu", data=folder, public_data=True, min_patients_per_metric=1)
     run = inprocess.run(plan, folder=tmp_path / "run", settings=settings)
     assert run.summary.status == "finished"
     assert not list(

@@ -144,7 +144,7 @@ def test_recordings_beside_a_table_are_recordings(tmp_path: Path) -> None:
     write_csv(tmp_path / "data" / "labels.csv", ["file", "rhythm"], lines)
     plan, data = drafted(tmp_path / "data")
     assert (plan.task.name, plan.task.labels) == ("series-folder", ("flutter", "sinus"))  # type: ignore[attr-defined]
-    assert data["table"] == "labels.csv" and data["columns"]["recording"] == "file"
+    assert data["table"] == "labels.csv" and data["columns"]["image"] == "file"
     assert "Mueller" not in (tmp_path / "study/job/app/config/plan.yaml").read_text()
 
 

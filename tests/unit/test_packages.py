@@ -49,7 +49,7 @@ def joining(home: Home, code: dict[str, dict[str, str]]) -> str:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield, for each package beside this medsilo with one byte more, what the join and the approval say to it."""
+    """Yield, for packages beside this medsilo with one byte more, what the join and the approval say to it."""
     home = Home(folder)
     home.plan = plan_with_a_plug_in()
     config = Path(Workspace(str(folder), site_name=SITES[0]).get_app_config_dir("job"))
@@ -58,7 +58,8 @@ def walk(folder: Path) -> Iterator[tuple[str, str, str]]:
     (folder / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\napproval: required\n")
     before = home.plan.code
     home.approve()
-    for changed in ["", *sorted(path.parent.name for path in PLACE.glob("*/__init__.py"))]:
+    others = sorted({path.parent.name for path in PLACE.glob("*/__init__.py")} - USED)
+    for changed in ["", *sorted(USED), *others[:2]]:
         file = PLACE / (changed or ENGINE) / "__init__.py"
         content = file.read_bytes()
         file.write_bytes(content + (b"\n" if changed else b""))
@@ -89,7 +90,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]
 
 @pytest.mark.slow
 def test_a_byte_in_another_package_voids_nothing(told: dict[str, tuple[str, str]]) -> None:
-    assert told.keys() > {"", *USED} and len(told) > 8
+    assert told.keys() > {"", *USED}
     assert {name: told[name] for name in told.keys() - USED} == dict.fromkeys(told.keys() - USED, ("", ""))
 
 

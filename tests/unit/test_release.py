@@ -62,7 +62,7 @@ def installed_offline(folder: Path, house: Path) -> Path:
     return folder / "bin"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_a_namespace
 def test_a_wheelhouse_is_installed_without_a_network_and_only_as_it_was_made(root: Path, tmp_path: Path) -> None:
     place, dist = tmp_path / "packages", tmp_path / "dist"

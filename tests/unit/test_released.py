@@ -282,7 +282,7 @@ def altered(kept: bytes, drawn: random.Random, number: int) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("times", [400, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [400, pytest.param(5000, marks=pytest.mark.long)])
 def test_no_altered_release_is_believed(here: Path, times: int) -> None:
     """Each is refused with a reason in words: no other error comes."""
     release, drawn = Release.open(here / "release"), random.Random(0)

@@ -49,7 +49,7 @@ def series(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
             test_series.write(folder / doing / f"person{person}_1.csv", apart, test_series.HEAD[:3])
     plan = test_series.plan_of(standardise="none")
     study = {"task": plan.task.model_dump(mode="json"), "network": plan.network.model_dump(mode="json")}
-    named = {"recordings": "**/*.csv", "recording_columns": {"time": "t"}, "patient": "person[0-9]+"}
+    named = {"recording_columns": {"time": "t"}, "patient": "person[0-9]+"}
     return study, test_series.described(folder, **named), [folder]
 
 

@@ -33,7 +33,7 @@ MAY: dict[tuple[str, str], str] = {
     ): "its own temporary file; a mask that was there is refused before",
     ("medsilo/runs/record.py", "Record.keep_as_best"): "its own temporary file, which becomes the best checkpoint",
     # Caches: files named by their SHA-256, which were sent or lie elsewhere, too.
-    ("medsilo/core/weight_cache.py", "keep"): "the oldest files that were sent for networks, beyond models_disk",
+    ("medsilo/core/weight_cache.py", "keep"): "the oldest files that were sent for networks, beyond 20 GiB",
     ("medsilo/core/weight_cache.py", "keep_beside"): "the same file under the same hash",
     # What a run needs to go on, when it is over or begins anew.
     ("medsilo/flare/simulator.py", "run"): "what this call made itself, where the run did not even begin",

@@ -30,7 +30,7 @@ def test_the_page_shows_matrix_source_and_bars(tmp_path: Path) -> None:
     ]
     text = page.render(read_all(runs), "Title")
     assert text.count('class="number heat"') == 12 + 9 and text.count('class="number kept"') == 6  # and the holdings
-    assert "trained on: 20% of every site&#39;s training cases. The models started from it, too." in text
+    assert "trained on: 20% of every site" in text
     assert "No data were shared" in text
     assert "Test accuracy at hospital-a" in text
     assert "Who learns from whom" not in page.render(read_all(runs[:1]), "Title")

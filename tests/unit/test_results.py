@@ -31,7 +31,10 @@ from results.pages import (
     HEART,
     LABORATORIES,
     LOOKS,
+    OF_LABORATORIES,
     PAGES,
+    PLAIN,
+    SELF_MADE,
     SENSORS,
     Page,
     Part,
@@ -125,7 +128,7 @@ def tiny(part: Part, seeds: int = 1, rows: tuple[str, ...] = ()) -> Part:
     return replace(part, rows=kept, against=against, changes=changes, seeds=seeds, folds=folds, beside=beside)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_plan_of_every_page_is_in_order(places: Places) -> None:
     for name, page in PAGES.items():
         for part in page.parts:
@@ -142,6 +145,14 @@ def test_every_study_has_a_file_whose_command_makes_it(root: Path) -> None:
     for name in PAGES:
         assert files[name]["command"] == [f"python -m results {name} --write"]
         assert {"title", "data", "date", "declared", "runs"} <= {*files[name]}
+
+
+def test_two_laboratories_have_each_method_on_each_look_as_declared(root: Path) -> None:
+    """AdaFed on changed images was missing."""
+    found = {line["configuration"] for line in result_files.rows_of(root / "results/laboratories.csv")}
+    methods = {row.partition(": ")[0] for row in (*PLAIN, *OF_LABORATORIES)}
+    looks = ("", *(f", {look}" for look in SELF_MADE))
+    assert len(methods) == 8 and {f"{name}{look}" for name in methods for look in looks} <= found
 
 
 def test_the_index_is_that_of_the_files(root: Path) -> None:
@@ -362,7 +373,7 @@ def test_a_file_is_written_from_three_seeds_on_and_keeps_its_remarks(
     options = ["--minutes", "0", "--write", "--cells", str(folder / "cells"), "--data", str(places.data)]
     assert command_line.main(["harmofl-synthetic", *options]) == 1  # all is left to be done
     assert page.read_text("utf-8") == old
-    assert "0 seeds are done; a file is written from 3 on" in capsys.readouterr().err
+    assert "0 seeds are done" in capsys.readouterr().err
     monkeypatch.setattr(command_line, "LEAST_SEEDS", 0)
     assert command_line.main(["harmofl-synthetic", *options]) == 1
     text = page.read_text("utf-8")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nvflare.fuel.flare_api.api_spec import AuthorizationError
 
 from medsilo.core.errors import NoRoom
 from medsilo.federation import inprocess
@@ -17,6 +18,7 @@ from medsilo.flare import resuming
 from medsilo.flare.resuming import Resuming
 from medsilo.runs import event_reading, events
 from medsilo.runs.record import Record
+from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
 
 DEAD = "FINISHED:ABNORMAL"
@@ -43,6 +45,9 @@ class Books:
 
     def get_all_jobs(self, context: None) -> list[Any]:
         return [*self.jobs.values()]
+
+    def update_meta(self, of: str, meta: dict[str, Any], context: None) -> None:
+        self.jobs[of].meta.update(meta)
 
     def get_job(self, job: str, context: None) -> Any:
         return self.jobs[job]
@@ -101,7 +106,8 @@ def test_a_study_whose_server_died_goes_on_under_the_same_lead(kit: Path) -> Non
     assert after(kit, books) == ["job-1+"]
     new = books.jobs["job-1+"].meta
     assert (new["cloned_from"], new["submitter_name"], new["scope"], new["resumed"]) == ("job-1", "lead", "s", 1)
-    assert "job_clients" not in new and "schedule_history" not in new
+    assert not {"job_clients", "schedule_history", "goes_on"} & set(new)
+    assert books.jobs["job-1"].meta["goes_on"] == "1 of 2"  # whoever watches it waits
     level, what, text = told(kit)[-1]
     assert (level, what) == ("INFO", "failed") and "1 of 2" in text
     books.server.shutdown = False
@@ -179,3 +185,26 @@ def test_a_full_disk_passes_and_a_missing_hospital_does_not(tmp_path: Path, monk
         inprocess.run(plan, folder=tmp_path / "full")
     summary = Record(tmp_path / "full").summary()
     assert summary and summary.passing and summary.reason == "the disk is full"
+
+
+def test_whoever_watches_is_led_into_the_job_that_goes_on() -> None:
+    jobs, said = {"job-1": job(goes_on="1 of 2")}, list[str]()
+
+    def left(*given: Any) -> str:
+        raise AuthorizationError("of those who may not download")
+
+    session: Any = SimpleNamespace(
+        get_job_meta=jobs.__getitem__,
+        list_jobs=lambda **_: [*reversed(jobs.values())],
+        download_job_result=left,
+    )
+    watching = lead._Watching("job-1", lambda line, study: None, said.append)
+    assert watching.look(session) is None and "1 of 2" in said[-1]
+    jobs["job-2"] = job("job-2", "FINISHED:COMPLETED", cloned_from="job-1", submit_time=2.0)
+    assert watching.look(session) is None and "job-2" in said[-1]
+    assert watching.look(session) == "FINISHED:COMPLETED" and watching.job_id == "job-2"
+    cancelled = lead._Watching("job-2", lambda line, study: None, said.append)
+    jobs["job-2"]["status"] = "FINISHED:ABORTED"
+    assert cancelled.look(session) == "FINISHED:ABORTED"  # at once
+    jobs["job-3"] = job("job-3", "SUBMITTED", cloned_from="job-2", submit_time=3.0)
+    assert cancelled.look(session) is None and cancelled.job_id == "job-3"

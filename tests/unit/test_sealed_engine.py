@@ -28,7 +28,7 @@ from tests.sites import sites_of
 from tests.unit.test_coordinator import LOST, SMALL, Answers, Script, Scripted, honest
 
 HOSPITALS = ["a", "b", "c", "d"]
-CPU = SiteSettings(device="cpu", min_cases_per_average=1)
+CPU = SiteSettings(device="cpu", public_data=True)
 WIDE = [  # its last convolution has 460 800 weights: no stretch of so many numbers is alike by chance
     "task.name=synthetic-histology",
     "task.size=32",
@@ -137,7 +137,7 @@ def test_too_few_to_open_a_sum_end_the_study_with_the_reason(tmp_path: Path) -> 
         lost = site in "cd" and asked.facts["task"] == "unmask" and asked.facts["round"] == 2
         return LOST if lost else honest(site, asked, work)
 
-    with pytest.raises(ParticipationError, match="only 2 sites have helped to unmask in round 2; it takes 3"):
+    with pytest.raises(ParticipationError, match="2 sites have helped .* round 2; it takes 3"):
         lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", script)
 
 
@@ -243,7 +243,7 @@ def test_a_process_that_died_is_asked_once_more_where_the_plan_stops(tmp_path: P
 def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
     task: str, number: int, tmp_path: Path
 ) -> None:
-    with pytest.raises(ParticipationError, match="3 of 4 sites answered, the plan needs 4: d lost: no answer"):
+    with pytest.raises(ParticipationError, match="3 of 4 sites answered.* 4: d lost"):
         lead(plan_of("fedsm", "pairwise"), tmp_path / "run", first_time(task, number, LOST, True))
     lead(plan_of("fedsm", "pairwise"), tmp_path / "run", resume=True)
     assert furthest(tmp_path / "run", clear("fedsm", "there")) <= 1e-5
@@ -283,7 +283,7 @@ def test_a_round_whose_sum_was_opened_is_repeated_with_the_same_hospitals(tmp_pa
     stopped_while_unmasking(tmp_path / "run")
     coordinator = lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", resume=True)
     assert [line.answered for line in coordinator.rounds] == [HOSPITALS, ["a", "b", "c"], HOSPITALS]
-    assert "is repeated with the hospitals whose sum was opened before" in coordinator.rounds[1].refused["d"]
+    assert "whose sum was opened before" in coordinator.rounds[1].refused["d"]
 
 
 def back_up(checkpoints: Path, folder: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_round_whose_sum_was_opened_is_not_opened_over_others(tmp_path: Path) 
         except Refused as error:
             return Missing.refused(error)
 
-    with pytest.raises(ParticipationError, match="only 1 sites have helped .* second, different sum of round 2"):
+    with pytest.raises(ParticipationError, match="1 sites have helped .* sum of round 2"):
         lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", without_a, resume=True)
 
 
@@ -333,7 +333,7 @@ def test_a_site_goes_on_with_no_keys_but_those_that_were_agreed_on_last(tmp_path
     Coordinator(plan, HOSPITALS, second, Record(tmp_path / "run"), "scripted", settings=CPU).run(resume=True)
     for site, asked in first.sent:
         if asked.facts["task"] in ("offer", "unmask"):
-            with pytest.raises(MedsiloError, match="has not the.*goes on with"):
+            with pytest.raises(MedsiloError, match="lacks the keys of the server"):
                 second.participants[site].answer(asked)
 
 

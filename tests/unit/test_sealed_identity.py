@@ -94,7 +94,7 @@ def test_keys_of_every_kind(kind: str) -> None:
     own, other = certified("site-0", key), certified("site-1")
     signature = own.sign(b"this")
     other.check("site-0", own.certificates, signature, b"this")
-    with pytest.raises(Refused, match="site-0: the signature on its keys is not its certificate's"):
+    with pytest.raises(Refused, match="site-0: the signature on its keys"):
         other.check("site-0", own.certificates, signature, b"that")
     with pytest.raises(Refused, match="site-0: "):
         other.check("site-0", own.certificates, signature[:-1], b"this")
@@ -113,7 +113,7 @@ def test_certificates_that_are_not_believed() -> None:
             me.check(site, own.certificates, own.sign(b"this"), b"this")
     with pytest.raises(Refused, match="site-0: its keys are not signed"):
         me.check("site-0", (), b"", b"this")
-    with pytest.raises(Refused, match="site-0: its certificate is not of the consortium's root"):
+    with pytest.raises(Refused, match="site-0: its certificate is not of"):
         me.check("site-0", (b"no certificate",), b"", b"this")
     with pytest.raises(Refused, match="site-0: its keys are signed"):
         Unsigned().check("site-0", me.certificates, b"", b"this")
@@ -123,7 +123,7 @@ def test_a_certificate_of_another_root() -> None:
     key, own_key = fresh(), fresh()
     foreign = certificate("root", key, "root", key, ca=True)  # of the same name
     stranger = Certified.read(pem(certificate("site-0", own_key, "root", key)), pem(own_key), pem(foreign))
-    with pytest.raises(Refused, match="site-0: the signature|site-0: its certificate is not of"):
+    with pytest.raises(Refused, match="site-0: (the signature|its certificate)"):
         certified("site-1").check("site-0", stranger.certificates, stranger.sign(b"this"), b"this")
 
 

@@ -3,7 +3,6 @@
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.mixing.mixers import UniformMean, WeightedMean
+from medsilo.mixing.mixers import WeightedMean
 from medsilo.mixing.server import REACH, FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
 from tests.mixed import result_of
 
@@ -167,36 +166,7 @@ def test_the_torch_variant_is_torchs_adam_fed_with_the_way_to_the_mean() -> None
         torch.testing.assert_close(given["layer.weight"], weight.detach(), rtol=0, atol=1e-12)
 
 
-def test_fedadams_first_step() -> None:
-    """From v = τ²: where D is 3 τ the step is η · 0.3 τ / (√(0.99 τ² + 0.09 τ²) + τ); where D is 0 there is none."""
-    tau, w = 0.01, torch.tensor([1.0, 2.0], dtype=torch.float64)
-    mixer = FedAdam(0.5, tau=tau)
-    mixer.start(["a"], {"w": w})
-    mixer.add("a", {"w": w + torch.tensor([3 * tau, 0.0], dtype=torch.float64)}, 7)
-    step = 0.5 * 0.1 * 3 * tau / ((0.99 * tau**2 + 0.01 * 9 * tau**2) ** 0.5 + tau)
-    torch.testing.assert_close(result_of(mixer, "a")["w"], w + torch.tensor([step, 0.0], dtype=torch.float64))
-
-
-def test_yogi_and_adam_differ_where_the_square_falls() -> None:
-    """Yogi's v falls by (1 - β₂) D², however large it is; Adam's by a share of itself."""
-    ends = []
-    for kind in (FedAdam, FedYogi):
-        mixer, w = kind(1.0, tau=1.0), {"w": torch.zeros(1, dtype=torch.float64)}
-        mixer.start(["a"], w)
-        mixer.add("a", {"w": torch.full((1,), 0.1, dtype=torch.float64)}, 1)
-        ends.append(float(result_of(mixer, "a")["w"]))
-    v = [0.99 + 0.01 * 0.01, 1 - 0.01 * 0.01]
-    assert ends == pytest.approx([0.01 / (one**0.5 + 1) for one in v], rel=1e-12)
-
-
 # ---------------------------------------------------------------------------------------------------- special cases
-def test_fednova_of_equal_steps_is_the_mean() -> None:
-    sent = {site: tensors | {REACH: torch.tensor(4.0)} for site, tensors in contributions(1).items()}
-    given = drawn(1) | {REACH: torch.tensor(1.0)}
-    result, mean = play(FedNova(), sent, given), play(WeightedMean(), sent, given)
-    assert result[REACH] == 4
-    for name in ("layer.weight", "layer.bias"):
-        torch.testing.assert_close(result[name], mean[name], rtol=0, atol=1e-14)
 
 
 def test_fednova_gives_back_the_effective_reach() -> None:
@@ -204,17 +174,6 @@ def test_fednova_gives_back_the_effective_reach() -> None:
     assert float(play(FedNova(), sent, drawn(1, 1.0))[REACH]) == pytest.approx(
         sum(N[site] * (REACHES[site] + 1) for site in SITES) / 100
     )
-
-
-def test_momentum_zero_and_rate_one_is_the_mean() -> None:
-    result = play(FedAvgM(1.0, 0.0), contributions(1), drawn(1))
-    mean = play(WeightedMean(), contributions(1), drawn(1))
-    torch.testing.assert_close(result["layer.weight"], mean["layer.weight"], rtol=0, atol=1e-14)
-
-
-def test_all_sites_controls_are_the_uniform_mean_to_the_last_bit() -> None:
-    result, mean = (play(kind(), contributions(1), drawn(1)) for kind in (Scaffold, UniformMean))
-    assert all(torch.equal(result[name], mean[name]) for name in mean)
 
 
 # ---------------------------------------------------------------------------------------------------- promises
@@ -239,13 +198,6 @@ def read(state: Mapping[str, torch.Tensor]) -> Tensors:
 def assert_same(one: list[Tensors], other: list[Tensors]) -> None:
     for mine, theirs in zip(one, other, strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
-@every_step
-def test_every_order_of_arrival_gives_the_same_bits(case: str) -> None:
-    reference = rounds(case, iter(["abc"] * 3))
-    for order in permutations("abc"):
-        assert_same(rounds(case, iter(["".join(order), "cab", "bca"])), reference)
 
 
 @every_step
@@ -275,7 +227,7 @@ def test_a_full_disk_ends_the_step_and_leaves_the_last_model(tiny_disk: Path, mo
     for site in SITES:
         mixer.add(site, {"w": torch.zeros(80_000)}, 1.0)
     before = mixer.current("a")
-    with pytest.raises(MedsiloError, match="No space left on device.*free some room for temporary files"):
+    with pytest.raises(MedsiloError, match="No space left.*room for temporary files"):
         mixer.finish()
     assert_same([mixer.current("a")], [before])
 

@@ -16,33 +16,53 @@ from tests.commands import parsed
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"device": "gpu"}, "device: 'gpu' is not known; use auto, cpu"),
+        ({"device": "gpu"}, "device: 'gpu' is not known"),
         ({"device": "cuda:"}, "device: 'cuda:' is not known"),
         ({"device": "cpu\n"}, "device: 'cpu\\n' is not known"),
-        ({"precision": "float16"}, "precision: the value is not known; choose 'float32' or 'bfloat16'"),
-        ({"threads": 0}, "threads: the value is too small; give 1 or more"),
-        ({"threads": True}, "threads: the value is a truth value (YAML takes yes and no for such); give a number"),
-        ({"isolation": 1}, "isolation: the value is no truth value; give true or false"),
+        ({"precision": "float16"}, "choose 'float32' or 'bfloat16'"),
+        ({"threads": 0}, "threads: the value is too small"),
+        ({"threads": True}, "threads: the value is a truth value"),
+        ({"isolation": 1}, "isolation: the value is no truth value"),
         ({date(2026, 1, 1): 1}, "give texts, numbers, lists and mappings only"),
-        ({"workers": -1}, "workers: the value is too small; give 0 or more"),
-        ({"memory_limit": 100}, "memory_limit: the value is too small; give 256 or more"),
-        ({"isolation": False, "memory_limit": 1024}, "memory_limit holds for the training process of its own"),
-        ({"data_folder": "/d/anna"}, "data_folder: unknown key; remove it or use one of: data, output, device"),
+        ({"workers": -1}, "workers: the value is too small"),
+        ({"memory_limit": 100}, "memory_limit: the value is too small"),
+        ({"isolation": False, "memory_limit": 1024}, "memory_limit holds for the"),
+        ({"data_folder": "/d/anna"}, "data_folder: unknown key"),
         (
             {"data": {"folder": "/d/anna", "image": "anna/*"}},
-            "data.image: unknown key; remove it (did you mean images?)",
+            "data.image: unknown key",
         ),
-        ({"data": {"folder": ["/d/anna"]}}, "data.folder: the value is no text (a string); quote it"),
-        ("anna", "write a YAML mapping with keys of these: data, output, device"),
-        (["anna"], "write a YAML mapping with keys of these: data, output, device"),
+        ({"data": {"folder": ["/d/anna"]}}, "data.folder: the value is no text"),
+        ("anna", "keys of these: data, output, device"),
+        (["anna"], "keys of these: data, output, device"),
     ],
 )
 def test_wrong_settings_are_one_line_without_paths(values: object, words: str) -> None:
     with pytest.raises(MedsiloError) as caught:
         make_settings(values, "the site's medsilo.yaml")
     text = str(caught.value)
-    assert text.startswith(f"the site's medsilo.yaml: {words}")
+    assert text.startswith("the site's medsilo.yaml: ") and words in text
     assert len(text.splitlines()) == 1 and "anna" not in text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"calibration": False},
+        {"min_cases_per_average": 1},
+        {"models_disk": 1},
+        {"score_rounding": 0},
+        {"quotas": {"min_learning_per_score": 0}},
+        {"quotas": {"train_answers": 1}},
+        {"privacy": {"epsilon": 1, "delta": 1e-5, "protective_epsilon": 1000}},
+        {"data": {"folder": "/d", "split": 1}},
+        {"data": {"folder": "/d", "cache": "disk"}},
+    ],
+)
+def test_no_key_lowers_a_constant(values: dict[str, object]) -> None:
+    with pytest.raises(MedsiloError, match="unknown key; remove it") as caught:
+        make_settings(values, "the site's medsilo.yaml")
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_settings_are_read_from_the_kit(tmp_path: Path) -> None:
@@ -86,7 +106,7 @@ def test_sites_of_one_machine_may_have_settings_of_their_own(tmp_path: Path) -> 
     assert settings.of("b").data == DataSource(folder=Path("/b")) and settings.of("a").data is None
     assert all(settings.of(site).pictures and settings.of(site).device == "cpu" for site in "abc")
     settings.check_sites("abcd")
-    with pytest.raises(MedsiloError, match=r"there is a medsilo\.yaml for c, which is no site of the plan.* are a, b"):
+    with pytest.raises(MedsiloError, match=r"medsilo\.yaml for c,.* are a, b"):
         settings.check_sites("ab")
     prepare_workspace(tmp_path / "workspace", settings, tmp_path / "out", "abc")
     again = read_settings_of_all(tmp_path / "workspace/local")  # what 'medsilo resume' goes on with

@@ -84,5 +84,5 @@ def test_a_hospital_that_has_test_images_alone_is_measured_on_these(cases: int, 
 
 
 def test_a_network_without_batch_norm_is_refused() -> None:
-    with pytest.raises(PlanError, match="silobn keeps batch norm's statistics at the sites, but this network has none"):
+    with pytest.raises(PlanError, match="silobn keeps .* this network has none"):
         make_plan("silobn", *SMALL, "network.norm=group")

@@ -175,7 +175,7 @@ def test_disclosure_tells_the_filters(root: Path, tmp_path: Path, capsys: pytest
         return out.splitlines() if code == 0 else err.splitlines()
 
     (tmp_path / "local").mkdir()
-    assert told(tmp_path / "local")[-1] == "No privacy.json: nothing is held back or changed."
+    assert told(tmp_path / "local")[-1].startswith("No privacy.json")
     shutil.copy(examples / "strict-hospital/privacy.json", tmp_path / "local")
     assert told(tmp_path / "local")[-2:] == [
         "privacy.json, scope strict, does to every answer:",
@@ -183,7 +183,7 @@ def test_disclosure_tells_the_filters(root: Path, tmp_path: Path, capsys: pytest
     ]
     (tmp_path / "local/privacy.json").write_text("[]")
     (line,) = told(tmp_path / "local")
-    assert line.startswith("medsilo: the site's privacy.json is no JSON object")
+    assert "privacy.json is no JSON object" in line
 
 
 def test_only_listed_groups_leave(root: Path) -> None:

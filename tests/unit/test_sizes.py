@@ -20,7 +20,7 @@ def test_no_size_has_risen() -> None:
     assert [*table().risen(from_the_source())] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_round_runs_more_of_us() -> None:
     sizes = from_a_run()
     assert sizes[ROUND_FILES] > 20

@@ -138,9 +138,9 @@ def test_who_points_away_is_named_in_calm_words():
         ]
     }
     (long,) = standing_out(rounds_of(5, norm=37.0))["b"]
-    assert "are 37 times as long as the others' in 5 of 5 rounds" in long
+    assert "37 times as long as the others' in 5 of 5" in long
     (heavy,) = standing_out(rounds_of(4, share=0.98))["b"]
-    assert heavy.startswith("b makes up 98% of the mean, by the number of cases that it gives")
+    assert heavy.startswith("b makes up 98% of the mean")
 
 
 def test_two_who_share_the_mean_are_both_named():
@@ -250,7 +250,7 @@ def score_of_the_others(method: str, folder: Path, script: Script, *changes: str
 @pytest.mark.parametrize(
     ("method", "numbers", "rules"),
     [
-        ("fedavg", [], ["multi-krum", "norm-bound", "median", "trimmed-mean", "geometric-median"]),
+        ("fedavg", [], ["multi-krum", "trimmed-mean"]),
         ("fedadam", ["algorithm.server_lr=0.1", "algorithm.tau=0.01"], ["median"]),
     ],
 )

@@ -138,7 +138,7 @@ def test_tables_of_other_programs_are_read_alike(tmp_path: Path) -> None:
             [[1] * 2000 + [n % 2] for n in range(30)],
             r"c19 \(is always the same\)$",
         ),
-        (["age", "dose"], [[n, n % 5] for n in range(30)], "no column of x.csv says what is to be learned"),
+        (["age", "dose"], [[n, n % 5] for n in range(30)], "which column of x.csv to learn"),
         (
             ["hospital", "age", "outcome"],
             [[f"st. {n % 2}", n % 9, n % 2] for n in range(30)],
@@ -250,6 +250,42 @@ def test_no_name_of_a_person_enters_a_plan(tmp_path: Path, capsys: pytest.Captur
         main([*command, str(study / "job"), "--settings", str(study)])
         told = capsys.readouterr().out
         assert "as before, same, other" in told and "no, yes" in told
+
+
+NAMED = {  # how four more languages call who is treated, by whom, and where from; and a harmless column of each
+    "polish": ({"Nazwisko": "Wiśniewska", "Imię": "Zofia", "kod_pocztowy": "00-950", "Lekarz": "dr Wójcik"}, "palenie"),
+    "turkish": ({"Soyadı": "Yılmaz", "ADI": "Çağla", "TC Kimlik": "K-4711", "Hekim": "Dr. Öztürk"}, "sigara"),
+    "greek": (
+        {"Επώνυμο": "Παπαδοπούλου", "ΔΙΕΎΘΥΝΣΗ": "Ερμού 9", "Αρ. φακέλου": "Φ-12", "Ιατρός": "Νίκου"},
+        "κάπνισμα",
+    ),
+    "portuguese": (
+        {"Apelido": "Gonçalves", "Morada": "Rua Augusta 7", "Utente": "U-88", "Médico": "Dra. Brandão"},
+        "AD",
+    ),
+    "english": (
+        {"physician": "Dr. O'Neill", "annotator": "Sato", "referringSurgeon": "Adeyemi", "postal code": "D02"},
+        "ad",
+    ),
+}
+
+
+@pytest.mark.parametrize("language", NAMED)
+def test_columns_that_name_somebody_are_told_in_ten_languages(language: str, tmp_path: Path) -> None:
+    """Also where many patients have the same value: a doctor, a street, a frequent surname."""
+    people, harmless = NAMED[language]
+    lines = [
+        [n % 7 + 0.5, ["yes", "no"][n % 3 // 2], ["a", "b"][n % 2]]
+        + [f"{value}{' II' if n % 4 else ''}" for value in people.values()]
+        for n in range(48)
+    ]
+    write(tmp_path / "export.csv", ["dose", harmless, "outcome", *people], lines)
+    study = tmp_path / "study"
+    assert main(["init", str(tmp_path / "export.csv"), "-o", str(study), "--no-train"]) == 0
+    sent = "".join(path.read_text() for path in study.joinpath("job").rglob("*") if path.is_file())
+    assert not [value for value in people.values() if value in sent]
+    task = load_plan(study / "job/app/config/plan.yaml").task
+    assert [column.name for column in task.columns] == ["dose", harmless]  # type: ignore[attr-defined]
 
 
 def test_a_folder_of_patients_is_no_folder_of_classes_or_hospitals(tmp_path: Path) -> None:

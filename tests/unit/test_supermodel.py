@@ -176,7 +176,7 @@ def test_what_makes_no_super_model_is_refused(arguments: dict, words: str) -> No
 
 def test_a_selector_of_other_sites_or_without_numbers_is_refused() -> None:
     personal = {site: EXPERTS[site] for site in SITES}
-    with pytest.raises(MedsiloError, match="4 outputs where rule 'threshold' of these 3 sites needs 3"):
+    with pytest.raises(MedsiloError, match="4 outputs, and rule 'threshold' with 3 sites needs 3"):
         SuperModel(EXPERTS[GLOBAL], personal, selector(4), 0.5).choose(images())
     with pytest.raises(MedsiloError, match="NaN or infinite"):
         super_model(0.5).choose(images() * float("nan"))

@@ -54,7 +54,7 @@ def study(tmp_path: Path, method: str, kind: str, patients: int, part: str = "")
     for site in (A, B):
         write_hospital(root / site, 9, kind)
     write_hospital(root / SMALL, patients, kind, part)
-    own = {"min_patients_per_metric": 1, "min_cases_per_average": 1, "pictures": True}
+    own = {"min_patients_per_metric": 1, "public_data": True, "pictures": True}
     settings = make_settings({"device": "cpu", "data": str(root), **own}, "x")
     plan = plan_of(method, kind)
     summary = inprocess.run(plan, folder=tmp_path / "run", settings=settings).summary

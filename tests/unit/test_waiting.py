@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.resource_consumers import gpu_resource_consumer
+from nvflare.app_common.resource_managers.gpu_resource_manager import GPUResourceManager
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
-from medsilo.core.errors import DataError
+from medsilo.core.errors import DataError, MedsiloError
 from medsilo.federation.participant import Participant
 from medsilo.learning import compute, loop
 from medsilo.learning.amplitude import AmplitudeNorm
@@ -23,7 +26,8 @@ from medsilo.learning.compute import Compute
 from medsilo.learning.loop import ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
 from medsilo.learning.partial_labels import is_marked, know_marks, mark_of, marked, marks_in, part_of
 from medsilo.learning.perturbation import PerturbedOptimizer
-from medsilo.learning.private import _without_infinite
+from medsilo.learning.private import PoissonSample, _without_infinite
+from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import PROVENANCE
 from medsilo.runs.reading import read_provenance
 from medsilo.tasks.classification import Classification
@@ -118,7 +122,9 @@ def test_no_hospital_is_drawn_by_asking_a_card() -> None:
             assert norm(images).device == META
 
 
-def test_batches_for_a_card_are_the_same_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("private", [False, True])
+def test_batches_for_a_card_are_the_same_cases(private: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And lie where it reads them by itself: a copy from elsewhere waits for what it still computes."""
     empty, pinned = torch.empty, []
 
     def plain(*shape: Any, pin_memory: bool, **how: Any) -> Tensor:
@@ -126,10 +132,16 @@ def test_batches_for_a_card_are_the_same_cases(monkeypatch: pytest.MonkeyPatch) 
         return empty(*shape, **how)
 
     cases = TensorDataset(torch.rand(9, 2, 3), torch.arange(9))
-    ours = list(batches(cases, 4, Compute(), torch.Generator().manual_seed(0)))
+
+    def drawn() -> list[tuple[Tensor, Tensor]]:
+        if private:
+            return list(PoissonSample(None, 9, 4.0, NoiseSource.from_seed(0)).batches(cases, 2, Compute()))
+        return list(batches(cases, 4, Compute(), torch.Generator().manual_seed(0)))
+
+    ours = drawn()
     monkeypatch.setattr(Compute, "on_card", True)
     monkeypatch.setattr(loop.torch, "empty", lambda *a, **k: plain(*a, **k) if "pin_memory" in k else empty(*a, **k))
-    there = list(batches(cases, 4, Compute(), torch.Generator().manual_seed(0)))
+    there = drawn()
     assert [one.tolist() for _, one in there] == [one.tolist() for _, one in ours] and pinned == [True] * 4
     assert all(torch.equal(one, other) for (one, _), (other, _) in zip(ours, there, strict=True))
     assert len(ForCard(cases)[[3, 1]][1]) == 2
@@ -225,6 +237,32 @@ def test_a_site_touches_its_own_card_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(card.touched) == {own.device} and card.emptied == 1
     assert torch.get_deterministic_debug_mode() == 0 and torch.utils.deterministic.fill_uninitialized_memory
     assert os.environ[compute.ONE_WORKSPACE[0]] == ":4096:8"
+
+
+@pytest.mark.parametrize(("memory", "given"), [(48, ["0", "1", None]), (24, ["0", "0", "1"]), (0, ["0", "0", "0"])])
+def test_studies_take_a_card_each_where_they_ask_for_its_memory(
+    memory: int, given: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hospital of two cards, as NVFlare gives them to jobs; played is only what nvidia-smi would tell."""
+    monkeypatch.setattr(gpu_resource_consumer, "get_host_gpu_ids", lambda: [0, 1])
+    monkeypatch.setattr(gpu_resource_consumer, "get_host_gpu_memory_free", lambda unit: [49152, 49152])
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.setenv(name, "")
+    manager = GPUResourceManager(num_of_gpus=2, mem_per_gpu_in_GiB=48, ignore_host=True)
+    asked = {"num_of_gpus": 1} | ({"mem_per_gpu_in_GiB": memory} if memory else {})
+    seen: list[str | None] = []
+    for _ in given:
+        enough, token = manager.check_resources(asked, FLContext())
+        if enough:
+            gpu_resource_consumer.GPUResourceConsumer().consume(manager.allocate_resources(asked, token, FLContext()))
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"] if enough else None)
+    assert seen == given
+    Card(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # of a job that was given one, whichever it is
+    assert Compute.choose("auto").device == torch.device("cuda")
+    with pytest.raises(MedsiloError, match=r"shows 1 .* take cpu or auto"):
+        Compute.choose("cuda:1")
 
 
 def test_a_card_is_told_with_what_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:

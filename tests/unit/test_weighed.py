@@ -37,7 +37,7 @@ Arrays = dict[str, np.ndarray]
 SERVER = ServerSide(
     ["s0", "s1", "s2"], {}, {}, frozenset, make_plan().task, Training(), 0, Compute(), None, lambda: None
 )
-CPU = SiteSettings(device="cpu", min_cases_per_average=1)
+CPU = SiteSettings(device="cpu", public_data=True)
 NO_BATCH_NORM = ["network.name=activity-cnn", "network.norm=group"]  # nothing then travels beside trained weights
 
 
@@ -84,13 +84,6 @@ def test_a_late_mean_and_its_products_are_those_by_hand_in_any_order(
         rows += [np.concatenate([(sent[s][n] - given[n]).numpy().ravel() for n in names]) for s in sent]
         np.testing.assert_allclose(seen[0][part].numpy(), np.array(rows) @ np.array(rows).T, rtol=1e-12)
         assert torch.equal(seen[0][part], seen[1][part])
-
-
-def test_no_share_is_above_the_largest() -> None:
-    assert at_most({"a": 1.0, "b": 1.0, "c": 2.0}, 0.5) == {"a": 0.25, "b": 0.25, "c": 0.5}
-    assert at_most({"a": 0.0, "b": 0.0, "c": 2.0}, 0.5) == pytest.approx({"a": 0.25, "b": 0.25, "c": 0.5})
-    assert at_most({"a": 0.0, "b": 0.0, "c": 2.0}, 1.0) == {"a": 0.0, "b": 0.0, "c": 1.0}
-    assert at_most({"a": 0.0, "b": 0.0}, 0.7) == {"a": 0.5, "b": 0.5}
 
 
 # ---------------------------------------------------------------------------------------------------- FedDG-GA
@@ -345,7 +338,7 @@ def test_what_cannot_be_is_refused(method: str) -> None:
             "secure_aggregation.mode=pairwise",
             "counts follows from what|takes each site's values as they are",
         ),
-        ('privacy={"epsilon": 2.0, "delta": 0.001}', f"under {method} follows from noisy gradients"),
+        ('privacy={"epsilon": 2.0, "delta": 0.001}', f"{method} sends numbers without noise"),
     ):
         with pytest.raises(PlanError, match=said):
             make_plan(method, *SMALL, *NO_BATCH_NORM, change)

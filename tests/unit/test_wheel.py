@@ -40,7 +40,7 @@ def build(root: Path, place: Path, changed: float) -> list[Path]:
     return sorted((place / "dist").glob("*.whl"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
     one = build(root, tmp_path / "one", 1_600_000_000)
     other = build(root, tmp_path / "other" / "place", 1_650_000_000)

@@ -65,7 +65,7 @@ class KitAtHome:
 
         plan = parse_plan(asked.plan, allowed=self.settings.packages)
         if plan.hash != asked.hash:
-            raise MedsiloError("the plan that was kept is not the one that asked: its hash is another")
+            raise MedsiloError("the stored plan is not the one that asked: its hash differs")
         return plan
 
     def code_of(self, asked: AskingPlan | None) -> PlanCode:

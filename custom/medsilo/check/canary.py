@@ -15,8 +15,8 @@ import torch
 
 from medsilo.check.rehearsal import free_memory
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import free_disk
 from medsilo.federation.channel import Channel, Missing, Outgoing, Receive
-from medsilo.federation.limits import free_disk
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
 from medsilo.runs.messages import StudyMessage

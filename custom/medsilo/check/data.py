@@ -33,7 +33,8 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         yield from _balance(survey.parts["train"].classes, len({*classes} - {*survey.absent}), least, unit, hint)
     told = f"{', '.join(f'{part.cases} {name}' for name, part in survey.parts.items())} {unit} read"
     if tested := survey.parts["test"].patients:
-        told += f"; a share of {tested} test patients is known to ± {min(98 / math.sqrt(tested), 50):.0f} points"
+        told += f"; with {tested} test patients the 95 % margin of a share is ± "
+        f"{min(98 / math.sqrt(tested), 50):.0f} points"
     yield Finding(where, "ok", told)
     yield from _small({name: part.patients for name, part in survey.parts.items()}, plan, least)
 
@@ -107,7 +108,7 @@ def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclu
     rows = zip(labels, zip(*columns, strict=True), strict=True)
     lines = [[label, *(none if label in survey.absent else counts)] for label, counts in rows]
     title, first = (f"{unit} of each class", "class") if exclusive else (f"{unit} that show each label", "label")
-    note = f"Counts from 1 to {least - 1} are not told (min_patients_per_metric)." if least > 1 else ""
+    note = f"Counts from 1 to {least - 1} are suppressed (min_patients_per_metric)." if least > 1 else ""
     return Table(title.capitalize(), (first, *survey.parts), lines, note)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from medsilo.check.result import Cell, Finding, Table
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import epsilon_text, size_text
-from medsilo.federation.limits import asked_of, learning_per_answer
+from medsilo.federation.limits import LEAST_LEARNING, asked_of, learning_per_answer
 from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
 from medsilo.plan import Plan
-from medsilo.privacy.mechanisms import PrivacyRequirements, Told
+from medsilo.privacy.mechanisms import PROTECTIVE_EPSILON, PrivacyRequirements, Told
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget, data_set
@@ -34,21 +34,20 @@ def source_of(
         return with_own_split(source, book, data_set(source, plan.task.name), writes=False)
     if not at_hospital:
         return source
-    split = secrets.randbits(32) if source.split is None else source.split
-    return source.model_copy(update={"shares": source.shares or SHARES, "split": split})
+    return source.model_copy(update={"shares": source.shares or SHARES}).drawn_by(secrets.randbits(32))
 
 
 def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None, survey: Survey) -> Iterator[Finding]:
     """Compare the plan with the site's limits."""
     limits, where = settings.quotas, "quotas"
-    over = [one for one in asked_of(plan, limits, plan.parameters) if one.most is not None and one.asked > one.most]
+    over = [one for one in asked_of(plan, limits, plan.parameters) if one.asked > one.most]
     for one in over:
-        told = f"the plan asks for {one.asked:.10g} {one.unit}, and {one.most:.10g} are allowed (limits.{one.key})"
+        told = f"the plan asks for {one.asked:.10g} {one.unit}, and {one.most:.10g} are allowed (quotas.{one.key})"
         yield Finding(where, "stops", told, "ask the lead for less, or allow more in medsilo.yaml")
     train = survey.parts["train"].cases if survey.parts else 0
-    if train and (learning := learning_per_answer(plan, train)) < limits.min_learning_per_score:
+    if train and (learning := learning_per_answer(plan, train)) < LEAST_LEARNING:
         told = f"learning rate × steps is {learning:.3g} for each answer with scores, next to nothing"
-        yield Finding(where, "stops", told, "ask the lead for a plan that trains (limits.min_learning_per_score)")
+        yield Finding(where, "stops", told, f"ask the lead for a plan that trains ({LEAST_LEARNING:g} or more)")
     if not over:
         memory = f"{size_text(settings.most_memory)} of memory for training" if settings.isolation else "any memory"
         yield Finding(where, "ok", f"the plan stays within this site's own limits; {memory}")
@@ -71,21 +70,25 @@ def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[F
         allowed, most = settings.quotas.answers(part), max((count[part] for count in used.values()), default=0)
         told = f"{part}: the plan asks for {planned} answers with scores, one lead may have {allowed}"
         if planned > allowed:
-            yield Finding("quotas", "stops", told, f"see quotas.{part}_answers")
+            yield Finding("quotas", "stops", told, f"see {settings.quotas.answers_key(part)}")
         elif planned > allowed - most:
             told += f"; a lead who had {most} already would be refused"
-            yield Finding("quotas", "note", told, f"see quotas.{part}_answers")
+            yield Finding("quotas", "note", told, f"see {settings.quotas.answers_key(part)}")
 
 
 def limit_table(plan: Plan, settings: SiteSettings) -> Table:
     """Return the site's limits, and what the plan asks for."""
     rows: list[list[Cell]] = [
-        [one.key, f"{one.asked:.10g}", "any" if one.most is None else f"{one.most:.10g}", one.unit]
+        [one.key, _figure(one.asked), _figure(one.most), one.unit]
         for one in asked_of(plan, settings.quotas, plan.parameters)
-        if one.key != "disk_free"
     ]
     rows.append(["studies", "1", "any" if settings.studies is None else str(settings.studies), "studies at once"])
     return Table("This site's limits", ("limit", "the plan asks for", "allowed", "of what"), rows)
+
+
+def _figure(number: float) -> str:
+    """Return a number for people to read, a small share of one by two figures."""
+    return f"{number:.10g}" if number >= 1 else f"{number:.2g}"
 
 
 # ---------------------------------------------------------------------------------------------------- privacy
@@ -133,15 +136,14 @@ def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
     promise = plan.privacy.under(demands)
     if promise.suffices(demands):
         return None
-    both = "min_patients_per_metric, score_rounding and the memory of earlier groups hold beside the plan's noise"
+    both = "min_patients_per_metric, steps of scores and the memory of earlier groups hold beside the plan's noise"
     if demands is None:
         return (
             f"{both}, since this hospital itself demands none",
             "with privacy in medsilo.yaml noise takes their place",
         )
-    most = f"{demands.protective_epsilon:g} (privacy.protective_epsilon)"
     return (
-        f"{both}: ε = {promise.epsilon:g} is above {most}",
+        f"{both}: ε = {promise.epsilon:g} is above {PROTECTIVE_EPSILON:g}",
         "lower privacy.study_epsilon, and noise takes their place",
     )
 
@@ -156,7 +158,7 @@ def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
         prices[f"tensors: {group}"] = price(plan, settings.privacy)
     prices |= {WHAT[told]: _price_of_numbers(plan, told, settings) for numbers in NUMBERS.values() for told in numbers}
     if plan.privacy:
-        head = "0: hashes, the number of lines and the time, so that the server can tell"
+        head = "0: hashes, the number of lines and the time, so that the server can check them"
         prices["the ledger's signed head"] = head
     return [*prices.items()]
 

@@ -152,8 +152,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     ]
     for name, length in plan.task.goal.layout.items():
         summed = f"the sum over {'patients' if name.endswith(BY_PATIENT) else 'cases'} and their number"
-        if name != RELIABILITY or settings.calibration:
-            lines.append(f"  {name}: {COUNTED.get(name, summed).format(length)}")
+        lines.append(f"  {name}: {COUNTED.get(name, summed).format(length)}")
     if CONFUSION in plan.task.goal.layout and least > 1:
         lines.append(
             f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has {least} test cases"
@@ -165,9 +164,8 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return what is told of a threshold."""
     if not plan.task.goal.decides:
         return []
-    if not plan.has_threshold or not settings.calibration:
-        why = "declined (calibration in medsilo.yaml)" if plan.has_threshold else "the study promises privacy"
-        return [f"No threshold of validation cases is told: {why}."]
+    if not plan.has_threshold:
+        return ["No threshold of validation cases leaves: the study promises privacy."]
     steps = BROAD if settings.protects(plan.task.synthetic) else BINS
     return [
         f"At the end, too: the threshold that does best on the validation cases, one of {steps - 1} numbers; it counts "
@@ -178,22 +176,17 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
 def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return how coarsely numbers leave, who decides the split, how many answers there are."""
     limits, unit, patients = settings.quotas, settings.count_unit(False), settings.patients_in_step(False)
-    if patients:
-        low, high = plan.task.goal.metric_range
-        steps = ", ".join(
-            f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200)
+    low, high = plan.task.goal.metric_range
+    steps = ", ".join(f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200))
+    lines = [
+        f"Scores leave in steps that {patients} patients together can move at most ({steps} patients in the "
+        f"part); losses likewise, a case counting for at most {MOST:g}."
+    ]
+    if not plan.task.goal.by_case:
+        lines.append(
+            f"A score of pairs ({plan.task.goal.metric}) leaves in coarser steps, by the share of pairs that a "
+            f"patient is in, and only where that is at most {PAIR} / min_patients_per_metric."
         )
-        lines = [
-            f"Scores leave in steps that {patients} patients together can move at most ({steps} patients in the part; "
-            f"score_rounding); losses likewise, a case counting for at most {MOST:g}."
-        ]
-        if not plan.task.goal.by_case:
-            lines.append(
-                f"A score of pairs ({plan.task.goal.metric}) leaves in coarser steps, by the share of pairs that a "
-                f"patient is in, and only where that is at most {PAIR} / min_patients_per_metric."
-            )
-    else:
-        lines = ["Scores and losses leave exactly (score_rounding is 0)."]
     if unit > 1:
         lines.append(f"Counts leave in multiples of {unit} (min_patients_per_metric).")
     if beside := floors_beside(plan, settings):
@@ -233,7 +226,6 @@ def _averages(plan: Plan, settings: SiteSettings) -> Iterator[str]:
         rounds = f"in round {stretch.first} only" if once else f"in rounds {stretch.first} to {stretch.last}"
         for group in stretch.phase.sent:
             if group.average:
-                yield (
-                    f"{group.name}, {rounds}: {group.average.of}. It leaves where it covers as many images as "
-                    f"min_cases_per_average in medsilo.yaml (here {settings.min_cases_per_average})."
-                )
+                least = settings.least_averaged(plan.task.synthetic)
+                told = f"It leaves where it covers {least} images and patients."
+                yield f"{group.name}, {rounds}: {group.average.of}. {told}"

@@ -218,7 +218,10 @@ def trouble(kit: Kit) -> str | None:
     import psutil
 
     status, end = ("LISTEN", "laddr") if kit.party == "server" else ("ESTABLISHED", "raddr")
-    for process in psutil.process_iter():
+    # those of this kit first: each that is asked reads the connections of the whole machine
+    named = str(kit.folder.parent.resolve())
+    found = psutil.process_iter(["cmdline"])
+    for process in sorted(found, key=lambda one: not any(named in word for word in one.info["cmdline"] or ())):
         with suppress(psutil.Error):  # of another account, or gone
             lines = process.net_connections("tcp")
             if any(line.status == status and getattr(line, end).port == kit.port for line in lines):

@@ -152,6 +152,9 @@ def _look_at_data(visit: Visit, plan: Plan, settings: SiteSettings, report: Repo
     book = book_of_kit(settings, visit.local, visit.site)
     only_tested = visit.site in plan.participation.evaluation_sites
     source = source_of(plan, settings, book, only_tested, visit.kit is not None)
+    if plan.task.synthetic and source is not None:
+        told = f"task {plan.task.name} draws its data; none of this hospital's own are read"
+        report.findings.append(Finding("data", "note", told, "check the study's own plan, too"))
     survey = plan.task.survey(visit.site, sites, plan.seed, source)
     report.findings.extend(data_findings(survey, plan, least))
     report.tables.extend(data_tables(survey, plan, least))

@@ -45,8 +45,14 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
 HELP = {"help_option_names": ["--help", "-h"]}
 # What other programs call it: words that are typed in the first hour.
 OTHERWISE = {
+    "abort": "medsilo cancel ID --kit KIT",
+    "evaluate": "medsilo release test RELEASE, or the test scores in a run's report",
+    "export": "medsilo release export RUN",
     "fit": "medsilo run JOB",
     "log": "'medsilo status ID --watch --kit KIT' for a job's rounds; a run's are in its folder, rounds.jsonl",
+    "poc": "medsilo kits rehearse CONSORTIUM",
+    "provision": "medsilo kits make CONSORTIUM",
+    "simulator": "medsilo run JOB",
     "start": "'medsilo run JOB' here, 'medsilo submit JOB --kit KIT' in a consortium; startup/start.sh starts a kit",
     "stop": "'medsilo cancel ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
     "train": "medsilo run JOB",
@@ -58,6 +64,7 @@ ORDER = (
 )
 LAB = "medsilo-lab"  # brings most commands
 GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
+NVFLARE_OPTIONS = {"-t": "--threads", "-w": "--out", "--workspace": "--out"}  # of its simulator
 
 
 class OneCommand(TyperCommand):
@@ -219,9 +226,9 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     param, option = getattr(error, "param", None), getattr(error, "option_name", None)
     ctx: Any = getattr(error, "ctx", None)
     if option is not None and hasattr(error, "possibilities"):
-        key = _of_the_plan(ctx, option)
-        meant = f": it is in the plan, --set {key}=VALUE" if key else _meant(option, error.possibilities or [])
-        meant = _device_of(ctx, option, given) or meant
+        meant = _device_of(ctx, option, given) or _argument_of(ctx, option) or _option_like(ctx, option)
+        if not meant and (key := _of_the_plan(ctx, option)):
+            meant = f": it is in the plan, --set {key}=VALUE"
         return f"there is no option {option}{meant}"
     if option is not None:
         return f"{option} {'needs a value' if 'requires' in error.message else 'takes no value'}"
@@ -238,7 +245,36 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     unexpected = error.message.partition("unexpected extra argument")[2].rpartition("(")[2].rstrip(").")
     if unexpected and "--json" in given:
         return f"{unexpected} is not expected here; to keep the JSON in a file, write --json > FILE"
-    return f"{unexpected} is not expected here{_change_of(ctx, unexpected, given)}" if unexpected else error.message
+    return (
+        f"{unexpected} is not expected here{_change_of(ctx, unexpected, given) or _one_of(ctx)}"
+        if unexpected
+        else error.message
+    )
+
+
+def _params(ctx: Any, kind: str) -> list[Any]:
+    return [one for one in ctx.command.params if one.param_type_name == kind] if ctx else []
+
+
+def _option_like(ctx: Any, option: str) -> str:
+    """Return the option that is meant; dashes, which all have, make none alike."""
+    names = {name.strip("-"): name for one in _params(ctx, "option") for name in one.opts}
+    named = NVFLARE_OPTIONS.get(option, option).strip("-")
+    near = get_close_matches(named.lower(), [name for name in names if len(name) > 1] + ["help"], 1)
+    return f"; did you mean {names.get(near[0], '--help')}?" if near else ""
+
+
+def _argument_of(ctx: Any, option: str) -> str:
+    """Return that a value is an argument of the command, where it is typed as an option."""
+    words = (option.strip("-").upper(), option.strip("-").upper() + "S")
+    names = (_name(one) for one in _params(ctx, "argument") if {_name(one), one.name.upper()} & {*words})
+    return next((f"; give {name} without {option}" for name in names), "")
+
+
+def _one_of(ctx: Any) -> str:
+    """Return that a command takes one argument, where it does."""
+    taken = _params(ctx, "argument")
+    return f"; give one {_name(taken[0])}" if len(taken) == 1 and taken[0].nargs == 1 else ""
 
 
 def _device_of(ctx: Any, option: str, given: Sequence[str]) -> str:
@@ -257,6 +293,9 @@ def _change_of(ctx: Any, unexpected: str, given: Sequence[str]) -> str:
     words = [*given]
     if "=" in unexpected:
         return f"; write --set {unexpected}"
+    lists = {name for one in ctx.command.params if "," in (one.metavar or "") for name in one.opts}
+    if listed := next((after for name, after in pairwise(words) if name in lists), ""):
+        return f"; separate with commas: {listed},{unexpected}"
     key = next(
         (
             one

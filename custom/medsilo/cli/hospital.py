@@ -29,11 +29,11 @@ def check(
     data: Annotated[Path | None, option("FOLDER", "another data folder than the settings name")] = None,
     site: Annotated[str | None, option("SITE", "this site's name in the job (default: the kit's)")] = None,
     private: Annotated[
-        Path, option("FILE", "where names of files go that only this hospital may see", parser=options.output_file)
+        Path, option("FILE", "file for the names of faulty files. Never send it to anyone", parser=options.output_file)
     ] = Path("medsilo-check-private.txt"),
     accept: Annotated[
         bool,
-        typer.Option("--accept", help="the kit's local/ was changed by this hospital: studies run with it from now on"),
+        typer.Option("--accept", help="accept the changes that this hospital made in the kit's local/"),
     ] = False,
 ) -> int:
     """At a hospital, before joining: look at machine, kit and data for a job.
@@ -66,7 +66,7 @@ def ledger(
     *,
     kit: Annotated[Path, option("KIT", options.SITES_KIT)],
     old_kit: Annotated[
-        Path | None, option("KIT", "accept: the kit whose key signed before, if it is still there")
+        Path | None, option("KIT", "for accept: the earlier kit, whose key signed the ledger so far")
     ] = None,
 ) -> None:
     """Show what studies have cost this hospital's patients.
@@ -103,10 +103,10 @@ def prune(
         Path, typer.Argument(help="runs, or the kit of a server or a hospital (default: runs)", show_default=False)
     ] = Path("runs"),
     *,
-    older_than: Annotated[float, option("DAYS", "what was last changed before", min=0)] = 7.0,
+    older_than: Annotated[float, option("DAYS", "only what last changed so many days ago", min=0)] = 7.0,
     unfinished: Annotated[
         float | None,
-        option("DAYS", "also what studies that did not end, and were left for so long, would go on from", min=0),
+        option("DAYS", "also checkpoints of unfinished studies that last changed so many days ago", min=0),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="remove it")] = False,
 ) -> None:
@@ -139,11 +139,11 @@ def logs(
     ] = None,
     *,
     kit: Annotated[Path, option("KIT", "the kit of a server or of a hospital, on its own machine")],
-    follow: Annotated[bool, typer.Option("--follow", help="go on with what is new, until Ctrl-C")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="show new lines until Ctrl-C")] = False,
 ) -> None:
     """Show what happened to a server or a hospital: who came and went, how studies began and ended, and why.
 
-    WARNING is where somebody is needed. The lines are those of events.log in the kit.
+    A line with WARNING needs somebody's attention. The lines come from events.log in the kit.
     """
     from medsilo.check.kit import read_kit
     from medsilo.runs import event_reading

@@ -103,7 +103,9 @@ OWN_KIT = "your own kit, from the consortium's lead"
 Kit = Annotated[Path, option("KIT", OWN_KIT)]
 SITES_KIT = "this site's kit, with its settings, certificates and network"
 SiteKit = Annotated[Path | None, option("KIT", SITES_KIT, "--kit")]
-Threads = Annotated[int | None, option("N", "sites that work at once (default: all that memory has room for)", min=1)]
+Threads = Annotated[
+    int | None, option("N", "number of sites that train at once (default: as many as memory allows)", min=1)
+]
 Device = Annotated[str | None, option("DEVICE", f"{DEVICES} (default: auto)")]
 DeviceOfRun = Annotated[str | None, option("DEVICE", f"{DEVICES} (default: the run's)")]
 Data = Annotated[Path | None, option("FOLDER", DATA)]

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,7 +38,8 @@ def approve(
     hash: Annotated[
         str | None,
         typer.Argument(
-            metavar="PLAN", help="a job's folder, or the plan's hash, or its beginning where the plan has asked here"
+            metavar="PLAN",
+            help="a job's folder, the plan's hash, or the first digits of the hash of a plan that asked here",
         ),
     ] = None,
     *,
@@ -49,17 +50,17 @@ def approve(
     ] = None,
     rounds: Annotated[
         int | None,
-        option("N", "answer so many rounds of this plan at most, over all its studies", min=1),
+        option("N", "answer at most N rounds of this plan, over all its studies", min=1),
     ] = None,
-    sites: Annotated[str, option("SITE,SITE", "only while nobody else takes part")] = "",
-    decline: Annotated[bool, typer.Option("--decline", help="the plan must not run here, or no longer")] = False,
+    sites: Annotated[str, option("SITE,SITE", "only these hospitals may take part")] = "",
+    decline: Annotated[bool, typer.Option("--decline", help="reject the plan, or withdraw its approval")] = False,
     by: Annotated[str, option("NAME", "who decides (default: this account's name)")] = "",
     page: Annotated[
-        bool, typer.Option("--page", help="a page to read plans, decide, and watch studies, on this machine only")
+        bool, typer.Option("--page", help="serve a page on this machine to read plans, decide, and watch studies")
     ] = False,
-    port: Annotated[int, option("PORT", "of the page; 0: any that is free", min=0, max=65_535)] = 0,
+    port: Annotated[int, option("PORT", "port of the page; 0: any free port", min=0, max=65_535)] = 0,
 ) -> None:
-    """At a hospital: let a plan run here, by its hash; list those that asked; or --decline one.
+    """At a hospital: approve or decline a plan, or list the plans that asked to run here.
 
     With 'approval: required' in medsilo.yaml, no other plan runs. The kit's key signs each decision, and the last one
     counts. Without a plan, the command lists the plans that asked and all decisions. --decline rejects a plan, or
@@ -108,7 +109,7 @@ def _show_page(screen: Console, kit: Path, port: int) -> None:
     from medsilo.registry import PAGES
 
     if SITE_PAGE not in PAGES:
-        raise MedsiloError("the page is a package of its own, which is not installed; decide without --page")
+        raise MedsiloError("the package medsilo_page is not installed; decide without --page")
     try:
         server = PAGES[SITE_PAGE](kit, port)
     except OSError as error:
@@ -169,7 +170,9 @@ def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str,
         asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
         return asked.hash, asked
     if changes:
-        raise MedsiloError("--set changes a job's plan, and a hash stands for one as it is; give the job, or no --set")
+        raise MedsiloError(
+            "--set changes a job's plan, and a hash names an unchanged one; give the job's folder, or leave out --set"
+        )
     meant, found = given.lower(), home.approvals.asked(given.lower())
     if len(meant) == 64:  # which need not have asked
         return meant, found[0] if found else None
@@ -226,41 +229,39 @@ def list_(
     screen: Console,
     method: Annotated[str | None, typer.Argument(metavar="METHOD", help="one method: its idea, keys and cost")] = None,
 ) -> None:
-    """List the methods, each with when it is worth a try and what leaves, and the tasks, each with its metric.
+    """List the methods, each with when to try it and what leaves a hospital, and the tasks.
 
-    A plan names them as algorithm.name and task.name. With a METHOD: its idea, when it is worth a try, its keys, and
-    what it costs.
+    A plan names them as algorithm.name and task.name. With a METHOD: its idea, when to try it, its keys, and its cost.
     """
-    screen.note("loading the methods and tasks")
-    from medsilo.check.disclosure import leaving
+    if method:
+        screen.note("loading the method")
+        _show_method(screen, method)
+        return
     from medsilo.check.method_facts import FACTS
     from medsilo.registry import METHODS, TASKS
 
-    if method:
-        _show_method(screen, method)
-        return
     methods = [
         {
             "name": name,
-            "title": own.title,
-            "paper": own.paper,
+            "title": METHODS.title_of(name),
             "when": _plain(FACTS[name][3]) if name in FACTS else "",
-            "leaves": leaving(own()),
+            "leaves": FACTS[name][0].partition(";")[0] if name in FACTS else "",
         }
-        for name, own in METHODS.items()
+        for name in METHODS
     ]
     width = max(len(one["title"]) for one in methods)
     screen.say("methods, as algorithm.name of a plan (medsilo list METHOD: idea, when to try it, keys, cost)")
     screen.say(
         *(
-            "{name:<14} {title:<{width}} {purpose}leaves: {leaves}".format(**one, width=width, purpose=_clause(one))
+            "{name:<14} {title:<{width}} ".format(**one, width=width)
+            + "; leaves: ".join(filter(None, (one["when"], one["leaves"])))
             for one in methods
         )
     )
     screen.say("run central with --engine inprocess, or beside others: medsilo compare --methods central,fedavg")
-    tasks = [{"name": name, "title": task.title, "metric": _metric_of(task)} for name, task in TASKS.items()]
-    screen.say("tasks, as task.name of a plan, each with its metric")
-    screen.say(*("{name:<19} {title} ({metric})".format(**one) for one in tasks))
+    tasks = [{"name": name, "title": TASKS.title_of(name)} for name in TASKS]
+    screen.say("tasks, as task.name of a plan")
+    screen.say(*("{name:<19} {title}".format(**one) for one in tasks))
     screen.answer(methods=methods, tasks=tasks)
 
 
@@ -276,7 +277,7 @@ def _show_method(screen: Console, name: str) -> None:
     if name not in METHODS:
         near = get_close_matches(name.lower(), list(METHODS), 1)
         hint = f"did you mean {near[0]}?" if near else "'medsilo list' has all of them"
-        raise MedsiloError(f"{name!r} is no method; {hint}")
+        raise MedsiloError(f"{name!r} is not a method; {hint}")
     own = METHODS[name]
     _, sent, work, when = FACTS.get(name, ("", "", "", ""))
     keys = {
@@ -299,10 +300,6 @@ def _plain(text: str) -> str:
     return LINK.sub(r"\1", REFERENCE.sub("", text))
 
 
-def _clause(method: dict[str, str]) -> str:
-    return f"{method['when']}; " if method["when"] else ""
-
-
 def _default_of(value: Any) -> Any:
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
 
@@ -311,9 +308,3 @@ def _meaning_of(kind: Any, key: str) -> str:
     """Return what a key means: said where it was first declared."""
     fields = (getattr(base, "model_fields", {}).get(key) for base in kind.__mro__)
     return next((field.description for field in fields if field and field.description), "")
-
-
-def _metric_of(task: Any) -> str:
-    """Return the metric of a class of tasks, by its goal or the kind of that; else as without a plan."""
-    kind = get_type_hints(task.goal.fget)["return"] if isinstance(task.goal, property) else task.goal
-    return getattr(kind, "metric", None) or task().goal.metric

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -43,6 +44,11 @@ def make_folder(folder: Path) -> None:
         if not place.is_dir():
             place.mkdir(FOLDER, exist_ok=True)
             sync_names(place.parent)
+
+
+def free_disk(folder: Path) -> int:
+    """The free bytes on the disk of a folder that may not be there yet."""
+    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
 
 
 def sync_names(folder: Path) -> None:
@@ -305,7 +311,7 @@ def load_yaml(text: str) -> Any:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         raise YamlError(" ".join((problem or "syntax").split()), mark.line + 1 if mark else None) from error
     except (ValueError, OverflowError) as error:
-        raise YamlError("a value is no number; quote it") from error
+        raise YamlError("a value cannot be read as a number; quote it") from error
 
 
 def read_yaml(path: Path, name: str, wanted: str) -> Any:
@@ -345,7 +351,7 @@ class LockedFolder:
             raise MedsiloError(f"another process holds {self.holds}; end it, or try again") from error
         except OSError as error:
             raise MedsiloError(
-                f"{self.holds} cannot be used ({type(error).__name__}), so {self.unless}; see to the folder of "
-                "'state_dir'",
+                f"{self.holds} cannot be used ({type(error).__name__}), so {self.unless}; check the folder of "
+                f"'state_dir'",
                 private=f"{self.folder}: {error}",
             ) from error

@@ -122,7 +122,12 @@ MEANINGS = {
 }
 NUMBERS = ("int_type", "float_type")
 # What people call a key that has another name here.
-ALSO_CALLED = {"lr": "learning_rate", "epochs": "local_epochs", "bs": "batch_size", "method": "algorithm"}
+ALSO_CALLED = {  # in other tools, NVFlare's recipes first
+    **dict.fromkeys(("n", "min_clients", "n_clients", "num_clients", "clients"), "minimum"),
+    **dict.fromkeys(("num_rounds", "n_rounds"), "rounds"),
+    **dict.fromkeys(("epochs", "num_epochs", "aggregation_epochs"), "local_epochs"),
+    **{"lr": "learning_rate", "bs": "batch_size", "method": "algorithm"},
+}
 
 
 def in_words(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from medsilo.core.errors import MedsiloError, Refused
 
+MOST = 20 << 30  # bytes of files that a server has sent
 FOLDER = "models"  # of files that a run needs, in its own folder
 IN_BUNDLES = ("models/model.safetensors", "models/model.pt")  # weights in a MONAI bundle
 HASH = re.compile(r"[0-9a-f]{64}")
@@ -44,19 +45,23 @@ def find(sha256: str, size: int) -> Path:
                 if path.is_file() and path.stat().st_size == size and hash_of_file(path) == sha256:
                     return path
     raise MedsiloError(
-        f"the file that the network begins with (SHA-256 {sha256[:12]}..., {size} bytes) is not here; put it into a "
-        "folder and name that under 'models' in this party's medsilo.yaml"
+        f"the plan's pre-trained file (SHA-256 {sha256[:12]}..., {size} bytes) is not here; put it into a folder "
+        f"that 'models' in medsilo.yaml names"
     )
 
 
-def keep(sha256: str, content: memoryview, folder: Path, most: int) -> None:
-    """Keep a file that came, under its hash, in a folder of such files that may have so many bytes in all."""
+def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> None:
+    """Keep a file that came, under its hash, in a folder of such files that may have so many bytes in all; the oldest
+    go first."""
     from medsilo.core.files import write_bytes  # which takes time to import, and who reads names does without
 
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise Refused("the file that came is not the one of the plan; its hash is another")
+        raise Refused("the file that arrived is not the plan's: its hash differs")
     if (size := content.nbytes) > most:
-        raise Refused(f"the plan's network begins with a file of {size} bytes, and {most} may be kept (models_disk)")
+        raise Refused(
+            f"the plan's pre-trained file has {size} bytes; this party keeps {most} at most. Put it into a folder "
+            "under 'models'"
+        )
     older = [path for path in folder.glob("*") if HASH.fullmatch(path.name)] if folder.is_dir() else []
     sizes = {path: path.stat().st_size for path in sorted(older, key=lambda path: path.stat().st_mtime_ns)}
     for path in sizes:

@@ -155,7 +155,7 @@ class SuperModelOutcome(Outcome):
 
     def read(self, answer: Any, part: Part, suppressed: bool, sites: Collection[str], cases: int) -> Choices:
         if answer is None:
-            raise Refused("it says nothing of the super model")
+            raise Refused("it has no results of the super model")
         told = Choices.received(answer)
         if bool(told.chosen) == suppressed:
             raise Refused("it does not say how often each model was chosen")

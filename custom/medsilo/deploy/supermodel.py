@@ -141,8 +141,8 @@ class SuperModel(nn.Module):
         scores = self.selector(x).double()
         if scores.shape[1] != len(self.labels):
             raise MedsiloError(
-                f"the selector has {scores.shape[1]} outputs where rule '{self.rule}' of these "
-                f"{len(self.sites)} sites needs {len(self.labels)}; use the selector they trained"
+                f"the selector has {scores.shape[1]} outputs, and rule '{self.rule}' with {len(self.sites)} sites "
+                f"needs {len(self.labels)}; use the selector that these sites trained"
             )
         if not scores.isfinite().all():
             raise MedsiloError("the selector's output is NaN or infinite; check the image's values")

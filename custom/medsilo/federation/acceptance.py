@@ -50,7 +50,7 @@ class Acceptance:
         check_values(facts, self.most_values)
         if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
             other = (plain(str(facts.get(key)), 40) for key in ("task", "round"))
-            raise Refused(f"answers {' '.join(other)} of a study, not {task} {number} of this one")
+            raise Refused(f"answers {' '.join(other)} of another study, not {task} {number} of this one")
         check_packages(facts.get("packages"), self.plan.code)
         answer = ANSWERS[task].received(facts)
         counted = ("train", "validation", "test") if not self.plan.task.scripted else ("train",)
@@ -79,7 +79,7 @@ class Acceptance:
     def _same_cases(self, site: str, answer: SiteAnswer) -> None:
         joined = self.joined.get(site)
         if joined and joined.cases != answer.cases:
-            raise Refused("its numbers of cases are not those that it joined with")
+            raise Refused("its numbers of cases differ from those at joining")
 
     def _in_range(self, name: str, score: float | None) -> None:
         low, high = self.plan.task.goal.metric_range
@@ -102,7 +102,8 @@ class Acceptance:
         }
         if refused := [told[name] for name in names if name in self.plan.participation.require_same_versions]:
             raise Refused(
-                f"runs {'; '.join(refused)}; participation.require_same_versions wants the same: install the server's"
+                f"runs {'; '.join(refused)}; participation.require_same_versions demands the server's version: "
+                f"install that"
             )
         if not told:
             return answer
@@ -165,6 +166,6 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
     if threshold is None:
         return
     if not plan.has_threshold or CHANCES not in counts:
-        raise Refused("it tells a threshold that nobody asked for, or without the counts to apply it to")
+        raise Refused("unexpected field: threshold, or its counts are missing")
     if not on_a_place(threshold):
         raise Refused(f"its threshold {threshold:g} is not a whole number of 1/{BINS}")

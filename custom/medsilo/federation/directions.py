@@ -146,8 +146,8 @@ class RoundDirections:
         for group, own in directions.items():
             if math.isfinite(own.norm) and own.norm > self._limits[group]:
                 raise Refused(
-                    f"its update of {group} is {own.norm:.1e} long, beyond any honest one ({self._limits[group]:.1e}): "
-                    "it lies, or training diverged there; then lower the learning rate"
+                    f"its update of {group} has length {own.norm:.1e}, beyond any honest one "
+                    f"({self._limits[group]:.1e}): the site lies, or its training diverged (lower the learning rate)"
                 )
 
     def note(self, site: str, directions: Mapping[str, Direction]) -> None:

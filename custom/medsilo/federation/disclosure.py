@@ -251,12 +251,6 @@ class Disclosure:
 
     def counts(self, measures: Measures) -> Counts:
         """Return the counts over the test cases as they are told."""
-        told = self._counts(measures)
-        if not self.settings.calibration:
-            told.pop(RELIABILITY, None)
-        return told
-
-    def _counts(self, measures: Measures) -> Counts:
         task, resolution, patients = self.task, self.resolution["test"], self.patients["test"]
         if resolution.exact:
             return task.goal.counts(measures, patients, self.least)
@@ -280,7 +274,7 @@ class Disclosure:
     @property
     def tells_threshold(self) -> bool:
         """Return whether a threshold that follows from validation cases may leave; never under a promise of privacy."""
-        asked = self.task.goal.decides and self.numbers is None and self.settings.calibration
+        asked = self.task.goal.decides and self.numbers is None
         return asked and self.cases["validation"] > 0 and self.tells("validation")
 
     def threshold(self, measures: Measures) -> float | None:

@@ -1,6 +1,5 @@
 """A hospital's own limits, held against what a plan asks for before anything of it is made."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
 from medsilo.site.settings import FILE_NAME, Quotas, SiteSettings
 
+LEAST_LEARNING = 1e-5  # learning rate × optimizer steps at a site for each answer with scores, on average
 MODELS, STATE = 2, 8 / 3  # of a study's files at a site, in float32 models: the models, and a state with an optimizer's
 
 
@@ -31,28 +31,27 @@ def check_limits(
     the disk of its results; patients: whose these cases are, where that is known.
     """
     limits = settings.quotas
-    for one in asked_of(plan, limits, parameters, free):
-        if one.most is not None and one.asked > one.most:
-            if one.key == "disk_free":
-                free_now, needed = (size_text(max(0, int(gib * 2**30))) for gib in (one.most, one.asked))
-                raise NoRoom(
-                    f"this hospital's disk is full: {free_now} are free for this study, and it needs {needed}; make "
-                    f"room, or lower {_where(one.key)}"
-                )
+    for one in asked_of(plan, limits, parameters):
+        if one.asked > one.most:
             raise Refused(
                 f"the plan asks this hospital for {one.asked:.10g} {one.unit}, more than it allows ({_where(one.key)})"
             )
+    if free is not None and (needed := disk_needed(plan, parameters)) > free:
+        raise NoRoom(
+            f"this hospital's disk is full: {size_text(free)} are free for this study, and it needs "
+            f"{size_text(needed)}; make room"
+        )
     if train is None:
         return
-    if (learning := learning_per_answer(plan, train)) < limits.min_learning_per_score:
+    if (learning := learning_per_answer(plan, train)) < LEAST_LEARNING:
         raise Refused(
-            f"the plan learns next to nothing here for the scores that it asks for (learning rate × steps is "
-            f"{learning:.3g} for each answer, this hospital wants {limits.min_learning_per_score:g}: "
-            f"{_where('min_learning_per_score')}); set a larger learning rate or more local_epochs"
+            f"learning rate × steps is {learning:.3g} for each answer, a hospital demands {LEAST_LEARNING:g}; raise "
+            "training.learning_rate or training.local_epochs"
         )
-    if min(train, train if patients is None else patients) < settings.least_trained(plan.task.synthetic):
+    if min(train, train if patients is None else patients) < settings.count_unit(plan.task.synthetic):
         raise Refused(
-            f"this hospital has fewer training cases or patients than it trains with ({_where('min_training_cases')})"
+            "this hospital has fewer training cases or patients than it trains with (min_patients_per_metric in its "
+            f"{FILE_NAME})"
         )
 
 
@@ -62,18 +61,21 @@ class QuotaCheck:
 
     key: str  # of limits
     asked: float
-    most: float | None
+    most: float
     unit: str
 
 
-def asked_of(plan: Plan, limits: Quotas, parameters: int, free: int | None = None) -> list[QuotaCheck]:
-    """Return what a plan asks for that is known before anything runs. free: bytes on the disk of the results."""
-    kept = (MODELS + STATE * kept_states(plan.rounds)) * 4 * parameters / 2**30
+def disk_needed(plan: Plan, parameters: int) -> int:
+    """Return the bytes that a study's files take at a site."""
+    return int((MODELS + STATE * kept_states(plan.rounds)) * 4 * parameters)
+
+
+def asked_of(plan: Plan, limits: Quotas, parameters: int) -> list[QuotaCheck]:
+    """Return what a plan asks for that is known before anything runs."""
+    disk = disk_needed(plan, parameters) / 2**30
     return [
         QuotaCheck("round_minutes", plan.participation.timeout / 60, limits.round_minutes, "minutes for a round"),
-        QuotaCheck("parameters", parameters, limits.parameters, "parameters"),
-        QuotaCheck("disk", kept, limits.disk, "GiB for a study"),
-        QuotaCheck("disk_free", kept, None if free is None else free / 2**30 - limits.disk_free, "GiB of its disk"),
+        QuotaCheck("disk", disk, limits.disk, "GiB for a study"),
     ]
 
 
@@ -90,12 +92,10 @@ def learning_per_answer(plan: Plan, train: int) -> float:
 
 
 def check_disk(folder: Path, limits: Quotas) -> None:
-    """Raise Refused where a study's folder has grown over what this hospital allows, or too little stays free."""
+    """Raise Refused where a study's folder has grown over what this hospital allows."""
     taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if taken > limits.disk * 2**30:
-        raise Refused(f"the study's folder has grown over what this hospital allows ({_where('disk')})")
-    if free_disk(folder) < limits.disk_free * 2**30:
-        raise NoRoom(f"too little of this hospital's disk would stay free ({_where('disk_free')})")
+        raise Refused(f"the study's folder is larger than this hospital allows ({_where('disk')})")
 
 
 class Clock:
@@ -118,15 +118,10 @@ class Clock:
         """Raise Refused when this answer has had its time; to be asked often."""
         if self.started is not None and time.monotonic() - self.started > 60 * self.limits.round_minutes:
             raise Refused(
-                f"this answer took longer than the {self.limits.round_minutes:g} minutes that this hospital gives it "
+                f"this answer took longer than the {self.limits.round_minutes:g} minutes that this hospital allows "
                 f"({_where('round_minutes')})"
             )
 
 
 def _where(key: str) -> str:
     return f"quotas.{key} in its {FILE_NAME}"
-
-
-def free_disk(folder: Path) -> int:
-    """The free bytes on the disk of a folder that may not be there yet."""
-    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free

@@ -12,13 +12,13 @@ from dataclasses import asdict
 from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
-from medsilo.core.files import sweep, write_json
+from medsilo.core.files import free_disk, sweep, write_json
 from medsilo.core.tensors import Groups
 from medsilo.federation import optional
 from medsilo.federation.checks import check_ranges
 from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.evaluation import Evaluation
-from medsilo.federation.limits import check_disk, check_limits, free_disk
+from medsilo.federation.limits import check_disk, check_limits
 from medsilo.federation.protection import Protection
 from medsilo.federation.raw_results import (
     ExactDelivery,

@@ -29,8 +29,7 @@ class Permission:
             return
         if place.kit is None:
             raise Refused(
-                f"this hospital wants plans to be approved (approval in its {FILE_NAME}) with the key of its kit, and "
-                "here is none"
+                f"this hospital demands approvals (approval in its {FILE_NAME}), and no kit's key is here to check them"
             )
         book = book_of(place.settings, place.site, place.folder)
         self.approvals = approvals_of(book, place.kit, place.settings)

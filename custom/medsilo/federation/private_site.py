@@ -79,8 +79,8 @@ def agreed(plan: Plan, demands: PrivacyRequirements | None) -> PrivacyGuarantee 
     if demands is None:
         return None
     raise Refused(
-        f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; add a "
-        "section privacy with epsilon and delta"
+        f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan has none; add a "
+        f"section privacy with epsilon and delta"
     )
 
 

@@ -33,8 +33,8 @@ class Protection:
             return
         if self.plan.task.deals:
             raise Refused(
-                "the plan deals a hospital's data to simulated sites (task.partition), and these are patients' data: "
-                f"remove it, or the hospital says public_data in its {FILE_NAME}"
+                "the plan divides patients' data among simulated sites (task.partition); remove it, or set "
+                f"public_data in the hospital's {FILE_NAME}"
             )
         if fold_refused := not_its_folds(self.plan, self.settings):
             raise Refused(fold_refused)
@@ -109,13 +109,13 @@ def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) ->
 
 
 def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: bool = True) -> DataSource:
-    """Return the data with shares and drawing of this hospital's own where its settings name none.
+    """Return the data with this hospital's own drawing, and its own shares where its settings name none.
 
     data: what stands for the data set; writes: whether parts that are drawn now are remembered.
     """
-    split = book.number("split") if source.split is None else source.split
-    own = source.model_copy(update={"shares": source.shares or SHARES, "split": split})
-    return own.remembered_by(book.places(data, split, writes))
+    split = book.number("split")
+    own = source.model_copy(update={"shares": source.shares or SHARES})
+    return own.drawn_by(split, book.places(data, split, writes))
 
 
 def planned_answers(plan: Plan) -> dict[DataPart, int]:

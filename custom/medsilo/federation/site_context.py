@@ -118,7 +118,7 @@ class UpdateCodec:
 
     def letter(self, asked: Request) -> dict[str, Any]:
         """Answer a letter that is no round."""
-        raise Refused("the server seals what this plan lets leave in clear")
+        raise Refused("the server asks for masked numbers, and the plan has no secure aggregation")
 
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
         """Return what came, with what only this site or all hospitals can read opened."""

@@ -61,11 +61,11 @@ class SuppliedSite:
         return self.inner.answer(replace(parcel, groups=groups), stop)
 
     def _take(self, came: Tensors) -> None:
-        wanted, most = self.place.plan.network.files, self.place.settings.models_disk
+        wanted = self.place.plan.network.files
         for name, content in came.items():
             if name not in wanted or content.dtype is not torch.uint8:
                 raise Refused("the server sends a file that the plan does not name")
-            weight_cache.keep(name, bytes_of(content.contiguous()), self.place.models[-1], int(most * (1 << 30)))
+            weight_cache.keep(name, bytes_of(content.contiguous()), self.place.models[-1])
 
 
 class DisclosingSite:
@@ -129,8 +129,15 @@ def envelope_of(place: SiteContext) -> UpdateCodec:
     return secure.site(place) if secure else UpdateCodec()
 
 
-def answering(place: SiteContext, permission: Permission, kind: type[Participant] = Participant) -> Site:
-    """Return what answers on NVFlare, behind a hospital's permission, which was given."""
-    make = partial(IsolatedParticipant if place.settings.isolation else training_site, place, kind)
+def answering(
+    place: SiteContext,
+    permission: Permission,
+    kind: type[Participant] = Participant,
+    tell: Callable[[str], None] = lambda why: None,
+) -> Site:
+    """Return what answers on NVFlare, behind a hospital's permission, which was given. tell: see isolated.py."""
+    make: Callable[[], Site] = partial(training_site, place, kind)
+    if place.settings.isolation:
+        make = partial(IsolatedParticipant, place, kind, tell)
     permission.inner = SuppliedSite(place, make) if place.plan.network.files else make()
     return permission

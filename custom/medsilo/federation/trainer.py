@@ -76,7 +76,8 @@ class Trainer:
 
     def check_averages(self) -> None:
         """Raise Refused unless an average that leaves the site covers as many images, and patients, as demanded."""
-        least, plan = self.place.settings.min_cases_per_average, self.place.plan
+        plan = self.place.plan
+        least = self.place.settings.least_averaged(plan.task.synthetic)
         if not self.place.trains:
             return
         for average in (group.average for phase in plan.course.phases for group in phase.sent):
@@ -84,9 +85,9 @@ class Trainer:
             patients = len(set(patients_of(self.train))) if average and self.protection.on else images
             if min(images, patients) < least:
                 raise Refused(
-                    f"this plan averages {images} images of this site's {patients} patients, and no average of fewer "
-                    f"than {least} leaves (min_cases_per_average in its medsilo.yaml); bring more, or take another "
-                    "plan: a larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam for FedSM"
+                    f"the plan averages {images} images of {patients} patients, this hospital demands {least}. Add "
+                    "patients, or change the plan: a larger training.batch_size for HarmoFL, "
+                    "algorithm.selector_sync=server-adam for FedSM"
                 )
 
     # ------------------------------------------------------------------ a round

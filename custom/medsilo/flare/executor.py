@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,7 @@ class MedsiloExecutor(Executor):
             with clock.running():
                 checks.extend([clock.check, Busy().check] if self.measured else [clock.check])
                 reply = site.answer(parcel, stop)
+            self.events.on_answer()
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, plain(warning))
             if parcel.facts.get("task") == "test":
@@ -147,7 +149,7 @@ class MedsiloExecutor(Executor):
                 add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
             died = isinstance(error, Died)
-            self.events.tell("failed" if died else "refused", reason, needs_somebody=True)
+            self.events.on_answer(reason, died)
             if self.folder:
                 kind = "died" if died else "refused"
                 note(self.folder, parcel.facts, kind=kind, reason=reason)
@@ -174,16 +176,16 @@ class MedsiloExecutor(Executor):
         permission.begin()
         self.give_back = self.give_back or acquire_lock(plan, site, settings, self.folder)
         clock = Clock(settings.quotas)
-        self.events.tell("began", f"{plan.algorithm.title}, {plan.rounds} rounds, of {lead}")
+        self.events.begin(f"{plan.algorithm.title}, {plan.rounds} rounds, of {lead}")
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
-        return answering(place, permission, self.participant_class), clock
+        return answering(place, permission, self.participant_class, partial(self.events.tell, "failed")), clock
 
     def _among(self, plan: Plan, sites: Sequence[str], site: str) -> Plan:
         """Return the plan for the sites that the server tells, where it names none itself."""
         if plan.participation.sites:
             return plan
         if site not in sites:
-            raise Refused("this site is not among those that the server tells")
+            raise Refused("the server's list of sites lacks this site")
         plan = plan.among(sites)
         if self.gate:
             self.gate.allow(request_bounds(plan))

@@ -32,7 +32,7 @@ class OnlyTheseGroups(Filter):
         try:
             answer = from_shareable(shareable)
             if answer.data_kind not in (DataKind.COLLECTION, DataKind.WEIGHTS) or META not in answer.meta:
-                raise Refused(f"an answer of kind {answer.data_kind} is none of medsilo's")
+                raise Refused(f"medsilo has no answer of kind {answer.data_kind}")
             if others := sorted({name.partition("/")[0] for name in answer.data} - self.groups):
                 raise Refused(
                     f"this hospital does not let {', '.join(others)} out; its privacy.json lists what it does"

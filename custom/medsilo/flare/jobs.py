@@ -27,10 +27,10 @@ CUSTOM = Path("app/custom")
 # A job without code has this file where code would be: NVFlare takes its classes for the job's own then, and asks a
 # site's class_allow_list for none. What is submitted has it not, and a hospital's list holds.
 NO_CODE = CUSTOM / "README.md"
-NO_CODE_TOLD = """\
-This job brings no code: its classes are those of the medsilo that is installed at every site. NVFlare lets a job's
-classes in where the job has a folder `app/custom`, as this one, or where the site's `class_allow_list` names them.
-`medsilo submit` leaves this folder out, for hospitals that let no job bring code.
+NO_CODE_TEXT = """\
+This job brings no code: it uses the classes of the installed medsilo. NVFlare accepts a job's classes if the job has a
+folder `app/custom`, or if the site's `class_allow_list` names them. `medsilo submit` leaves this folder out, because
+some hospitals accept no job with code.
 """
 JOBS = Path("jobs")  # where a job is looked for by its name alone
 
@@ -74,9 +74,9 @@ def find_job(job: str | Path) -> Path:
     if inside:
         raise MedsiloError(f"{folder} lies in a job; give the job's folder, {inside}, and another plan with --plan")
     if folder.is_file():
-        raise MedsiloError(f"{folder} is no job but a file; give the job's folder, and a plan with --plan")
+        raise MedsiloError(f"{folder} is a file; give the job's folder, and a plan with --plan")
     if (folder / paths.PLAN).is_file() and (folder / paths.ROUNDS).is_file():
-        raise MedsiloError(f"{folder} is no job but a run; to train it further: medsilo run {folder} --more 20")
+        raise MedsiloError(f"{folder} is a run, not a job; to train it further: medsilo run {folder} --more 20")
     if folder.parent == Path() and (JOBS / folder / PLAN).is_file():
         return JOBS / folder
     if not folder.exists() and (own := shipped(folder)):
@@ -90,6 +90,8 @@ def find_job(job: str | Path) -> Path:
     known = there or {name: Path(name) for name in shipped_jobs()}
     near = get_close_matches(folder.name, known, 1)
     hint = f"did you mean {known[near[0]]}?" if near else f"jobs: {', '.join(sorted(known))}"
+    if folder.is_dir() and not near:
+        hint = f"to make a job for a folder of data: medsilo init {folder}; for a method's: medsilo list"
     raise MedsiloError(f"no job at {folder}: it needs {PLAN}; {hint}")
 
 

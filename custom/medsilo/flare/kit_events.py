@@ -21,8 +21,9 @@ from nvflare_reliability.cleanup import LostConnections
 
 LOOK = 2.0  # seconds between two looks at the connections
 GRACE = 10.0  # seconds without a connection until a party is away: one that broke is often made again
+SETTLED = 60.0  # seconds after a party came in which its processes may register: that it came is told already
 AGAIN = 3600.0  # seconds until it is written once more that the same party is refused, which asks every few seconds
-SILENCE = 90.0  # seconds without a heartbeat; who is behind a relay has no connection to look at
+SILENCE = 90.0  # seconds without a heartbeat: who is behind a relay, or stands still, loses no connection here
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Attendance:
     direct: set[str] = field(default_factory=set)  # whose connection was seen once
     lost: dict[str, float] = field(default_factory=dict)  # since when a connection is gone
     there: dict[str, bool] = field(default_factory=dict)
+    came: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
 
     def look(self, seen: Mapping[str, Seen], now: float) -> Iterator[Event]:
@@ -50,10 +52,11 @@ class Attendance:
             why = self._missing(name, seen.get(name), now)
             was = self.there.get(name)
             if why is None and was is not True:
-                self.there[name] = True
+                self.there[name], self.came[name] = True, now
                 yield Event("joined" if was is None else "back", "connected", name)
             elif why is None and seen[name].token != self.tokens.get(name, seen[name].token):
-                yield Event("back", "connected, its processes were started again", name)
+                if now - self.came[name] > SETTLED:
+                    yield Event("back", "connected, its processes were started again", name)
             elif why and was:
                 self.there[name] = False
                 yield Event("away", why, name, needs_somebody=True)
@@ -63,11 +66,9 @@ class Attendance:
         """Return why one is away, None where it is there, and "" where a lost connection may be made again."""
         if seen is None:
             return "it signed off, or the server gave it up"
-        if name not in self.direct:
-            return f"it was silent for {now - seen.heard:.0f} s" if now - seen.heard > SILENCE else None
-        if seen.connected:
+        if seen.connected or name not in self.direct:
             self.lost.pop(name, None)
-            return None
+            return f"it was silent for {now - seen.heard:.0f} s" if now - seen.heard > SILENCE else None
         since = self.lost.setdefault(name, now)
         return f"its connection is gone for {now - since:.0f} s" if now - since > GRACE else ""
 

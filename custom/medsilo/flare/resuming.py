@@ -24,6 +24,7 @@ from medsilo.core.files import load_yaml
 from medsilo.flare.workspace import kit_folder, output_folder, settings_in
 from medsilo.runs import event_reading, events, paths
 from medsilo.runs.events import Event
+from medsilo.runs.reading import GOES_ON
 from medsilo.runs.record import Record
 from medsilo.schedule.participation import Participation
 
@@ -62,6 +63,11 @@ class Ended:
         return int(self.job.meta.get(TIMES, 0))
 
     @property
+    def turn(self) -> str:
+        """Return which of how many times is the next."""
+        return f"{self.times + 1} of {self.rules.resume}"
+
+    @property
     def hopeless(self) -> str:
         """Return why the study does not go on by itself; nothing where it does."""
         if not self.rules.resume:
@@ -89,7 +95,8 @@ class Ended:
 
     def copy(self) -> dict[str, Any]:
         """Return the meta of the job that goes on."""
-        own = {key: value for key, value in self.job.meta.items() if key not in {key.value for key in OF_ONE_JOB}}
+        left = {GOES_ON, *(key.value for key in OF_ONE_JOB)}
+        own = {key: value for key, value in self.job.meta.items() if key not in left}
         led = (self.record.folder / paths.JOBS).read_text("utf-8").split()
         of = self.job.job_id if self.job.job_id in led else own[JobMetaKey.CLONED_FROM.value]
         return own | {JobMetaKey.CLONED_FROM.value: of, TIMES: self.times + 1}
@@ -154,9 +161,12 @@ class Resuming:
                 return
             if ended and not ended.hopeless:
                 self.due[job.job_id] = Due(ended, time.monotonic() + min(PAUSE * 2**ended.times, LONGEST))
-                told = f"{why}; it goes on by itself, {ended.times + 1} of {ended.rules.resume} times"
+                told = f"{why}; it goes on by itself, {ended.turn} times"
                 what: events.What = "waits" if fate in event_reading.LAST else "failed"
                 events.write(self.kit, Event(what, told, study=ended.record.folder.name, job=job.job_id))
+                # for who watches the job; the disk may be full
+                with suppress(Exception), self.engine.new_context() as fl_ctx:
+                    self._jobs().update_meta(job.job_id, {GOES_ON: ended.turn}, fl_ctx)
                 return
             if ended and ended.rules.resume:
                 why = f"{why}; {ended.hopeless}"

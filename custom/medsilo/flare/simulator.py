@@ -122,7 +122,7 @@ def resume(
     """Go on with a run that stopped, from its last finished round."""
     record = Record(folder.resolve())
     if not (folder / paths.JOB).is_dir() or not record.checkpoints.is_dir():
-        raise MedsiloError(f"{folder} is no run that can be resumed: it has no job or no checkpoint")
+        raise MedsiloError(f"{folder} cannot be resumed: it has no job or no checkpoint")
     record.check_unfinished()
     plan = load_plan(folder / paths.PLAN)
     _check_sources(plan, settings)

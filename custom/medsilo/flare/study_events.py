@@ -6,6 +6,7 @@ from pathlib import Path
 from nvflare.apis.fl_context import FLContext
 
 from medsilo.flare.workspace import kit_folder, kit_of
+from medsilo.runs.event_reading import RUNNING, fates
 from medsilo.runs.events import Event, What, write
 
 
@@ -15,6 +16,7 @@ class StudyEvents:
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         self.kit, self.job, self.study = kit, job, study
         self.out = set[str]()  # sites that the last round was without
+        self.wrong = ""  # why this site could not answer the last time
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> "StudyEvents":
@@ -25,6 +27,19 @@ class StudyEvents:
         """Write one event."""
         if self.kit:
             write(self.kit, Event(what, text, who, self.study, self.job, needs_somebody))
+
+    def begin(self, text: str) -> None:
+        """Write that a site begins with a job, or goes on with one whose process here ended without a word."""
+        again = self.kit is not None and fates(self.kit).get(self.job) in RUNNING
+        if again:
+            self.tell("failed", "this site's process for the job was ended; another goes on")
+        self.tell("resumed" if again else "began", text)
+
+    def on_answer(self, wrong: str = "", died: bool = False) -> None:
+        """Write why this site can't answer, once until it can. wrong: why, where it could not."""
+        if wrong and wrong != self.wrong:
+            self.tell("failed" if died else "refused", wrong, needs_somebody=True)
+        self.wrong = wrong
 
     def on_round(self, number: int, absences: Mapping[str, str | None]) -> None:
         """Write which sites fell out of the study in a round, and which are back. absences: site → why, or None."""

@@ -78,7 +78,7 @@ def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
             groups[group][own] = value
         return _parcel(groups, meta)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
+        raise Refused(f"the answer is not a message of medsilo ({type(error).__name__})") from error
 
 
 def _parcel(groups: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) -> StudyMessage:
@@ -111,7 +111,7 @@ def to_parcel(shareable: Shareable) -> StudyMessage:
             raise ValueError(collection.data_kind)
         return _parcel({group: member.data for group, member in collection.data.items()}, collection.meta)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
+        raise Refused(f"the answer is not a message of medsilo ({type(error).__name__})") from error
 
 
 def _as_sent(value: Any, dtype: str) -> Any:

@@ -112,7 +112,7 @@ class AmplitudeNorm(nn.Module):
         if amplitude is not None:
             if amplitude.shape != self.amplitude.shape:
                 given, own = list(amplitude.shape), list(self.amplitude.shape)
-                raise DataError(f"an amplitude of shape {given} for images whose amplitude has shape {own}")
+                raise DataError(f"the amplitude has the shape {given}, that of the images {own}")
             self.amplitude.copy_(amplitude)
         elif not self.batches:
             raise MedsiloError("there is no amplitude to freeze: no batch has been seen and none was given")
@@ -173,8 +173,8 @@ class AmplitudeNorm(nn.Module):
     def _check(self, images: Tensor) -> None:
         if images.ndim != len(self.shape) + 1 or images.shape[1:] != self.shape:
             raise DataError(
-                f"images of shape {list(images.shape[1:])} where the amplitude is that of {list(self.shape)}: all "
-                "sites need one size and number of channels; set task.size, to which images are resized"
+                f"images have the shape {list(images.shape[1:])}, the amplitude {list(self.shape)}: all sites need "
+                f"one size and number of channels; set task.size"
             )
 
 

@@ -41,8 +41,8 @@ class Compute:
         kind, _, number = device.partition(":")
         if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
             raise MedsiloError(
-                f"device {device} was asked for, but this machine shows {torch.cuda.device_count()} CUDA devices; take "
-                "cpu or auto (--device, or in the site's medsilo.yaml), or install a CUDA build of torch"
+                f"device {device}: this machine has {torch.cuda.device_count()} CUDA devices; give cpu or auto "
+                f"(--device, medsilo.yaml), or install a CUDA build of torch"
             )
         if kind == "cuda":
             os.environ.setdefault(*ONE_WORKSPACE)

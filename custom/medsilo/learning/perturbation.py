@@ -1,6 +1,6 @@
 """HarmoFL's weight perturbation: gradients are taken where the loss is worst nearby, so that minima become flat."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import unwrap
 from typing import Any, cast
@@ -42,31 +42,14 @@ class PerturbedOptimizer(Optimizer):
     def _follow_base(self) -> None:
         self.param_groups, self.state = self.base.param_groups, self.base.state
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+    def step(self, closure: Closure) -> Tensor:  # type: ignore[override]
         """Both passes over one batch; returns the loss at θ.
 
         closure: clears the gradients, computes the loss on the same batch and its gradients, returns the loss.
         """
-        with torch.enable_grad():
-            loss = closure()
-        moved = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if moved and self.alpha:
-            elsewhere = self._perturbed(moved)
-            self.base.zero_grad()
-            keeping = keeping_statistics(self.module) if self.module else nullcontext()
-            with _standing_at(moved, elsewhere), keeping, torch.enable_grad():
-                closure()
+        loss = perturbed_gradients(self, closure, self.alpha, self.eps, self.module)
         self.base.step()
         return loss
-
-    def _perturbed(self, moved: list[Tensor]) -> Sequence[Tensor]:
-        """θ + δ of Eq. 6; the gradients, no longer needed, become δ."""
-        gradients = [p.grad for p in moved if p.grad is not None]
-        norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-        torch._foreach_mul_(gradients, self.alpha / (norm + self.eps))
-        return torch._foreach_add(moved, gradients)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
@@ -84,6 +67,32 @@ class PerturbedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.base.load_state_dict(state_dict)
         self._follow_base()
+
+
+@torch.no_grad()
+def perturbed_gradients(
+    optimizer: Optimizer, closure: Closure, alpha: float, eps: float = 1e-12, module: nn.Module | None = None
+) -> Tensor:
+    """Leave ∇ℓ(θ + δ) in the weights of an optimizer; returns the loss at θ. With α = 0 there is one pass."""
+    with torch.enable_grad():
+        loss = closure()
+    moved = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if moved and alpha:
+        elsewhere = _perturbed(moved, alpha, eps)
+        optimizer.zero_grad()
+        keeping = keeping_statistics(module) if module else nullcontext()
+        with _standing_at(moved, elsewhere), keeping, torch.enable_grad():
+            closure()
+    return loss
+
+
+def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor]:
+    """Return θ + δ of Eq. 6; the gradients, no longer needed, become δ."""
+    gradients = [p.grad for p in moved if p.grad is not None]
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    torch._foreach_mul_(gradients, alpha / (norm + eps))
+    return torch._foreach_add(moved, gradients)
 
 
 @contextmanager

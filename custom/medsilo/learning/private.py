@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from medsilo.core.errors import MedsiloError
 from medsilo.learning.compute import Case, Compute, LossFunction
 from medsilo.learning.layers import called_with
-from medsilo.learning.loop import TrainStep
+from medsilo.learning.loop import ForCard, TrainStep
 from medsilo.learning.partial_labels import part_of
 from medsilo.learning.steps import Step, plain_step
 from medsilo.privacy.noise import NoiseSource
@@ -66,7 +67,8 @@ class PoissonSample:
 def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) -> Iterator[Case]:
     """Return batches of these cases; of a data set in memory by one indexing each."""
     if isinstance(dataset, TensorDataset):
-        return ((dataset.tensors[0][own], dataset.tensors[1][own]) for own in batches)
+        cases: Any = ForCard(dataset) if compute.on_card else dataset
+        return (cases[own] for own in batches)
     return iter(DataLoader(dataset, batch_sampler=batches, num_workers=compute.workers, pin_memory=compute.on_card))
 
 
@@ -183,8 +185,7 @@ def gradients_of_cases(
         if "memory" in str(error):
             raise
         raise MedsiloError(
-            "privacy: this network can't be worked out case by case, since a layer counts what passes through it or "
-            "looks at its values; choose another network",
+            "privacy: one of the network's layers allows no gradient of a single case; choose another network",
             private=str(error),
         ) from error
     singly = [slice(case, case + 1) for case in range(len(output))]

@@ -78,7 +78,7 @@ def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]
     """Return the layers whose inputs are measured: every batch norm (else every norm), or the head alone."""
     of, called = MEASURED[layers]
     if not (found := of(model)):
-        raise MedsiloError(f"this network has no {called}; choose another network")
+        raise MedsiloError(f"the network has no {called}; choose another network")
     return list(found)
 
 

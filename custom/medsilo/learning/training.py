@@ -109,7 +109,7 @@ class Training(Feature):
         if self.optimizer == "sgd" and "betas" in self.model_fields_set and self.betas != (0.9, 0.999):
             raise ValueError("betas belong to adam; sgd has momentum: remove betas or choose optimizer=adam")
         if self.warmup >= self.rounds:
-            raise ValueError(f"warmup: {self.warmup} rounds of warm-up leave none of {self.rounds}; give fewer")
+            raise ValueError(f"warmup: {self.warmup} warm-up rounds of {self.rounds} leave none to train; lower warmup")
         if self.rounds * self.local_epochs > MOST_EPOCHS:
             raise ValueError(f"rounds times local_epochs is over {MOST_EPOCHS} passes over the data; lower one of them")
         return self

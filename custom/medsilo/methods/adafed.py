@@ -240,8 +240,8 @@ class AdaFed(StatisticsMixture):
         """Return how f is made and its statistics leave without telling more than their account says."""
         if self.needs_f and self.pretraining.source != "file":
             raise PlanError(
-                "algorithm.pretraining.source: a share of the cases is declared public and read at the server, so the "
-                "promise would be false; use file, with a network that was trained on other data"
+                "algorithm.pretraining.source: the server would read a share of the cases, which breaks the promise "
+                "of privacy; use file, trained on other data"
             )
         return Private(
             ("model",), disclosure_notes="the statistics leave once, cut and with noise of their own account"

@@ -122,8 +122,8 @@ class ModelsAndSelector(Algorithm):
     def check_task(self, task: Task) -> None:
         if not task.goal.by_case:
             raise PlanError(
-                f"algorithm.name: {self.name} asks another model for each case, and risks of two models can't be "
-                "compared; choose fedavg, or ditto for models of the hospitals' own"
+                f"algorithm.name: {self.name} chooses a model for each case, and risks of two models cannot be "
+                f"compared; choose fedavg, or ditto for personal models"
             )
 
     def warnings(self, sites: Sequence[str]) -> list[str]:
@@ -159,7 +159,9 @@ class ModelsAndSelector(Algorithm):
         axes = next((layer.weight.ndim - 2 for layer in model.modules() if isinstance(layer, _ConvNd)), 0)
         kinds = COMPACT if self.selector == "compact" else {2: Vgg11()}
         if axes not in kinds:
-            raise PlanError(f"algorithm.selector: no {self.selector} selector reads the cases of this network")
+            raise PlanError(
+                f"algorithm.selector: the selector {self.selector} cannot read this network's cases; choose another"
+            )
         return kinds[axes]
 
     def make_optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
@@ -354,8 +356,8 @@ class FedSM(ModelsAndSelector):
             network("sums"),
             site_mean,
             title="sums over features",
-            undefended="mixing: each hospital alone tells of its features, so no robust rule can hold for FedSM's "
-            "selector in closed form; set algorithm.selector_sync=server-adam",
+            undefended="mixing: no robust rule covers FedSM's selector in closed form, since only a hospital knows "
+            "its features; set algorithm.selector_sync=server-adam",
             ranges=_feature_ranges,
             check=is_of_one_hospital,
             disclosure_notes=_says_of_sums,
@@ -367,13 +369,13 @@ class FedSM(ModelsAndSelector):
     def private(self) -> Private:
         if self.selector_sync == "closed-form":
             raise PlanError(
-                "algorithm.selector_sync: sums over a hospital's features are no noisy gradients and have no account; "
-                "set algorithm.selector_sync=server-adam"
+                "algorithm.selector_sync: sums over a hospital's features leave without noise; set "
+                "algorithm.selector_sync=server-adam"
             )
         if self.personal_method:
             raise PlanError(
-                f"algorithm.personal_method: personal models of {self.personal_method.name} leave in the last round, "
-                "and have no account; set it to null, so that they are private as all three networks are"
+                f"algorithm.personal_method: {self.personal_method.name} sends personal models in the last round, "
+                f"without noise; set it to null"
             )
         return Private(
             ("model", "global", "selector"), disclosure_notes="three noisy gradients of each batch count together"

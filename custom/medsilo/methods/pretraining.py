@@ -85,7 +85,7 @@ class Pretraining(Section):
                 data = batches(public, at.training.batch_size, at.compute, order)
                 loss = train_epoch(data, [learn], at.compute, at.stop)
         if not math.isfinite(loss):
-            raise MedsiloError("pre-training diverged: its loss is no number; lower training.learning_rate")
+            raise MedsiloError("pre-training diverged: its loss is NaN or infinite; lower training.learning_rate")
         model.to("cpu").requires_grad_(False)
         return {
             "source": "share",

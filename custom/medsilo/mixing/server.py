@@ -29,7 +29,7 @@ def reach_of(tensors: Tensors) -> float:
     """The ‖a_i‖₁ among a site's tensors; Refused if no steps can have it."""
     reach = float(tensors[REACH]) if REACH in tensors else 0.0
     if not 0.5 < reach < FURTHEST:
-        raise Refused(f"{REACH} is {reach}: one local step reaches 1, and nobody makes {FURTHEST:.0e} of them")
+        raise Refused(f"{REACH} is {reach}: one local step counts as 1, and no site makes {FURTHEST:.0e} of them")
     return reach
 
 

@@ -69,7 +69,7 @@ class Network(Feature):
         told = dict(self.monai(channels, classes) or {})
         made = getattr(nets, str(told.pop("_target_", "")).rpartition(".")[2], None)
         if made is None:
-            raise MedsiloError(f"network {self.name} has no build, and its monai names no network of MONAI's")
+            raise MedsiloError(f"network {self.name} has no build(), and its monai is not the name of a MONAI network")
         return made(**told)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:

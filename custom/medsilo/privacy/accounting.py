@@ -42,7 +42,7 @@ def epsilon(charges: Iterable[Charge], delta: float) -> float:
 def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
     """Return the ε that holds at this δ for mechanisms that were used so often, as `counted` counts them."""
     if not 1e-12 <= delta < 1:
-        raise MedsiloError(f"δ = {delta:g} is no use: give a number from 1e-12 to less than 1")
+        raise MedsiloError(f"δ = {delta:g} is out of range; give a number from 1e-12 to less than 1")
     parts = _parts(used)
     return math.inf if _step(parts) > COARSEST else _epsilon(parts, delta)
 

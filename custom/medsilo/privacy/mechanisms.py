@@ -69,6 +69,8 @@ Epsilon = Annotated[float, Field(gt=0, le=1000)]
 Delta = Annotated[float, Field(ge=1e-12, le=0.1)]
 # What may leave beside tensors: numbers of cases; losses and scores over a part of the cases.
 Told: TypeAlias = Literal["counts", "train", "validation", "test"]
+# The largest ε of a study at which noise replaces a hospital's floors; above it noise protects little, and both hold.
+PROTECTIVE_EPSILON = 10.0
 
 
 class PrivacyGuarantee(Section):
@@ -81,7 +83,7 @@ class PrivacyGuarantee(Section):
     def suffices(self, demands: "PrivacyRequirements | None") -> bool:
         """Return whether noise that keeps this promise stands in the place of a hospital's own floors: where the
         hospital itself demands privacy, and ε is small enough. A lead's offer alone lowers nothing."""
-        return demands is not None and self.epsilon <= demands.protective_epsilon
+        return demands is not None and self.epsilon <= PROTECTIVE_EPSILON
 
     def under(self, demands: "PrivacyRequirements | None") -> "PrivacyGuarantee":
         """Return what holds where a study promises this and a hospital demands that: of each the stricter."""
@@ -99,11 +101,6 @@ class PrivacyRequirements(Section):
     delta: Delta = Field(description="δ at which that ε is counted; less than 1 / number of patients")
     study_epsilon: Epsilon | None = Field(None, description="ε that one study may cost; null: all that is left")
     unit: Unit = Field("patient", description="whom it protects: a patient with all cases, or a single record")
-    protective_epsilon: Epsilon = Field(
-        10.0,
-        description="largest ε of a study at which noise replaces `min_patients_per_metric`, `score_rounding` "
-        "and the memory of earlier groups; above it noise protects little, and they hold as well",
-    )
     public: dict[Told, Reason] = Field(
         {},
         description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: "

@@ -77,6 +77,7 @@ class NoiseSource:
         if not deviation:
             return exact.detach().clone()
         cell, noise = deviation / CELLS, torch.from_numpy(self.whole_normal(exact.numel())).view(exact.shape)
+        noise = noise.pin_memory() if exact.device.type == "cuda" else noise  # else the copy waits for the card
         there = noise.to(exact.device, non_blocking=True)  # a card rounds, adds and multiplies as a processor does
         return (((exact.detach().double() / cell).round() + there) * cell).to(exact.dtype)
 

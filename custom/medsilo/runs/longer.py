@@ -19,7 +19,7 @@ class Longer:
         """Raises MedsiloError where the run can't go on."""
         self.run, self.record, name = run, Record(run), run.resolve().name
         if not (run / paths.PLAN).is_file() or not (summary := self.record.finished()):
-            raise MedsiloError(f"--more: {run} is no finished run; give one, or go on with it: medsilo resume {run}")
+            raise MedsiloError(f"--more: {run} is not a finished run; give one, or continue it: medsilo resume {run}")
         self.before = load_plan(run / paths.PLAN)
         if not any(self.record.checkpoints.glob(paths.ROUND_FILES)):
             raise MedsiloError(f"--more: {name} has no checkpoint; run it anew with training.rounds set")

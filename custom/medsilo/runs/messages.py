@@ -250,7 +250,7 @@ def check_values(values: Any, most: int) -> None:
                 left += ((inner, where, depth + 1) for inner in value if type(inner) not in HARMLESS)
                 continue
             if not all(isinstance(key, str) for key in value):
-                raise Refused(f"its {where} has a key that is no text")
+                raise Refused(f"its {where}: every key must be a string")
             rest = ((key, inner) for key, inner in value.items() if type(inner) not in HARMLESS)
             left += ((inner, plain(key, 80), depth + 1) for key, inner in rest)
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:

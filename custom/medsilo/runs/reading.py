@@ -16,6 +16,7 @@ from medsilo.runs.schema import Progress, Round, Summary
 from medsilo.runs.site_files import LogEntry, Provenance
 
 PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
+GOES_ON = "goes_on"  # in the meta of a job that died: which of how many times its study goes on by itself
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
 AnyPart = TypeVar("AnyPart", bound=RecordPart)
 
@@ -79,7 +80,7 @@ def read_progress(content: Any) -> Progress:
     try:
         return Progress.model_validate(content)
     except ValidationError as error:
-        raise MedsiloError("the server tells of the study in another form; install its version of medsilo") from error
+        raise MedsiloError("the server writes its status in another form; install its version of medsilo") from error
 
 
 def read_text(folder: Path, file: str, kind: str = "run") -> str:

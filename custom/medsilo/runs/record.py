@@ -195,7 +195,7 @@ class Record:
                 raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it again")
             tensors, facts = load_tensors(path)
             if CheckpointFacts.model_validate(facts, strict=True).round != self._round_of(path):
-                raise ValueError("its name and its content tell different rounds")
+                raise ValueError("its name and its content have different rounds")
         return tensors, facts
 
     @staticmethod

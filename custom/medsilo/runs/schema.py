@@ -163,7 +163,7 @@ class Decisions(RecordPart):
     threshold: Share | None = Field(
         None,
         description="with two classes: the probability of the second from which on a case counts as found, chosen on "
-        "the site's validation cases; `null` where it isn't told",
+        "the site's validation cases; `null` where it was not disclosed",
     )
     decided: list[Count] | None = Field(
         None, description="true negatives, false positives, false negatives, true positives at that threshold"
@@ -186,7 +186,7 @@ class Decisions(RecordPart):
         if any(len(row) != len(self.confusion) for row in self.confusion):
             raise ValueError("confusion is not one row and one column per class")
         if self.decided is not None and len(self.decided) != 4:
-            raise ValueError("decided is not four counts")
+            raise ValueError("decided must be four counts")
         judged = 1 if len(self.confusion) == 2 else len(self.confusion)
         if self.reliability is not None and [len(places) for places in self.reliability] != [TENTHS] * judged:
             raise ValueError(f"reliability is not {TENTHS} places for each class")
@@ -217,12 +217,12 @@ class SiteResult(RecordPart):
     )
     machine: dict[str, Text] = Field(
         {},
-        description="`python`, `nvflare`, `torch`, `numpy`, `monai` → version, and the `processor`'s instructions, as "
-        "the site told them on joining; what differs from the server's is among its warnings",
+        description="`python`, `nvflare`, `torch`, `numpy`, `monai` → version, and the `processor`'s instructions, "
+        "as the site reported them on joinings warnings",
     )
     absent: list[Text] = Field(
         [],
-        description="the plan's structures, classes, modalities and columns that the site has not, as it told on "
+        description="the plan's structures, classes, modalities and columns that the site lacks, as it reported on "
         "joining",
     )
     contributed: Count | None = Field(None, description="rounds that the site is part of")
@@ -249,12 +249,12 @@ class SiteResult(RecordPart):
     )
     suppressed: list[str] = Field(
         [],
-        description="counts that the site does not tell because they cover too few cases. What follows from them is "
+        description="counts that the site suppressed because they cover too few cases. What follows from them is "
         "missing in `figures`; it is never 0. Means leave such a site out, and the other sites choose the best round",
     )
     decisions: Decisions | None = Field(
         None,
-        description="a classification's decisions on the test cases, where classes are told apart, see below",
+        description="a classification's decisions on the test cases, where classes are distinguished, see below",
     )
     bytes_up: Count | None = Field(None, description="bytes of the tensors that the site sent in all rounds")
     bytes_down: Count | None = Field(None, description="bytes of the tensors that it got in all rounds")
@@ -393,7 +393,8 @@ class Summary(RecordPart):
     )
     mean_test: Metric | None = Field(
         None,
-        description="mean over the sites that tell their test score; `null` if none does. Where sites drew different "
+        description="mean over the sites that disclose their test score; `null` if none does. Where sites drew "
+        "different "
         "structures: of each structure over the sites that drew it, and then over structures",
     )
     pooled_test: Metric | None = Field(None, description="the mean weighted by test cases")

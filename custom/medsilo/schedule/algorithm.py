@@ -68,7 +68,7 @@ class Algorithm(Section):
     @model_validator(mode="after")
     def _step_is_free(self) -> Self:
         if self.perturbation and self.own_step:
-            raise PlanError(f"algorithm.perturbation: {self.name} has a step of its own; set it to null")
+            raise PlanError(f"algorithm.perturbation: {self.name} has its own training step; set it to null")
         return self
 
     # What makes a method
@@ -154,7 +154,7 @@ class Algorithm(Section):
         if self.amplitude:
             if training.local_steps:
                 raise PlanError(
-                    "training.local_steps: what an amplitude averages is counted in whole passes; set it to null"
+                    "training.local_steps: an amplitude averages whole passes over the data; set it to null"
                 )
             phases = self.amplitude.over(phases)
         return Schedule(phases, self.outcome.delivery(phases[-1]))
@@ -180,14 +180,13 @@ class Algorithm(Section):
         """
         if not self.declares_account():
             raise PlanError(
-                f"privacy: not all that leaves a hospital under {self.name} follows from noisy gradients, so the "
-                f"promise would be false; use {', '.join(able)}, or leave privacy out"
+                f"privacy: {self.name} sends numbers without noise, which breaks the promise; use {', '.join(able)}, "
+                f"or leave privacy out"
             )
         if self.amplitude and not self.amplitude.released_alone:
             raise PlanError(
-                "algorithm.amplitude: an amplitude that is measured while training is an average of images without an "
-                "account of its own, so a promise of privacy would be false; set algorithm.amplitude.measured=before, "
-                "or algorithm.amplitude=null"
+                "algorithm.amplitude: an amplitude measured while training leaves without noise, which breaks the "
+                "promise of privacy; set algorithm.amplitude.measured=before, or algorithm.amplitude=null"
             )
         told = self.private()
         return told if isinstance(told, Private) else Private(told, self.exact_networks)

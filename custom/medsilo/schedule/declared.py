@@ -81,7 +81,7 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     @model_validator(mode="after")
     def _leaves_some_for_tensors(self) -> Self:
         if self.besides >= self.epsilon:
-            raise ValueError(f"what is told beside cost ε = {self.besides:g} of {self.epsilon:g}; give it less")
+            raise ValueError(f"scores and statistics cost ε = {self.besides:g} of {self.epsilon:g}; lower their shares")
         return self
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
@@ -110,7 +110,7 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
         if private.exact_networks and self.scores:
             yield (
                 f"privacy.scores: the model that {plan.algorithm.name} scores learns by exact steps, so scores "
-                "tell of training cases, which this noise does not cover; leave scores out"
+                f"reveal training cases, which this noise does not protect; leave scores out"
             )
         for name in private.networks:
             if layer := mixes_cases(networks[name]):

@@ -85,7 +85,7 @@ class Outcome:
         suppressed: whether the part has too few cases to tell anything of them. cases: how many it has.
         """
         if answer is not None:
-            raise Refused("it tells of an outcome, and this method has nothing to tell")
+            raise Refused("unexpected field: outcome; this method has none")
         return None
 
     def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> tuple[Facts, Facts]:

@@ -55,7 +55,9 @@ class TrainContext:
         if name in self.private.exact_networks:
             return self.private.unless_empty(lesson(model, objective, optimizer, self.compute, step))
         if not isinstance(objective, OutputLoss):
-            raise MedsiloError(f"privacy: what {name} learns is more than a loss of its output, which has no account")
+            raise MedsiloError(
+                f"privacy: {name} learns from more than a loss of its output, which needs noise of its own"
+            )
         return self.private.lesson(model, objective.loss, optimizer, step)
 
     def train(self, *lessons: TrainStep, share: float = 1.0) -> float:

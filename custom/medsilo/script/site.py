@@ -35,7 +35,7 @@ from medsilo.core.text import is_safe_name
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.compute import Compute, LossFunction
 from medsilo.learning.loop import ObjectiveFunction, TrainStep, Watch, train_epoch
-from medsilo.learning.perturbation import PerturbedOptimizer, perturbed_step
+from medsilo.learning.perturbation import perturbed_gradients, perturbed_step
 from medsilo.learning.seeds import generator_for, seed_for, seed_torch
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
@@ -106,35 +106,6 @@ class ScriptTraining(Training):
 
     def steps_of_round(self, in_epoch: int) -> int:
         return self._steps() or super().steps_of_round(in_epoch)
-
-
-class Stepping(PerturbedOptimizer):
-    """The optimizer that a script steps a network with: its own kind, by HarmoFL's step if `alpha` is not 0."""
-
-    again: bool = False  # whether a batch passes the network for the second time
-    stepping: bool = False
-
-    def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
-        if closure is None and self.alpha:
-            raise MedsiloError(
-                "optimizer.step: this method looks at the loss twice; write step(closure), where closure() clears the "
-                "gradients, computes the loss and calls backward (as for torch.optim.LBFGS)"
-            )
-        if closure is None:
-            self.base.step()
-            return None
-        passes = 0
-
-        def counted() -> Tensor:
-            nonlocal passes
-            self.again, passes = passes > 0, passes + 1
-            return closure()
-
-        try:
-            self.stepping = True
-            return super().step(counted)
-        finally:
-            self.again = self.stepping = False
 
 
 # ---------------------------------------------------------------------------------------------------- handing over
@@ -219,20 +190,35 @@ class ScriptState(SiteState):
         self.own, self.own_optimizer, self.scheduler = model, optimizer, scheduler
         self.steps = 0  # that the script's optimizer has made in this round
         self.by_method = False  # whether a method steps, in a pass over the loader
-        self.current: Stepping | None = None  # that the script steps with
-        optimizer.register_step_pre_hook(self._check)
+        self.again = False  # whether a batch passes a network for the second time
+        optimizer.register_step_pre_hook(partial(self._prepare, "model"))
         optimizer.register_step_post_hook(self._count)
         super().__init__(plan, site, folder, Compute(device=next(model.parameters()).device))
 
-    def _check(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise MedsiloError for a step of the script's own optimizer that would not be the method's.
+    def _prepare(
+        self, name: str, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """Let a step's closure make the method's gradients now: torch asks for it after corrections were made."""
+        closure: Closure | None = next((own for own in (*args[1:], *kwargs.values()) if own is not None), None)
+        alpha = self.algorithm.perturbation.alpha if self.algorithm.perturbation else 0.0
+        if closure is None:
+            if alpha and not self.by_method:
+                raise MedsiloError(
+                    "optimizer.step: this method computes the loss twice; call step(closure): closure() clears the "
+                    "gradients, computes the loss, calls backward and returns the loss"
+                )
+            return None
 
-        With a closure torch would correct the gradients before the closure has made them.
-        """
-        closure = any(given is not None for given in (*args[1:], *kwargs.values()))
-        plain = self.algorithm.perturbation and not self.by_method and not (self.current and self.current.stepping)
-        if closure or plain:
-            raise MedsiloError("optimizer.step: step site.optimizer, or that of site.networks(), with a closure")
+        def counted() -> Tensor:
+            loss = closure()
+            self.again = True
+            return loss
+
+        try:
+            loss = perturbed_gradients(optimizer, counted, alpha, module=self.modules[name])
+        finally:
+            self.again = False
+        return (optimizer, lambda: loss), {}
 
     def _count(self, *_: object) -> None:
         self.steps += 1
@@ -255,8 +241,8 @@ class ScriptState(SiteState):
 
     def _normalise(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Let a batch pass the input layer, which learns from it once."""
-        layer, again = self.modules[INPUT], self.current and self.current.again
-        layer.train(module.training and not again)
+        layer = self.modules[INPUT]
+        layer.train(module.training and not self.again)
         return (layer(inputs[0]), *inputs[1:])
 
     def make_optimizers(self) -> None:
@@ -268,15 +254,20 @@ class ScriptState(SiteState):
             for name, module in self.modules.items()
             if any(parameter.requires_grad for parameter in module.parameters())
         }
+        for name, optimizer in self.optimizers.items():
+            if optimizer is not self.own_optimizer:
+                optimizer.register_step_pre_hook(partial(self._prepare, name))
 
     def stepping(self, name: str) -> Optimizer:
         """Return the optimizer with which the script trains a network, with the script's learning rate."""
         optimizer = self.optimizers[name]
         for group, own in zip(optimizer.param_groups, self.own_optimizer.param_groups, strict=False):
             group["lr"] = own["lr"]
-        alpha = self.algorithm.perturbation.alpha if self.algorithm.perturbation else 0.0
-        self.current = Stepping(optimizer, alpha, module=self.modules[name])
-        return self.current
+        return optimizer
+
+    def follow(self) -> None:
+        """Work where the script's model is: NVFlare's examples move it to a card and back in each round."""
+        self.compute = Compute(device=next(self.own.parameters()).device)
 
     def besides(self) -> dict[str, Any]:
         if self.scheduler is None:
@@ -375,6 +366,8 @@ class ScriptSite:
         self.plan, self.site, self.output, self.data = plan, site, output, data
         self.evaluate, self.tests = evaluate, test
         assert isinstance(plan.network, ScriptNetwork)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise MedsiloError("join: LBFGS looks at the loss many times in a step; take another optimizer, as SGD")
         plan.network.make_by(model)
         self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler)
         self.state: ScriptState
@@ -399,6 +392,7 @@ class ScriptSite:
             folder = paths.site_folder(self.output / asked.study, self.site)
             weight_cache.look_in(self.output)
             self.state = self._make(folder)
+        self.state.follow()
         if asked.task == "join":
             return self._answer(shares=True, machine=machine_facts(), absent=[], classes=dict.fromkeys(PARTS))
         if asked.task == "deliver":
@@ -406,7 +400,7 @@ class ScriptSite:
         if asked.task == "test":
             return self._test(parcel)
         if asked.task != "round":
-            raise Refused(f"a training script answers no {asked.task}")
+            raise Refused(f"a training script does not answer requests of kind {asked.task}")
         return self._begin_round(parcel)
 
     def _begin_round(self, parcel: StudyMessage) -> StudyMessage | None:
@@ -433,26 +427,26 @@ class ScriptSite:
         assert self.work
         while turn := self.work.now:
             yield self.state.modules[turn.name], self.state.stepping(turn.name)
-            self.work.trained()
+            self._go_on()
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer to step the model with, where it is the one network that is trained."""
-        assert self.work and self.work.now
-        return self.state.stepping(self.work.now.name)
+    def _go_on(self) -> None:
+        """Let the method go on: the script has trained the network whose turn it was."""
+        assert self.work
+        self.state.follow()
+        self.work.trained()
 
     def finish(self, metrics: Metrics | float | None = None) -> StudyMessage:
         """Answer the round that was asked, now that the script has trained. metrics: of the model as it arrived."""
         asked, work = self.asked, self.work
         if not asked or asked.task != "round" or not work:
-            raise MedsiloError("send: there is no round to answer; call is_running() and receive() first")
+            raise MedsiloError("send: there is no round to answer; call is_running() first")
         if work.now:
             trained = work.now.name
-            work.trained()
+            self._go_on()
             if work.now:
                 raise MedsiloError(
                     f"send: this method trains {work.now.name!r} beside {trained!r}; train in a loop: for net, "
-                    "optimizer in site.networks()"
+                    "optimizer in flare.networks()"
                 )
         if metrics is not None and self.evaluate is None:
             self.validated = self._score(metrics)
@@ -581,7 +575,6 @@ class ScriptSite:
 
     def _bench(self, number: int, hand_over: Callable[[Turn], float]) -> ScriptContext:
         data, state, plan = self.data, self.state, self.plan
-        device = state.compute.device
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
             if data.loss is None:
@@ -591,7 +584,9 @@ class ScriptSite:
         def epoch(lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
             state.by_method = True
             try:
-                return train_epoch(islice(data.batches(data.loader, device), most), lessons, state.compute)
+                return train_epoch(
+                    islice(data.batches(data.loader, state.compute.device), most), lessons, state.compute
+                )
             finally:
                 state.by_method = False
 
@@ -604,7 +599,7 @@ class ScriptSite:
             loss,
             state.compute,
             epoch,
-            partial(data.measured, device),
+            lambda: data.measured(state.compute.device),
             self.samples,
             data.steps,
             generator_for(plan.seed, self.site, "method", number),

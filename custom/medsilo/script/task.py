@@ -67,4 +67,4 @@ class ScriptTask(Task):
         raise DataError("task script: the plan must describe the script's network; make it with a recipe")
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        raise DataError("task script: its data are the training script's own; run the job with a recipe of medsilo's")
+        raise DataError("task script: the training script reads the data; run the job with a recipe of medsilo.recipes")

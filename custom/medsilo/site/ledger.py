@@ -323,7 +323,7 @@ class Ledger:
                 continue
             number = said["lines"]
             if number > len(standing.entries) or standing.hashes[number] != said["hash"]:
-                told = f"{number} lines were told to a server, and {len(standing.entries)} others are there"
+                told = f"a server knows {number} lines, and here are {len(standing.entries)} others"
                 raise Refused(_changed(told))
 
     # ------------------------------------------------------------------ keys and locks
@@ -389,9 +389,9 @@ class CountedStudy:
         if total > demands.epsilon + over:
             spent = epsilon_of(others, demands.delta)
             raise Refused(
-                f"the study costs {_told(alone)} at δ = {demands.delta:g}, with what other studies of these data cost "
-                f"{_told(total)}, and this hospital allows {demands.epsilon:g}, of which {_told(spent)} is spent or "
-                f"promised (privacy.epsilon {where}); ask for fewer rounds or more noise"
+                f"the study costs {_told(alone)} at δ = {demands.delta:g}, with earlier studies of these data "
+                f"{_told(total)}; this hospital allows {demands.epsilon:g} (privacy.epsilon {where}), {_told(spent)} "
+                f"spent or reserved. Ask for fewer rounds or more noise"
             )
 
 

@@ -162,7 +162,7 @@ class QueryBudget:
         if wanted > left:
             raise Refused(
                 f"the study needs {wanted} answers with scores over {part} cases of this hospital, which has "
-                f"{max(left, 0)} left for this lead (limits.{part}_answers in its {FILE_NAME})"
+                f"{max(left, 0)} left for this lead ({limits.answers_key(part)} in its {FILE_NAME})"
             )
 
     def _most(self, asker: Requester, count: Count, part: DataPart) -> int:

@@ -19,39 +19,38 @@ if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
     from medsilo.learning.compute import Compute
 
 FILE_NAME = "medsilo.yaml"
+LEAST_AVERAGED = 8  # images, and patients, that an average such as HarmoFL's amplitude covers at least
 MIN_PATIENTS_PER_METRIC = 5  # by default, of real data
 SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
-SCORE_ROUNDING = 2  # by default, of patients' data
+TRAIN_ANSWERS = 2000  # losses over training cases that leave at least, per lead and data set
+SCORE_ROUNDING = 2  # patients whose influence is a score's step, of patients' data
 DataPart = Literal["train", "validation", "test"]
 
 
 class Quotas(Section):
-    """The most that a plan may ask of this hospital, and the least learning that it must do for an answer."""
+    """The most that a plan may ask of this hospital."""
 
     round_minutes: float = Field(
         1440, gt=0, description="maximum minutes that this hospital computes for one round; a plan may not ask for more"
     )
-    parameters: int = Field(500_000_000, ge=1, description="parameters of all the plan's networks")
     disk: float = Field(100, gt=0, description="GiB that a study's folder may take here")
-    disk_free: float = Field(0, ge=0, description="GiB that stay free on that disk, whatever a study needs")
-    min_learning_per_score: float = Field(
-        1e-5,
+    validation_answers: int = Field(
+        TRAIN_ANSWERS,
         ge=0,
-        description="learning rate × optimizer steps that a plan must do here for each answer with scores, on average",
+        description="scores over validation cases that leave, per lead and data set; of losses over training cases "
+        f"as many, and {TRAIN_ANSWERS} at least",
     )
-    min_training_cases: int | None = Field(
-        None,
-        ge=1,
-        description="training cases, and patients, that this hospital trains with, or not at all; null: as many as "
-        "`min_patients_per_metric`, of synthetic and public data 1",
-    )
-    train_answers: int = Field(2000, ge=0, description="losses over training cases that leave, per lead and data set")
-    validation_answers: int = Field(2000, ge=0, description="scores over validation cases, likewise")
     test_answers: int = Field(100, ge=0, description="scores over test cases, likewise")
 
     def answers(self, part: DataPart) -> int:
         """Return how many scored answers over a part one lead may have."""
-        return {"train": self.train_answers, "validation": self.validation_answers, "test": self.test_answers}[part]
+        most = {"train": max(TRAIN_ANSWERS, self.validation_answers), "validation": self.validation_answers}
+        return most.get(part, self.test_answers)
+
+    @staticmethod
+    def answers_key(part: DataPart) -> str:
+        """Return the key that says how many scored answers over a part one lead may have."""
+        return f"quotas.{'test' if part == 'test' else 'validation'}_answers"
 
 
 class SiteSettings(Section):
@@ -80,11 +79,6 @@ class SiteSettings(Section):
         (),
         description="folders with files that networks begin with (`network.from`); which one is meant its hash decides",
     )
-    models_disk: float = Field(
-        20,
-        ge=0,
-        description="GiB that such files may take here which a server has sent; the oldest go first",
-    )
     privacy: PrivacyRequirements | None = Field(
         None,
         description="what this hospital demands of every study, and of all together: differential privacy, counted in "
@@ -101,27 +95,17 @@ class SiteSettings(Section):
     # Whether the other hospitals that agree get this one's personal model, and this one theirs (FedSM's super model);
     # by default only where the data are synthetic.
     share_personal_model: bool | None = None
-    min_cases_per_average: int = Field(8, ge=1)  # images, and patients, that an average must cover to leave
     public_data: bool = Field(
         False,
-        description="true: nobody needs protection from what is told of these data (a published set). Then plans "
+        description="true: the data need no protection (a published set). Then plans "
         "decide the split, numbers leave exactly, and answers are not counted",
     )
     min_patients_per_metric: int | None = Field(
         None,
         ge=1,
         description="patients that a score must cover, and cases that a class must have to be counted by itself, "
-        f"before that leaves; counts leave as multiples of it. null: {MIN_PATIENTS_PER_METRIC}, of synthetic data 1",
-    )
-    score_rounding: int | None = Field(
-        None,
-        ge=0,
-        le=1000,
-        description="a score leaves in steps as large as the influence of this many patients: over n patients in "
-        f"steps of at least this number / n of their range. 0: exactly. null: {SCORE_ROUNDING}",
-    )
-    calibration: bool = Field(
-        True, description="whether the calibration of test cases, and a threshold chosen on validation cases, may leave"
+        "before that leaves; patients with which this hospital trains at least; counts leave as multiples of it. "
+        f"null: {MIN_PATIENTS_PER_METRIC}, of synthetic data 1",
     )
     state_dir: Path | None = Field(
         None,
@@ -161,12 +145,11 @@ class SiteSettings(Section):
 
     def patients_in_step(self, synthetic: bool) -> int:
         """Return how many patients can move a told score by its whole step at most; 0 where scores leave exactly."""
-        if not self.protects(synthetic):
-            return 0
-        return SCORE_ROUNDING if self.score_rounding is None else self.score_rounding
+        return SCORE_ROUNDING if self.protects(synthetic) else 0
 
     def count_unit(self, synthetic: bool) -> int:
-        """Return what counts are multiples of when they leave."""
+        """Return what counts are multiples of when they leave, and how many cases and patients this site trains with
+        at least."""
         return self.least(synthetic) if self.protects(synthetic) else 1
 
     def resolution(self, names: Sequence[str], synthetic: bool) -> Resolution:
@@ -177,10 +160,9 @@ class SiteSettings(Section):
         """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""
         return self.min_patients_per_metric or (1 if synthetic else MIN_PATIENTS_PER_METRIC)
 
-    def least_trained(self, synthetic: bool) -> int:
-        """The cases, and patients, with which this site trains at least."""
-        default = self.least(synthetic) if self.protects(synthetic) else 1
-        return default if self.quotas.min_training_cases is None else self.quotas.min_training_cases
+    def least_averaged(self, synthetic: bool) -> int:
+        """The images, and patients, that an average must cover before it leaves this site."""
+        return 1 if self.public_data else max(LEAST_AVERAGED, self.least(synthetic))
 
     def shares(self, synthetic: bool) -> bool:
         """Return whether other hospitals that agree get this one's personal model, and this one theirs."""
@@ -224,7 +206,7 @@ class EachSites(SiteSettings):
     def check_sites(self, sites: Collection[str]) -> None:
         if strangers := sorted(self.sites.keys() - set(sites)):
             raise MedsiloError(
-                f"there is a {FILE_NAME} for {strangers[0]}, which is no site of the plan; the plan's are "
+                f"there is a {FILE_NAME} for {strangers[0]}, which is not a site of the plan; the plan has "
                 f"{', '.join(sorted(sites))}"
             )
 

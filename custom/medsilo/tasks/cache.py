@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.core.files import load_facts, load_tensors, save_tensors
+from medsilo.core.files import free_disk, load_facts, load_tensors, save_tensors
 from medsilo.learning.partial_labels import marked
 from medsilo.tasks.case_index import Entry, files_of
 from medsilo.tasks.lazy_cases import Memory
 from medsilo.tasks.sources import DataSource
 
 NAMES = ("inputs", "targets")  # of the tensors in a file
+MOST = 100 << 30  # bytes in the folder, and no more than a quarter of what is free on its disk
 PLACES = "places"  # of another one, where a task keeps it
 
 
@@ -89,17 +90,13 @@ class Cache:
     def __post_init__(self) -> None:
         self.memory = Memory(self.source)
         self.room = 0.0  # bytes on the disk
-        if self.source.cache == "disk" and self.source.cache_folder is None:
-            raise DataError("data: cache is disk, but cache_folder is not given; name a folder for prepared images")
-        if self.source.cache != "none" and self.source.cache_folder:
-            taken = sum(path.stat().st_size for path in self.source.cache_folder.glob("*.safetensors"))
-            self.room = self.source.cache_disk * 2**30 - taken
+        if folder := self.source.cache_folder:
+            taken = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+            self.room = min(MOST - taken, free_disk(folder) / 4)
 
     def hold(self, entry: Entry) -> "HeldEntry":
         """The entry, read once."""
-        if self.source.cache == "disk":
-            return self._on_disk(entry)
-        if self.source.cache == "memory" and self.source.cache_folder:
+        if self.source.cache_folder:
             return self._in_memory(self._on_disk(entry))
         made = self.make(entry)
         keeps = self.memory.takes(made.inputs, made.targets)

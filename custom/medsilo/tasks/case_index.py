@@ -17,6 +17,7 @@ from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS, TableReader
 TABLE = DataSource.TABLE
 IMAGES, LABELS = "images/*", "labels/*"  # are read where there is no such table,
 ANYWHERE = "**/*"  # recordings
+SITE = "site"  # a table's column that says whose a case is, where one folder is of several
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
@@ -111,34 +112,31 @@ class CaseIndex:
         """Return the cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
         names, links = CaseIndex.files_below(folder)
         if table := table_of(source, names, source.images or source.labels):
-            columns = source.columns.image
+            columns = source.columns.image or "image"
             images = (columns,) if isinstance(columns, str) else columns
             return _by_table(source, folder, table, names, images, masks).ordered(source, links)
         return _by_pattern(source, names, masks).ordered(source, links)
 
     @staticmethod
     def of_recordings(source: DataSource, folder: Path) -> "CaseIndex":
-        """Return the recordings in a folder, as the site's settings describe them: by a table, or by a pattern.
+        """Return the recordings in a folder, as the site's settings describe them: by a table, or by their endings.
 
         The label of one that no table names is its folder's name.
         """
         names, links = CaseIndex.files_below(folder)
         inside, columns = source.recording_columns, source.columns
-        if table := table_of(source, names, source.recordings):
+        if table := table_of(source, names, None):
             within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
-            found = _by_table(source, folder, table, names, (columns.recording,), False, within)
+            if not isinstance(file := columns.image or "recording", str):
+                raise DataError("data.columns.image: a recording is one file; name one column")
+            found = _by_table(source, folder, table, names, (file,), False, within)
             return found.ordered(source, links)
         listing = CaseIndex()
-        pattern = source.recordings or ANYWHERE
-        usual = () if source.recordings else CaseIndex.RECORDINGS
-        known = {name: path for name, path in names.items() if not usual or name.lower().endswith(usual)}
-        for name, path in _matching(pattern, known, listing).items():
+        known = {name: path for name, path in names.items() if name.lower().endswith(CaseIndex.RECORDINGS)}
+        for name, path in _matching(ANYWHERE, known, listing).items():
             listing.take(name, (path,), path.parent.name, name)
         if not listing.entries:
-            hint = (
-                "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet, WFDB or EDF there"
-            )
-            raise DataError(f"no recording in the data folder fits data.recordings; {hint}", private=pattern)
+            raise DataError("there is no recording in the data folder; put CSV, Parquet, WFDB or EDF there")
         if not source.recording_columns.patient:
             listing.tell_patients(source)
         return listing.ordered(source, links)
@@ -157,8 +155,8 @@ class CaseIndex:
             self.patients_named = False
             if self.entries:
                 what = (
-                    "every case counts as a patient of its own; if a patient has several, say how names tell the "
-                    "patient (data.patient), or use a table"
+                    "every case counts as one patient; if a patient has several, set data.patient to find the "
+                    "patient in names, or use a table"
                 )
                 self.problems.append(Problem("note", what, len(self.entries)))
             return
@@ -270,7 +268,7 @@ def _by_table(
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = CaseIndex(), source.columns
     needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
-    sheet = TableReader().read(path, {}, [*needed, *within, columns.part, columns.site])
+    sheet = TableReader().read(path, {}, [*needed, *within, columns.part, SITE])
     if missing := [column for column in needed if column not in sheet.columns]:
         hint = "name yours under data.columns in the site's medsilo.yaml, or add it"
         raise DataError(f"the table has no column {', '.join(missing)}; {hint}", private=str(path))
@@ -294,7 +292,7 @@ def _by_table(
             continue
         counted[name] += 1
         label = files[-1] if masks else given.get(columns.label, "")
-        part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
+        part, site = given.get(columns.part, "").lower(), given.get(SITE, "")
         known = tuple(file for file in files[: len(images)] if file)
         patient = given.get(columns.patient, "")
         listing.entries.append(Entry(name, known, label or "", patient, OTHER_NAMES.get(part, part), site))

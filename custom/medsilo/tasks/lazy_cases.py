@@ -15,7 +15,7 @@ class Memory:
     """The memory that a site may fill. Those that come first take their share first."""
 
     def __init__(self, source: DataSource) -> None:
-        self.left = source.cache_memory << 20 if source.cache == "memory" else 0  # bytes
+        self.left = source.cache_memory << 20  # bytes
 
     def takes(self, *tensors: Tensor) -> bool:
         """Return whether these have a place, which is theirs then."""

@@ -118,7 +118,7 @@ class Scan:
     def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
         """Return the slices of a volume's values, [D, C, size, size], as a network reads them for (C, size, size)."""
         if values.ndim != 4:
-            raise DataError("a flat image, where the task reads volumes")
+            raise DataError("a flat image; the task reads volumes")
         if len(values) != shape[0]:
             raise DataError(f"the image has {len(values)} channels, the task reads {shape[0]}")
         return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
@@ -158,7 +158,7 @@ def _volumes_as_channels(image: Any) -> Any:
 
     number = image.GetSize()[3]
     if number > MOST_VOLUMES:
-        raise DataError(f"an image has {number} volumes along its fourth axis, as a film has; save one of them")
+        raise DataError(f"an image has {number} volumes along its fourth axis; save one of them")
     volumes = [image[:, :, :, place] for place in range(number)]
     return SimpleITK.Compose(volumes) if number > 1 else volumes[0]
 

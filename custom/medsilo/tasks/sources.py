@@ -40,12 +40,12 @@ Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]  # patients, wh
 class Columns(Section):
     """The names of the columns of a site's table."""
 
-    image: Names | str = "image"  # several for several channels, in the plan's order
-    recording: str = "recording"  # of series
+    image: Names | str | None = (
+        None  # several for several channels, in the plan's order; null: image, of series recording
+    )
     label: str = "label"
     patient: str = "patient"
     part: str = "part"
-    site: str = "site"
 
 
 class Inside(Section):
@@ -79,24 +79,21 @@ class DataSource(Section):
     missing: Names = MISSING  # what is where a value is not known
     decimal: Literal[".", ","] = "."  # of recordings, too
     # Of recordings (task `series-folder`):
-    recordings: Pattern | None = None  # a pattern with *, below the folder
     recording_columns: Inside = Inside()
     rate: float | None = Field(None, gt=0, le=1e7)  # Hz that they were recorded with, where it is not the plan's
     time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of recording_columns.time
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
     shares: OwnShares | None = None
-    split: int | None = Field(None, ge=0, lt=2**32)
     folds: int | None = Field(None, ge=3, le=100)  # plans may let patients take turns in so many parts, and no others
     exclude_patients: Path | None = (
         None  # a file with a patient on each line, as the data call them: nobody learns that it is
     )
-    cache: Literal["memory", "disk", "none"] = "memory"  # where images that are ready for the network are kept
-    cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again
-    cache_disk: float = Field(100, gt=0, le=1_000_000)  # GiB that they may take on the disk
-    cache_folder: Path | None = None  # where they are kept with `cache: disk`, and made once with `cache: memory`
+    cache_memory: int = Field(4096, ge=0, le=10_000_000)  # MiB that images which are ready for the network may take
+    cache_folder: Path | None = None  # where they are kept for later runs, too
 
     # What remembers each patient's part at a hospital; at home nothing does.
     _memory: Memory | None = PrivateAttr(None)
+    _split: int | None = PrivateAttr(None)
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
 
@@ -133,9 +130,8 @@ class DataSource(Section):
         called = {name: self.names.get(name, name) for name in read}
         if clash := [name for name, own in called.items() if own in reserved]:
             raise DataError(
-                f"the plan reads column {clash[0]!r}, which names patients, parts or sites here, or labels or times, "
-                "and such columns are never read; ask for another plan, or correct data.columns or "
-                "data.recording_columns"
+                f"the plan reads column {clash[0]!r}, which holds patients, parts, sites, labels or times here; ask "
+                f"for another plan, or correct data.columns or data.recording_columns"
             )
         if len(set(called.values())) < len(called):
             raise DataError("data.names: two columns of the plan have the same name here; give each its own")
@@ -164,11 +160,19 @@ class DataSource(Section):
             ) from error
         return frozenset(line.strip() for line in lines if line.strip())
 
-    def remembered_by(self, memory: Memory) -> Self:
-        """Return the same data, whose patients keep the parts that they had in earlier studies."""
+    def drawn_by(self, split: int, memory: Memory | None = None) -> Self:
+        """Return the same data, whose parts a hospital draws from a number of its own.
+
+        memory: by which patients keep the parts that they had in earlier studies.
+        """
         copy = self.model_copy()
-        copy._memory = memory
+        copy._split, copy._memory = split, memory
         return copy
+
+    @property
+    def split(self) -> int | None:
+        """The number that the parts are drawn from; None where the plan's is."""
+        return self._split
 
     @property
     def only_tested(self) -> bool:
@@ -193,13 +197,17 @@ class DataSource(Section):
     @property
     def is_described(self) -> bool:
         """Return whether more is said than where the folder is and what is kept of it."""
-        kept = {"folder", "folds", "cache", "cache_memory"}
+        kept = {"folder", "folds", "cache_memory"}
         return self.model_dump(exclude=kept) != DataSource(folder=self.folder).model_dump(exclude=kept)
+
+    @property
+    def kept_nowhere(self) -> bool:
+        """Return whether images are read again whenever they are needed."""
+        return not self.cache_memory and self.cache_folder is None
 
     def once(self) -> Self:
         """The same for a single look at the data: nothing is kept in memory."""
-        kept = "disk" if self.cache_folder and self.cache != "none" else "none"
-        return self if self.cache == "disk" else self.model_copy(update={"cache": kept})
+        return self.model_copy(update={"cache_memory": 0})
 
     def check_folder(self) -> None:
         """Raises DataError when there is no such folder."""

@@ -190,14 +190,14 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] |
         raise DataError(f"the table has more than {MOST_COLUMNS} columns; leave out those that nobody needs")
     if missing := [name for name in needed if name not in head]:
         raise DataError(
-            f"the table lacks {len(missing)} columns of the plan, first {needed[missing[0]]!r}; say in data.names what "
-            "they are called here, or add them",
+            f"the table lacks {len(missing)} columns of the plan, first {needed[missing[0]]!r}; write their local "
+            f"names in data.names, or add them",
             private=", ".join(missing),
         )
     wanted = dict.fromkeys([*needed, *(head if besides is None else (name for name in besides if name in head))])
     counted = Counter(head)
     if twice := [name for name in wanted if counted[name] > 1]:
-        raise DataError("the table has a column twice that is read; rename one of them", private=", ".join(twice))
+        raise DataError("the table has two columns of one name; rename one of them", private=", ".join(twice))
     return {name: place for place, name in enumerate(wanted)}
 
 

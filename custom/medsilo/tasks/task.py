@@ -35,7 +35,7 @@ class Fold(Section):
     @model_validator(mode="after")
     def _is_one_of_them(self) -> "Fold":
         if self.number > self.of:
-            raise ValueError(f"fold {self.number} of {self.of}: there are only {self.of}")
+            raise ValueError(f"fold {self.number} of {self.of} does not exist; there are {self.of}")
         return self
 
     def parts(self, patients: Sequence[str], split: int) -> list[list[int]]:
@@ -186,12 +186,15 @@ class Task(Section):
         return optional.folded(data, self.fold, (source.split if source else None) or 0)
 
     def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> "SiteData":
-        """One site's data as its settings say where they lie: how all who need data come by them."""
+        """One site's data as its settings say where they lie: how all who need data come by them. Those of a synthetic
+        task are drawn, whatever a hospital's settings say of its own."""
         if source is None:
             return self.load(site, sites, seed, None)
         source.check_folder()
-        if source.is_described or source.cache == "disk":
-            what = "give nothing but folder, cache (memory or none) and cache_memory under 'data'"
+        if self.synthetic:
+            return self.load(site, sites, seed, None)
+        if source.is_described:
+            what = "give nothing but folder and cache_memory under 'data'"
             raise DataError(f"task {self.name} has a layout of its own; {what}")
         if links := links_out(source.folder):
             what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
@@ -226,7 +229,7 @@ class Task(Section):
 
     def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         """Return what so many training batches consist of, one after another; drawn from the seed."""
-        raise TypeError(f"task {self.name} draws no batches")
+        raise TypeError(f"task {self.name} makes no batches of its own")
 
     @property
     def piece(self) -> "Draw | None":
@@ -246,4 +249,4 @@ class Task(Section):
 def check_absent(told: Sequence[str], task: Task) -> None:
     """Raise Refused where a hospital says that it lacks what none may lack in a task's data."""
     if strangers := sorted(set(told) - set(getattr(task, "may_be_absent", ()))):
-        raise Refused(f"it lacks {plain(strangers[0], 40)}, which no hospital may lack in this plan")
+        raise Refused(f"it lacks {plain(strangers[0], 40)}; every hospital needs that under this plan")

@@ -26,7 +26,7 @@ def predict(
     device: Annotated[str, option("DEVICE", options.DEVICES)] = "auto",
     site_config: options.SiteConfig = None,
 ) -> int:
-    """Find masks or classes in a hospital's own images or recordings, or what a table's lines ask for.
+    """Predict masks or classes for images or recordings, or the target of each line of a table.
 
     For images it writes a mask on each image's own grid, predictions.csv and .json, and overview.png with outlines in
     the first images. For tables and recordings it writes predictions.csv and .json, with a row for each line or window.

@@ -39,7 +39,7 @@ def demo(
     screen: Console,
     *,
     rounds: Annotated[int, option("N", "of each study", min=1)] = 12,
-    seeds: Annotated[Any, option("N,N,N", "of data, weights and order", parser=seeds_of)] = DEMO_SEEDS,
+    seeds: Annotated[Any, option("N,N,N", "seeds of data, weights and order", parser=seeds_of)] = DEMO_SEEDS,
     out: options.OutFolder = Path("runs"),
 ) -> int:
     """Show on one page whether federated training helps three synthetic hospitals.
@@ -87,7 +87,7 @@ def compare(
         float | None,
         option(
             "N",
-            "instead of --seeds: as many as fit into this time, estimated from the first; ends earlier once it "
+            "instead of --seeds: as many seeds as fit into this time; ends earlier once it "
             "is answered whether federated training helps",
             min=0.1,
         ),
@@ -96,15 +96,17 @@ def compare(
         int | None,
         option(
             "K",
-            "every seed K times, each time with other patients in the test part (default: the task's own parts)",
+            "run every seed K times, each time with other test patients (default: the task's own parts)",
             min=3,
             max=100,
         ),
     ] = None,
-    baseline: Annotated[str | None, option("ROW", "the row that all are compared with (default: fedavg)")] = None,
+    baseline: Annotated[
+        str | None, option("ROW", "the configuration that all others are compared with (default: fedavg)")
+    ] = None,
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
-    again: Annotated[bool, typer.Option("--again", help="write beside --out if that is there: compare-2")] = False,
+    again: Annotated[bool, typer.Option("--again", help="if --out exists, write beside it: compare-2")] = False,
     at_once: Annotated[int | None, option("N", "runs side by side (default: 2 if they fit)", min=1)] = None,
     title: Annotated[str, typer.Option(help="of the page")] = "Comparison",
     device: options.Device = None,
@@ -174,7 +176,7 @@ def resume(
     screen: Console,
     run: Annotated[str, typer.Argument(help="the run's folder; with --kit also the id of the job that ended")],
     *,
-    kit: Annotated[Path | None, option("KIT", "your own kit: go on in the consortium, not here")] = None,
+    kit: Annotated[Path | None, option("KIT", "your own kit: continue in the consortium, not on this machine")] = None,
     threads: options.Threads = None,
     device: options.DeviceOfRun = None,
     data: options.DataOfRun = None,

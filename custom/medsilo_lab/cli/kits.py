@@ -17,7 +17,10 @@ def make(
     out: options.OutFolder,
     renew: Annotated[list[str], several("NAME", "give NAME a new certificate")],
     requests: Annotated[
-        bool, typer.Option("--requests", help="no kits, but what each party needs to make its own key and request")
+        bool,
+        typer.Option(
+            "--requests", help="instead of kits, make what each party needs to create its own key and request"
+        ),
     ] = False,
 ) -> None:
     """Make signed kits for a consortium, or for its new members.
@@ -59,11 +62,9 @@ def restore(
     screen: Console,
     file: Annotated[Path, typer.Argument(help="what 'medsilo kits backup' wrote")],
     *,
-    kit: Annotated[Path, option("KIT", "where the server's kit is to be: a new folder")],
-    storage: Annotated[
-        Path | None, option("FOLDER", "where its jobs are to be, as server.storage was (default: storage/ in the kit)")
-    ] = None,
-    expelled: Annotated[list[str], several("NAME", "a hospital that was expelled since then")],
+    kit: Annotated[Path, option("KIT", "new folder for the server's kit")],
+    storage: Annotated[Path | None, option("FOLDER", "new folder for its jobs (default: storage/ in the kit)")] = None,
+    expelled: Annotated[list[str], several("NAME", "a hospital that you expelled after the backup; may be repeated")],
 ) -> None:
     """Put a server's kit and its jobs back from a backup, into these folders alone. Nothing is overwritten."""
     from medsilo_lab.consortium.backup import put_back

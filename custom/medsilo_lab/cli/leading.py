@@ -34,7 +34,10 @@ def submit(
     *,
     kit: Annotated[Path | None, option("KIT", options.OWN_KIT)] = None,
     canary: Annotated[
-        bool, typer.Option("--canary", help="no job: a round on synthetic data that says which hospitals are ready")
+        bool,
+        typer.Option(
+            "--canary", help="instead of a job: one round on synthetic data, which shows which hospitals are ready"
+        ),
     ] = False,
     plan: options.PlanFile = None,
     changes: options.Changes,
@@ -97,8 +100,8 @@ def status(
     """Say who is connected and what runs; with --watch show a job's rounds, one line per site, until it ends.
 
     Lists connected hospitals, when the server last heard them, and their rounds; then the latest 20 jobs, with id and
-    state. It says why a submitted job waits. With --watch it ends with 0 if the job finished, else with 1. Ctrl-C ends
-    the watching, not the job.
+    state. It says why a submitted job waits. With --watch it follows a study that goes on into its next job, and ends
+    with 0 if the study finished, else with 1. Ctrl-C ends the watching, not the job.
     """
     if watch and job is None:
         raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")
@@ -132,12 +135,12 @@ def _watch(screen: Console, job: str, kit: Path) -> int:
 
     try:
         with screen.rounds(progress) as on_round:
-            ended = lead.watch(job, kit, lambda line, study: on_round(line), screen.say, stands)
+            job, ended = lead.watch(job, kit, lambda line, study: on_round(line), screen.say, stands)
     except KeyboardInterrupt:
         screen.warn(f"no longer watching; the job goes on (to end it: medsilo cancel {job} --kit {kit})")
         return 130
     screen.say(f"{ended}; results: medsilo download {job} --kit {kit}")
-    screen.answer(status=ended)
+    screen.answer(job=job, status=ended)
     if ended == "FINISHED:COMPLETED":
         return 0
     screen.say(f"to go on from the last finished round: medsilo resume {job} --kit {kit}")
@@ -147,7 +150,7 @@ def _watch(screen: Console, job: str, kit: Path) -> int:
 def cancel(screen: Console, job: options.JobId, *, kit: options.Kit) -> None:
     """End a job, and wait until it has ended.
 
-    What is finished is kept: 'medsilo resume' goes on from there.
+    Finished rounds are kept: 'medsilo resume' continues after them.
     """
     _connecting(screen, kit)
     from medsilo_lab.consortium import lead

@@ -19,7 +19,7 @@ def report(
     *,
     out: options.OutFileOrNone = None,
     hospitals: Annotated[
-        bool, typer.Option("--hospitals", help="of a comparison: also a decision sheet for each hospital")
+        bool, typer.Option("--hospitals", help="for a comparison: also write a decision sheet for each hospital")
     ] = False,
 ) -> None:
     """Write one HTML page about one or more runs.
@@ -36,7 +36,7 @@ def report(
     found = [run for folder in runs for run in runs_within(folder)]
     compared = len(runs) == 1 and (runs[0] / paths.VERDICT).exists()
     if hospitals and not compared:
-        raise MedsiloError("--hospitals is for the folder of one comparison (medsilo compare -o)", str(runs[0]))
+        raise MedsiloError("--hospitals needs the folder of one comparison (medsilo compare -o)", str(runs[0]))
     if compared:
         written = write_study(runs[0], out)
     else:

@@ -26,11 +26,9 @@ def init(
     ] = None,
     *,
     out: options.OutFolder = Path("study"),
-    site: Annotated[str, option("SITE", "this hospital's name, where the folder is one hospital's")] = "hospital-a",
+    site: Annotated[str, option("SITE", "this hospital's name, if the folder belongs to one hospital")] = "hospital-a",
     target: Annotated[str | None, option("COLUMN", "the table's column that is to be learned")] = None,
-    slices: Annotated[
-        bool, typer.Option("--slices", help="learn volumes slice by slice, in 2-D; else many slices are learned in 3-D")
-    ] = False,
+    slices: Annotated[bool, typer.Option("--slices", help="learn volumes slice by slice, in 2-D")] = False,
     no_train: Annotated[bool, typer.Option("--no-train", help="leave out the trial")] = False,
     example: Annotated[
         Path | None,

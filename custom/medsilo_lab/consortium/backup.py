@@ -28,6 +28,7 @@ EXPELLED = "disabled_clients.json"  # NVFlare's own name for it, in the server's
 KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
 ENTRY = re.compile(rf"({KIT}|{STUDIES}|{STORAGE})(/(?!\.{{1,2}}/)[^/\x00-\x1f]+)*/(?!\.{{1,2}}$)[^/\x00-\x1f]+")
 LEFT_OUT = (".part", ".lock", ".fl")  # ends of the names of files that are of this moment only
+SERVER = "server"  # in a job's deploy_map, beside the hospitals
 TRIES = 20  # looks at a folder in which a server replaces files meanwhile
 
 
@@ -120,7 +121,9 @@ def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Colle
     if kit.exists():
         raise MedsiloError(f"{kit.name} exists; name a new folder for the kit, or move that one away")
     if storage and any(one.is_file() for one in storage.rglob("*")):
-        raise MedsiloError(f"{storage.name} is not empty, and the jobs go there; name another --storage", str(storage))
+        raise MedsiloError(
+            f"{storage.name} is not empty; name an empty folder for the jobs with --storage", str(storage)
+        )
     make_folder(kit.absolute().parent)
     with tempfile.TemporaryDirectory(prefix=".restore-", dir=kit.absolute().parent) as folder:
         place = Path(folder)
@@ -134,7 +137,9 @@ def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Colle
         outside = [part for part, path in parts.items() if not path.is_relative_to(kit.absolute()) and part != KIT]
         for part in parts.keys() - {KIT, *outside}:
             if (place / KIT / part).exists():
-                raise MedsiloError(f"{file.name}: its kit has a folder {part}/, where that part goes; give --storage")
+                raise MedsiloError(
+                    f"{file.name}: the backup has jobs, and the kit has a folder {part}/ in their place; give --storage"
+                )
             (place / part).rename(place / KIT / part)
         for part in (*outside, KIT):  # the kit last: with it the server can start
             shutil.copytree(place / part, parts[part], dirs_exist_ok=True)
@@ -162,7 +167,7 @@ def _names(place: Path, expelled: Collection[str]) -> set[str]:
     for meta in place.glob(f"{STORAGE}/jobs/*/meta"):
         with suppress(OSError, ValueError, AttributeError, TypeError):
             names |= {site for sites in json.loads(meta.read_text("utf-8"))["deploy_map"].values() for site in sites}
-    return {name for name in names if is_safe_name(name)}
+    return {name for name in names if is_safe_name(name)} - {SERVER}
 
 
 def _lead_to(kit: Path, was: Backup, now: Backup) -> None:
@@ -185,7 +190,7 @@ def _unpacked(file: Path, place: Path) -> Backup:
         with zipfile.ZipFile(file) as archive:
             inside = archive.infolist()
             if odd := [one.filename for one in inside if one.filename != FACTS and not ENTRY.fullmatch(one.filename)]:
-                raise ValueError(f"{odd[0]!r} belongs to no part of a server")
+                raise ValueError(f"{odd[0]!r} is not part of a server's backup")
             if sum(one.file_size for one in inside) > shutil.disk_usage(place).free:
                 raise ValueError("it has more bytes than the disk")
             archive.extractall(place)

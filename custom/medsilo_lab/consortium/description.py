@@ -58,7 +58,7 @@ class Server(Section):
     @classmethod
     def _absolute(cls, storage: Path) -> Path:
         if not storage.is_absolute():
-            raise ValueError(f"{str(storage)!r} is no absolute path; NVFlare would seek it where it was started")
+            raise ValueError(f"{str(storage)!r} is not an absolute path; begin it with /")
         return storage
 
 
@@ -122,7 +122,7 @@ class Consortium(Section):
             for name in relay.behind:
                 if name not in known:
                     raise ValueError(
-                        f"behind relay {relay.name} is {name!r}, which is no hospital or relay of this file"
+                        f"relay {relay.name} lists {name!r}, which is not a hospital or relay of this file"
                     )
                 if name in above:
                     raise ValueError(
@@ -133,7 +133,9 @@ class Consortium(Section):
             TopologicalSorter({name: [relay] for name, relay in above.items()}).prepare()
         except CycleError as error:
             first = next(relay.name for relay in self.relays if relay.name in error.args[1])
-            raise ValueError(f"relay {first} is behind itself; one of its relays must connect to the server") from error
+            raise ValueError(
+                f"relay {first} is behind itself; connect one relay of the circle to the server"
+            ) from error
         return self
 
     def participants(self) -> list[dict[str, Any]]:

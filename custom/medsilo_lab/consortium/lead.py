@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.api_spec import SystemInfo
 from nvflare.fuel.flare_api.flare_api import Session
@@ -23,7 +24,7 @@ from medsilo.check.kit import read_kit
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.text import is_safe_name, plain
 from medsilo.runs import paths
-from medsilo.runs.reading import AFTER, PROGRESS, read_progress, read_rounds, read_summary
+from medsilo.runs.reading import AFTER, GOES_ON, PROGRESS, read_progress, read_rounds, read_summary
 from medsilo.runs.schema import Progress, Round, Summary
 from nvflare_reliability.kit_patches import connect
 
@@ -40,6 +41,7 @@ POLL = 1.0  # seconds between looks at a running job
 STARTING = 120.0  # seconds that submitting waits for a job to start
 ENDING = 120.0  # seconds that aborting waits for a job's end
 PATIENCE = 600.0  # seconds that watching goes on without a connection
+NEXT = 4.0  # seconds after a job's death in which the server says whether its study goes on by itself
 NOT_CLONED = ("scope", "launcher_spec")  # what NVFlare 2.9 leaves out of a clone of a job
 SILENT = logging.NullHandler()  # what NVFlare says of a connection, our own line says
 Say = Callable[[str], None]
@@ -61,7 +63,7 @@ def connected(kit: Path) -> Iterator[Session]:
             session.close()
     except (MedsiloError, BrokenPipeError):
         raise
-    except (api_spec.NoConnection, api_spec.SessionClosed) as error:
+    except (api_spec.NoConnection, api_spec.SessionClosed, FLCommunicationError) as error:
         raise Unreachable(f"the server at {address} does not answer; is it started, and the way to it open?") from error
     except api_spec.AuthorizationError as error:
         right = re.search(r"is not authorized for '(\w+)'", str(error))
@@ -195,8 +197,8 @@ def resume(run: str, kit: Path, say: Say) -> str:
             raise MedsiloError(f"job {job_id} is {job['status']}; 'medsilo cancel {job_id}' ends it first")
         if gone := [key for key in NOT_CLONED if job.get(key)]:
             raise MedsiloError(
-                f"the job's meta.json has {gone[0]}, which a clone on NVFlare loses; submit the job again with the "
-                "arguments 'study' and 'resume': true for the controller in config_fed_server.json"
+                f"NVFlare drops {gone[0]} of meta.json when it clones a job. Submit the job again with 'study' and "
+                f"'resume': true in the controller's arguments (config_fed_server.json)"
             )
         new = session.clone_job(job_id)
     _await_start(kit, new, say)
@@ -339,11 +341,11 @@ def obstacles(job: dict[str, Any]) -> list[str]:
 
 def watch(
     job_id: str, kit: Path, on_round: OnRound, say: Say, on_progress: Callable[[Progress], None] = lambda study: None
-) -> str:
-    """Report rounds, from the server's own records, until the job ends; returns its final status.
+) -> tuple[str, str]:
+    """Report rounds, from the server's own records, until the study ends; returns its last job and how that ended.
 
     on_progress: is told how far the study is, also between two rounds. A lost connection is made again; rounds that
-    ended meanwhile are reported then.
+    ended meanwhile are reported then. A study that went on, or is to go on by itself, is followed into its next job.
     """
     watching, heard = _Watching(job_id, on_round, say, on_progress), time.monotonic()
     while True:
@@ -352,7 +354,7 @@ def watch(
                 while (ended := watching.look(session)) is None:
                     heard = time.monotonic()
                     time.sleep(POLL)
-                return ended
+                return watching.job_id, ended
         except Unreachable as error:
             if time.monotonic() - heard > PATIENCE:
                 raise
@@ -371,6 +373,7 @@ class _Watching:
     said: set[str] = field(default_factory=set)  # obstacles
     last: int = 0  # the last round
     planned: int | None = None
+    died: float | None = None  # when its job was first seen to have ended otherwise than well
 
     def look(self, session: Session) -> str | None:
         """Tell what is new; returns the job's status when it is over."""
@@ -383,9 +386,9 @@ class _Watching:
             all_told = self.last == self.planned
             study = None if all_told else _so_far(session, self.job_id, self.last)
             if study is None and self.planned is None:
-                self._say_once("it tells no rounds yet: it is starting, or somebody else submitted it")
+                self._say_once("no rounds yet: the job is starting, or somebody else submitted it")
             self._tell(study)
-        if not _is_over(status):
+        if not _is_over(status) or (status != COMPLETED and self._goes_on(session, job)):
             return None
         # The last rounds were too quick to be told, or there are none, or it failed after them
         if self.last != self.planned or status != COMPLETED:
@@ -396,6 +399,19 @@ class _Watching:
             if status != COMPLETED:
                 self.say((study and study.reason) or MEANT.get(status, NO_REASON))
         return status
+
+    def _goes_on(self, session: Session, job: dict[str, Any]) -> bool:
+        """Return whether there is more to watch of a study whose job ended: its next job, or a time until there is."""
+        self.died = self.died or time.monotonic()
+        newer = session.list_jobs(detailed=True, reverse=True, limit=20)
+        if found := [one["job_id"] for one in newer if one.get("cloned_from") == self.job_id]:
+            self.job_id, self.died = found[0], None
+            self.say(f"{job['status']}; the study goes on as {self.job_id}")
+        elif told := job.get(GOES_ON):
+            self._say_once(f"{job['status']}; the study goes on by itself, {plain(told, 40)} times, when all are back")
+        else:
+            return job["status"] != ABORTED and time.monotonic() - self.died < NEXT
+        return True
 
     def _say_once(self, line: str) -> None:
         if line not in self.said:

@@ -117,8 +117,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
         raise MedsiloError(message, private=str(path)) from error
     if was != (project["name"], project["builders"], new_server | {"host_names": None}):
         raise MedsiloError(
-            "the consortium's name, root_valid_days or server differ from those of the kits that are there; put them "
-            "back, or make new kits for everybody in another folder"
+            "existing kits have another name, root_valid_days or server; undo that change, or make new kits for "
+            "everybody in another folder"
         )
     if names != new_server.get("host_names") and (name := new_server["name"]) not in renew:
         raise MedsiloError(f"the server's certificate has other names; give --renew {name}, and replace its startup/")
@@ -133,7 +133,7 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
                 )
         if name in now and name not in renew and _route(known, name) != _route(now, name):
             raise MedsiloError(
-                f"the kit of {name} that is out connects in another way; give --renew {name}, and its owner replaces "
+                f"the earlier kit of {name} connects in another way; give --renew {name}, and its owner replaces "
                 f"startup/, and {' and '.join(CONNECTIONS)} in local/"
             )
 

@@ -154,4 +154,4 @@ def interval_of(metric: str, score: float, cases: int) -> Interval | None:
 
 
 def _told(value: float | Undefined | None, form: str = "%d") -> str:
-    return "not told" if value is None or isinstance(value, Undefined) else form % value
+    return "suppressed" if value is None or isinstance(value, Undefined) else form % value

@@ -144,8 +144,8 @@ def asked_to_predict(
     name, task = source.plan.task.use.predictor, source.plan.task.name
     if name not in PREDICTORS:
         raise MedsiloError(
-            f"task {task} reads no image files or others that could be predicted; give a model of a task that does "
-            "(docs/start/your-data.md), or of synthetic-prostate to try it"
+            f"task {task} reads no files, so there is nothing to predict; give a model of images, tables or "
+            f"recordings, or of synthetic-prostate to try it"
         )
     predicting: Predictor = PREDICTORS[name](source, given, out, compute.device, say, data, run)
     return predicting

@@ -35,7 +35,9 @@ class Committee(nn.Module):
     def __init__(self, task: Task, members: Sequence[nn.Module]) -> None:
         super().__init__()
         if not task.goal.by_case:
-            raise MedsiloError("risks of two models can't be compared, so that they don't answer together; choose one")
+            raise MedsiloError(
+                "survival models form no ensemble, because their risks cannot be compared; give one model"
+            )
         self.members = nn.ModuleList(members)
         self.chooses = task.goal.outputs > 1 and not task.goal.overlaps
         self.decides = not self.chooses and task.goal.classes > 0
@@ -102,7 +104,7 @@ class Source:
         if not others:
             return first
         if len(sources) > MOST_MEMBERS:
-            raise MedsiloError(f"{len(sources)} models are to answer together; give {MOST_MEMBERS} at most")
+            raise MedsiloError(f"{len(sources)} models are too many for an ensemble; give {MOST_MEMBERS} at most")
         task, *tasks = (source.plan.task for source in sources)
         if any(other != task for other in tasks):
             why = "these models were trained for different tasks; give models of one task, with equal keys"

@@ -19,7 +19,7 @@ def rehearse(
     out: options.OutFolder = FOLDER,
     job: Annotated[Path, typer.Option(metavar="JOB", help="the job that is submitted")] = Path("jobs/fedavg"),
     changes: options.Changes,
-    keep: Annotated[bool, typer.Option("--keep", help="at the end wait for Ctrl-C before all are stopped")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="at the end keep everything running until Ctrl-C")] = False,
 ) -> int:
     """Walk through a whole consortium on this machine, over mutual TLS, and show what each person types.
 

@@ -110,7 +110,9 @@ class Release:
         sources = [Source.open(folder) for folder in folders]
         plan, told = sources[0].plan, self.manifest
         if (plan.hash, plan.task.name, plan.task.goal.metric) != (told.plan_hash, told.task, told.metric):
-            raise MedsiloError(f"{MANIFEST} tells of another model than the folder holds; ask the lead for the release")
+            raise MedsiloError(
+                f"{MANIFEST} describes another model than the folder holds; ask the lead for the release"
+            )
         return Source.together(sources)
 
 
@@ -178,7 +180,7 @@ def difference(old: ReleaseManifest, new: ReleaseManifest, before: Source, now: 
     if not moved:
         yield "- The plan is the same."
     for site in sorted(new.study.keys() | old.study.keys()):
-        told = [f"{own.study[site].score:.3f}" if site in own.study else "not told" for own in (old, new)]
+        told = [f"{own.study[site].score:.3f}" if site in own.study else "suppressed" for own in (old, new)]
         yield f"- {site}: test {old.metric} {told[0]} before, {told[1]} now"
     if new.conditions != old.conditions:
         yield f"- Conditions of the next version: {new.conditions.model_dump_json(exclude_defaults=True)}"
@@ -199,8 +201,8 @@ def _tests(old: ReleaseManifest, new: ReleaseManifest, moved: Sequence[str]) -> 
     silent = [site for site in then if site not in now]
     if agreed.least_score is not None:
         low = [f"{site} has {own.score:.3f}" for site, own in now.items() if own.score < agreed.least_score]
-        yield f"every hospital has {agreed.least_score:g} at least", ", ".join(low) or ("" if now else "none tells")
+        yield f"every hospital has {agreed.least_score:g} at least", ", ".join(low) or ("" if now else "no score")
     if agreed.lower_by is not None:
         low = [site for site in then if site in now and now[site].score < then[site].score - agreed.lower_by - 1e-9]
-        told = [*(f"{site} has {now[site].score:.3f}" for site in low), *(f"{site} tells none" for site in silent)]
+        told = [*(f"{site} has {now[site].score:.3f}" for site in low), *(f"{site} discloses none" for site in silent)]
         yield f"no hospital loses more than {agreed.lower_by:g}", ", ".join(told)

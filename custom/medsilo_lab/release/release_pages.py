@@ -59,7 +59,7 @@ def write_validation(
             cell(judged.test.interval, missing="too few patients"),
             cell(scores.cases),
             cell(scores.people),
-            cell(judged.told["test"], missing="not told"),
+            cell(judged.told["test"], missing="suppressed"),
         ]
         rows.append(((release.folder.name, f"release {release.hash[:12]}"), cells))
     first, tested = rows[0][1][0]["text"], found[0].test.scores
@@ -111,7 +111,7 @@ def _doubts(releases: Sequence[Release], found: Sequence[external_test.Judged]) 
 
 def _told(metric: str, score: float | None, cases: int | None) -> list[dict[str, Any]]:
     low_high = model_card.interval_of(metric, score, cases or 0) if score is not None else None
-    return [cell(score, missing="not told"), cell(low_high), cell(cases)]
+    return [cell(score, missing="suppressed"), cell(low_high), cell(cases)]
 
 
 def _study(release: Release) -> list[tuple[str, list[dict[str, Any]]]]:

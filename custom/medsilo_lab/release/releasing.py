@@ -14,13 +14,13 @@ from medsilo.core.text import is_safe_name
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
 OWN = "releases"  # what the key signs
-Key = Annotated[Path, typer.Option(metavar="FILE", help="the key that signs; one is made where there is none")]
+Key = Annotated[Path, typer.Option(metavar="FILE", help="the signing key; made at its first use")]
 Leads = Annotated[
     list[str],
     typer.Option(
         "--lead",
         metavar="FINGERPRINT",
-        help="of the key that signed a release, which its lead gave you separately; may be repeated",
+        help="fingerprint of the signing key, which the lead gave you separately; may be repeated",
     ),
 ]
 
@@ -30,13 +30,13 @@ def make(
     runs: Annotated[list[Path], typer.Argument(help="a run's folder; several make an ensemble")],
     *,
     out: options.OutFolder = Path("release"),
-    site: Annotated[str, typer.Option(metavar="HOSPITAL", help="whose own model, where each has one")] = "",
+    site: Annotated[str, typer.Option(metavar="HOSPITAL", help="the hospital whose personal model to release")] = "",
     after: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="the release whose place it takes; says what changed")
+        Path | None, typer.Option(metavar="FOLDER", help="the release that this one replaces; lists what changed")
     ] = None,
     conditions: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="what later versions may change, and what has to hold"),
+        typer.Option(metavar="FILE", help="conditions that all later versions must meet"),
     ] = None,
     key: Key = KEY,
 ) -> int:

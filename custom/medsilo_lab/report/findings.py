@@ -121,8 +121,8 @@ def limits(runs: Sequence[RunResult]) -> Iterator[str]:
     if any(run.summary.synthetic for run in runs):
         yield SYNTHETIC
     yield (
-        "Each run has a single seed. Another seed changes every score, by an unknown amount, and without repeated runs "
-        "nobody can tell a difference between methods from chance."
+        "Each run has a single seed. Another seed changes every score, by an unknown amount, and without repeated "
+        "runs any difference between methods may be chance."
     )
     yield from limits_of_all(runs)
 

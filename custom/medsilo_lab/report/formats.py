@@ -27,7 +27,7 @@ def text_table(run: RunResult) -> str:
     if any(map(run.withholds, run.sites)):
         lines += [
             "",
-            f"{SUPPRESSED}: fewer test cases than a site tells the score of (min_patients_per_metric in medsilo.yaml)",
+            f"{SUPPRESSED}: too few test patients to disclose the score (min_patients_per_metric in medsilo.yaml)",
         ]
     lines += [""] * bool(missed)  # a score without its missing rounds would look like a full one
     return "\n".join(lines + [f"{plain(site)} missing in round {spans(own)}" for site, own in missed.items()])

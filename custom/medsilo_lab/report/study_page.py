@@ -291,8 +291,8 @@ def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> Iterator[str]:
             "seed; the folds of a seed are not taken for independent studies."
         )
     yield (
-        "An interval that includes zero does not mean that two methods are equal; it means that these runs cannot tell "
-        "them apart. Settings were the same for all configurations unless one says otherwise, which may suit one "
+        "An interval that includes zero does not mean that two methods are equal; it means that these runs do not "
+        "distinguish them. Settings were the same for all configurations unless one says otherwise, which may suit one "
         "method better than another."
     )
     yield from findings.limits_of_all(runs)

@@ -14,9 +14,7 @@ from medsilo_lab.start.fitting import Fit, Step
 from medsilo_lab.start.wording import LEAST_NAMED, counted, plans_words, renamed
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (min_patients_per_metric)
-LEAST_TRAINED = (
-    9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (limits.min_training_cases)
-)
+LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED
 FEWEST = 2  # classes between which something can be learned
 THIN = 16  # slices: in fewer a network in three dimensions sees little
 AIR = -500  # Hounsfield units: what lies below says that an image is a CT
@@ -125,11 +123,11 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
     own = sorted(set(words.values()))
     names = [name if NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9._+ -]", "-", name).strip("-._+ ") for name in own]
     if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
-        raise DataError("classes have names that a plan can't tell apart; use letters and digits", ", ".join(own))
+        raise DataError("classes have names that differ in punctuation only; use letters and digits", ", ".join(own))
     if len(own) < FEWEST:
         raise DataError(
-            f"no two classes have {LEAST_NAMED} patients each, so their names may be patients'; bring more of "
-            "each, or put rare ones together",
+            f"fewer than two classes have {LEAST_NAMED} patients, so their names may be patients'; add patients of "
+            f"each, or combine rare classes",
             ", ".join(words),
         )
     counts = counted(words, looks.patients_of, own)
@@ -221,7 +219,7 @@ def shares_of_small(patients: Mapping[str, int]) -> dict[str, Choices]:
     usual, found = shares_of(patients).value, dict[str, Choices]()
     for site in trained_of(patients):
         if (own := _shares(patients[site])) != usual:
-            told = f"of {patients[site]} patients {_tested(patients[site])} are tested, so that their score is told"
+            told = f"{_tested(patients[site])} of {patients[site]} patients are tested, enough to disclose their score"
             found[site] = {"data.shares": (own, told)}
     return found
 
@@ -233,7 +231,7 @@ def _shares(patients: int) -> list[float]:
 
 def _tested(patients: int) -> str:
     least = math.floor(_shares(patients)[2] * patients + 1e-9)
-    few = f" (too few, as scores of fewer than {LEAST_TESTED} are not told)" if least < LEAST_TESTED else ""
+    few = f" (too few, as scores of fewer than {LEAST_TESTED} are suppressed)" if least < LEAST_TESTED else ""
     return f"{least}{few}"
 
 
@@ -322,7 +320,7 @@ def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
         found["data.labels"] = looks.layout.labels, "a mask finds its image by that name"
     if table := looks.layout.table:
         found["data.table"] = table.name, "a line per case"
-        found["data.columns"] = table.described("image")["columns"], table.why
+        found["data.columns"] = table.described()["columns"], table.why
     if source.patient:
         count = f"{sum(looks.cases.values())} cases of {sum(looks.patients.values())} patients"
         found["data.patient"] = source.patient, f"a guess from the names: {count}; correct it"

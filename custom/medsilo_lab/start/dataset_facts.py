@@ -113,9 +113,7 @@ def ranges(rows: Sequence[Sequence[float]]) -> str:
 def look_at(folder: Path, layout: FolderLayout) -> DatasetFacts:
     """Open cases of a folder that is laid out so; a DataError says what makes them unusable."""
     patterns = {"images": layout.images or None, "labels": layout.labels if layout.images else None}
-    source = DataSource.model_validate(
-        {"folder": folder, **(layout.table.described("image") if layout.table else patterns)}
-    )
+    source = DataSource.model_validate({"folder": folder, **(layout.table.described() if layout.table else patterns)})
     segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
     places = {site: folder / top for site, top in sites_of(layout.hospitals).items()} or {"": folder}
     listings = {site: CaseIndex.of_cases(source, place, segments) for site, place in places.items()}

@@ -24,10 +24,12 @@ class FileTable:
     label: str
     patient: str | None
 
-    def described(self, role: str) -> dict[str, Any]:
-        """Return what a hospital's settings say of it. role: of the files, image or recording."""
-        columns = {role: self.file, "label": self.label, "patient": self.patient or self.file}
-        return {"table": self.name, "columns": {part: name for part, name in columns.items() if part != name}}
+    def described(self, usual: str = "image") -> dict[str, Any]:
+        """Return what a hospital's settings say of it. usual: the name of the column with files."""
+        file = {} if self.file == usual else {"image": self.file}
+        columns = {"label": self.label, "patient": self.patient or self.file}
+        named = {part: name for part, name in columns.items() if part != name}
+        return {"table": self.name, "columns": {**file, **named}}
 
     @property
     def why(self) -> str:

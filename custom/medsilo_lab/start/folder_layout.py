@@ -361,8 +361,8 @@ def _refuse_parts(tops: Iterable[str]) -> None:
     parts = sorted(top for top in tops if top.lower() in PART_WORDS)
     if parts:
         raise DataError(
-            f"folders {_shown(parts)} are parts and neither hospitals nor classes; write {TABLE} with a column 'part', "
-            "or put all cases together and let medsilo draw the parts by patient (docs/start/your-data.md)"
+            f"folders {_shown(parts)} are parts, not hospitals or classes; write {TABLE} with a column 'part', or "
+            f"put all cases together: medsilo divides them by patient"
         )
 
 
@@ -377,7 +377,8 @@ def _why_not(items: Sequence[str]) -> str:
         count = sum(len(below[top]) for top in images)
         return f"there are {count} images ({_shown(images)}) and no labels; {HOW}"
     if len(images) > 1 or len(labels) > 1:
-        return f"folders {_shown([*images, *labels])} are too many to tell images from labels; keep one of each"
+        return f"folders {_shown([*images, *labels])} are too many: images and labels are not distinguishable; keep "
+        "one of each"
     if len(below) == 1 and not any("/" not in item for item in items):
         return f"all images lie in one folder, {_shown(below)}; {HOW}"
     return f"{len(items)} images lie there in no order that medsilo knows; {HOW}"

@@ -299,8 +299,8 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
                 )
             names = ", ".join(list(table.cells)[:MOST_LEVELS])
             raise DataError(
-                f"no column of {table.path.name} says what is to be learned; name it with --target COLUMN, or call two "
-                f"'time' and 'event' (docs/start/your-data.md). There are {names}"
+                f"medsilo does not know which column of {table.path.name} to learn; name it with --target COLUMN, or "
+                f"call two 'time' and 'event'. There are {names}"
             )
     return "classification", {site: (str(target),) for site, target in targets.items()}
 
@@ -315,8 +315,8 @@ def _words(labels: Mapping[str, int]) -> dict[str, str]:
     words = dict(zip(labels, ("no", "yes"), strict=True)) if tuple(labels) == ("0", "1") else plans_words(labels)
     if len(set(words.values())) < 2:
         raise DataError(
-            f"what is to be learned has no two values that {LEAST_NAMED} patients have, so they may be names; "
-            "name another column with --target"
+            f"fewer than two values of the target have {LEAST_NAMED} patients, so they may be names; name another "
+            f"column with --target"
         )
     return words
 
@@ -368,7 +368,7 @@ def _why_not(table: CaseTable, name: str) -> str:
     if name in (table.patient, table.site) or names_somebody(name) or any(_says(name, word) for word in PATIENTS):
         return "names patients or hospitals"
     if not table.asked and (name.lower() in TARGETS or any(_says(name, word) for word in EVENTS + TIMES)):
-        return "may tell the answer"
+        return "may reveal the answer"
     if {value.lower() for value in values} <= {*PARTS, *OTHER_NAMES} and values:
         return "says who is trained on"
     if len(table.known(name)) < RARE * table.lines:

@@ -11,31 +11,44 @@ from collections.abc import Iterable, Mapping
 
 LEAST_NAMED = 5  # patients who have a value that a plan names; a hospital's usual min_patients_per_metric
 OTHER = "other"
-# Words of columns that name somebody, in English, German, French, Spanish, Italian and Dutch.
+# Words of columns that name somebody, a patient or who looked after one, in ten languages. A word that means something
+# else in another of them is left out: Turkish "ad" is a disease in English.
 PERSONAL = frozenset(
     """
     name names surname forename firstname lastname fullname initials address street city town zip postcode phone
     telephone email mail file filename path uri url id ids pid uid uuid guid identifier identification key mrn ssn nhs
-    accession record pseudonym dob birthdate birthday
+    accession record pseudonym dob birthdate birthday postal physician doctor surgeon radiologist pathologist
+    clinician nurse operator reader annotator rater
     nachname vorname familienname geburtsname adresse anschrift strasse wohnort plz postleitzahl telefon datei dateiname
     pfad fallnummer patientennummer aktenzeichen kennung versichertennummer geburtsdatum
-    nom prenom rue ville courriel fichier chemin identifiant dossier
-    nombre apellido apellidos direccion calle ciudad correo archivo fichero ruta identificador dni expediente
-    nome cognome indirizzo citta percorso identificativo cartella
-    naam voornaam achternaam adres straat woonplaats bestand bestandsnaam bsn geboortedatum dossiernummer
+    arzt arztin behandler befunder operateur untersucher hausarzt
+    nom prenom rue ville courriel fichier chemin identifiant dossier medecin chirurgien
+    nombre apellido apellidos direccion calle ciudad correo archivo fichero ruta identificador dni expediente medico
+    medica cirujano
+    nome cognome indirizzo citta percorso identificativo cartella chirurgo
+    naam voornaam achternaam adres straat woonplaats bestand bestandsnaam bsn geboortedatum dossiernummer huisarts
+    behandelaar
+    imie imiona nazwisko ulica miasto miejscowosc pocztowy pesel plik sciezka identyfikator urodzenia lekarz lekarka
+    adi soyad soyadi isim sokak cadde mahalle sehir kimlik dosya hekim doktor
+    apelido sobrenome morada endereco rua cidade telefone telemovel correio ficheiro arquivo prontuario utente nif cpf
+    ονομα επωνυμο ονοματεπωνυμο διευθυνση οδος πολη τηλεφωνο αμκα ταυτοτητα φακελος φακελου αρχειο γιατρος ιατρος
     """.split()  # noqa: SIM905 - one word beside the other
 )
+
+PLAIN = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L"})  # letters that Unicode does not take apart
 
 
 def names_somebody(column: str) -> bool:
     """Return whether a column is called like a name, an address, a file or an identifier.
 
-    >>> [names_somebody(name) for name in ("Nachname", "file_name", "caseID", "Prénom", "age", "pathology")]
-    [True, True, True, True, False, False]
+    >>> [names_somebody(name) for name in ("Nachname", "file_name", "caseID", "Prénom", "Soyadı", "ΕΠΩΝΥΜΟ")]
+    [True, True, True, True, True, True]
+    >>> [names_somebody(name) for name in ("age", "pathology", "AD", "Ηλικία")]
+    [False, False, False, False]
     """
-    text = unicodedata.normalize("NFKD", column.replace("ß", "ss"))
+    text = unicodedata.normalize("NFKD", column.translate(PLAIN))
     text = "".join(letter for letter in text if not unicodedata.combining(letter))
-    return not PERSONAL.isdisjoint(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower()))
+    return not PERSONAL.isdisjoint(re.findall(r"[^\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower()))
 
 
 def plans_words(patients: Mapping[str, int]) -> dict[str, str]:

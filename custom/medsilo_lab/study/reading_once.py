@@ -22,7 +22,7 @@ def images_ready(
     """Give settings under which no run of these plans reads images again; all are read before, hospital by hospital."""
     tasks = {plan.task.model_dump_json(exclude={"fold"}): plan for plan in plans}
     ours = [plan for plan in tasks.values() if isinstance(plan.task, OwnFolder)]
-    if not ours or settings.data is None or settings.data.cache == "none":
+    if not ours or settings.data is None or settings.data.kept_nowhere:
         yield settings
         return
     with TemporaryDirectory(prefix="medsilo-") as folder:

@@ -321,11 +321,11 @@ class Statistics:
     def _why(self, first: PairedDifference) -> str:
         """Return what keeps a verdict back."""
         if first.seeds < LEAST_SEEDS:
-            return f"A verdict needs {LEAST_SEEDS} seeds: of fewer nobody knows how much training differs by chance."
+            return f"A verdict needs {LEAST_SEEDS} seeds: fewer do not show how much training differs by chance."
         found = next((self._difference(one) for one, told in self._answers.items() if told is first), None)
         if found and (found.alike or not found.patients.variance):
-            return "No seed or no patient differs from another, so nobody knows how much others would."
-        return "These runs cannot tell such a difference from chance."
+            return "All seeds or all patients are alike, so the runs do not show how much others would differ."
+        return "Such a difference may be chance."
 
     def sentence(self, differences: Mapping[Row, PairedDifference]) -> str:
         """Return which methods are better than the row that all are held against."""
@@ -338,7 +338,7 @@ class Statistics:
         if all(found.seeds < LEAST_SEEDS for found in held.values()):
             told = ",".join(map(str, range(LEAST_SEEDS)))
             return (
-                f"Of fewer than {LEAST_SEEDS} seeds nobody knows how much training differs by chance, so no method "
+                f"Fewer than {LEAST_SEEDS} seeds do not show how much training differs by chance, so no method "
                 f"is called better; repeat with --seeds {told}."
             )
         ahead = [row for row, found in held.items() if found.sure and found.mean > 0]

@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from socket import socket, socketpair
 from typing import Any
@@ -83,9 +84,12 @@ class IsolatedParticipant:
     A new process goes on from the state on the site's disk.
     """
 
-    def __init__(self, place: SiteContext, kind: type[Participant] = Participant) -> None:
+    def __init__(
+        self, place: SiteContext, kind: type[Participant] = Participant, tell: Callable[[str], None] = lambda why: None
+    ) -> None:
+        """tell: is told why the process died where no answer says it, between two parcels."""
         self.site = {**place.told(), "kind": f"{kind.__module__}.{kind.__qualname__}"}
-        self.folder, self.settings = place.folder, place.settings
+        self.folder, self.settings, self.tell = place.folder, place.settings, tell
         self.process: subprocess.Popen | None = None
         self.end: socket
 
@@ -118,8 +122,10 @@ class IsolatedParticipant:
             self.process = None
 
     def _running(self) -> subprocess.Popen:
-        if self.process is None or self.process.poll() is not None:
+        if self.process is None:
             self._renew()
+        elif self.process.poll() is not None:
+            self.tell(self._death(self.process))
         assert self.process
         return self.process
 

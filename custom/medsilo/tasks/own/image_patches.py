@@ -1,6 +1,7 @@
 """Pieces of images for training, and whole images from pieces; augmentation. All chance comes from a seed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Literal
 
@@ -91,9 +92,22 @@ def augmented(
     """A case as MONAI's transforms change it. masks: the labels lie on the image's grid and move with it."""
     image, target = case
     changes = _changes(tuple(kinds), masks, image.ndim - 1).set_random_state(seed % 2**32)
-    changed = changes({"image": image, **({"label": target[None]} if masks else {})})
-    labels = torch.as_tensor(changed["label"])[0].to(target.dtype) if masks else target
-    return _without_metadata(changed["image"]).to(image.dtype), _without_metadata(labels)
+    with _untracked():
+        changed = changes({"image": image, **({"label": target[None]} if masks else {})})
+    return changed["image"].to(image.dtype), changed["label"][0].to(target.dtype) if masks else target
+
+
+@contextmanager
+def _untracked() -> Iterator[None]:
+    """Inside, MONAI's transforms give plain tensors: half of their time is to keep where an image lies in space."""
+    from monai.data import get_track_meta, set_track_meta
+
+    tracks = get_track_meta()
+    set_track_meta(False)
+    try:
+        yield
+    finally:
+        set_track_meta(tracks)
 
 
 @cache
@@ -130,7 +144,3 @@ def _transform(kind: Augmentation, keys: list[str], axes: int) -> Any:
             ]
         )
     return transforms.RandGaussianNoised("image", prob=0.5, std=0.05)
-
-
-def _without_metadata(image: Any) -> Tensor:
-    return image.as_tensor() if hasattr(image, "as_tensor") else image

@@ -88,7 +88,7 @@ class OwnData(Task):
         Of classes that one of its labels stands for it has the first.
         """
         if source.alike and not self.goal.classifies:
-            raise DataError("data.label_map: one label can stand for several classes of cases, and for nothing else")
+            raise DataError("data.label_map: only classes of cases can share one label")
         names = {*source.unannotated, *(name for own in source.alike for name in own[1:])}
         if unknown := sorted({*names, *(own[0] for own in source.alike)} - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"
@@ -107,7 +107,10 @@ class OwnData(Task):
         alike = [[names.index(name) for name in own] for own in source.alike]
         absent = [names.index(name) for name in self.not_here(source)]
         if len(names) - len(absent) - sum(len(own) - 1 for own in alike) < FEWEST:
-            raise DataError("of the plan's classes this site tells no two apart, so that nothing is learned here")
+            raise DataError(
+                "this site distinguishes no two of the plan's classes, so it has nothing to learn; "
+                "correct data.label_map or data.unannotated"
+            )
         return marks_of_classes(len(names), absent, alike)
 
     def not_here(self, source: DataSource) -> list[str]:
@@ -269,7 +272,9 @@ class OwnFolder(OwnData):
     def absent(self, source: DataSource) -> tuple[str, ...]:
         names = super().absent(source)
         if isinstance(self.goal, Segmentation) and self.goal.structures.keys() <= {*names}:
-            raise DataError("data.unannotated names all structures of the plan, so that nothing is learned here")
+            raise DataError(
+                "data.unannotated names all structures of the plan, so this site has nothing to learn; name fewer"
+            )
         return names
 
     def _undrawn(self, source: DataSource) -> list[int]:

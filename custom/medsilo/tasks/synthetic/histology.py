@@ -85,7 +85,8 @@ class SyntheticHistology(Task):
 
     name: Literal["synthetic-histology"] = "synthetic-histology"
     coding: Literal["phase", "amplitude"] = Field(
-        "phase", description="what tells the classes apart: where the nucleus lies (`phase`), or its size (`amplitude`)"
+        "phase",
+        description="what distinguishes the classes: where the nucleus lies (`phase`), or its size (`amplitude`)",
     )
     shift: float = Field(default=1.0, ge=0, le=2, description="how much the looks of the sites differ; 0: not at all")
     patients: int = Field(default=64, ge=3, le=10_000, description="patients per site")
