@@ -54,7 +54,7 @@ from medsilo.runs.record import Record
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.scans import Scan, write_volume
-from medsilo.tasks.task import Cases, SiteData
+from medsilo.tasks.site_data import Cases, SiteData
 from medsilo_papers.public_files import read_labels, read_picture
 from tests import inprocess
 

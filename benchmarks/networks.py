@@ -59,7 +59,7 @@ from benchmarks.brains import HOSPITALS, QUESTION, narrow, plans_of, write_hospi
 from benchmarks.nnunet import PARTS, SITE, Ours, Theirs, nnunet_folders, preprocess
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import patients_of
+from medsilo.tasks.site_data import patients_of
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, write_start
 from medsilo_lab.start.trial import machine_of
 from medsilo_nnunet.question import SegmentationQuestion

@@ -43,8 +43,8 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
+from medsilo.tasks.site_data import patients_of
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.task import patients_of
 from medsilo_nnunet.question import SegmentationQuestion
 
 MOST = 1.05

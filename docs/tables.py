@@ -32,8 +32,8 @@ from medsilo.core.section import Section
 from medsilo.extend import methods as extend_methods
 from medsilo.extend import networks as extend_networks
 from medsilo.learning.training import Training
-from medsilo.mixing import rules
-from medsilo.mixing.defence import AggregationSettings
+from medsilo.mixing import robust
+from medsilo.mixing.robust import AggregationSettings
 from medsilo.models.network import Network
 from medsilo.plan import ModelSelection, Plan, StudyDescription
 from medsilo.privacy.mechanisms import PrivacyRequirements
@@ -68,7 +68,7 @@ PROTECTION = (
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ROBUST = {
     rule.model_fields["name"].default: rule
-    for rule in (rules.NormBound, rules.Median, rules.TrimmedMean, rules.GeometricMedian, rules.MultiKrum)
+    for rule in (robust.NormBound, robust.Median, robust.TrimmedMean, robust.GeometricMedian, robust.MultiKrum)
 }
 ELSEWHERE = (NnUNetPlans, Architecture, Network)  # sections that other places describe
 REST = ("seed", "protocol", "packages")  # the plan's keys that are no sections

@@ -34,7 +34,7 @@ from medsilo.check.kit import SOON, Kit, end_of, read_kit, trouble
 from medsilo.check.spending import spent
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.leftovers import command_lines, studies_of
-from medsilo.runs import events, paths
+from medsilo.runs import event_reading, paths
 from medsilo.runs.reading import read_now, read_rounds, read_summary
 from medsilo.runs.schema import Round, Turns
 from medsilo.runs.watching import studies
@@ -78,7 +78,7 @@ def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
     folder = studies_of(kit)
     up = trouble(party) is None  # looks at all processes, so it is asked once
     yield "up", {"party": party.name}, up
-    for name, here in events.connected(kit).items():
+    for name, here in event_reading.connected(kit).items():
         yield "site_connected", {"site": name}, here and up
     yield "certificate_end_timestamp_seconds", {}, _end(party)
     for what, about in troubles(kit, disk):
@@ -196,7 +196,7 @@ def _of_run(run: Path, lines: str) -> Iterator[Sample]:
 
 
 def _of_site(kit: Path, site: str) -> Iterator[Sample]:
-    jobs, lines = events.jobs(kit), command_lines()
+    jobs, lines = event_reading.jobs(kit), command_lines()
     for study in studies(studies_of(kit), site):
         if time.time() - study.last > LATELY:
             continue
@@ -301,9 +301,9 @@ def _watch(kit: Path, disk: float, tell: Callable[[str], None]) -> None:
 
 
 def _pass_on(kit: Path, tell: Callable[[str], None]) -> None:
-    for line in events.follow(kit):
-        if events.is_news(line):
-            tell(f"medsilo: {events.shown(line)}")
+    for line in event_reading.follow(kit):
+        if event_reading.is_news(line):
+            tell(f"medsilo: {event_reading.shown(line)}")
 
 
 def post(url: str, text: str) -> None:

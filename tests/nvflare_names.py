@@ -228,7 +228,7 @@ def running_jobs(module: Any) -> None:
     admin = import_module(f"{server}.admin").FedAdminServer
     takes(admin.send_requests_and_get_reply_dict, "self", {"token": "order"}, timeout_secs=1.0)
     source_holds(admin, "self.timeout = timeout", "result[r.client_token] = r.reply")
-    started = import_module("nvflare_reliability.patches").STARTED
+    started = import_module("nvflare_reliability.kit_patches").STARTED
     source_holds(import_module(f"{MODULES}.private.fed.client.client_engine").ClientEngine.start_app, f'"{started}"')
 
 

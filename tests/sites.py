@@ -10,7 +10,7 @@ from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite, envelope_of
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.site_data import SiteData
 from tests.conftest import SITES
 
 CPU = SiteSettings(device="cpu")

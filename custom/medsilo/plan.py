@@ -22,8 +22,8 @@ from medsilo.core.tensors import hash_of
 from medsilo.core.text import is_safe_name, plain
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import OWN_NUMBERS, USUAL, Training
-from medsilo.mixing.defence import AggregationSettings
 from medsilo.mixing.forms import Form
+from medsilo.mixing.robust import AggregationSettings
 from medsilo.models.network import Network, parameters_of
 from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages, table_of
 from medsilo.schedule.algorithm import Algorithm

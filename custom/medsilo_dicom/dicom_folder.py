@@ -11,14 +11,9 @@ from pydantic import model_validator
 
 from medsilo.extend import CaseIndex, DataError, DataSource, Inference, Scan, VolumeFolder
 from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
-from medsilo_dicom.header import STRUCTURES, Header, Tree, as_compared, library, read_headers, read_tree, words_of
+from medsilo_dicom.header import STRUCTURES, Header, Tree, as_compared, library, read_headers, read_tree
 from medsilo_dicom.series import ImageSeries, make_series, mask_as_scanned, read_again, scan_of_series
 
-# Elements of the scanner and of how it scanned, which a question may count; none tells who a patient is.
-SCANNER = (
-    *("Manufacturer", "ManufacturerModelName", "Modality", "BodyPartExamined", "MagneticFieldStrength", "KVP"),
-    *("SliceThickness", "RepetitionTime", "EchoTime", "FlipAngle", "ConvolutionKernel", "PatientPosition"),
-)
 REST = "*"  # in label_map: all structures that are not named
 UNREADABLE = "DICOM files are damaged, and their series is unknown; copy or export them again"
 UNREFERENCED = "segmentations or contours name no series that they belong to"
@@ -67,9 +62,6 @@ class DicomFolder(VolumeFolder):
 
     def mask_values(self, source: DataSource) -> dict[int, int]:
         return {number: number for number in range(self.goal.classes)} if self.segments else {}
-
-    def columns_of(self, scan: Scan) -> Mapping[str, float | str]:
-        return {**super().columns_of(scan), **words_of(scan.source.files[0], SCANNER)}
 
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.table or not (source.images is None or isinstance(source.images, str)):

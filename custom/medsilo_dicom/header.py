@@ -147,12 +147,6 @@ def read_headers(path: Path) -> tuple[Header, ...]:
     return strange if wrong else _asked(lambda: _frames(header, elements, data), strange)
 
 
-def words_of(path: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return what a file's header says under some names, as plain words."""
-    read = _elements(path.read_bytes(), names)
-    return {name: as_compared(str(read.get(name, "") or ""))[:100] for name in names}
-
-
 def as_compared(text: str) -> str:
     """Return a name in the one of the two ways in which letters with marks are written, as the hospital's settings."""
     return unicodedata.normalize("NFC", text).strip()

@@ -29,9 +29,10 @@ from medsilo.tasks.classification import Classification
 from medsilo.tasks.objective import Objective, Regression
 from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.site_data import Cases, CaseSubset, SiteData
+from medsilo.tasks.sources import PARTS
 from medsilo.tasks.splits import parts_in_turn
-from medsilo.tasks.survey import PARTS
-from medsilo.tasks.task import Cases, CaseSubset, SiteData, Task
+from medsilo.tasks.task import Task
 
 LABEL, PATIENT = "label", "patient"  # columns of a frame; all others are inputs
 IMAGE = "image"  # beside these the key of a dictionary

@@ -7,6 +7,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Groups, Modules
 from medsilo.learning.compute import Compute
 from medsilo.mixing.forms import Form, ServerReadable, form_of
+from medsilo.mixing.mixers import mixer_of
 from medsilo.schedule.phase import Group, Phase, ServerSide, views
 from medsilo.schedule.secure_aggregation import SecureAggregation
 from medsilo_secagg.sealed_rounds import Blocks, terms_of, threshold_of
@@ -117,6 +118,6 @@ def _hospitals_that_cannot(plan: Any) -> Iterable[str]:
 
 def _form(group: Group, server: ServerSide) -> Form:
     try:
-        return form_of(group.mix(server))
+        return form_of(mixer_of(group.mix, server))
     except (LookupError, AttributeError, MedsiloError):
         return ServerReadable("its mixer is made of what came before, so how it is sealed is not known beforehand")

@@ -10,7 +10,7 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
-from nvflare_reliability import patches
+from nvflare_reliability import kit_patches, patches
 
 MOST = 8 << 20  # bytes of a message to the server's own process; a job's files come as a stream that it writes to disk
 ADMIN = "admin"  # the topic of what people ask a hospital; who asks is told when it is gone
@@ -22,15 +22,15 @@ class ForgottenJobs(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
-            patches.end_forgotten_jobs(fl_ctx)
-            patches.bound_audit()
-            patches.ask_quietly(fl_ctx.get_engine().get_cell(), ServerCommandNames.APP_COMMAND, ADMIN)
+            kit_patches.end_forgotten_jobs(fl_ctx)
+            kit_patches.bound_audit()
+            kit_patches.ask_quietly(fl_ctx.get_engine().get_cell(), ServerCommandNames.APP_COMMAND, ADMIN)
 
 
 class BoundedStreams(FLComponent):
     """Bounds what the server's own process, which starts jobs, takes and keeps of one hospital or person.
 
-    A job's process has `nvflare_reliability.message_limits` for it, and this one has no plan to know sizes from.
+    A job's process has `nvflare_reliability.answer_gate` for it, and this one has no plan to know sizes from.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -60,6 +60,6 @@ class LostConnections(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
-            patches.bound_audit()
+            kit_patches.bound_audit()
         elif event_type == EventType.JOB_COMPLETED:
-            patches.close_lost_connections()
+            kit_patches.close_lost_connections()

@@ -19,14 +19,13 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from nvflare_reliability.patches import SITE_PROCESS
+from nvflare_reliability import forked
+from nvflare_reliability.kit_patches import SITE_PROCESS
 
 AT_ONCE = 2 * (os.cpu_count() or 1)  # that start at the same time: with a hundred, none is there before it is given up
 POLL = 0.2  # seconds between two looks
 SHARED = (SITE_PROCESS, "aiohttp.web", "google.protobuf.message")  # what NVFlare's lines import
 _starting = threading.BoundedSemaphore(AT_ONCE)
-_sites: "dict[str, ForkedSite]" = {}  # as they were started last
-_has_started: Event | None = None  # of a fork
 
 
 class ForkedSite:
@@ -41,7 +40,7 @@ class ForkedSite:
         asked = [*command[1:]], dict(env), str(Path.cwd()), self.begun
         self._process = self.context.Process(target=_be_site, args=asked)
         self._process.start()
-        _sites[command[command.index("--client") + 1]] = self
+        forked.SITES[command[command.index("--client") + 1]] = self
         threading.Thread(target=self._let_others_start, daemon=True).start()
         self.terminate = self.kill = self._process.kill
 
@@ -84,25 +83,13 @@ def begin(modules: Sequence[str], lasting: bool) -> None:
     ensure_running()
 
 
-def site(name: str) -> ForkedSite | None:
+def site(name: str) -> Any:
     """Return a site's process, as it was started last; None where it is no fork."""
-    return _sites.get(name)
-
-
-def died() -> dict[str, str]:
-    """Return the simulated sites whose process has died, and that it did; in a federation of machines NVFlare tells."""
-    return {name: "its process died" for name, own in [*_sites.items()] if own.has_died}
-
-
-def has_started() -> None:
-    """Let the next one start, if this process is a fork."""
-    if _has_started:
-        _has_started.set()
+    return forked.SITES.get(name)
 
 
 def _be_site(arguments: Sequence[str], environment: Mapping[str, str], folder: str, begun: Event) -> None:
-    global _has_started
-    _has_started = begun
+    forked.begun = begun
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""NVFlare's inner parts: they are touched here and nowhere else.
+"""NVFlare's inner parts, in the processes of a job: they are touched here, and in kit_patches.py those of all others.
 
 Each part does what NVFlare gives no other way to. `upstream/NAME.md` is the issue about it for NVFlare's maintainers,
 with a patch beside it where one is small. For each, a test shows NVFlare's own behaviour without it, and fails when it
@@ -7,24 +7,15 @@ log says so when the part begins.
 """
 
 import gc
-import logging
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from logging.handlers import RotatingFileHandler
-from pathlib import Path
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import Task
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import ALL_SITES
-from nvflare.apis.job_scheduler_spec import DispatchInfo
 from nvflare.apis.shareable import Shareable
-from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
@@ -40,36 +31,24 @@ from nvflare.fuel.f3.streaming.download_service import (
 )
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import Stream, StreamError, StreamFuture
-from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.utils.class_loader import get_class_name
 from nvflare.fuel.utils.fobs import fobs
-from nvflare.private.admin_defs import MsgHeader
-from nvflare.private.admin_defs import ReturnCode as MsgCode
-from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
-from nvflare.private.fed.utils.fed_utils import extract_participants
-from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
-from nvflare_reliability.compatibility import add_installed, made_for
+from nvflare_reliability.compatibility import made_for
 
 if TYPE_CHECKING:
     from nvflare.app_opt.pt.decomposers import TensorDecomposer
-    from nvflare.fuel.flare_api.flare_api import Session
-    from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 
 BUFFER = 1 << 18  # bytes of a message's buffer, in addition to its own; larger messages are sent in frames of this size
 LONG, LONGEST_FRAME = 2 << 20, 8 << 20  # bytes of a message that only quick lines carry, and of its frames
 MOST_LEFT = 64 << 20  # bytes that may be left behind
 MOST_STREAMS = 32  # of one sender that are not finished; an honest one sends a dozen replies, and again what was cut
 MOST_KEPT = 256  # finished ones, kept for a while for pieces that come twice
-AUDIT, AUDITS = 16 << 20, 10  # bytes of audit.log until it is set aside, and how many of these are kept
 # In the state that a request or a reply has: the number of the next piece, how many there are, how many one reply has
 NEXT, PIECES, TOGETHER = "next", "pieces", "together"
 LOOK = 1.0  # seconds between two looks at what was kept for long enough
-SITE_PROCESS = "nvflare.private.fed.app.simulator.simulator_worker"  # the program that a simulated site runs
-STARTED = "Start the client app..."  # what a client replies whose process of a job starts
 NO_THREAD = threading.Timer(0.0, lambda: None)  # never started; NVFlare starts one for a stream that has none
 Send = Callable[..., Message]
-Outcome = tuple[bool, Any, str | None]  # of a simulated site's process: whether to stop, its result, the next site
 
 
 # ---------------------------------------------------------------------------------------------------- memory
@@ -121,12 +100,6 @@ class GarbageBudget:
 
 
 GARBAGE = GarbageBudget()  # a process has one job
-
-
-@made_for("nvflare.fuel.f3.drivers.socket_conn:SocketConnection.read_loop")
-def close_lost_connections() -> None:
-    """Close the sockets of connections that were lost."""
-    gc.collect()
 
 
 # ---------------------------------------------------------------------------------------------------- streams
@@ -435,198 +408,3 @@ def deliver_once(task: Task) -> None:
 def cell_of_job(fl_ctx: FLContext) -> Cell:
     """Return the cell where sites' answers come in, in a simulation, too."""
     return fl_ctx.get_engine().server.command_agent.cell
-
-
-@made_for(
-    "nvflare.private.fed.server.job_runner:JobRunner.run",
-    "nvflare.private.fed.server.job_runner:JobRunner.update_abnormal_finished_jobs",
-)
-def end_forgotten_jobs(fl_ctx: FLContext) -> None:
-    """End, in the server's books, the jobs that ran when it died; nothing can run yet."""
-    fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
-
-
-@made_for(
-    "nvflare.private.fed.server.server_engine:ServerEngine.send_app_command",
-    "nvflare.private.fed.server.server_engine:ServerEngine.send_command_to_child_runner_process",
-    "nvflare.private.fed.server.message_send:send_requests",
-)
-def ask_quietly(cell: Cell, *topics: str) -> None:
-    """Let a request on one of these topics that cannot be sent be no error in the log. It goes to one, or to several:
-    each of these has a topic of its own."""
-    own, own_many = cell.send_request, cell.broadcast_multi_requests
-
-    def request(*given: Any, **asked: Any) -> Message:
-        asked["optional"] = asked.get("optional", False) or asked.get("topic") in topics
-        return own(*given, **asked)
-
-    def requests(targets: dict, *given: Any, **asked: Any) -> dict:
-        asked["optional"] = asked.get("optional", False) or all(one.topic in topics for one in targets.values())
-        return own_many(targets, *given, **asked)
-
-    cell.send_request, cell.broadcast_multi_requests = request, requests
-
-
-@made_for(
-    "nvflare.private.fed.server.job_runner:JobRunner._start_run",
-    "nvflare.private.fed.server.job_runner:JobRunner._make_deploy_message",
-    "nvflare.private.fed.server.server_engine:ServerEngine.start_client_job",
-)
-def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
-    """Start a job that runs once more at a client; returns why that can't be, or nothing.
-
-    The client's own policies are asked again, as when the job began.
-    """
-    engine = fl_ctx.get_engine()
-    runner, job = engine.job_runner, engine.job_runner.running_jobs.get(job_id)
-    apps = {site: app for app, sites in (job.get_deployment() if job else {}).items() for site in _named(sites)}
-    app = apps.get(client.name) or apps.get(ALL_SITES)
-    if app is None:
-        return "the job has ended"
-    order = runner._make_deploy_message(job, job.get_application(app, fl_ctx), app, fl_ctx)
-    admin = engine.server.admin_server
-    deployed = admin.send_requests_and_get_reply_dict({client.token: order}, timeout_secs=admin.timeout)[client.token]
-    if deployed is None or deployed.get_header(MsgHeader.RETURN_CODE, MsgCode.OK) != MsgCode.OK:
-        return f"the job could not be deployed: {deployed.body if deployed else 'no reply'}"
-    needs = get_resource_manager_spec({**job.meta, "resource_spec": job.resource_spec}, client.name)
-    enough, place = engine.check_client_resources(job, {client.name: needs}, fl_ctx).get(client.name, (False, ""))
-    if not enough:
-        return f"its resources do not suffice: {place or 'no reply'}"
-    (reply,) = engine.start_client_job(job, {client.name: DispatchInfo(app, needs, place)}, fl_ctx) or [None]
-    started = reply.reply.body if reply and reply.reply else "no reply"
-    if started != STARTED:
-        engine.cancel_client_resources({client.name: (True, place)}, {client.name: needs}, fl_ctx)
-        return f"the job did not start: {started}"
-    with runner.lock:
-        runner._pending_client_outcomes.setdefault(job_id, set()).add(client.name)
-    return ""
-
-
-def _named(sites: Any) -> list[str]:
-    """Return the names in a part of a job's deploy_map."""
-    return [ALL_SITES if name.upper() == ALL_SITES else name for name in extract_participants(sites)]
-
-
-def death_of_job(request: Message) -> tuple[str, str]:
-    """Return the client's token and the job, when a client reports that a job's process died; otherwise, nothing."""
-    told = request.payload if isinstance(request.payload, dict) else {}
-    if told.get(JobFailureMsgKey.CODE) != ProcessExitCode.EXCEPTION:
-        return "", ""
-    return str(request.get_header(CellMessageHeaderKeys.TOKEN)), str(told.get(JobFailureMsgKey.JOB_ID))
-
-
-@made_for(
-    "nvflare.private.fed.server.job_runner:JobRunner._job_complete_process",
-    "nvflare.private.fed.server.job_runner:JobRunner.resolve_client_outcome",
-)
-def wait_no_more(fl_ctx: FLContext, job_id: str, clients: set[str]) -> bool:
-    """Let a job that has ended go on without the word of these clients; returns whether the server still lists it."""
-    runner = fl_ctx.get_engine().job_runner
-    for name in clients:
-        runner.resolve_client_outcome(job_id, name)
-    return job_id in runner.running_jobs
-
-
-@made_for("nvflare.fuel.sec.audit:Auditor.__init__", "nvflare.fuel.sec.audit:Auditor.add_event")
-class RollingFile(RotatingFileHandler):
-    """A log that is set aside when it is full, as <name>.1 and so on, of which the oldest goes."""
-
-    def write(self, line: str) -> None:
-        self.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
-
-
-def bound_audit() -> None:
-    """Let the audit log of this process roll."""
-    if auditor := AuditService.get_auditor():
-        with auditor._lock:
-            if auditor.audit_file and not isinstance(auditor.audit_file, RollingFile):
-                auditor.audit_file.close()
-                auditor.audit_file = RollingFile(auditor.audit_file.name, "a", AUDIT, AUDITS, "utf-8")
-
-
-# ---------------------------------------------------------------------------------------------------- a person
-@made_for(
-    "nvflare.fuel.flare_api.flare_api:Session.try_connect", "nvflare.fuel.f3.drivers.tcp_driver:TcpDriver.connect"
-)
-def connect(user: str, kit: Path, timeout: float) -> "Session":
-    """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds.
-
-    Whoever stops the communication once more closes such a connection, and waits with it.
-    """
-    from nvflare.fuel.flare_api.flare_api import Session
-
-    session = Session(username=user, startup_path=str(kit))
-    try:
-        session.try_connect(timeout)
-    except Exception:
-        closing = threading.Thread(target=session.close, daemon=True)
-        closing.start()
-        closing.join(1.0)
-        while closing.is_alive():
-            threading.Thread(target=session.api.cell.core_cell.communicator.stop, daemon=True).start()
-            closing.join(1.0)
-        raise
-    return session
-
-
-# ---------------------------------------------------------------------------------------------------- the simulator
-@made_for(
-    "nvflare.private.fed.app.simulator.simulator_runner:SimulatorClientRunner.do_one_task",
-    "nvflare.private.fed.app.simulator.simulator_runner:SimulatorRunner.client_run",
-)
-def patient_simulator(
-    job: str,
-    workspace: str,
-    sites: str,
-    threads: int,
-    patience: float,
-    begin: Callable[[], None],
-    run_site: Callable[..., Outcome],
-) -> "SimulatorRunner":
-    """Return NVFlare's simulator. patience: seconds that a site's process has to start.
-
-    begin: is called in the process in which the server will run.
-    run_site: gets a site's name and what runs its process once, and returns how that ended.
-    """
-    from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner, SimulatorRunner
-
-    class Sites(SimulatorClientRunner):
-        def do_one_task(self, client: Any, *arguments: Any, **more: Any) -> Outcome:
-            once = super().do_one_task
-            return run_site(client.client_name, lambda: once(client, *arguments, **more))
-
-    class Runner(SimulatorRunner):
-        def setup(self) -> bool:
-            begin()
-            return super().setup()
-
-        def client_run(self, server_custom_folder: str, clients: list, gpu: str | None) -> None:
-            self.args.set = [f"simulator_worker_timeout={patience}"]
-            given = self.args, clients, self.client_config, self.deploy_args, self.build_ctx
-            Sites(server_custom_folder, *given).run(gpu)
-
-    return Runner(job, workspace, clients=sites, threads=threads, max_clients=len(sites.split(",")))
-
-
-@made_for("nvflare.private.fed.app.simulator.simulator_runner:SimulatorClientRunner.do_one_task")
-@contextmanager
-def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
-    """Let this process start the simulator's sites by a function that is called as `Popen` is.
-
-    All ways to start a program in Python end in `subprocess.Popen`, whichever of them an NVFlare takes.
-    """
-    own = subprocess.Popen
-
-    class Starting(own):  # type: ignore[misc,valid-type]
-        def __new__(cls, args: Any, *given: Any, **more: Any) -> Any:
-            return start(args, *given, **more) if SITE_PROCESS in args else super().__new__(cls)
-
-    subprocess.Popen = Starting  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        subprocess.Popen = own  # type: ignore[misc]
-
-
-if __name__ == "__main__":
-    add_installed()

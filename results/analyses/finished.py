@@ -21,7 +21,7 @@ from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import SiteData, drawn_cases
+from medsilo.tasks.site_data import SiteData, drawn_cases
 
 
 @dataclass(frozen=True)

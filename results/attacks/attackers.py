@@ -23,8 +23,9 @@ from medsilo.learning.layers import head_names
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES, PARTS, StudyMessage
-from medsilo.schedule.additions import AMPLITUDE
-from medsilo.tasks.task import Cases, SiteData, Task
+from medsilo.schedule.amplitude_phases import AMPLITUDE
+from medsilo.tasks.site_data import Cases, SiteData
+from medsilo.tasks.task import Task
 
 VARIANCE, MEAN = "running_var", "running_mean"
 Updates = Mapping[str, Tensors]  # by bad hospital: the way from what it was given to what it has trained

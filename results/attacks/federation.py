@@ -26,7 +26,8 @@ from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import Cases, SiteData, Task
+from medsilo.tasks.site_data import Cases, SiteData
+from medsilo.tasks.task import Task
 from results.attacks.attackers import Attack, Backdoor, Turn, patched
 
 CPU = SiteSettings(device="cpu")

@@ -48,11 +48,12 @@ from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_boun
 from medsilo.flare.wire import TASK, _ArrivalFile, let_tensors_travel, refuse, to_parcel, to_shareable
 from medsilo.runs.messages import StudyMessage
 from nvflare_reliability import patches
+from nvflare_reliability.answer_gate import DEEPEST, AnswerGate, check_body, check_outline, is_unread
 from nvflare_reliability.chunking import ChunkedTensors, _Chunks
 from nvflare_reliability.cleanup import MOST as SERVERS_MOST
 from nvflare_reliability.cleanup import BoundedStreams
 from nvflare_reliability.errors import Rejected
-from nvflare_reliability.message_limits import DEEPEST, MOST_OPEN, Gate, check_body, check_outline, is_unread
+from nvflare_reliability.message_limits import MOST_OPEN, Gate
 from nvflare_reliability.patches import BUFFER, GARBAGE, MOST_KEPT, MOST_LEFT, MOST_STREAMS, StreamLimits
 from tests.conftest import make_plan
 from tests.secure.consortium import free_port, wait_until
@@ -88,7 +89,7 @@ class Cells:
         self.got: list[Shareable] = []
         self.job.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic="*", cb=self._commanded)
         self.commands: list[str] = []
-        self.gate = Gate(self.job, Bounds(), TASK, refuse)
+        self.gate = AnswerGate(self.job, Bounds(), TASK, refuse)
         self.gate.guard_server()
 
     def _commanded(self, request: Message) -> Message:

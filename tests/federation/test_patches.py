@@ -45,7 +45,7 @@ from nvflare.private.fed.server import job_runner
 
 from medsilo.flare.wire import let_tensors_travel
 from medsilo.runs.messages import StudyMessage
-from nvflare_reliability import compatibility, patches
+from nvflare_reliability import compatibility, kit_patches, patches
 from nvflare_reliability.chunking import ChunkedTensors, RetryingRequests
 from nvflare_reliability.compatibility import UPSTREAM
 from nvflare_reliability.patches import Replies, hold_less, look_at_messages
@@ -150,15 +150,15 @@ def test_a_part_says_once_that_nvflare_is_another(
 
 
 def test_need_of_RollingFile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patches, "AUDIT", 2000)
-    monkeypatch.setattr(patches, "AUDITS", 3)
+    monkeypatch.setattr(kit_patches, "AUDIT", 2000)
+    monkeypatch.setattr(kit_patches, "AUDITS", 3)
     AuditService.initialize(str(tmp_path / "audit.log"))
     try:
         for number in range(30):
             AuditService.add_event("somebody", f"command-{number}", msg="100 % of it")
         assert (tmp_path / "audit.log").stat().st_size > 2000 and len([*tmp_path.iterdir()]) == 1
-        patches.bound_audit()
-        patches.bound_audit()
+        kit_patches.bound_audit()
+        kit_patches.bound_audit()
         for number in range(30, 100):
             AuditService.add_event("somebody", f"command-{number}")
     finally:
@@ -396,7 +396,7 @@ def test_need_of_ask_quietly(cells: Cells, caplog: pytest.LogCaptureFixture) -> 
         return len([one for one in caplog.records if one.levelname == "ERROR" and "to-come" in one.getMessage()])
 
     assert errors() > 0 and errors_over_the_gone() > 0
-    patches.ask_quietly(cells.server, "app_command", "admin")
+    kit_patches.ask_quietly(cells.server, "app_command", "admin")
     assert errors() == 0 and errors_over_the_gone() == 0
 
 
@@ -417,7 +417,7 @@ def test_need_of_wait_no_more(tmp_path: Path) -> None:
     context = FLContext()
     engine = SimpleNamespace(job_runner=runner)
     context.set_prop(ReservedKey.ENGINE, engine, private=True, sticky=False)
-    assert not patches.wait_no_more(context, "job", {"hospital-a"}) and not runner._pending_client_outcomes["job"]
+    assert not kit_patches.wait_no_more(context, "job", {"hospital-a"}) and not runner._pending_client_outcomes["job"]
 
 
 def test_need_of_patient_simulator() -> None:
@@ -447,7 +447,7 @@ def test_need_of_sites_started_by(tmp_path: Path) -> None:
         raise Asked
 
     own = subprocess.Popen
-    with patches.sites_started_by(start):
+    with kit_patches.sites_started_by(start):
         with pytest.raises(Asked):
             runner.do_one_task(client, 1, None, None)
         assert subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, check=True).stdout == b"1\n"

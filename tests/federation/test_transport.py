@@ -21,7 +21,7 @@ from medsilo.federation.channel import Missing
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import StudyMessage
-from nvflare_reliability import fork_server
+from nvflare_reliability import forked
 from tests.conftest import SITES
 
 
@@ -263,9 +263,9 @@ def test_who_has_died_is_told_while_others_are_still_starting(monkeypatch: pytes
     class Dead:
         @property
         def has_died(self) -> bool:
-            fork_server._sites["late"] = SimpleNamespace(has_died=True)
+            forked.SITES["late"] = SimpleNamespace(has_died=True)
             return True
 
-    monkeypatch.setattr(fork_server, "_sites", {SITES[0]: Dead(), SITES[1]: SimpleNamespace(has_died=False)})
-    assert fork_server.died().keys() == {SITES[0]}
-    assert fork_server.died().keys() == {SITES[0], "late"}
+    monkeypatch.setattr(forked, "SITES", {SITES[0]: Dead(), SITES[1]: SimpleNamespace(has_died=False)})
+    assert forked.died().keys() == {SITES[0]}
+    assert forked.died().keys() == {SITES[0], "late"}

@@ -15,7 +15,7 @@ import yaml
 from nvflare.fuel.flare_api.flare_api import Session
 
 from medsilo import cli
-from nvflare_reliability.patches import connect
+from nvflare_reliability.kit_patches import connect
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
 SERVER = "localhost"  # and so it listens on the loopback address only

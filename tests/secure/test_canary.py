@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from medsilo import cli
-from medsilo.runs import events
+from medsilo.runs import event_reading
 from tests.conftest import SITES
 from tests.secure.consortium import LEAD, SERVER, Consortium
 
@@ -47,4 +47,4 @@ def test_a_canary_says_of_each_hospital_whether_it_is_ready(
         assert not found[SITES[2]]["reached"]
     finally:
         local.write_text(before)
-    assert sum("\tbegan\t" in line for line in events.read(pair.kit(SERVER))) >= 2
+    assert sum("\tbegan\t" in line for line in event_reading.read(pair.kit(SERVER))) >= 2

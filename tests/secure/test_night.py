@@ -27,7 +27,7 @@ import pytest
 from medsilo import cli
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
-from medsilo.runs import events
+from medsilo.runs import event_reading
 from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan, mounted
@@ -186,7 +186,7 @@ class Happened:
         """Return the lines that say it, until the next one."""
         what, word = SAYS[self.kind]
         whose = [self.site, "-"] if what == "back" else ["-", STUDY]
-        of = list(events.read(kit))[self.before[self.party] : after and after.before[self.party]]
+        of = list(event_reading.read(kit))[self.before[self.party] : after and after.before[self.party]]
         return [line for line in of if line.split("\t")[2:5] == [what, *whose] and word in line]
 
 
@@ -217,7 +217,7 @@ def test_a_night(tmp_path: Path, root: Path) -> None:
         for kind in dice.sample(sorted(SAYS), len(SAYS)):
             goes_on(dice.randint(*GAP), f"before {kind!r}")
             site = ISOLATED if kind == "trainer killed" else SMALL if kind == "disk full" else dice.choice(SIX)
-            one = Happened(kind, site, {party: len(list(events.read(kit(party)))) for party in (SERVER, *SIX)})
+            one = Happened(kind, site, {party: len(list(event_reading.read(kit(party)))) for party in (SERVER, *SIX)})
             happened.append(one)
             at = time.monotonic()
             night.disturb(kind, site)
@@ -236,9 +236,13 @@ def test_a_night(tmp_path: Path, root: Path) -> None:
         assert_same_outcome(tmp_path / "undisturbed", tmp_path / "outcome")
         for one, after in zip(happened, [*happened[1:], None], strict=True):
             (line,) = one.lines(kit(one.party), after)
-            assert events.is_news(line)
+            assert event_reading.is_news(line)
         for party in (SERVER, *SIX):  # the disk has its line in no log
-            news = Counter(f"medsilo: {events.shown(line)}" for line in events.read(kit(party)) if events.is_news(line))
+            news = Counter(
+                f"medsilo: {event_reading.shown(line)}"
+                for line in event_reading.read(kit(party))
+                if event_reading.is_news(line)
+            )
             got = Counter(text for whose, text in told if whose == party)
             assert news <= got and all(got[text] == news[text] for text in news), (party, news, got)
             assert sum("GB are free" in text for text in got) == 2 * (party in night.disks)

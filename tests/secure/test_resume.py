@@ -13,7 +13,7 @@ from medsilo import cli
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan
-from medsilo.runs import events
+from medsilo.runs import event_reading
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
@@ -159,7 +159,7 @@ def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
 
 def lines_of(pair: Consortium, study: str) -> list[tuple[str, str, str]]:
     """Level, what and text of a study's lines in the server's events.log."""
-    read = [line.split("\t") for line in events.read(pair.kit(SERVER), study)]
+    read = [line.split("\t") for line in event_reading.read(pair.kit(SERVER), study)]
     return [(columns[1], columns[2], columns[6]) for columns in read]
 
 

@@ -9,7 +9,7 @@ import pytest
 from medsilo import cli
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
-from medsilo.runs import events
+from medsilo.runs import event_reading
 from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
@@ -84,14 +84,17 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
     assert alone < 25 and taken_in < 85  # beside other tests; by themselves below 10 and 60
     assert "connection" in missed
     assert ended(pair.kit(LEAD), job, within=60) == "FINISHED:ABORTED"
-    told = [line.split("\t") for line in events.read(pair.kit(SERVER))]
+    told = [line.split("\t") for line in event_reading.read(pair.kit(SERVER))]
     of_server, of_study = (
         {what for _, _, what, who, study, *_ in told if who == B and study == own} for own in ("-", "seconds")
     )
     assert {"joined", "back"} <= of_server and {"away", "back"} <= of_study
-    of_job = {line.split("\t")[2] for line in events.read(pair.kit(SERVER), job)}
+    of_job = {line.split("\t")[2] for line in event_reading.read(pair.kit(SERVER), job)}
     assert {"began", "away", "back"} <= of_job and of_job & {"ended", "failed"}
-    (first, *_), at_b = events.read(pair.kit(B)), [line.split("\t")[2] for line in events.read(pair.kit(B), "seconds")]
+    (first, *_), at_b = (
+        event_reading.read(pair.kit(B)),
+        [line.split("\t")[2] for line in event_reading.read(pair.kit(B), "seconds")],
+    )
     assert first.split("\t")[2:4] == ["joined", "the server"] and at_b.count("began") == 2
 
 

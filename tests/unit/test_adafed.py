@@ -26,7 +26,7 @@ from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.schedule.phase import ServerSide
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import Cases, SiteData
+from medsilo.tasks.site_data import Cases, SiteData
 from tests import inprocess
 from tests.conftest import SITES, make_plan, slow_but
 from tests.sites import CPU, site_of

@@ -13,7 +13,7 @@ from nvflare.apis.fl_context import FLContext
 
 from medsilo.flare import admission
 from medsilo.flare.admission import KnownHospitals
-from medsilo.runs import events
+from medsilo.runs import event_reading
 from medsilo_lab.consortium import lead
 from tests.unit.test_provision import kits_of
 
@@ -44,7 +44,7 @@ def test_the_server_takes_jobs_for_hospitals_that_exist(kit: Path, monkeypatch: 
     assert refused(kit, monkeypatch, {"sites": ["server", "north"]}, {"targets": ["elsewhere"]})
     told = refused(kit, monkeypatch, "server", "north", "nowhere")
     assert told and "'nowhere'" in told and "known: newcomer, north, st-anna" in told
-    assert [line.split("\t")[2] for line in events.read(kit)] == ["refused", "refused"]
+    assert [line.split("\t")[2] for line in event_reading.read(kit)] == ["refused", "refused"]
 
 
 def test_status_says_for_whom_a_job_waits(monkeypatch: pytest.MonkeyPatch) -> None:

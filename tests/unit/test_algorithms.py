@@ -16,7 +16,7 @@ from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.site_data import SiteData
 from tests import inprocess
 from tests.conftest import AS_ANOTHER, FEDSM, METHODS, SITES, make_plan
 from tests.sites import CPU, site_of, sites_of

@@ -26,7 +26,7 @@ from medsilo.runs.messages import Request
 from medsilo.runs.reading import read_summary
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import Cases
+from medsilo.tasks.site_data import Cases
 from results.analyses import drift, inversion, landscape
 from results.analyses.__main__ import main
 from results.analyses.analysis import Question, mean_loss

@@ -13,7 +13,7 @@ from torch import Tensor
 from medsilo.federation.checks import check_ranges
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES, StudyMessage
-from medsilo.tasks.task import Cases
+from medsilo.tasks.site_data import Cases
 from results.attacks.__main__ import main
 from results.attacks.attackers import (
     AMPLITUDE,

@@ -11,7 +11,7 @@ from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.learning.class_weights import balanced, weighted
 from medsilo.plan import Plan
-from medsilo.tasks.task import Cases, label_counts
+from medsilo.tasks.site_data import Cases, label_counts
 from medsilo_papers.prostate_mri import loss_of
 from tests.conftest import make_plan
 

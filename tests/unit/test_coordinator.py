@@ -31,7 +31,7 @@ from medsilo.runs.progress import round_lines
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.site_data import SiteData
 from tests import inprocess
 from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, SMALL, WEIGHED, make_plan, slow_but
 from tests.sites import CPU, site_of

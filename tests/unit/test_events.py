@@ -11,14 +11,15 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.cli import main
-from medsilo.flare.kit_events import GRACE, SILENCE, Attendance, Seen, ServerEvents, StudyEvents
-from medsilo.runs import events
+from medsilo.flare.kit_events import GRACE, SILENCE, Attendance, Seen, ServerEvents
+from medsilo.flare.study_events import StudyEvents
+from medsilo.runs import event_reading, events
 from medsilo.runs.events import Event, write
 from tests.unit.test_provision import kits_of
 
 
 def columns(kit: Path, *numbers: int) -> list[tuple[str, ...]]:
-    return [tuple(line.split("\t")[number] for number in numbers) for line in events.read(kit)]
+    return [tuple(line.split("\t")[number] for number in numbers) for line in event_reading.read(kit)]
 
 
 def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
@@ -109,7 +110,7 @@ def test_processes_write_one_after_the_other_and_the_file_is_bounded(
     assert files == ["events.log", *(f"events.log.{number}" for number in range(1, events.KEPT + 1))]
     assert all((tmp_path / name).stat().st_size <= 4000 for name in files)
     assert (tmp_path / "events.log").stat().st_mode & 0o077 == 0
-    lines = list(events.read(tmp_path))
+    lines = list(event_reading.read(tmp_path))
     assert len(lines) > 50 and all(line.count("\t") == 6 and line.endswith("x" * 100) for line in lines)
     for number in range(3):  # what is left is the newest, in order
         own = [int(words[1]) for line in lines if (words := line.split("\t")[6].split())[0] == str(number)]
@@ -144,9 +145,9 @@ def test_logs_shows_a_kits_events_and_those_of_one_job(tmp_path: Path, capsys: p
 
 
 def test_following_goes_on_when_the_file_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "POLL", 0.01)
+    monkeypatch.setattr(event_reading, "POLL", 0.01)
     write(tmp_path, Event("joined", "before"))
-    got, new = list[str](), events.follow(tmp_path)
+    got, new = list[str](), event_reading.follow(tmp_path)
     reading = threading.Thread(target=lambda: got.extend(next(new).split("\t")[6] for _ in range(2)), daemon=True)
     reading.start()
     reading.join(0.2)

@@ -25,7 +25,7 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import Cases
+from medsilo.tasks.site_data import Cases
 from medsilo_lab.deploy.model_card import card_facts
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.report import page

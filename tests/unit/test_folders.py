@@ -28,9 +28,8 @@ from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_patches import _changes, augmented, from_windows, patch
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import FURTHEST
-from medsilo.tasks.sources import DataSource
+from medsilo.tasks.sources import PARTS, DataSource
 from medsilo.tasks.splits import parts_by_rank
-from medsilo.tasks.survey import PARTS
 from medsilo_lab.deploy.predict import scan_of
 from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume
 

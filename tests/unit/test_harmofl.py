@@ -25,7 +25,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import Cases
+from medsilo.tasks.site_data import Cases
 from tests import inprocess
 from tests.conftest import FEDSM, METHODS, SITES, make_plan, slow_but
 from tests.sites import site_of, sites_of

@@ -37,11 +37,12 @@ from medsilo.schedule.phase import ServerSide
 from medsilo.schedule.structures import mix_by_structure, outputs_of
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from medsilo.tasks.classification import Classification
+from medsilo.tasks.objective import judged_by, says_of
 from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.own.image_patches import augmented, patch
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.volume_folder import NiftiFolder
-from medsilo.tasks.segmentation import Segmentation, judged_by, says_of
+from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.deploy.image_files import ImagePredictor
 from medsilo_lab.deploy.model_card import card_facts, write_card

@@ -43,7 +43,7 @@ def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
     account = PrivacyAccount.of(place("wrong"))
     assert account
     [layer] = plan.layers
-    wrong = layer.site(Accounting(inner.site, account, inner.participant, lambda task, number: []), NOBODY)
+    wrong = layer.site(Accounting(inner.site, account, inner.participant), NOBODY)
     first, spent = wrong.answer(request, lambda: None), standing(tmp_path / "wrong").epsilon(1e-3)
     again = wrong.answer(request, lambda: None)
     assert not same(first, again) and standing(tmp_path / "wrong").epsilon(1e-3) == spent

@@ -16,9 +16,9 @@ from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.lazy_cases import LazyCases, Memory
 from medsilo.tasks.scans import Scan
+from medsilo.tasks.site_data import SiteData, patients_of
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_draw
-from medsilo.tasks.task import SiteData, patients_of
 from medsilo_papers.nuclei import images_in, nuclei_in
 from tests import inprocess, layouts
 from tests.layouts import LAYOUTS, Layout

@@ -16,9 +16,9 @@ from medsilo.tasks.metrics import (
     means,
 )
 from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.site_data import patients_of
 from medsilo.tasks.synthetic.activity import SyntheticActivity
 from medsilo.tasks.synthetic.prostate import SyntheticProstate
-from medsilo.tasks.task import patients_of
 from tests.conftest import make_plan
 
 NAN = float("nan")

@@ -19,8 +19,8 @@ from medsilo.learning.compute import Compute
 from medsilo.learning.loop import OutputLoss, lesson
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks.cache import held_case
+from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.task import SiteData
 from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite, facts_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_parts import TrainerName

@@ -13,7 +13,7 @@ import medsilo
 from medsilo.extend import DataSource, Scan, SignalFolder, VolumeFolder
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
-from medsilo.tasks.task import records_of
+from medsilo.tasks.site_data import records_of
 from tests.conftest import SITES, make_plan
 from tests.outside import installed_as
 

@@ -26,7 +26,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import Cases, SiteData
+from medsilo.tasks.site_data import Cases, SiteData
 from tests import inprocess
 from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, SMALL, make_plan, mounted, slow_but
 from tests.sites import CPU, site_of, sites_of

@@ -19,6 +19,7 @@ from medsilo.learning.loop import OutputLoss, TrainStep, lesson, passed_through,
 from medsilo.learning.training import Training
 from medsilo.methods.per_fedavg import MetaGradient, adapt
 from medsilo.methods.pfedme import moreau
+from medsilo.mixing.mixers import mixer_of
 from medsilo.registry import METHODS
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.phase import ModelFactory, ServerSide, views
@@ -271,7 +272,7 @@ def curve_of(
     sites = {name: Site(name, algorithm, build) for name in SIZES}
     first = sites["a"]
     groups = [group for group in first.phase.groups if group.of(first.modules)]
-    mixers = {group.name: group.mix(SERVER) for group in groups}
+    mixers = {group.name: mixer_of(group.mix, SERVER) for group in groups}
     for group in groups:
         mixers[group.name].start(SIZES, {name: tensor.clone() for name, tensor in group.of(first.modules).items()})
     shared = mixers.get("global", mixers[groups[0].name])

@@ -16,7 +16,7 @@ from medsilo.core.errors import NoRoom
 from medsilo.federation import inprocess
 from medsilo.flare import resuming
 from medsilo.flare.resuming import Resuming
-from medsilo.runs import events
+from medsilo.runs import event_reading, events
 from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
@@ -91,7 +91,7 @@ def after(kit: Path, books: Books) -> list[str]:
 
 
 def told(kit: Path) -> list[tuple[str, str, str]]:
-    return [(columns[1], columns[2], columns[6]) for line in events.read(kit) if (columns := line.split("\t"))]
+    return [(columns[1], columns[2], columns[6]) for line in event_reading.read(kit) if (columns := line.split("\t"))]
 
 
 def failed(kit: Path, passing: bool) -> None:
@@ -153,7 +153,7 @@ def test_a_job_that_dies_is_told_once_unless_its_study_said_so(kit: Path) -> Non
     for number in (1, 2, 3, 4, 1, 3):
         said: Any = SimpleNamespace(get_prop=lambda key, of=number: {"job_id": f"job-{of}"})
         own.ended(said)
-    found = [line.split("\t")[1:6:4] + line.split("\t")[2:3] for line in events.read(kit)]
+    found = [line.split("\t")[1:6:4] + line.split("\t")[2:3] for line in event_reading.read(kit)]
     assert found[2:] == [["INFO", "job-1", "failed"], ["WARNING", "job-3", "failed"], ["INFO", "job-1", "waits"]]
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from medsilo.core.errors import PlanError
-from medsilo.mixing import rules
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.mixers import SoftPull, UniformMean, WeightedMean
-from medsilo.mixing.rules import GeometricMedian, Median, MultiKrum, NormBound, TrimmedMean, capped
+from medsilo.mixing.robust import GeometricMedian, Median, MultiKrum, NormBound, TrimmedMean
+from medsilo.mixing.rules import capped
 from medsilo.mixing.server import FedAdam, FedAvgM, Scaffold
 from tests.conftest import SITES, make_plan
 from tests.mixed import result_of
@@ -295,4 +295,4 @@ def test_shared_groups_are_defended_beside_personal_ones_and_the_plan_says_what_
 
 def test_a_change_of_the_rule_drops_the_numbers_of_the_one_before():
     plan = plan_with("fedavg", "aggregation.robust.name=multi-krum", "aggregation.robust.keep=2")
-    assert plan.with_changes(["aggregation.robust.name=median"]).aggregation.robust == rules.Median()
+    assert plan.with_changes(["aggregation.robust.name=median"]).aggregation.robust == Median()

@@ -21,8 +21,8 @@ from medsilo.core.files import load_yaml
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
+from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.task import SiteData
 from medsilo_lab.start.choices import nested
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight
 from medsilo_lab.start.fitting import Machine

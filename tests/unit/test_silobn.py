@@ -13,7 +13,7 @@ from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.learning.statistics import adapt_batch_norm
 from medsilo.runs.record import Record
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.site_data import SiteData
 from tests import inprocess
 from tests.conftest import SMALL, make_plan
 from tests.sites import CPU, site_of

@@ -1,12 +1,15 @@
 """The ratchet of sizes and the table of seats: what there is to read and to trust grows with a reason only."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from medsilo.core.lazy import places_in
 from tests import seats
-from tests.seats import SEATS, Grown, Seat, seated, stale
+from tests.seats import SEATS, Grown, Seat, modules, seated, stale
 from tests.sizes import ROUND_FILES, Imports, Ratchet, attributes, from_a_run, from_the_source, reached, table
 
 pytestmark = pytest.mark.xdist_group("house rules")  # which read the same files
@@ -53,6 +56,31 @@ def test_imports_in_functions_count_and_those_for_types_do_not(tmp_path: Path) -
     reader = Imports(known)
     reader.visit(ast.parse("import three"))
     assert reader.found == {"three"}
+
+
+STUDY = """
+import sys
+from pathlib import Path
+from medsilo.federation.inprocess import run
+from medsilo.plan import parse_plan
+sections = {"algorithm": {"name": "fedavg"}, "task": {"name": "synthetic-activity"}}
+plan = parse_plan({**sections, "participation": {"sites": ["a", "b"]}}, ["training.rounds=1"])
+run(plan, folder=Path("runs/study"))
+print(*sys.modules, sep="\\n")
+"""
+
+
+@pytest.mark.slow
+def test_a_plain_study_loads_nothing_that_is_optional(root: Path, tmp_path: Path) -> None:
+    """What an `optional.py` names counts for neither side's reach, so it must not run in a study that needs none."""
+    known = modules()
+    sides = reached("medsilo.flare.executor", known) | reached("medsilo.flare.controller", known)
+    optional = {place for file in root.glob("custom/medsilo/*/optional.py") for place in places_in(str(file)).values()}
+    program = [sys.executable, "-c", STUDY]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert len(optional) > 10 and {"medsilo.mixing.mixers", "medsilo.federation.participant"} <= loaded
+    assert optional & loaded <= sides
 
 
 def test_attributes_are_counted_once() -> None:

@@ -18,9 +18,9 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks import table_reader
 from medsilo.tasks.own.patient_table import PatientTable
+from medsilo.tasks.site_data import Cases
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survival import Survival
-from medsilo.tasks.task import Cases
 from tests import inprocess
 
 SITES = ("a", "b", "c")

@@ -17,6 +17,7 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.learning.compute import Compute
 from medsilo.learning.training import Training
 from medsilo.mixing.late import StalenessWeightedMean, at_most
+from medsilo.mixing.mixers import mixer_of
 from medsilo.runs.record import Record
 from medsilo.schedule.phase import ServerSide
 from medsilo.site.settings import SiteSettings
@@ -187,7 +188,7 @@ def loss_of(t: np.ndarray, w: np.ndarray, sent: list[np.ndarray]) -> float:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
-    mixer = FedAWA(server_steps=steps, server_lr=0.05, largest_share=1.0).groups()[0].mix(SERVER)
+    mixer = mixer_of(FedAWA(server_steps=steps, server_lr=0.05, largest_share=1.0).groups()[0].mix, SERVER)
     samples = {"s0": 5.0, "s1": 7.0, "s2": 3.0}
     given, t = contributions(1)[0], np.array([5.0, 7.0, 3.0]) / 15
     mixer.start(samples, given)
@@ -223,7 +224,7 @@ def test_fedawa_s_loss_is_that_of_whole_vectors_in_double_precision() -> None:
 
 def test_fedawa_s_weights_move_little_whatever_comes() -> None:
     """A step of Adam moves a logit by its rate, so a round changes the ratio of two weights by e^0.002 at most."""
-    mixer, given = FedAWA().groups()[0].mix(SERVER), {"a.weight": torch.ones(3)}
+    mixer, given = mixer_of(FedAWA().groups()[0].mix, SERVER), {"a.weight": torch.ones(3)}
     mixer.start(["s0", "s1", "s2"], given)
     for site, value in (("s0", 1.0), ("s1", 1.1), ("s2", 1e18)):
         mixer.add(site, {"a.weight": torch.full((3,), value)}, 5)
@@ -242,7 +243,7 @@ def fedce_server() -> Mapping[str, Any]:
     mixers: dict[str, Any] = {}
     server = replace(SERVER, mixers=mixers)
     model, _, contribution = FedCE(largest_share=1.0).phases(2)[0].groups
-    mixers |= {"model": model.mix(server), "contribution": contribution.mix(server)}
+    mixers |= {own.name: mixer_of(own.mix, server) for own in (model, contribution)}
     return mixers
 
 

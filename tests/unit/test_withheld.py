@@ -12,7 +12,7 @@ from medsilo.federation.raw_results import read_measures
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import Cases, SiteData
+from medsilo.tasks.site_data import Cases, SiteData
 from medsilo_lab.report import page
 from medsilo_lab.report.formats import text_table
 from medsilo_lab.report.read import read_all

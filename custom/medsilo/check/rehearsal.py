@@ -26,7 +26,7 @@ from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
 from medsilo.schedule.phase import Phase, views
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.site_data import SiteData
 
 TIGHT = 0.8  # of the free memory
 REMEDY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"

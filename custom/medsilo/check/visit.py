@@ -29,8 +29,7 @@ from medsilo.learning.compute import Compute
 from medsilo.plan import Plan
 from medsilo.site.policy import EXECUTOR, Policy, ways_around
 from medsilo.site.settings import FILE_NAME, SiteSettings
-from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import PARTS
+from medsilo.tasks.sources import PARTS, DataSource
 
 UNSEEN = "no job was given, so the data were not looked at"
 

@@ -146,17 +146,17 @@ def logs(
     A line with WARNING needs somebody's attention. The lines come from events.log in the kit.
     """
     from medsilo.check.kit import read_kit
-    from medsilo.runs import events
+    from medsilo.runs import event_reading
 
     party = read_kit(kit).party
     if party not in ("server", "hospital"):
         raise MedsiloError(f"a {party} has no events; give the kit of a server or of a hospital")
-    found = [events.shown(line) for line in events.read(kit, job or "")]
+    found = [event_reading.shown(line) for line in event_reading.read(kit, job or "")]
     screen.say(*found or ["nothing has happened yet"])
     screen.answer(events=found)
     with suppress(KeyboardInterrupt):
-        for line in events.follow(kit, job or "") if follow else ():
-            screen.say(events.shown(line))
+        for line in event_reading.follow(kit, job or "") if follow else ():
+            screen.say(event_reading.shown(line))
 
 
 def _accept_ledgers(screen: Console, found: "list[Ledger]", old_kit: Path | None) -> None:

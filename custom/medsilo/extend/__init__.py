@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.segmentation import Segmentation
+    from medsilo.tasks.site_data import SiteData
     from medsilo.tasks.sources import DataSource
     from medsilo.tasks.table_reader import TableReader
-    from medsilo.tasks.task import SiteData, Task
+    from medsilo.tasks.task import Task
     from medsilo_lab.deploy.exporter import Exporter
     from medsilo_lab.deploy.predictor import Predictor
     from medsilo_lab.start.dataset_layout import DatasetLayout

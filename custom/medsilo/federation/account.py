@@ -6,18 +6,15 @@ later answers would follow. A process that dies anywhere leaves a ledger with as
 and that answer is sent, as it was, when the server asks for it again.
 """
 
-import hashlib
-import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, write_json
-from medsilo.core.mmap_store import bytes_of
-from medsilo.core.tensors import Groups, Tensors
+from medsilo.core.tensors import Groups
 from medsilo.federation.disclosure import finite
 from medsilo.federation.participant import Participant
 from medsilo.federation.private_site import COUNTS_REFUSED, PrivateNumbers, agreed, how_told
@@ -26,28 +23,10 @@ from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
 from medsilo.privacy.accounting import counted, epsilon_of, noise_for
 from medsilo.privacy.mechanisms import Charge
-from medsilo.runs.messages import Request, StudyMessage
+from medsilo.runs.messages import BETWEEN, Request, StudyMessage, digest_of, flat
 from medsilo.runs.paths import ANSWER_FILES, SPENT
 from medsilo.runs.site_files import Spent
 from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending, ledger_of
-
-BETWEEN = "\x1f"  # a group's name and a tensor's
-
-
-def digest_of(request: StudyMessage) -> str:
-    """Return what stands for a request: another one has another digest."""
-    found = hashlib.sha256(json.dumps(request.facts, sort_keys=True).encode())
-    for name, tensor in _named(request.groups).items():
-        found.update(f"{name}{BETWEEN}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        found.update(bytes_of(tensor.detach().cpu().contiguous()))
-    return found.hexdigest()
-
-
-def _named(groups: Groups) -> Tensors:
-    return {f"{group}{BETWEEN}{name}": own for group in sorted(groups) for name, own in sorted(groups[group].items())}
-
-
-Pricing = Callable[[str, int], Sequence[Charge]]  # what an answer to a task, in a round, costs
 
 
 class PrivacyAccount:
@@ -103,7 +82,7 @@ class PrivacyAccount:
         """Write the answer, in the place of the last one of its kind, and enter it: when this returns, it may leave.
         Raises Refused when nothing is left."""
         own = {"request": digest_of(request), "attempt": self.attempt, "groups": list(reply.groups)}
-        save_tensors(self._path(request), _named(reply.groups), {**own, "facts": reply.facts})
+        save_tensors(self._path(request), flat(reply.groups), {**own, "facts": reply.facts})
         self._tell_hospital(charges)
         # The last thing before sending: a death in between counts an answer that did not leave.
         self.ledger.charge(self.study, what, self.attempt, charges)
@@ -136,9 +115,8 @@ class Accounting:
     which the site's state is kept and without which it is not used.
     """
 
-    def __init__(self, inner: Site, account: PrivacyAccount, participant: Participant, beside: Pricing) -> None:
-        """beside: what layers in between charge for an answer."""
-        self.inner, self.account, self.participant, self.beside = inner, account, participant, beside
+    def __init__(self, inner: Site, account: PrivacyAccount, participant: Participant) -> None:
+        self.inner, self.account, self.participant = inner, account, participant
         account.ledger.plan(account.study, self.planned())
         participant.state.counts = account.counts
 
@@ -158,7 +136,7 @@ class Accounting:
         if reply := self.account.again(parcel):
             return reply
         state, own, account = self.participant.state, (asked.task, asked.round), self.account
-        charges = [*self._trained(*own), *self._numbers.charges(*own), *self.beside(*own)]
+        charges = [*self._trained(*own), *self._numbers.charges(*own), *self._beside(*own)]
         account.ledger.afford(account.study, charges)
         state.attempt = account.begin()
         reply = self.inner.answer(parcel, stop)
@@ -176,12 +154,17 @@ class Accounting:
         rounds = [("round", number) for number in range(1, self.participant.place.plan.rounds + 1)]
         asked = [("join", 0), *rounds, ("deliver", 0), ("test", 0)]
         trained = (charge for own in rounds for charge in self._trained(*own))
-        return [*trained, *self._numbers.planned(), *(charge for own in asked for charge in self.beside(*own))]
+        return [*trained, *self._numbers.planned(), *(charge for own in asked for charge in self._beside(*own))]
 
     @property
     def _numbers(self) -> PrivateNumbers:
         assert self.participant.disclosure.numbers
         return self.participant.disclosure.numbers
+
+    def _beside(self, task: str, number: int) -> list[Charge]:
+        """Return what the plan's layers charge for an answer."""
+        layers = self.participant.place.plan.layers
+        return [Charge.normal(*told) for layer in layers for told in layer.charges(task, number).items()]
 
     def _trained(self, task: str, number: int) -> list[Charge]:
         """Return what training costs; a hospital that does not train pays for its numbers alone."""

@@ -18,7 +18,7 @@ from medsilo.runs.schema import Selection, SiteResult, Summary
 from medsilo.site.query_budget import PARTS
 from medsilo.tasks.decisions import with_derived
 from medsilo.tasks.metrics import Measures, added
-from medsilo.tasks.task import SiteData, dealt
+from medsilo.tasks.site_data import SiteData, dealt
 
 POOL = "pooled"
 

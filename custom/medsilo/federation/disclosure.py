@@ -9,13 +9,12 @@ did not demand itself comes on top of its floors and takes the place of none.
 import math
 import sys
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from medsilo.core.package import machine_facts
 from medsilo.core.rounding import Resolution
-from medsilo.federation.private_site import How, PrivateNumbers
 from medsilo.federation.protection import Protection
 from medsilo.federation.raw_results import (
     ExactDelivery,
@@ -41,7 +40,10 @@ from medsilo.tasks.metrics import (
     chances,
     coarse_chances,
 )
-from medsilo.tasks.task import SiteData, patients_of
+from medsilo.tasks.site_data import SiteData, patients_of
+
+if TYPE_CHECKING:  # only under a promise of privacy
+    from medsilo.federation.private_site import How, PrivateNumbers
 
 MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
 CLASS = 4  # times the least: the cases of each class of a part where patients' classes are told apart
@@ -62,7 +64,7 @@ class Disclosure:
     """A site's numbers, as they may leave."""
 
     def __init__(
-        self, place: SiteContext, data: SiteData, protection: Protection, numbers: PrivateNumbers | None = None
+        self, place: SiteContext, data: SiteData, protection: Protection, numbers: "PrivateNumbers | None" = None
     ) -> None:
         """numbers: how they are told in a study that promises privacy."""
         self.plan, self.task, self.data, self.settings = place.plan, place.plan.task, data, place.settings
@@ -189,7 +191,7 @@ class Disclosure:
             return False
         return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
 
-    def _how(self, part: DataPart) -> How:
+    def _how(self, part: DataPart) -> "How":
         return self.numbers.how(part) if self.numbers else "exact"
 
     def _noise_alone(self, part: DataPart) -> bool:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import DataError
+from medsilo.federation import optional
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.site_context import SiteContext
 from medsilo.learning.compute import Compute, Stop, is_finite
@@ -17,9 +19,7 @@ from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.query_budget import PARTS
 from medsilo.tasks.metrics import Measures
-from medsilo.tasks.overlays import draw_found, draw_images
-from medsilo.tasks.segmentation import Segmentation
-from medsilo.tasks.task import Cases, SiteData, drawn_cases, names_of
+from medsilo.tasks.site_data import Cases, SiteData, drawn_cases, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
@@ -104,7 +104,7 @@ class Evaluation:
             return
         cases = self.pieces(self.data.train, "pictures")
         images = torch.stack([cases[case][0] for case in range(min(PICTURES, len(cases)))])  # type: ignore[arg-type]
-        draw_images(layer, images.to(self.compute.device), folder / paths.PICTURES)
+        optional.draw_images(layer, images.to(self.compute.device), folder / paths.PICTURES)
 
     @torch.no_grad()
     def draw_found(self, model: nn.Module, judged: nn.Module, measures: Measures, folder: Path) -> None:
@@ -112,8 +112,8 @@ class Evaluation:
 
         judged: the model by which the cases were ordered when they were tested.
         """
-        goal = self.task.goal
-        if not isinstance(goal, Segmentation) or not self.draws:
+        goal: Any = self.task.goal
+        if not goal.structures or not self.draws:
             return
         ranked = measures[goal.metric].argsort(stable=True)
         places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}
@@ -123,7 +123,7 @@ class Evaluation:
                 output = self._output(model, inputs)
                 found, right = (goal.masks(labels) for labels in (goal.found(output, targets), targets))
                 for which, n in here.items():
-                    draw_found(inputs[n], found[n], right[n], folder / paths.PICTURES / f"test-{which}.png")
+                    optional.draw_found(inputs[n], found[n], right[n], folder / paths.PICTURES / f"test-{which}.png")
 
 
 def _ordered(part: Dataset, order: Tensor | None) -> Dataset:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from medsilo.core.errors import Refused
 from medsilo.core.files import free_disk, sweep, write_json
 from medsilo.core.tensors import Groups
+from medsilo.federation import optional
 from medsilo.federation.checks import check_ranges
 from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.limits import check_disk, check_limits
-from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.federation.protection import Protection
 from medsilo.federation.raw_results import (
     ExactDelivery,
@@ -30,7 +30,7 @@ from medsilo.federation.raw_results import (
     write_measures,
 )
 from medsilo.federation.refusals import DIVERGED
-from medsilo.federation.site_context import SiteContext, UpdateCodec
+from medsilo.federation.site_context import SiteContext, UpdateCodec, promises_privacy
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.compute import Compute, Stop
@@ -42,7 +42,7 @@ from medsilo.runs.provenance import write_provenance
 from medsilo.schedule.outcome import SiteEnd
 from medsilo.schedule.phase import Phase
 from medsilo.tasks.metrics import Measures
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.site_data import SiteData
 
 
 class Participant:
@@ -61,13 +61,17 @@ class Participant:
         self.place, self.data = place, data
         self.envelope = envelope or UpdateCodec()
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
-        numbers = PrivateNumbers.of(plan, place.site, place.settings, folder, data)
+        numbers = (
+            optional.PrivateNumbers.of(plan, place.site, place.settings, folder, data)
+            if promises_privacy(place)
+            else None
+        )
         self.disclosure = Disclosure(place, data, protection, numbers)
         self.evaluation = self.evaluates(compute, protection.on)
         trained = self.disclosure.cases["train"] if place.trains else None
         patients = None if plan.task.mixes_patients else len(set(self.disclosure.patients["train"]))
         check_limits(plan, place.settings, plan.parameters, trained, free_disk(folder), patients)
-        private = PrivateSite(numbers, data.train) if numbers and place.trains else None
+        private = optional.PrivateSite(numbers, data.train) if numbers and place.trains else None
         self.state = SiteState(plan, place.site, folder, compute)
         tells = self._told_loss, self._told_score
         self.trainer = self.trainer_kind(place, data, self.state, protection, private, tells)

@@ -4,11 +4,10 @@ import time
 from collections.abc import Sequence
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.federation.account import digest_of
 from medsilo.federation.protection import book_of
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
-from medsilo.runs.messages import Request, StudyMessage
+from medsilo.runs.messages import Request, StudyMessage, digest_of
 from medsilo.site.approvals import Approvals, AskingPlan, Decision, accepted_of, approvals_of
 from medsilo.site.settings import FILE_NAME
 

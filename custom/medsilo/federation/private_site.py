@@ -42,7 +42,7 @@ from medsilo.runs.paths import NOISY_COUNTS
 from medsilo.schedule.phase import Phase
 from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import FILE_NAME, SiteSettings
-from medsilo.tasks.task import SiteData, patients_of, records_of
+from medsilo.tasks.site_data import SiteData, patients_of, records_of
 
 DIGITS = 4  # of a score with noise
 STEPS = 1000  # in half of a score's range

@@ -11,8 +11,8 @@ from medsilo.plan import Plan
 from medsilo.runs.paths import hospital_folder
 from medsilo.site.query_budget import PARTS, QueryBudget, Requester, data_set
 from medsilo.site.settings import FILE_NAME, DataPart, SiteSettings
+from medsilo.tasks.site_data import SiteData, patients_of
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.task import SiteData, patients_of
 
 SHARES = (0.6, 0.2, 0.2)  # of patients, where a hospital names none
 

@@ -13,13 +13,13 @@ from medsilo.federation.channel import Missing
 from medsilo.federation.checks import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.learning.seeds import seed_for
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.mixers import Aggregator, mixer_of
 from medsilo.plan import Plan
 from medsilo.runs.messages import Joined
 from medsilo.runs.record import Record
 from medsilo.schedule.phase import Group, Phase, ServerSide, views
 from medsilo.schedule.structures import mix_by_structure
-from medsilo.tasks.segmentation import says_of
+from medsilo.tasks.objective import says_of
 
 
 class Store:
@@ -106,7 +106,7 @@ class ServerState:
         self.once = {group.name for group in phase.once if group.name in travelling}
 
     def _make(self, group: Group, initial: Mapping[str, Tensor] | None) -> None:
-        mixer = group.mix(self.server)
+        mixer = mixer_of(group.mix, self.server)
         if self.shield and group.goes_up and not group.personal:
             mixer.defend(self.shield)
         if group.name in self.mixers:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Modules
+from medsilo.federation import optional
 from medsilo.learning.compute import Stop
 from medsilo.plan import Plan, parse_plan
-from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.paths import MODELS
 from medsilo.schedule.phase import Phase
@@ -48,7 +48,7 @@ class SiteContext:
     @staticmethod
     def with_noise(exact: Tensor, deviation: float) -> Tensor:
         """Return numbers with normal noise of this standard deviation, which is secret and new in every answer."""
-        return NoiseSource().with_normal(exact, deviation)
+        return optional.NoiseSource().with_normal(exact, deviation)
 
     @property
     def study(self) -> str:
@@ -89,6 +89,11 @@ class SiteContext:
         plan = parse_plan(told["plan"], allowed=settings.packages)
         kit = KitFiles(**told["kit"]) if told["kit"] else None
         return cls(plan, told["site"], told["sites"], settings, Path(told["folder"]), told["lead"], kit)
+
+
+def promises_privacy(place: SiteContext) -> bool:
+    """Return whether the plan promises differential privacy, or this hospital demands it."""
+    return place.plan.privacy is not None or place.settings.privacy is not None
 
 
 class Site(Protocol):

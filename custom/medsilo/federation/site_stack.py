@@ -27,13 +27,12 @@ from medsilo.core.errors import Lacks, MedsiloError, Refused
 from medsilo.core.mmap_store import bytes_of
 from medsilo.core.parent_watch import forget_most, most_held
 from medsilo.core.tensors import Tensors
-from medsilo.federation.account import Accounting, PrivacyAccount
+from medsilo.federation import optional
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.federation.site_context import Site, SiteContext, UpdateCodec
+from medsilo.federation.site_context import Site, SiteContext, UpdateCodec, promises_privacy
 from medsilo.learning.compute import Stop
-from medsilo.privacy.mechanisms import Charge
 from medsilo.runs.messages import ANSWERS, FILES, Request, StudyMessage
 
 
@@ -115,16 +114,12 @@ class TrainingSite:
 def training_site(place: SiteContext, kind: Callable[..., Participant] = Participant) -> TrainingSite:
     """Return a site with the layers that see what is exact."""
     weight_cache.look_in(*place.models)
-    account = PrivacyAccount.of(place)  # before data are read
+    account = optional.PrivacyAccount.of(place) if promises_privacy(place) else None  # before data are read
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):
         whole.site = layer.site(whole.site, place)
     if account:
-
-        def beside(task: str, number: int) -> list[Charge]:
-            return [Charge.normal(*told) for layer in place.plan.layers for told in layer.charges(task, number).items()]
-
-        whole.site = Accounting(whole.site, account, whole.participant, beside)
+        whole.site = optional.Accounting(whole.site, account, whole.participant)
     return whole
 
 

@@ -25,7 +25,7 @@ from medsilo.runs.schema import (
 from medsilo.runs.site_files import Package, Readiness
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, with_derived
 from medsilo.tasks.metrics import BROAD, CONFUSION, Counts, added
-from medsilo.tasks.segmentation import judged_by
+from medsilo.tasks.objective import judged_by
 from medsilo.tasks.task import Task
 
 

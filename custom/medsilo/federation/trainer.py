@@ -3,24 +3,26 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import Refused
-from medsilo.federation.private_site import PrivateSite
+from medsilo.federation import optional
 from medsilo.federation.protection import Protection
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_state import SiteState, StatusFile
-from medsilo.learning.class_weights import balanced, weighted
 from medsilo.learning.compute import LossFunction, Stop
 from medsilo.learning.loop import TrainStep, batches, passed_through, steps_in, train_epoch
-from medsilo.learning.perturbation import perturbed_step
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
-from medsilo.tasks.task import SiteData, drawn_cases, label_counts, names_of, patients_of
+from medsilo.tasks.site_data import SiteData, drawn_cases, label_counts, names_of, patients_of
+
+if TYPE_CHECKING:  # only under a promise of privacy
+    from medsilo.federation.private_site import PrivateSite
 
 SHUFFLE = "shuffle"  # for what data are drawn in training
 Tells = Callable[[nn.Module, Stop], float | None]  # a network's number, as it may leave
@@ -35,7 +37,7 @@ class Trainer:
         data: SiteData,
         state: SiteState,
         protection: Protection,
-        private: PrivateSite | None,
+        private: "PrivateSite | None",
         tells: tuple[Tells, Tells],
     ) -> None:
         """tells: a network's loss over the training cases and its score over the validation cases."""
@@ -146,7 +148,7 @@ class Trainer:
             self.private.size if self.private else len(self.data.train),  # type: ignore[arg-type]
             steps,
             generator_for(self.drawn_from, site, "method", number),
-            partial(perturbed_step, perturbed.alpha) if (perturbed := plan.algorithm.perturbation) else None,
+            partial(optional.perturbed_step, perturbed.alpha) if (perturbed := plan.algorithm.perturbation) else None,
             private,
             self._labels,
             lambda model: self.tells[0](model, stop),
@@ -159,8 +161,8 @@ class Trainer:
         task, weights = self.place.plan.task, self.place.plan.training.class_weights
         if weights == "none":
             return task.goal.loss
-        counted = balanced(self._labels()) if weights == "balanced" else weights
-        return weighted(task.goal.loss, torch.as_tensor(counted), task.goal.cross_entropy)
+        counted = optional.balanced(self._labels()) if weights == "balanced" else weights
+        return optional.weighted(task.goal.loss, torch.as_tensor(counted), task.goal.cross_entropy)
 
     def in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a part's cases once, behind the input layer."""

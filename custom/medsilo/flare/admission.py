@@ -15,7 +15,7 @@ from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME, JobMetaKey
 
 from medsilo.core.text import plain
 from medsilo.flare.workspace import kit_folder, settings_folder
-from medsilo.runs import events
+from medsilo.runs import event_reading, events
 from medsilo.site.kit import HOSPITALS
 
 
@@ -27,7 +27,7 @@ class KnownHospitals(FLComponent):
             return
         meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
         known = {client.name for client in fl_ctx.get_engine().get_clients()} | set(
-            events.connected(kit_folder(fl_ctx))
+            event_reading.connected(kit_folder(fl_ctx))
         )
         with suppress(OSError, ValueError, KeyError):
             path = settings_folder(fl_ctx) / HOSPITALS

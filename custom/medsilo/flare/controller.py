@@ -19,7 +19,7 @@ from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import Bounds, answer_bounds
 from medsilo.federation.coordinator import Coordinator
 from medsilo.flare import workspace
-from medsilo.flare.kit_events import StudyEvents
+from medsilo.flare.study_events import StudyEvents
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.transport import Away, FlareTransport, Longest
 from medsilo.flare.wire import TASK, as_model, let_tensors_travel, refuse, to_shareable
@@ -28,10 +28,10 @@ from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round
+from nvflare_reliability.answer_gate import AnswerGate, is_unread
 from nvflare_reliability.chunking import RetryingRequests
-from nvflare_reliability.fork_server import died
+from nvflare_reliability.forked import died
 from nvflare_reliability.liveness import Liveness
-from nvflare_reliability.message_limits import Gate, is_unread
 from nvflare_reliability.patches import GARBAGE, cell_of_job
 from nvflare_reliability.timeouts import LONGEST
 
@@ -42,7 +42,7 @@ TOLD = 64_000  # bytes of rounds in an answer: some eighty rounds of three sites
 class MedsiloController(Controller):
     """Runs the plan that lies in the job."""
 
-    gate: Gate  # from the start on
+    gate: AnswerGate  # from the start on
 
     def __init__(self, study: str = "", resume: bool = False, engine: str = "nvflare") -> None:
         """`study` names the run's folder (by default method, task and time); `resume` goes on from its checkpoint.
@@ -63,7 +63,7 @@ class MedsiloController(Controller):
         reuse_blocks()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
-        self.gate = Gate(cell_of_job(fl_ctx), Bounds(), TASK, refuse)
+        self.gate = AnswerGate(cell_of_job(fl_ctx), Bounds(), TASK, refuse)
         self.gate.guard_server()
         fl_ctx.get_engine().register_app_command(PROGRESS, self._tell_lead)
 

@@ -34,8 +34,8 @@ from medsilo.federation.protection import acquire_lock
 from medsilo.federation.refusals import details, passes, public_reason
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.federation.site_stack import answering
-from medsilo.flare.kit_events import StudyEvents
 from medsilo.flare.site_settings import settings_of_site
+from medsilo.flare.study_events import StudyEvents
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, submitter_of
@@ -45,7 +45,7 @@ from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.site_files import LogEntry
 from medsilo.site.approvals import MOST_ROUNDS
 from nvflare_reliability.chunking import RetryingRequests
-from nvflare_reliability.fork_server import has_started
+from nvflare_reliability.forked import has_started
 from nvflare_reliability.message_limits import Gate
 from nvflare_reliability.patches import GARBAGE
 

@@ -1,4 +1,4 @@
-"""What writes into a kit's events.log: components of the kit's own process, and the processes of its studies."""
+"""What writes into a kit's events.log in the kit's own process; study_events.py has what studies write."""
 
 import threading
 import time
@@ -15,8 +15,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
 from medsilo.core.text import plain
-from medsilo.flare.workspace import kit_folder, kit_of
-from medsilo.runs.events import RUNNING, Event, What, fates, write
+from medsilo.flare.workspace import kit_folder
+from medsilo.runs.events import Event, write
 from nvflare_reliability.cleanup import LostConnections
 
 LOOK = 2.0  # seconds between two looks at the connections
@@ -136,47 +136,3 @@ class HospitalEvents(LostConnections):
                 for event in self.attendance.look({"the server": server}, time.time()):
                     write(kit, event)
             time.sleep(LOOK)
-
-
-class StudyEvents:
-    """Writes how a study goes at this party. kit: none in a simulation, where nothing is written."""
-
-    def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
-        self.kit, self.job, self.study = kit, job, study
-        self.out = set[str]()  # sites that the last round was without
-        self.wrong = ""  # why this site could not answer the last time
-
-    @classmethod
-    def of(cls, fl_ctx: FLContext, party: str) -> "StudyEvents":
-        """Return what writes for the job of a process. party: client or server."""
-        return cls(kit_folder(fl_ctx) if kit_of(fl_ctx, party) else None, fl_ctx.get_job_id())
-
-    def tell(self, what: What, text: str, who: str = "", needs_somebody: bool = False) -> None:
-        """Write one event."""
-        if self.kit:
-            write(self.kit, Event(what, text, who, self.study, self.job, needs_somebody))
-
-    def begin(self, text: str) -> None:
-        """Write that a site begins with a job, or goes on with one whose process here ended without a word."""
-        again = self.kit is not None and fates(self.kit).get(self.job) in RUNNING
-        if again:
-            self.tell("failed", "this site's process for the job was ended; another goes on")
-        self.tell("resumed" if again else "began", text)
-
-    def on_answer(self, wrong: str = "", died: bool = False) -> None:
-        """Write why this site can't answer, once until it can. wrong: why, where it could not."""
-        if wrong and wrong != self.wrong:
-            self.tell("failed" if died else "refused", wrong, needs_somebody=True)
-        self.wrong = wrong
-
-    def on_round(self, number: int, absences: Mapping[str, str | None]) -> None:
-        """Write which sites fell out of the study in a round, and which are back. absences: site → why, or None."""
-        for site, reason in absences.items():
-            if reason and site not in self.out:
-                self.out.add(site)
-                self.tell(
-                    "refused" if reason.startswith("refused") else "away", f"round {number}: {reason}", site, True
-                )
-            elif site in self.out and not reason:
-                self.out.remove(site)
-                self.tell("back", f"round {number}", site)

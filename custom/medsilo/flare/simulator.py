@@ -285,7 +285,7 @@ def last_error(log: Path) -> str:
 def main() -> int:
     """Run NVFlare's simulator; a process of its own, since it changes folders and starts processes."""
     from nvflare_reliability import fork_server
-    from nvflare_reliability.patches import patient_simulator, sites_started_by
+    from nvflare_reliability.kit_patches import patient_simulator, sites_started_by
 
     def until_begun(site: str, once: Callable[[], Any]) -> Any:
         """Run a site's process; again where another program was at the port that NVFlare had found free for it."""

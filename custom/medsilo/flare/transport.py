@@ -20,7 +20,7 @@ from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.flare.wire import TASK, to_parcel, to_shareable
 from medsilo.runs.messages import StudyMessage
-from nvflare_reliability.fork_server import died
+from nvflare_reliability.forked import died
 from nvflare_reliability.patches import deliver_once
 
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites

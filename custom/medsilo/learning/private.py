@@ -107,6 +107,15 @@ class PrivateSteps:
 
         return learn
 
+    @staticmethod
+    def unless_empty(inner: TrainStep) -> TrainStep:
+        """Return the lesson that leaves out batches without cases, which a Poisson sample may bring."""
+
+        def learn(inputs: Tensor, targets: Tensor) -> Tensor:
+            return inner(inputs, targets) if len(inputs) else torch.zeros((), device=inputs.device)
+
+        return learn
+
     def gradient(self, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
         """Put (Σ_units clip(∇ of the unit) + noise) / expected cases into the weights; returns the mean loss.
 
@@ -155,15 +164,6 @@ class PrivateSteps:
         usual = round(self.sample.expected + 3 * math.sqrt(self.sample.expected))
         most = max(1, min(usual, AT_ONCE // max(weights, 1)))
         return (slice(first, min(first + most, cases)) for first in range(0, cases, most))
-
-
-def unless_empty(inner: TrainStep) -> TrainStep:
-    """Return the lesson that leaves out batches without cases, which a Poisson sample may bring."""
-
-    def learn(inputs: Tensor, targets: Tensor) -> Tensor:
-        return inner(inputs, targets) if len(inputs) else torch.zeros((), device=inputs.device)
-
-    return learn
 
 
 def gradients_of_cases(

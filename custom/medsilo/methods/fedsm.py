@@ -29,7 +29,7 @@ from medsilo.methods.ditto import Ditto
 from medsilo.methods.fine_tuning import FineTuning
 from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
-from medsilo.mixing.mixers import Aggregator, Identity, PersonalModelPool, SoftPull
+from medsilo.mixing.mixers import Aggregator, Identity, PersonalModelPool, SoftPull, mixer_of
 from medsilo.mixing.server import FedAdam
 from medsilo.models.architectures import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.models.network import Network
@@ -198,7 +198,7 @@ class ModelsAndSelector(Algorithm):
         """Return line 15 for the selector, or the server's Adam."""
         if self.selector_sync == "server-adam":
             return FedAdam(self.selector_server_lr, (0.9, 0.999), tau=1e-8, variant="torch")
-        return sample_mean(server)
+        return mixer_of(sample_mean, server)
 
     # What is trained
     @contextmanager

@@ -3,11 +3,12 @@
 A mixer declares one of these forms; neither the server's side nor a site's knows methods.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-from medsilo.mixing.layout import Tensors
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class MeanForm:
     """
 
     weighted: bool
-    enter: Callable[[Tensors, Tensors], Tensors] | None = None
+    enter: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,13 @@ class ServerReadable:
     """The server has to read what sites send."""
 
     why: str
+
+
+class Mean(Enum):
+    """A plain mean over sites: a method names it, and the server alone makes its mixer (`mixers.mixer_of`)."""
+
+    OF_CASES = "weighted by training cases, as FedAvg's"
+    OF_SITES = "in which all sites count alike"
 
 
 Form = MeanForm | PullForm | ServerReadable

@@ -19,16 +19,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate, takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.contributions import Contributions, fold
-from medsilo.mixing.defence import Shield, lower_median
-from medsilo.mixing.forms import Form, MeanForm, PullForm, ServerReadable
+from medsilo.mixing.forms import Form, Mean, MeanForm, PullForm, ServerReadable
 from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, numbers_of, spread
+
+if TYPE_CHECKING:  # only a study with a defence needs one
+    from medsilo.mixing.defence import Shield
 
 RUNNING = ("running_mean", "running_var")  # torch's names of running statistics
 
@@ -104,7 +106,7 @@ class Aggregator(ABC):
         """The share of the study's sites that have answered in the open round."""
         return len(self._answered) / len(self._sites)
 
-    def defend(self, shield: Shield) -> None:
+    def defend(self, shield: "Shield") -> None:
         """Combine contributions by the shield's rule from now on."""
         raise PlanError(f"mixing: {type(self).__name__} is not a mean that a robust rule could take the place of")
 
@@ -170,7 +172,7 @@ class WeightedMean(Aggregator):
         self._shield: Shield | None = None
         self._begin_sum()
 
-    def defend(self, shield: Shield) -> None:
+    def defend(self, shield: "Shield") -> None:
         """Combine contributions by the shield's rule; the server's step is made along the result.
 
         All of them wait until the round closes.
@@ -289,11 +291,10 @@ class WeightedMean(Aggregator):
         self._given = self._layout.narrowed(self._mean, self._carried)
         self._begin_sum()
 
-    def _combine(self, shield: Shield, layout: Layout) -> None:
+    def _combine(self, shield: "Shield", layout: Layout) -> None:
         """Make the mean, or the way to it, of what waits."""
         self._mean, shares = shield.combined(self._rows, self._numbers, layout, self._given)
-        rows = list(self._rows.each(self._numbers))
-        self._carried = {name: lower_median(torch.stack([row[name] for row in rows])) for name in layout.carried}
+        self._carried = shield.carried(self._rows.each(self._numbers), layout)
         self._numbers = shares
         self._rows.clear()
 
@@ -533,3 +534,10 @@ class ComparedOnly(Identity):
     def weights(self) -> Tensor:
         """Return the weights that follow from what the sites have sent last."""
         return self._compare(self._sites, {site: self.current(site) for site in self._sites})
+
+
+def mixer_of(mix: Mean | Callable[[Any], Aggregator], server: Any) -> Aggregator:
+    """Return the mixer of a group. server: what a method finds there (schedule/phase.py)."""
+    if isinstance(mix, Mean):
+        return WeightedMean() if mix is Mean.OF_CASES else UniformMean()
+    return mix(server)

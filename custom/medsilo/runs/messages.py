@@ -4,6 +4,8 @@ Nobody is believed: what arrives is read into one of these models before anythin
 is refused in one line, which costs its sender that answer.
 """
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import not_
@@ -12,8 +14,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import ConfigDict, Field, model_validator
 
 from medsilo.core.errors import Refused
+from medsilo.core.mmap_store import bytes_of
 from medsilo.core.section import Section
-from medsilo.core.tensors import Groups
+from medsilo.core.tensors import Groups, Tensors
 from medsilo.core.text import plain
 from medsilo.runs.fields import LARGEST
 from medsilo.runs.site_files import Readiness
@@ -55,6 +58,23 @@ class StudyMessage:
     def size(self) -> int:
         """Return the bytes of all tensors."""
         return sum(tensor.nbytes for group in self.groups.values() for tensor in group.values())
+
+
+BETWEEN = "\x1f"  # a group's name and a tensor's
+
+
+def flat(groups: Groups) -> Tensors:
+    """Return all tensors in one mapping, in sorted order."""
+    return {f"{group}{BETWEEN}{name}": own for group in sorted(groups) for name, own in sorted(groups[group].items())}
+
+
+def digest_of(request: StudyMessage) -> str:
+    """Return what stands for a request: another one has another digest."""
+    found = hashlib.sha256(json.dumps(request.facts, sort_keys=True).encode())
+    for name, tensor in flat(request.groups).items():
+        found.update(f"{name}{BETWEEN}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        found.update(bytes_of(tensor.detach().cpu().contiguous()))
+    return found.hexdigest()
 
 
 class LedgerHead(MessageFacts):

@@ -4,28 +4,19 @@ Both are of Jiang et al., AAAI 2022, whose equations and lines of Alg. 1 are nam
 method's phases, the second takes the place of its optimizer's step.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field
 
-from medsilo.core.errors import Refused
 from medsilo.core.section import Section
-from medsilo.core.tensors import Modules, Tensors
-from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
-from medsilo.learning.training import Training
-from medsilo.schedule.phase import Average, Group, Phase, Ranges, site_mean
-from medsilo.tasks.task import Task
+from medsilo.schedule import optional
+from medsilo.schedule.phase import Phase
 
 if TYPE_CHECKING:
-    from medsilo.schedule.train_context import TrainContext
+    from medsilo.learning.amplitude import AmplitudeNorm
 
 INPUT = "amplitude"  # the name of the input layer among a site's networks
-HARMONISE, AMPLITUDE = "harmonise", "amplitude"
-BRIGHTER = 10  # times the task's brightest image; augmentation may make some brighter
 
 
 class Amplitude(Section):
@@ -55,82 +46,13 @@ class Amplitude(Section):
         """Return whether it leaves before training, in a way that has an account."""
         return self.measured == "before"
 
-    def layer(self, shape: Sequence[int]) -> AmplitudeNorm:
+    def layer(self, shape: Sequence[int]) -> "AmplitudeNorm":
         """Return the layer that every batch of images of this shape passes once before a network sees it."""
-        return AmplitudeNorm(shape, self.decay, self.band, self.start)
+        return optional.AmplitudeNorm(shape, self.decay, self.band, self.start)
 
     def over(self, phases: Sequence[Phase]) -> Sequence[Phase]:
-        """Return a method's phases behind the input layer.
-
-        In phase "harmonise" a site's own amplitude leaves it: in a round before all others, or in the first in which
-        the method trains, where every site normalises with its own (lines 4 to 7). The sites' mean comes down once and
-        is fixed from then on.
-        """
-        own, shared = self._groups()
-        if self.released_alone:
-            place, after = 0, phases
-            first = Phase(HARMONISE, 1, (own,), self.measure, trains=False, releases=1)
-        else:
-            place = next(place for place, phase in enumerate(phases) if phase.trains and phase.rounds)
-            begun = phases[place]
-            first = replace(begun, name=HARMONISE, rounds=1, groups=(*begun.groups, own))
-            after = [replace(begun, rounds=begun.rounds - 1, before=None), *phases[place + 1 :]]
-        return [*phases[:place], first, *(replace(phase, groups=(*phase.groups, shared)) for phase in after)]
-
-    def _groups(self) -> tuple[Group, Group]:
-        """Return a site's own amplitude, which leaves it, and the shared one, which it is given once."""
-        own = Group(
-            AMPLITUDE,
-            used,
-            site_mean,  # line 17: A ← 1/N Σ A_i
-            "up",
-            average=Average(
-                "one average amplitude spectrum per channel over the whole training set of a site: no phase and no "
-                "single image's spectrum. Late batches count for more in it",
-                self.covers,
-            ),
-            unclipped=True,
-            title="amplitude (in one round only)",
-            ranges=amplitude_range,
-        )
-        return own, Group(AMPLITUDE, used, own.mix, "down", arrived=fix)
-
-    def measure(self, bench: "TrainContext") -> float:
-        """Set a site's own amplitude to the mean over its images, with noise where the plan promises privacy."""
-        norm = cast(AmplitudeNorm, bench.modules[INPUT])
-        found = (norm.amplitudes(inputs) for inputs, _ in bench.data())
-        if bench.private:
-            norm.take(bench.private.noisy_mean(found))
-        else:
-            norm.take(torch.cat(list(found)).double().mean(0))
-        return math.nan
-
-    def covers(self, images: int, training: Training) -> int:
-        """Return how many of a site's images its average covers after one round."""
-        if self.released_alone:
-            return images
-        return images_averaged(images, training.batch_size, training.local_epochs, self.decay, self.start)
-
-
-def used(modules: Modules) -> Tensors:
-    """Return the part of the amplitude that is used, so that nothing else leaves a site."""
-    return {AMPLITUDE: cast(AmplitudeNorm, modules[INPUT]).used}
-
-
-def amplitude_range(modules: Modules, task: Task) -> Ranges:
-    """Return what the amplitude of the task's images can be: at no frequency more than the sum of all pixels."""
-    norm = cast(AmplitudeNorm, modules[INPUT])
-    return {AMPLITUDE: (0.0, BRIGHTER * task.largest_input * math.prod(norm.size))}
-
-
-def fix(modules: Modules, came: bool) -> None:
-    """Hold on to the amplitude that all sites share."""
-    norm = cast(AmplitudeNorm, modules[INPUT])
-    if came:
-        norm.forget_unused()
-        norm.freeze(norm.amplitude)
-    elif not norm.frozen:
-        raise Refused("this site has lost the amplitude that all sites share; it is sent with the next request")
+        """Return a method's phases behind the input layer (amplitude_phases.py)."""
+        return optional.behind(self, phases)
 
 
 class Perturbation(Section):

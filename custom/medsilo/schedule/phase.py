@@ -10,11 +10,12 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.learning.compute import Compute
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.training import Training
-from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
+from medsilo.mixing.forms import Mean
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # only a site trains
+if TYPE_CHECKING:  # only the server mixes, and only a site trains
+    from medsilo.mixing.mixers import Aggregator
     from medsilo.schedule.train_context import TrainContext
 
 
@@ -36,7 +37,7 @@ class ServerSide:
     """The sites, what came of the groups so far, and the server's own means. Mappings and sets are live views."""
 
     sites: Sequence[str]  # that train, in sorted order
-    mixers: Mapping[str, Aggregator]  # of the phases before, and of this phase's groups that were declared earlier
+    mixers: Mapping[str, "Aggregator"]  # of the phases before, and of this phase's groups that were declared earlier
     joined: Mapping[str, Any]  # what every site joined with
     contributed: Callable[[], Set[str]]  # sites that have answered in a round
     task: Task
@@ -55,6 +56,7 @@ class ServerSide:
         return {site for site, answer in self.joined.items() if answer.shares and site not in absent}
 
 
+sample_mean, site_mean = Mean.OF_CASES, Mean.OF_SITES
 Facts = dict[str, Any]  # values that JSON can hold
 Ranges = Mapping[str, tuple[float, float]]
 FURTHEST = 1e4  # times the largest value of a task's inputs: no layer of a trained network gets larger ones
@@ -69,16 +71,6 @@ def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
 def network(name: str, but: Callable[[nn.Module], Sequence[str]] = lambda model: ()) -> Callable[[Modules], Tensors]:
     """Return the view of all tensors of one of a site's networks, but for those that are named of it."""
     return lambda modules: without(modules[name].state_dict(), but(modules[name]))
-
-
-def sample_mean(server: ServerSide) -> Aggregator:
-    """Return FedAvg's mixer: the mean, weighted by training cases."""
-    return WeightedMean()
-
-
-def site_mean(server: ServerSide) -> Aggregator:
-    """Return the mean in which all sites count alike."""
-    return UniformMean()
 
 
 def statistics_ranges(modules: Modules, task: Task) -> Ranges:
@@ -112,7 +104,7 @@ class Group:
 
     name: str
     of: Callable[[Modules], Tensors]  # a view into a site's networks, never a copy
-    mix: Callable[[ServerSide], Aggregator] = sample_mean
+    mix: Mean | Callable[[ServerSide], "Aggregator"] = sample_mean
     # down: each site gets the group once in a phase and keeps it. up: sites send it and get nothing back.
     travels: Literal["both", "up", "down"] = "both"
     personal: bool = False  # every site is given values of its own
@@ -129,7 +121,7 @@ class Group:
     # Called at a site when a phase's groups have arrived, with whether this one was among them. May raise Refused.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
     # What the server found out about the sites when all is done, for the summary's details.
-    found: Callable[[Aggregator, Sequence[str]], Facts] = lambda mixer, sites: {}
+    found: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
     # What else a hospital should know of the group, one line each, for the disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
     average: Average | None = None  # if tensors are one

@@ -10,7 +10,6 @@ from medsilo.core.tensors import Groups
 from medsilo.learning.layers import names_of_last_layers
 from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
 from medsilo.schedule.phase import ServerSide
-from medsilo.tasks.segmentation import Segmentation
 
 PLAIN = (WeightedMean, UniformMean)
 
@@ -21,7 +20,7 @@ def mix_by_structure(mixers: Mapping[str, Aggregator], groups: Groups, model: nn
     groups: what they mix; those that hold the whole last layer are meant. Nothing changes where all drew everything.
     """
     goal = server.task.goal
-    found = tuple(goal.structures) if isinstance(goal, Segmentation) and goal.overlaps else goal.label_names
+    found = tuple(goal.structures) if goal.overlaps else goal.label_names
     if not any({*answer.absent} & {*found} for answer in server.joined.values()):
         return
     axes = outputs_of(model, goal.outputs)

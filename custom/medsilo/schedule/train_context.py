@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
@@ -11,9 +12,11 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
 from medsilo.learning.compute import Compute, LossFunction
 from medsilo.learning.loop import ObjectiveFunction, OutputLoss, TrainStep, lesson
-from medsilo.learning.private import PrivateSteps, unless_empty
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
+
+if TYPE_CHECKING:  # only under a promise of privacy
+    from medsilo.learning.private import PrivateSteps
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class TrainContext:
     steps: int  # mini-batches in an epoch
     random: Generator  # for what a method draws at this site in this round
     rule: Callable[[nn.Module, Optimizer], Step] | None  # the plan's for a network's step, where it is not plain
-    private: PrivateSteps | None = None  # how networks learn, where the plan promises privacy
+    private: "PrivateSteps | None" = None  # how networks learn, where the plan promises privacy
     labels: Callable[[], Sequence[int]] = tuple  # how often each label occurs among all training cases
     # Numbers that a method sends beside tensors, as the hospital lets them leave; None where it does not.
     told_loss: Callable[[nn.Module], float | None] = lambda model: None  # over the training cases, without dropout
@@ -50,7 +53,7 @@ class TrainContext:
         if self.private is None:
             return lesson(model, objective, optimizer, self.compute, step)
         if name in self.private.exact_networks:
-            return unless_empty(lesson(model, objective, optimizer, self.compute, step))
+            return self.private.unless_empty(lesson(model, objective, optimizer, self.compute, step))
         if not isinstance(objective, OutputLoss):
             raise MedsiloError(
                 f"privacy: {name} learns from more than a loss of its output, which needs noise of its own"

@@ -11,7 +11,8 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.models.network import Network
 from medsilo.runs.schema import FURTHEST
 from medsilo.tasks.objective import Objective
-from medsilo.tasks.task import SiteData, Task
+from medsilo.tasks.site_data import SiteData
+from medsilo.tasks.task import Task
 
 
 class ScriptObjective(Objective):

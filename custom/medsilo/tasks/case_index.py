@@ -10,8 +10,8 @@ from typing import ClassVar, Self
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import composed
-from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import PARTS, Problem, in_two_parts, refuse_what_stops
+from medsilo.tasks.sources import PARTS, DataSource
+from medsilo.tasks.survey import Problem, in_two_parts, refuse_what_stops
 from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS, TableReader
 
 TABLE = DataSource.TABLE

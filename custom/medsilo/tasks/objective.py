@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class Objective(ABC):
     classes: int = 0  # that labels may be; 0: targets are no labels
     outputs: int  # the numbers that a network gives for a case, or for a place of it
     label_names: tuple[str, ...] = ()  # of the labels 0, 1, ...
+    structures: Mapping[str, tuple[int, ...]] = {}  # where targets are masks: the labels of each
     overlaps: bool = False  # whether structures may lie in each other, so that outputs are no choice between them
     by_case: bool = True  # whether a case's loss and score are its own; else the cases beside it matter
     unbounded: str = ""  # why no bound holds for what one case does to a batch's gradient; nothing where one holds
@@ -55,6 +56,10 @@ class Objective(ABC):
     def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:
         """Return what outputs say of each case, by columns of predictions.csv. name: of a number that is learned."""
         raise TypeError(f"{type(self).__name__} has no answers in words")
+
+    def name_of(self, name: str, structure: str) -> str:
+        """Return what a structure's measure is called."""
+        return f"{name}_{structure}" if len(self.structures) > 1 else name
 
     # ------------------------------------------------------------------ the test
     def measures(self, output: Tensor, target: Tensor) -> Measures:
@@ -163,3 +168,25 @@ class Regression(Objective):
         figures = super().figures(counts)
         squared = figures.pop(SQUARED, None)
         return figures if squared is None else {**figures, "rmse": math.sqrt(squared)}
+
+
+def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+    """Return the sites that can judge each structure, by the name of its score; nothing where all can judge all.
+
+    absent: by site, the names of labels that nobody drew there; of structures where these overlap.
+    """
+    found = {}
+    for name, labels in goal.structures.items():
+        part = {name} if goal.overlaps else {goal.label_names[label] for label in labels}
+        found[goal.name_of(goal.metric, name)] = [site for site, lacks in absent.items() if part.isdisjoint(lacks)]
+    return found if any(len(sites) < len(absent) for sites in found.values()) else {}
+
+
+def says_of(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
+    """Return what each site's score counts in the mean that chooses a round, so that all structures count alike.
+
+    Sites tell one score of all that they drew, and none of a structure.
+    """
+    judged = judged_by(goal, absent)
+    each = {site: sum(1 / len(own) for own in judged.values() if site in own) for site in absent}
+    return each if judged else dict.fromkeys(absent, 1.0)

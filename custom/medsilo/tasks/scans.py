@@ -123,15 +123,6 @@ class Scan:
             raise DataError(f"the image has {len(values)} channels, the task reads {shape[0]}")
         return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
-    def columns(self) -> dict[str, float]:
-        """Return its size, spacing and intensities as columns of a table."""
-        sizes, spacing = self.values.shape[:0:-1], zip("xyz", self.spacing, strict=False)
-        low, middle, high = np.percentile(self.values, (1, 50, 99))
-        told = {f"size_{axis}": float(size) for axis, size in zip("xyz", sizes, strict=False)}
-        told |= {f"spacing_{axis}": round(float(own), 6) for axis, own in spacing}
-        told |= {"intensity_low": float(low), "intensity_median": float(middle), "intensity_high": float(high)}
-        return told | {"intensity_mean": float(self.values.mean()), "channels": float(len(self.values))}
-
     def on_own_grid(self, labels: np.ndarray) -> Any:
         """Labels [D, H, W] or [H, W] of these values as a SimpleITK image with exactly the file's geometry."""
         import SimpleITK

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -171,31 +171,3 @@ class Segmentation(Objective):
         """Return each case's mean over the structures that can be judged in it."""
         judged = self.judged(target)
         return dice.mean(1) if judged is None else dice.where(judged.to(dice.device), torch.nan).nanmean(1)
-
-    def name_of(self, name: str, structure: str) -> str:
-        """Return what a structure's measure is called."""
-        return f"{name}_{structure}" if len(self.structures) > 1 else name
-
-
-def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-    """Return the sites that can judge each structure, by the name of its score; nothing where all can judge all.
-
-    absent: by site, the names of labels that nobody drew there; of structures where these overlap.
-    """
-    if not isinstance(goal, Segmentation):
-        return {}
-    found = {}
-    for name, labels in goal.structures.items():
-        part = {name} if goal.overlaps else {goal.label_names[label] for label in labels}
-        found[goal.name_of(goal.metric, name)] = [site for site, lacks in absent.items() if part.isdisjoint(lacks)]
-    return found if any(len(sites) < len(absent) for sites in found.values()) else {}
-
-
-def says_of(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
-    """Return what each site's score counts in the mean that chooses a round, so that all structures count alike.
-
-    Sites tell one score of all that they drew, and none of a structure.
-    """
-    judged = judged_by(goal, absent)
-    each = {site: sum(1 / len(own) for own in judged.values() if site in own) for site in absent}
-    return each if judged else dict.fromkeys(absent, 1.0)

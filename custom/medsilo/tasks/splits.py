@@ -10,26 +10,17 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from medsilo.core.errors import DataError, PlanError
 from medsilo.core.section import Section
 from medsilo.learning.seeds import seed_for
-from medsilo.tasks.survey import PARTS
+from medsilo.tasks.sources import PARTS, Shares
 
 Alpha = Annotated[float, Field(ge=1e-3, le=1e6)]  # of a Dirichlet distribution
 # Ten patients in a row: train (0), validation (1), test (2). Three in a row from the start already fill all parts.
 TEN_IN_TURN = np.array([0, 2, 1, 0, 0, 2, 0, 1, 0, 2])
 NEAR = 1e-9  # by which a product of shares may miss a whole number
-
-
-def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
-    if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise ValueError("give three shares above 0 that add up to 1: train, validation and test")
-    return shares
-
-
-Shares = Annotated[tuple[float, float, float], AfterValidator(_whole)]
 
 
 def parts_in_turn(patients: int) -> np.ndarray:

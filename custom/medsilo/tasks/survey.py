@@ -6,14 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
+import torch
+from torch.utils.data import Dataset
+
 from medsilo.core.errors import DataError
+from medsilo.tasks.site_data import patients_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Range = tuple[float, float]  # the least and the greatest
 Severity = Literal["stops", "left out", "note"]
-PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -111,3 +114,52 @@ def in_two_parts(patients: Mapping[str, Iterable[str]]) -> set[str]:
     """The patients that more than one part has."""
     places = Counter(patient for part in patients.values() for patient in set(part))
     return {patient for patient, count in places.items() if count > 1}
+
+
+def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:
+    """Return what can be told of any data set: by looking at every case once."""
+    found, digests, shapes, lows, highs, broken = {}, [], [], [], [], 0
+    unreadable: dict[str, list[str]] = {}  # why -> files
+    values: Counter[int] = Counter()
+    for name, data in parts.items():
+        classes: Counter[int] = Counter()
+        for number in range(len(data)):  # type: ignore[arg-type]
+            try:
+                inputs, target = data[number]
+            except DataError as error:
+                unreadable.setdefault(str(error), []).append(error.private)
+                continue
+            digests.append(digest(inputs))
+            shapes.append(inputs.shape[:0:-1])
+            low, high = torch.aminmax(inputs)
+            broken += not (low.isfinite() and high.isfinite())
+            lows.append(float(low))
+            highs.append(float(high))
+            classes.update(target.long().unique().tolist())
+        values += classes
+        told = {str(label): classes[label] for label in sorted(classes)}
+        found[name] = PartFacts(len(data), len(set(patients_of(data))), told)  # type: ignore[arg-type]
+    shared = in_two_parts({name: patients_of(data) for name, data in parts.items()})
+    problems = [
+        Problem("stops", f"the {name} part has no cases; check its split")
+        for name, part in found.items()
+        if not part.cases
+    ]
+    problems += [Problem("stops", why, len(files), tuple(files)) for why, files in unreadable.items()]
+    if broken:
+        problems.append(Problem("stops", "cases have values that are NaN or infinite; correct or remove them", broken))
+    if shared:
+        what = "patients are in two parts, so that the test would be of known patients; "
+        what += "this task or its split has it so" if mixes_patients else "give each one part"
+        severity: Severity = "note" if mixes_patients else "stops"
+        problems.append(Problem(severity, what, len(shared), tuple(sorted(shared))))
+    if twice := repeated(digests):
+        problems.append(Problem("note", "images are there twice; remove the copies", twice))
+    intensity = None if broken or not lows else (min(lows), max(highs))
+    return Survey(
+        found,
+        {str(label): values[label] for label in sorted(values)},
+        size=ranges_of(shapes),
+        intensity=intensity,
+        problems=tuple(problems),
+    )

@@ -26,7 +26,7 @@ from medsilo.core.text import is_safe_name, plain
 from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, GOES_ON, PROGRESS, read_progress, read_rounds, read_summary
 from medsilo.runs.schema import Progress, Round, Summary
-from nvflare_reliability.patches import connect
+from nvflare_reliability.kit_patches import connect
 
 COMPLETED, ABORTED = "FINISHED:COMPLETED", "FINISHED:ABORTED"
 MEANT = {  # by states of a job that ended without a word of its own

@@ -35,7 +35,7 @@ WAITING = {"min_schedule_interval": 10, "max_schedule_interval": 30, "max_schedu
 OWN_COMPONENTS = {  # of the server's own process
     "forgotten_jobs": "nvflare_reliability.cleanup.ForgottenJobs",
     "bounded_streams": "nvflare_reliability.cleanup.BoundedStreams",
-    "returning_sites": "nvflare_reliability.liveness.ReturningSites",
+    "returning_sites": "nvflare_reliability.returning_sites.ReturningSites",
     "known_hospitals": "medsilo.flare.admission.KnownHospitals",
     "kit_events": "medsilo.flare.kit_events.ServerEvents",
     "resumed_studies": "medsilo.flare.resuming.ResumedStudies",

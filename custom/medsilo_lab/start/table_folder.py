@@ -14,8 +14,7 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
 from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex
-from medsilo.tasks.sources import Columns, DataSource
-from medsilo.tasks.survey import PARTS
+from medsilo.tasks.sources import PARTS, Columns, DataSource
 from medsilo.tasks.table_reader import ENDINGS, TableReader, as_written
 from medsilo_lab.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo_lab.start.dataset_layout import DatasetLayout

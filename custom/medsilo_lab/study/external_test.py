@@ -18,7 +18,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import SiteResult, Summary
 from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import SiteData, dealt, patients_of
+from medsilo.tasks.site_data import SiteData, dealt, patients_of
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.study.evidence import Difference, Scores, compare
 from medsilo_lab.study.scores import SiteTest

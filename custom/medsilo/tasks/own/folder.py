@@ -2,8 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -205,20 +204,6 @@ class FolderTask(OwnFolder):
     def lacking_of(self, source: DataSource) -> tuple[int, ...]:
         """Return the places of the plan's channels that a site has not."""
         return ()
-
-    def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
-        """Yield each image's patient and columns. What can't be read is left out, as in training."""
-        self.check_source(source)
-        known = self._known_classes(source)
-        for entry in self.listing_of(source, self._folder(site, source)).entries:
-            own = str(entry.label)
-            label = {} if self.segments else {"label": self.labels[known[own]] if own in known else own}
-            with suppress(DataError):
-                yield entry.patient, {**self.columns_of(self.scan_of(entry.images)), **label}
-
-    def columns_of(self, scan: Scan) -> Mapping[str, float | str]:
-        """Return the columns of an image that questions to hospitals count."""
-        return scan.columns()
 
     def own_values(self, source: DataSource) -> dict[int, int]:
         """Return the value of each label in a site's own masks; of several that mean one structure the first."""

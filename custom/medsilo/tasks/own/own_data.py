@@ -20,10 +20,11 @@ from medsilo.learning.partial_labels import MOST, mark_of, marks_of_classes
 from medsilo.tasks.cache import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases, held_case
 from medsilo.tasks.case_index import CaseIndex, Entry
 from medsilo.tasks.segmentation import Segmentation
-from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import Partition, Shares, part_alone, parts_by_rank
-from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, range_of, ranges_of, refuse_what_stops
-from medsilo.tasks.task import SiteData, Task, folded
+from medsilo.tasks.site_data import SiteData, folded
+from medsilo.tasks.sources import PARTS, DataSource, Shares
+from medsilo.tasks.splits import Partition, part_alone, parts_by_rank
+from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of, ranges_of, refuse_what_stops
+from medsilo.tasks.task import Task
 
 # Of a site's settings, by which an entry is made ready.
 HOW_READ = ("label_map", "unannotated", "names", "recording_columns", "missing", "rate", "time_unit", "decimal")

@@ -16,10 +16,10 @@ from medsilo.core.section import Section
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.objective import Objective, Regression
 from medsilo.tasks.own.own_data import OwnData, OwnFolder
+from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.sources import DataSource, as_tuple
 from medsilo.tasks.survival import EVENTS, Survival
 from medsilo.tasks.table_reader import TableReader
-from medsilo.tasks.task import SiteData
 
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 LARGEST = 1e9

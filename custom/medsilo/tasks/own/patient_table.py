@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -40,11 +40,11 @@ from medsilo.tasks.own.own_numbers import (
     own_labels,
     scaled,
 )
-from medsilo.tasks.sources import Columns, DataSource
-from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
+from medsilo.tasks.site_data import Cases, SiteData, patients_of
+from medsilo.tasks.sources import PARTS, Columns, DataSource
+from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import incomparable
 from medsilo.tasks.table_reader import TableReader, as_written
-from medsilo.tasks.task import Cases, SiteData, patients_of
 
 MOST_INPUTS = 20_000
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
@@ -179,12 +179,6 @@ class PatientTable(ByKind):
             first = [sum(column.inputs for column in self.columns[:place]) for place in range(len(self.columns))]
             inputs = torch.cat([inputs, raw[:, first].isnan().to(inputs.dtype)], 1)
         return inputs.float()
-
-    def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
-        """Yield each line's patient and class, or whether there was an event. What can't be read is left out."""
-        self.check_source(source)
-        for entry in self.rows(source.table_file(self._folder(site, source)), source).listing.entries:
-            yield entry.patient, {"label": self.counted[int(str(entry.label))]} if entry.label else {}
 
     def rows(self, path: Path, source: DataSource, outcome: bool = True) -> "TableRows":
         """Return the cases of a table as numbers, and what is wrong with others.

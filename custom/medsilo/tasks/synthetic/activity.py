@@ -12,9 +12,10 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import ActivityCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
+from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.splits import Alpha, dirichlet
 from medsilo.tasks.synthetic.hospitals import numbers_for, position_of
-from medsilo.tasks.task import SiteData, Task
+from medsilo.tasks.task import Task
 
 CHANNELS = 9
 CLASSES = 6

@@ -12,6 +12,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import SmallCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
+from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.synthetic.hospitals import (
     blur,
     numbers_for,
@@ -20,7 +21,7 @@ from medsilo.tasks.synthetic.hospitals import (
     position_of,
     smooth_noise,
 )
-from medsilo.tasks.task import SiteData, Task
+from medsilo.tasks.task import Task
 
 DEBRIS = 4  # free nuclei that say nothing of the class
 SPACING = 16  # pixels between the places at which a cell may lie

@@ -16,6 +16,7 @@ from medsilo.models.network import Network
 from medsilo.tasks.inference import Inference, InMonai, whole_images
 from medsilo.tasks.scans import Scan, write_volume
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
+from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.synthetic.hospitals import (
     numbers_for,
     patient_names,
@@ -23,7 +24,7 @@ from medsilo.tasks.synthetic.hospitals import (
     position_of,
     smooth_noise,
 )
-from medsilo.tasks.task import SiteData, Task
+from medsilo.tasks.task import Task
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
 

@@ -1,0 +1,12 @@
+"""Parts of mixing that only some studies need: each is imported when one uses it."""
+
+from typing import TYPE_CHECKING
+
+from medsilo.core.lazy import lazily, places_in
+
+if TYPE_CHECKING:
+    from medsilo.mixing import rules
+    from medsilo.mixing.defence import Shield
+
+__all__ = [*places_in(__file__)]
+__getattr__ = lazily(__name__, __file__)

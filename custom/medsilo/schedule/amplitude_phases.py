@@ -1,0 +1,100 @@
+"""A method's phases behind the input layer that gives all images one amplitude (additions.py)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from medsilo.core.errors import Refused
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
+from medsilo.learning.training import Training
+from medsilo.schedule.additions import INPUT, Amplitude
+from medsilo.schedule.phase import Average, Group, Phase, Ranges, site_mean
+from medsilo.tasks.task import Task
+
+if TYPE_CHECKING:
+    from medsilo.schedule.train_context import TrainContext
+
+HARMONISE, AMPLITUDE = "harmonise", "amplitude"
+BRIGHTER = 10  # times the task's brightest image; augmentation may make some brighter
+
+
+def behind(addition: Amplitude, phases: Sequence[Phase]) -> Sequence[Phase]:
+    """Return a method's phases behind the input layer.
+
+    In phase "harmonise" a site's own amplitude leaves it: in a round before all others, or in the first in which
+    the method trains, where every site normalises with its own (lines 4 to 7). The sites' mean comes down once and
+    is fixed from then on.
+    """
+    own, shared = _groups(addition)
+    if addition.released_alone:
+        place, after = 0, phases
+        first = Phase(HARMONISE, 1, (own,), _measure, trains=False, releases=1)
+    else:
+        place = next(place for place, phase in enumerate(phases) if phase.trains and phase.rounds)
+        begun = phases[place]
+        first = replace(begun, name=HARMONISE, rounds=1, groups=(*begun.groups, own))
+        after = [replace(begun, rounds=begun.rounds - 1, before=None), *phases[place + 1 :]]
+    return [*phases[:place], first, *(replace(phase, groups=(*phase.groups, shared)) for phase in after)]
+
+
+def _groups(addition: Amplitude) -> tuple[Group, Group]:
+    """Return a site's own amplitude, which leaves it, and the shared one, which it is given once."""
+    own = Group(
+        AMPLITUDE,
+        used,
+        site_mean,  # line 17: A ← 1/N Σ A_i
+        "up",
+        average=Average(
+            "one average amplitude spectrum per channel over the whole training set of a site: no phase and no "
+            "single image's spectrum. Late batches count for more in it",
+            partial(_covers, addition),
+        ),
+        unclipped=True,
+        title="amplitude (in one round only)",
+        ranges=amplitude_range,
+    )
+    return own, Group(AMPLITUDE, used, own.mix, "down", arrived=fix)
+
+
+def _measure(bench: "TrainContext") -> float:
+    """Set a site's own amplitude to the mean over its images, with noise where the plan promises privacy."""
+    norm = cast(AmplitudeNorm, bench.modules[INPUT])
+    found = (norm.amplitudes(inputs) for inputs, _ in bench.data())
+    if bench.private:
+        norm.take(bench.private.noisy_mean(found))
+    else:
+        norm.take(torch.cat(list(found)).double().mean(0))
+    return math.nan
+
+
+def _covers(addition: Amplitude, images: int, training: Training) -> int:
+    """Return how many of a site's images its average covers after one round."""
+    if addition.released_alone:
+        return images
+    return images_averaged(images, training.batch_size, training.local_epochs, addition.decay, addition.start)
+
+
+def used(modules: Modules) -> Tensors:
+    """Return the part of the amplitude that is used, so that nothing else leaves a site."""
+    return {AMPLITUDE: cast(AmplitudeNorm, modules[INPUT]).used}
+
+
+def amplitude_range(modules: Modules, task: Task) -> Ranges:
+    """Return what the amplitude of the task's images can be: at no frequency more than the sum of all pixels."""
+    norm = cast(AmplitudeNorm, modules[INPUT])
+    return {AMPLITUDE: (0.0, BRIGHTER * task.largest_input * math.prod(norm.size))}
+
+
+def fix(modules: Modules, came: bool) -> None:
+    """Hold on to the amplitude that all sites share."""
+    norm = cast(AmplitudeNorm, modules[INPUT])
+    if came:
+        norm.forget_unused()
+        norm.freeze(norm.amplitude)
+    elif not norm.frozen:
+        raise Refused("this site has lost the amplitude that all sites share; it is sent with the next request")

@@ -1,0 +1,12 @@
+"""Parts that only a plan with an amplitude needs: each is imported when one uses it."""
+
+from typing import TYPE_CHECKING
+
+from medsilo.core.lazy import lazily, places_in
+
+if TYPE_CHECKING:
+    from medsilo.learning.amplitude import AmplitudeNorm
+    from medsilo.schedule.amplitude_phases import behind
+
+__all__ = [*places_in(__file__)]
+__getattr__ = lazily(__name__, __file__)

@@ -1,0 +1,179 @@
+"""One site's cases in their parts, and what they know of themselves: patients, records, names and labels."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from medsilo.learning.compute import Case
+from medsilo.learning.drawn import Draw, DrawnCases
+from medsilo.learning.partial_labels import labels_in
+from medsilo.tasks import splits
+from medsilo.tasks.lazy_cases import LazyCases
+from medsilo.tasks.sources import PARTS
+
+if TYPE_CHECKING:
+    from medsilo.tasks.survey import Survey
+    from medsilo.tasks.task import Fold
+
+
+class CaseSubset(Subset):
+    """Some of the cases of several data sets."""
+
+    def __init__(self, whole: Dataset, places: Sequence[int], patients: Sequence[str], labels: Tensor | None) -> None:
+        super().__init__(whole, places)
+        self.patients = tuple(patients[place] for place in places)
+        self.labels = None if labels is None else labels[torch.tensor(places, dtype=torch.long)]
+
+
+class Cases(TensorDataset):
+    """Cases that lie in memory: inputs, targets and the patient each case belongs to."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, patients: Sequence[str]) -> None:
+        super().__init__(inputs, targets)
+        if len(patients) != len(inputs):
+            raise ValueError(f"{len(inputs)} cases but {len(patients)} patients")
+        self.patients = tuple(patients)
+
+    @property
+    def inputs(self) -> Tensor:
+        return self.tensors[0]
+
+    @property
+    def targets(self) -> Tensor:
+        return self.tensors[1]
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """The three parts of one site's data; no patient is in two of them.
+
+    >>> patients, parts = np.array([0, 0, 1, 2]), np.array([0, 1, 2])  # each patient in one part
+    >>> data = SiteData.by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
+    >>> len(data.train), len(data.validation), len(data.test), data.absent
+    (2, 1, 1, [])
+    >>> SiteData.parts_by_draw(["p", "p", "q", "r"], shares=(0.5, 0.25, 0.25), seed=0)  # groups go whole
+    array([1, 1, 2, 0])
+    """
+
+    Shares = Annotated[splits.Shares, Field(description="of train, validation and test")]  # the type of a key
+    parts_by_draw, dirichlet = staticmethod(splits.parts_by_draw), staticmethod(splits.dirichlet)
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+    survey: "Survey | None" = field(
+        default=None, kw_only=True
+    )  # what was found on the way, where the task looks for it
+
+    @classmethod
+    def by_patient(
+        cls,
+        inputs: np.ndarray,
+        targets: np.ndarray,
+        patients: np.ndarray,
+        names: Sequence[str],
+        parts: np.ndarray | None = None,
+    ) -> Self:
+        """Put each patient's cases into the patient's part.
+
+        inputs: [cases, ...]; targets: [cases, ...]; patients: [cases] numbers of patients; names and parts: per
+        patient; without parts, patients take turns.
+        """
+
+        def cases_of(chosen: np.ndarray) -> Cases:
+            own = torch.from_numpy(np.ascontiguousarray(inputs[chosen], np.float32))
+            labels = torch.from_numpy(np.ascontiguousarray(targets[chosen], np.int64))
+            return Cases(own, labels, [names[patient] for patient in patients[chosen]])
+
+        return cls.in_parts((splits.parts_in_turn(len(names)) if parts is None else parts)[patients], cases_of)
+
+    @classmethod
+    def in_memory(cls, parts: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Self:
+        """Hold three parts as tensors: the inputs and targets of cases, and the patient each case belongs to."""
+        return cls(*(Cases(*part) for part in parts))
+
+    @classmethod
+    def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
+        """Make three parts of the places of their cases. parts: [cases] 0 train, 1 validation, 2 test, -1 nowhere."""
+        return cls(*(cases_of(np.flatnonzero(parts == part)) for part in range(3)))
+
+    @classmethod
+    def read_later(
+        cls, items: Sequence[tuple[Path, int]], patients: Sequence[str], parts: np.ndarray, read: Callable[..., Case]
+    ) -> Self:
+        """Hold files with their classes; each is read when it is asked for, but for those that the site's cache keeps.
+
+        read: makes a case of a file and its class; parts: as of `in_parts`.
+        """
+        return cls.in_parts(parts, lambda own: LazyCases([items[i] for i in own], [patients[i] for i in own], read))
+
+    @property
+    def absent(self) -> list[str]:
+        """The plan's structures, modalities and columns that the site has not."""
+        return list(self.survey.absent) if self.survey else []
+
+
+def folded(data: SiteData, fold: "Fold", split: int) -> SiteData:
+    """Return a site's data with its patients dealt; split: the site's own number."""
+    parts = [getattr(data, part) for part in PARTS]
+    train, validation, test = dealt(parts, fold.parts(patients_of(ConcatDataset(parts)), split))
+    return replace(data, train=train, validation=validation, test=test)
+
+
+def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Dataset]:
+    """Return cases of several data sets by their places in all of these; in memory where all of them are."""
+    whole: Dataset = ConcatDataset(parts)
+    patients = patients_of(whole)
+    if all(isinstance(part, Cases) for part in parts):
+        inputs, targets = (torch.cat([getattr(part, of) for part in parts]) for of in ("inputs", "targets"))
+        return [Cases(inputs[places], targets[places], [patients[place] for place in places]) for places in deals]
+    labels = labels_of(whole)
+    return [CaseSubset(whole, places, patients, labels) for places in deals]
+
+
+def drawn_cases(cases: Dataset, draw: Draw | None, seed: int, names: Sequence[str] | None = None) -> Dataset:
+    """Return cases as a task draws each of them, or as they are."""
+    return DrawnCases(cases, draw, seed, names) if draw else cases
+
+
+def patients_of(data: Dataset) -> Sequence[str]:
+    """The patient of every case; where a data set knows none, each case is its own."""
+    if isinstance(data, ConcatDataset):
+        return [patient for part in data.datasets for patient in patients_of(part)]
+    known: Sequence[str] | None = getattr(data, "patients", None)
+    return [str(case) for case in range(len(data))] if known is None else known  # type: ignore[arg-type]
+
+
+def records_of(data: Dataset) -> Sequence[str] | None:
+    """Return the record (file, or line of a table) of every case; None where each case is one by itself."""
+    return getattr(data, "records", None)
+
+
+def names_of(data: Dataset) -> Sequence[str] | None:
+    """Return a name of every case that no other case changes; None where the data set has none."""
+    return getattr(data, "names", None)
+
+
+def labels_of(data: Dataset) -> Tensor | None:
+    """The class of every case, where the data set knows them without reading its images."""
+    if isinstance(data, ConcatDataset):
+        several = [labels_of(part) for part in data.datasets]
+        return None if any(one is None for one in several) else torch.cat(several)  # type: ignore[arg-type]
+    return labels_in(data.targets) if isinstance(data, Cases) else getattr(data, "labels", None)
+
+
+def label_counts(data: Dataset, classes: int) -> list[int]:
+    """Return how often each label occurs among a part's cases: a class's cases, or a mask's places."""
+    labels = labels_of(data)
+    every = (data[case][1] for case in range(len(data))) if labels is None else [labels]  # type: ignore[arg-type]
+    counts = torch.zeros(classes, dtype=torch.int64)
+    for one in every:
+        counts += torch.bincount(labels_in(torch.as_tensor(one).flatten().long()), minlength=classes)
+    return counts.tolist()

@@ -1,0 +1,309 @@
+"""The server's gate: reads sites' answers before NVFlare does, so that none can end the process that reads it.
+
+NVFlare 2.9 fetches tensors while it decodes, and ends the server's job process when an answer can't be decoded. So an
+answer is decoded here first: one that is too large, or that nobody can read, becomes an answer of its sender that was
+rejected.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from time import monotonic
+
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandNames
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
+from nvflare.fuel.f3.cellnet.fqcn import FqcnInfo
+from nvflare.fuel.f3.cellnet.utils import decode_payload, make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, Stream, StreamError, StreamFuture
+from nvflare.fuel.utils.buffer_list import BufferList
+from nvflare.fuel.utils.fobs import dots, lobs
+
+from nvflare_reliability import patches
+from nvflare_reliability.chunking import site_of
+from nvflare_reliability.errors import Rejected, TryAgain, one_line
+from nvflare_reliability.message_limits import MOST_OPEN, Gate, MessageLimits
+
+DEEPEST = 100  # levels of a body: FOBS adds two around each object
+DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)  # sections that say where tensors are fetched from
+CUT = "its answer can't be read: it was cut short"
+LONGEST_REFERENCE = 10_000  # bytes of such a section
+# Bytes behind the code of a value without parts; of a text or bytes, bytes of its length; of a list or map, likewise.
+FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+FIXED |= {0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
+TEXTS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+EXTENDED = {0xC7: 1, 0xC8: 2, 0xC9: 4}
+LISTS, MAPS = {0xDC: 2, 0xDD: 4}, {0xDE: 2, 0xDF: 4}
+
+
+def check_outline(blob: Sequence[bytes], most: MessageLimits, origin: str) -> None:
+    """Raise Rejected unless a message is whole, of allowed parts, and no larger than it may be.
+
+    As FOBS packs it, a message is one body (msgpack) and sections beside it for large texts and for references to
+    tensors. A few bytes of a body can become a hundred times as many in memory, so values are counted where they lie.
+
+    origin: whose message it is; tensors are fetched from there only.
+    """
+    buffers, place = BufferList(list(blob)), 0
+    end = buffers.get_size()
+    body: bytes | None = None
+    references: list[int] = []
+    while place < end:
+        marker, dot, size = lobs.HEADER_STRUCT.unpack(_read(buffers, place, lobs.HEADER_LEN, end))
+        content = _read(buffers, place + lobs.HEADER_LEN, size, end)
+        place += lobs.HEADER_LEN + size
+        if body is None:
+            if marker != lobs.MARKER_MAIN:
+                raise Rejected("its answer can't be read: it does not begin with a body")
+            body = content
+        elif marker not in (lobs.MARKER_DATUM_TEXT, lobs.MARKER_DATUM_BLOB):
+            raise Rejected("its answer has a section that is neither text nor bytes")
+        elif dot:
+            _check_reference(dot, content[lobs.DATUM_ID_LEN :], origin, references)
+    check_body(body or b"", most.values)
+
+
+def _read(buffers: BufferList, start: int, size: int, end: int) -> bytes:
+    if start + size > end:
+        raise Rejected(CUT)
+    return buffers.read_bytes(start, start + size)
+
+
+def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> None:
+    """Raise Rejected unless this says, once for each kind, that its sender holds tensors ready."""
+    if dot not in DOWNLOADS or dot in seen:
+        raise Rejected("its answer refers to data in a way that is not allowed")
+    seen.append(dot)
+    try:
+        place = json.loads(content) if len(content) <= LONGEST_REFERENCE else None
+    except (ValueError, RecursionError):
+        place = None
+    if not isinstance(place, dict) or place.get("fqcn") != origin:
+        raise Rejected("its answer refers to data that are not its own")
+
+
+def check_body(body: bytes, most: int) -> None:
+    """Raise Rejected unless these bytes are one msgpack value of at most so many values in all, not nested too deep."""
+    left = [1]  # values to come, by level
+    place = seen = 0
+    while left:
+        if not left[-1]:
+            left.pop()
+            continue
+        if place >= len(body):
+            raise Rejected(CUT)
+        left[-1] -= 1
+        parts, place = _step(body, place)
+        seen += 1
+        if seen + parts > most:  # what a list announces counts at once: it takes memory when its length is known
+            raise Rejected(f"its answer has more than {most} values")
+        left.append(parts)
+        if len(left) > DEEPEST:
+            raise Rejected(f"its answer is nested more than {DEEPEST} deep")
+    if place != len(body):
+        raise Rejected(CUT if place > len(body) else "its answer can't be read: its body is not one value")
+
+
+def _step(body: bytes, place: int) -> tuple[int, int]:
+    """Return how many values the one at this place announces, and where the next one begins."""
+    code, place = body[place], place + 1
+    if code < 0x80 or code >= 0xE0:  # small numbers
+        return 0, place
+    if code < 0x90:
+        return 2 * (code & 0x0F), place
+    if code < 0xA0:
+        return code & 0x0F, place
+    if code < 0xC0:
+        return 0, place + (code & 0x1F)
+    if code in FIXED:
+        return 0, place + FIXED[code]
+    for table, parts in ((TEXTS, 0), (EXTENDED, 0), (LISTS, 1), (MAPS, 2)):
+        if code in table:
+            width = table[code]
+            number = int.from_bytes(body[place : place + width], "big")
+            skipped = 0 if parts else number + (table is EXTENDED)
+            return parts * number, place + width + skipped
+    raise Rejected("its answer can't be read: it holds what is no value")
+
+
+LOG = logging.getLogger(__name__)
+UNREAD = "reliability.unread"
+Reject = Callable[[Shareable, str], None]
+# What a hospital's answer may be; of the others, some let NVFlare end the job.
+CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
+READERS = 256  # answers that are read at the same time; nearly all that a reader does is wait
+FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)  # all that a hospital may ask of a job
+
+
+def mark_rejected(answer: Shareable, reason: str) -> None:
+    """Make of an answer one that was rejected."""
+    answer.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
+    answer.set_header("reliability.rejected", reason)
+
+
+class AnswerGate(Gate):
+    """Bounds what comes in through the cell of the server's job."""
+
+    def __init__(self, cell: Cell, most: MessageLimits, task: str = "", reject: Reject = mark_rejected) -> None:
+        """most: for every message until more is allowed. task: the name of the tasks of which answers come. reject:
+        makes of an answer one that was rejected, with the reason.
+        """
+        super().__init__(cell, most)
+        self.task, self.reject = task, reject
+        self.answers: patches.AnswerReader | None = None
+        self.readers = ThreadPoolExecutor(READERS, "answers")
+        self.open: Counter[str] = Counter()  # answers that readers have or will have, by sender
+        self.reading: set[str] = set()  # whose answers are being read
+        self.heard: dict[str, float] = {}  # by sender: when it was heard last; of those that somebody asks for
+
+    @property
+    def _readers(self) -> list[BlobHandler]:
+        return [self.answers.handler] if self.answers else []
+
+    def guard_server(self) -> None:
+        """Bound what sites send, and read their answers before NVFlare does."""
+        self.answers = patches.AnswerReader(self.cell, self._answered)
+        patches.look_at_messages(self.cell, self._inspect)
+        self.watch_fetching()
+
+    def _inspect(self, message: Message) -> Message | None:
+        """Look at a request before it is decoded; what is returned is sent back in its place.
+
+        A hospital gets tasks and submits answers. NVFlare would also take its commands for the server's own, which
+        end the job, and end the process when a hospital calls one of the server's messages too large.
+        """
+        origin = str(message.get_header(MessageHeaderKey.ORIGIN))
+        if FqcnInfo(origin).is_on_server:
+            return None
+        if (sender := self._sender(origin)) in self.heard:
+            self.heard[sender] = monotonic()
+        channel = message.get_header(MessageHeaderKey.CHANNEL)
+        if channel == STREAM_CHANNEL:
+            if message.get_header(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:
+                message.set_header(StreamHeaderKey.ERROR_TYPE, StreamError.__name__)
+            if not patches.is_piece(message):
+                return None
+            channel = message.get_header(StreamHeaderKey.CHANNEL)
+            if channel != CellChannel.SERVER_COMMAND or message.get_header(StreamHeaderKey.TOPIC) in FROM_SITES:
+                return self._streamed(message, self._sender(origin))
+        return make_reply(CellCode.INVALID_REQUEST) if channel == CellChannel.SERVER_COMMAND else None
+
+    def _sender(self, origin: str) -> str:
+        """Return the hospital that has a cell of this job, of which it may make any number; "" for all others."""
+        hospital, is_of_job, _ = origin.partition("." + self.cell.get_fqcn().rpartition(".")[2])
+        return hospital if is_of_job else ""
+
+    def _answered(self, future: StreamFuture, stream: Stream) -> None:
+        """Let an answer be read, from its first byte on, in a thread of ours.
+
+        NVFlare calls this in one of 64 threads, and needs another of them for each piece of tensors that it fetches: 64
+        answers that are read there wait for each other for good. Who begins answers and ends none keeps few readers.
+        """
+        origin = str(future.headers.get(MessageHeaderKey.ORIGIN))
+        with self.lock:
+            taken = self.open[origin] < MOST_OPEN
+            self.open[origin] += taken
+        if taken:
+            self.readers.submit(self._pass_on, origin, future, stream)
+        else:
+            patches.end_stream(stream, f"{MOST_OPEN} answers of this site are open already")
+
+    def _pass_on(self, origin: str, future: StreamFuture, stream: Stream) -> None:
+        """Read an answer, and pass it on to NVFlare."""
+        try:
+            try:
+                answer = self._read(origin, future)
+            except Rejected as error:
+                answer = self._unread(str(error), origin)
+            assert self.answers
+            self.answers.pass_on(future.headers, answer)
+        except Exception as error:  # of a broken connection, say: then its sender hears of it, and sends it again
+            LOG.warning("an answer of %s was not taken", one_line(origin), exc_info=True)
+            if not future.error:
+                patches.end_stream(stream, one_line(error))
+        finally:
+            with self.lock:
+                self.open -= Counter([origin])
+
+    def _read(self, origin: str, future: StreamFuture) -> Shareable:
+        """Return a site's answer; raises Rejected for one that must not count.
+
+        Any other error is told to the site, which sends its answer again.
+        """
+        headers = future.headers
+        try:
+            blob = future.result()
+        except BlobSizeError as error:
+            raise Rejected(self._too_large(future.get_size())) from error
+        if headers.get(StreamHeaderKey.PAYLOAD_ENCODING) != Encoding.FOBS or not isinstance(blob, list):
+            raise Rejected("its answer can't be read: it is packed in another way")
+        with self._one_at_a_time(origin):
+            check_outline(blob, self.most, origin)
+            return self._checked(self._decoded(Message(headers, blob), origin))
+
+    @contextmanager
+    def _one_at_a_time(self, origin: str) -> Iterator[None]:
+        with self.lock:
+            if origin in self.reading:
+                raise TryAgain("an answer of this site is being read already")
+            self.reading.add(origin)
+            self.taken.pop(origin, None)
+            self.refused.pop(origin, None)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.reading.discard(origin)
+
+    def _decoded(self, message: Message, origin: str) -> object:
+        try:
+            decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context())
+        except Rejected:
+            raise
+        except Exception as error:
+            if origin in self.refused:
+                raise Rejected(self.refused[origin]) from error
+            if "failed to download" in str(error):
+                raise TryAgain(one_line(error)) from error
+            LOG.warning("an answer of %s can't be read", one_line(origin), exc_info=True)
+            raise Rejected(f"its answer can't be read ({type(error).__name__})") from error
+        return message.payload
+
+    def _checked(self, answer: object) -> Shareable:
+        """Return an answer that NVFlare can take; one whose code would end the job is rejected."""
+        headers = answer.get(ReservedHeaderKey.HEADERS) if isinstance(answer, Shareable) else None
+        if not isinstance(answer, Shareable) or not isinstance(headers, dict):
+            raise Rejected("its answer can't be read: it is not one of NVFlare's")
+        if not isinstance(answer.get_peer_context(), FLContext):
+            raise Rejected("its answer does not say whose it is")
+        code = answer.get_return_code(ReturnCode.OK)
+        if code not in CODES:
+            self.reject(answer, f"the site answered {code}; its own log says why")
+        return answer
+
+    def _unread(self, reason: str, origin: str) -> Shareable:
+        """Return what stands for an answer that can't be read: NVFlare knows from its sender's token whose it is."""
+        site, job = site_of(origin), origin.rpartition(".")[2]
+        context = FLContext()
+        context.set_prop(FLContextKey.CURRENT_RUN, job, private=False, sticky=False)
+        context.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)
+        reply = Shareable()
+        self.reject(reply, reason)
+        reply.set_header(UNREAD, True)
+        reply.set_header(FLContextKey.TASK_NAME, self.task)
+        reply.set_peer_context(context)
+        return reply
+
+
+def is_unread(answer: Shareable) -> bool:
+    """Return whether this stands for an answer that can't be read."""
+    return answer.get_header(UNREAD) is True
