@@ -216,6 +216,29 @@ def impact_studies() -> str:
     return table(("study", "patients", *(f"{name}: {part}" for part, name in wanted)), rows)
 
 
+def intervals() -> str:
+    """Return the lowest and the highest number of each simulation of intervals."""
+    lines = rows_of(FOLDER / "intervals.csv")
+    rows = []
+    for words, part, quantity, of in (
+        ("coverage of one model's score, 2 to 16 patients, {} kinds of score", "one model's score", "covered", ""),
+        ("coverage of a difference, {} kinds of study", "a difference", "covered", ""),
+        ("coverage where a comparison stops early, {} kinds of study", "a comparison that stops early", "covered", ""),
+        (
+            "half the interval's width, three hospitals of 20 patients, in standard deviations; 1.96 is needed",
+            "a difference",
+            "half its width",
+            "3 x 20",
+        ),
+        ("share of studies that find what was reported with power 0.80, {} kinds", "power as it is told", "found", ""),
+    ):
+        own = [line for line in lines if line["part"] == part and line["quantity"].startswith(quantity)]
+        own = [line for line in own if of in line["configuration"]]
+        ends = (end(own, key=lambda line: float(line["value"]))["value"] for end in (min, max))
+        rows.append((words.format(len({line["configuration"] for line in own})), " to ".join(ends)))
+    return table(("simulated", "result"), rows)
+
+
 def _score(line: Line | None) -> str:
     return f"{line['value']} ± {line['spread']}" if line else "–"
 

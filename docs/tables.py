@@ -52,6 +52,7 @@ HERE = Path(__file__).parent
 APPROVAL = ("approval",)
 PAGES = (
     "research/methods.md",
+    "research/compare.md",
     "research/which-method.md",
     "research/reproduce.md",
     "research/extend.md",
@@ -60,7 +61,6 @@ REFERENCE = ("reference/keys.md", "reference/commands.md", "reference/run-folder
 PROTECTION = (
     "public_data",
     "min_patients_per_metric",
-    "score_rounding",
     "state_dir",
     "studies",
     "memory_limit",
@@ -441,6 +441,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "evidence-reruns": evidence.reruns,
     "evidence-laboratories": evidence.laboratories,
     "evidence-declared": evidence.declared,
+    "evidence-intervals": evidence.intervals,
     "evidence-impact": evidence.impact,
     "evidence-impact-studies": evidence.impact_studies,
 }

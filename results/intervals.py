@@ -1,15 +1,19 @@
 """Simulate intervals: their coverage, their width, and the power that is reported.
 
-    python -m results.intervals
+    python -m results.intervals [--write]
 
 Patients, seeds and scores are drawn, also ones of which a few are 0 beside 0.9. Of one model's score: accuracy, Dice,
-concordance and the area under the ROC curve. Of differences between two methods: hospitals, patients and seeds, and a
-baseline that varies more from seed to seed. Width: half of it, in standard deviations of the difference; 1.96 is
-needed. Found: studies with the difference that `medsilo_lab.study.detectable` tells of a study without one, as it would
-be found in 80 %.
+concordance and the area under the ROC curve. Of differences between two methods: hospitals, patients and seeds, a
+baseline that varies more from seed to seed, and comparisons that stop as soon as they are significant. Width: half of
+it, in standard deviations of the difference; 1.96 is needed. Found: studies with the difference that
+`medsilo_lab.study.detectable` tells of a study without one, as it would be found in 80 %. Then results/power.py.
+
+Prints results/intervals.csv, which --write writes.
 """
 
-from collections.abc import Callable, Sequence
+import sys
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +22,16 @@ from scipy import stats
 from benchmarks.timing import run
 from medsilo_lab.study.detectable import detectable
 from medsilo_lab.study.evidence import Difference, Interval, Scores, Study, compare, interval, interval_of_concordance
+from medsilo_lab.study.sequential_test import LEAST, error_at
+from results import power, result_files
+from results.result_files import Table
 
-TIMES, STUDIES, FOUND = 1000, 400, 40  # intervals of a score; of a difference; studies that tell a difference
+FILE = result_files.FOLDER / "intervals.csv"
+TIMES, STUDIES = 400, 250  # intervals of a score; of a difference
+FOUND, EACH = 100, 8  # studies that tell a difference, and how often each is looked for
 PATIENTS = (2, 3, 4, 6, 8, 12, 16)
 ERROR = 0.05
+LEVEL = 0.7  # of Dice, where nobody fails
 Random = np.random.Generator
 Ranked = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -106,6 +116,11 @@ class DrawnStudy(NamedTuple):
     unsteady: float = 1.0  # times as much for the baseline
 
     @property
+    def apart(self) -> float:
+        """How far the methods' true means are apart without a gain: patients whom one of them fails."""
+        return LEVEL * (self.failing[1] - self.failing[0])
+
+    @property
     def words(self) -> str:
         failing = f", {self.failing[0]:.0%} and {self.failing[1]:.0%} fail" if any(self.failing) else ""
         unsteady = ", unsteady baseline" if self.unsteady > 1 else ""
@@ -113,7 +128,10 @@ class DrawnStudy(NamedTuple):
 
 
 def study(random: Random, one: DrawnStudy, gain: float = 0.0) -> tuple[Study, Study]:
-    """Draw two methods' scores on the same patients: some are harder than others, and seeds vary."""
+    """Draw two methods' scores on the same patients: some are harder than others, and seeds vary.
+
+    The gain is that of the mean over all patients, so those whom a method does not fail gain more.
+    """
     scale = 0.1 if one.kind == "accuracy" else 0.015
     shifts = [random.normal(0, times * one.luck * scale, one.seeds) for times in (1.0, one.unsteady)]
     methods: tuple[list[dict[str, Scores]], ...] = ([{} for _ in range(one.seeds)], [{} for _ in range(one.seeds)])
@@ -123,7 +141,7 @@ def study(random: Random, one: DrawnStudy, gain: float = 0.0) -> tuple[Study, St
             own, fails = random.normal(size=one.patients), random.random(one.patients) < failing
             for shift, scores in zip(by_seed, method, strict=True):
                 noise = random.normal(size=one.patients)
-                values = _score(one, better, hard, own, noise, float(shift))
+                values = _score(one, better / (1 - failing), hard, own, noise, float(shift))
                 scores[f"{hospital}"] = Scores(np.where(fails, 0.0, values), np.arange(one.patients))
     return methods
 
@@ -134,7 +152,7 @@ def _score(
     if one.kind == "accuracy":
         level = stats.norm.ppf(0.65 + gain) * 1.5
         return (hard + own / 2 + noise + level + shift > 0).astype(float)
-    return np.clip(0.7 + gain + 0.06 * hard + 0.05 * own + 0.03 * noise + shift, 0, 1)
+    return np.clip(LEVEL + gain + 0.06 * hard + 0.05 * own + 0.03 * noise + shift, 0, 1)
 
 
 COVERED = tuple(
@@ -168,50 +186,115 @@ def differences(random: Random, one: DrawnStudy, times: int, gain: float = 0.0) 
 
 def covered_difference(one: DrawnStudy, times: int) -> tuple[float, float]:
     """Return how often the interval of a difference covers the truth, and half its width in standard deviations."""
-    random = np.random.default_rng(one.patients)
-    many = study(random, one._replace(hospitals=1, patients=60_000))
-    truth = float(np.mean([x["0"].values.mean() - y["0"].values.mean() for x, y in zip(*many, strict=True)]))
-    truth = truth if any(one.failing) and one.failing[0] != one.failing[1] else 0.0
-    found = differences(random, one, times)
-    covers = float(np.mean([each.low <= truth <= each.high for each in found]))
+    found = differences(np.random.default_rng(one.patients), one, times)
+    covers = float(np.mean([each.low <= one.apart <= each.high for each in found]))
     return covers, float(
         np.median([each.high - each.low for each in found]) / 2 / np.std([each.mean for each in found])
     )
 
 
-def told_and_found(one: DrawnStudy, times: int, studies: int) -> tuple[float, float]:
+def told_and_found(one: DrawnStudy, times: int, each: int) -> tuple[float, float]:
     """Return the difference that studies without one tell (their median), and how often what each tells is found."""
     random = np.random.default_rng(one.patients + one.seeds)
-    told = [detectable(each, one.seeds, ERROR) for each in differences(random, one, times)]
-    found = [each.decides for gain in told for each in differences(random, one, max(studies // times, 1), gain)]
+    told = [detectable(alike, one.seeds, ERROR) for alike in differences(random, one, times)]
+    found = [own.decides for gain in told for own in differences(random, one, each, gain)]
     return float(np.median(told)), float(np.mean(found))
 
 
+# ------------------------------------------------------------------------------------------- looks while seeds come in
+class Looked(NamedTuple):
+    """A comparison that stops as soon as it is significant, or with all seeds of its study."""
+
+    study: DrawnStudy
+    gain: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.study.words}, gain of {100 * self.gain:.0f} points"
+
+
+LOOKED = tuple(
+    Looked(DrawnStudy(kind, 3, 20, seeds, failing), gain)
+    for kind, failing, seeds, gains in (
+        ("accuracy", (0.0, 0.0), 8, (0.0, 0.12)),
+        ("Dice", (0.0, 0.0), 12, (0.0, 0.06)),
+        ("Dice", (0.08, 0.08), 12, (0.0, 0.1)),
+    )
+    for gain in gains
+)
+
+
+def stopped(one: Looked, method: Study, baseline: Study) -> Difference:
+    """Return the difference at the look that ends a comparison."""
+    planned = one.study.seeds
+    for seeds in range(LEAST, planned + 1):
+        found = compare(method[:seeds], baseline[:seeds], error=error_at(seeds, planned))
+        if found.decides:
+            break
+    return found
+
+
+def covered_at_the_end(one: Looked, times: int) -> tuple[float, float, float]:
+    """Return how often the interval at the last look covers the truth, how often it is significant, and the seeds."""
+    random = np.random.default_rng(one.study.seeds)
+    found = [stopped(one, *study(random, one.study, one.gain)) for _ in range(times)]
+    truth = one.gain + one.study.apart
+    measured = ((each.low <= truth <= each.high, each.decides, each.seeds) for each in found)
+    covers, significant, seeds = (float(np.mean(each)) for each in zip(*measured, strict=True))
+    return covers, significant, seeds
+
+
+# ----------------------------------------------------------------------------------------------------- the file
+def tables() -> list[Table]:
+    """Simulate all."""
+    scored = [(name, *(f"{covered_score(name, n, TIMES):.3f}" for n in PATIENTS)) for name in (*SCORES, *RANKED)]
+    covers = [(one.words, *covered_difference(one, STUDIES)) for one in COVERED]
+    looks = [(one.words, *covered_at_the_end(one, STUDIES)) for one in LOOKED]
+    told = [(one.words, *told_and_found(one, FOUND, EACH)) for one in TOLD]
+    return [
+        Table(("score", *(f"covered, {number} patients" for number in PATIENTS)), scored, "one model's score"),
+        Table(
+            ("study", "covered", "half its width, in standard deviations"),
+            [(words, f"{share:.3f}", f"{width:.1f}") for words, share, width in covers],
+            "a difference",
+        ),
+        Table(
+            ("study", "covered", "significant", "seeds at the end, mean"),
+            [(words, f"{share:.3f}", f"{sure:.3f}", f"{seeds:.1f}") for words, share, sure, seeds in looks],
+            "a comparison that stops early",
+        ),
+        Table(
+            ("study", "told with power .80, in points, median", "found"),
+            [(words, f"{100 * gain:.1f}", f"{share:.3f}") for words, gain, share in told],
+            "power as it is told",
+        ),
+        power.table(),
+    ]
+
+
 def main() -> None:
-    """Print the tables of docs/research/reproduce.md."""
-    _table(("one model's score", *(f"{number} patients" for number in PATIENTS)), _scores())
-    _table(("difference", "covered", "half its width, in sd"), _differences())
-    _table(("setting", "told", "found"), _told())
-
-
-def _scores() -> list[Sequence[str]]:
-    return [(name, *(f"{covered_score(name, n, TIMES):.3f}" for n in PATIENTS)) for name in (*SCORES, *RANKED)]
-
-
-def _differences() -> list[Sequence[str]]:
-    found = [(one.words, *covered_difference(one, STUDIES)) for one in COVERED]
-    return [(words, f"{covers:.3f}", f"{width:.1f}") for words, covers, width in found]
-
-
-def _told() -> list[Sequence[str]]:
-    found = [(one.words, *told_and_found(one, FOUND, STUDIES)) for one in TOLD]
-    return [(words, f"{100 * gain:.1f} points", f"{share:.2f}") for words, gain, share in found]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    lines = [f"| {' | '.join(row)} |" for row in (heads, *rows)]
-    print("\n".join([lines[0], f"|{'---|' * len(heads)}", *lines[1:]]), flush=True)
+    """Print the file, and write it if asked."""
+    write = "--write" in sys.argv[1:]
+    header = {
+        "title": "Coverage and power of medsilo's intervals",
+        "data": "simulated patients, seeds and scores",
+        "command": "python -m results.intervals --write",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "about": (
+            f"Coverage is of 95 % intervals, in {TIMES} draws of a score and {STUDIES} of a study. Half its width is "
+            "in standard deviations of the difference; 1.96 is needed. A study's name has hospitals x patients, and "
+            "how many seeds at most where it stops early.",
+            f"Told: the difference that a study without one tells as found with power .80, of {FOUND} studies; each "
+            f"is then looked for {EACH} times.",
+            power.WORDS,
+        ),
+    }
+    found = result_files.Study(header, tables()).text()
+    print(found)
+    if write:
+        FILE.write_text(found, "utf-8")
+        result_files.write_index()
 
 
 if __name__ == "__main__":
-    run(main, globals(), TIMES=10, STUDIES=6, FOUND=2)
+    run(main, globals(), TIMES=10, STUDIES=6, FOUND=2, EACH=2)

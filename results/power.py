@@ -1,6 +1,4 @@
-"""The power of a comparison of six methods with three seeds, and its false alarms.
-
-    python -m results.power
+"""The power of a comparison of six methods with three seeds, and its false alarms: a part of results/intervals.csv.
 
 Scores are drawn: each row and seed by itself, with the spread at which a row alone finds 6 points in 11 % and 10 points
 in 27 % of studies, and what a seed gives all rows. In false alarms no row gains, and one may be unsteadier than the
@@ -14,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from benchmarks.timing import run
 from medsilo_lab.study.training_luck import luck_beside
+from results.result_files import Table
 
 ROWS, SEEDS, SPREAD, LEVEL = 6, 3, 0.0225, 0.05
 TIMES = 4000
@@ -83,7 +81,7 @@ def moderated(scores: np.ndarray, prior: float = 4.0) -> np.ndarray:
 JUDGES: dict[str, Judge] = {
     "each row alone": alone,
     "all rows, unchecked": unchecked,
-    "all rows, checked (`compare`)": checked,
+    "all rows, checked (medsilo compare)": checked,
     "all rows, moderated": moderated,
 }
 
@@ -107,17 +105,20 @@ def measured(judge: Judge, times: int = TIMES) -> tuple[list[float], list[float]
     return power, [float(sure(judge(studies(random, 0.0, by, times))).any(1).mean()) for by in UNSTEADY]
 
 
-def main() -> None:
-    """Print the table of docs/research/reproduce.md."""
-    alarm_heads = [f"false, {by}x" if by > 1 else "false, all alike" for by in UNSTEADY]
-    heads = ["", "6 points", "10 points", *alarm_heads, *(f"covered, baseline {by}x" for by in BASELINE)]
-    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+def table() -> Table:
+    """Return what each way to know the luck of training finds, and misses."""
+    alarms = [f"false alarms, a row {by}x as unsteady" for by in UNSTEADY]
+    heads = ["", "found, 6 points", "found, 10 points", *alarms]
+    heads += [f"covered, baseline {by}x as unsteady" for by in BASELINE]
+    rows = []
     for name, judge in JUDGES.items():
-        power, alarms = measured(judge, TIMES)
-        shares = [f"{share:.0%}" for share in power] + [f"{alarm:.1%}" for alarm in alarms]
-        shares += [f"{covered(judge, by, TIMES):.1%}" for by in BASELINE]
-        print(f"| {name} | {' | '.join(shares)} |")
+        found, false = measured(judge, TIMES)
+        shares = [*found, *false, *(covered(judge, by, TIMES) for by in BASELINE)]
+        rows.append([name, *(f"{share:.3f}" for share in shares)])
+    return Table(heads, rows, "six rows, three seeds")
 
 
-if __name__ == "__main__":
-    run(main, globals(), TIMES=20)
+WORDS = (
+    f"Six rows, three seeds: {TIMES} drawn studies. A false alarm is a significant difference where no row gains. To "
+    "be sure of the baseline's own luck costs power; add seeds where a row varies that much."
+)

@@ -11,6 +11,7 @@ from dataclasses import fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from medsilo_lab.study.cells import Row, cells_of, run_cell
 from medsilo_lab.study.compare import Asked, Study
 from medsilo_lab.study.verdict_file import About
 from tests.commands import parsed
-from tests.hospital import NAMES, write_photos
+from tests.hospital import KEY, NAMES, write_photos
 from tests.junit import BUILD, build_hash
 
 torch.set_num_threads(1)  # a test that forks would wait for threads that its child does not have
@@ -169,6 +170,12 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
     study = Study(folder, About(title="A study", machine="a test"), cells)
     study.conclude([])
     return study
+
+
+@pytest.fixture
+def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each hospital of this process the same key, by which the same patients are in its parts in every run."""
+    monkeypatch.setattr("medsilo.site.query_budget.secrets", SimpleNamespace(token_hex=lambda size: KEY))
 
 
 @pytest.fixture(scope="session")

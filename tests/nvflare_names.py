@@ -875,8 +875,9 @@ def streams(module: Any) -> None:
 # ---------------------------------------------------------------------------------------------------- from outside
 @relies(
     "fuel.flare_api.api_spec",
-    "AuthenticationError AuthorizationError InternalError InvalidTarget JobNotFound JobNotRunning NoConnection",
-    "NoReply SessionClosed SystemInfo.client_info.last_connect_time SystemInfo.client_info.name",
+    "AuthenticationError AuthorizationError InternalError InvalidTarget JobNotFound JobNotRunning",
+    "MonitorReturnCode.TIMEOUT NoConnection NoReply SessionClosed",
+    "SystemInfo.client_info.last_connect_time SystemInfo.client_info.name",
 )
 def session_words(module: Any) -> None:
     """Each kind of failure is an exception of its own; a system's facts say since when it is up, and when each client
@@ -885,10 +886,20 @@ def session_words(module: Any) -> None:
     kinds += [module.JobNotRunning, module.NoConnection, module.NoReply, module.SessionClosed]
     kinds += [module.InvalidTarget]
     assert all(issubclass(kind, Exception) for kind in kinds) and len(set(kinds)) == 9
+    assert module.MonitorReturnCode.TIMEOUT is not module.MonitorReturnCode.JOB_FINISHED
     heard = [module.ClientInfo("hospital-a", 2.0)]
     info = module.SystemInfo(module.ServerInfo("started", 1.0), heard, [])
     assert info.server_info.start_time == 1.0
     assert [(client.name, client.last_connect_time) for client in info.client_info] == [("hospital-a", 2.0)]
+
+
+@relies("apis.fl_exception", "FLCommunicationError")
+def late_answers(module: Any) -> None:
+    """A session whose server answers too late raises it, where it does not say that there is no connection."""
+    authenticator = import_module(f"{MODULES}.private.fed.authenticator")
+    source_holds(authenticator, 'FLCommunicationError(f"failed to challenge server')
+    source_holds(import_module(f"{MODULES}.fuel.flare_api.flare_api"), "except FLCommunicationError as e")
+    assert issubclass(module.FLCommunicationError, Exception)
 
 
 @relies("fuel.hci.proto", "MetaKey.STATUS MetaStatusValue.NO_REPLY")
@@ -904,7 +915,7 @@ def replies_of_clients(module: Any) -> None:
     "Session.abort_job Session.clone_job Session.close Session.do_app_command Session.download_job_result",
     "Session.get_job_meta Session.get_job_status Session.get_system_info.client_info.name",
     "Session.api.cell.core_cell.communicator.stop Session.get_system_info.server_info.start_time Session.list_jobs",
-    "Session.submit_job Session.try_connect Session.get_client_job_status.get",
+    "Session.monitor_job Session.submit_job Session.try_connect Session.get_client_job_status.get",
 )
 def session(module: Any) -> None:
     """The lead's commands over mutual TLS. tests/secure/test_lead.py runs each against a real server."""
@@ -916,6 +927,7 @@ def session(module: Any) -> None:
     for asks in (own.abort_job, own.clone_job, own.get_job_meta, own.get_job_status, own.submit_job):
         takes(asks, "self", "job")
     takes(own.download_job_result, "self", "job", "folder")
+    takes(own.monitor_job, "self", "job", 120.0, 1.0)
     takes(own.do_app_command, "self", "job", "topic", {"after": 1})
     takes(own.list_jobs, "self", detailed=True, reverse=True, limit=20)
     takes(own.get_system_info, "self")

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from scipy.stats import binom
 
-from medsilo.core.files import load_tensors
+from medsilo.core.files import load_tensors, write_text
 from medsilo.federation.private_site import units_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import training_site
@@ -32,12 +32,12 @@ from medsilo.runs.paths import GLOBAL, LAST, site_folder
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.splits import part_alone
 from tests import inprocess
-from tests.hospital import write_pixels
+from tests.hospital import KEY, split_of, write_pixels
 
 CONFIDENCE, DELTA, EPSILON = 0.95, 1e-4, 2.0
 HOPED = 0.1  # of the noise that is charged: what the guesses are best at
 OTHERS = 20  # patients who are always there
-SHARES = (0.6, 0.2, 0.2)
+SHARES, SPLIT = (0.6, 0.2, 0.2), split_of(KEY)
 SIGNALS, WINDOW = 8, 32  # of a recording, and as many classes
 SIDE = 8  # of a photograph
 Write = Callable[[Path, list[str], int], None]
@@ -132,7 +132,7 @@ def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int |
     coins = np.random.default_rng(seed).random(canaries) < 0.5
     others, every = trained("p", OTHERS), trained("c", canaries)
     present = [name for name, coin in zip(every, coins, strict=True) if coin]
-    outside = [f"o{n}" for n in range(400) if part_alone(f"o{n}", SHARES, 1) != "train"][:16]
+    outside = [f"o{n}" for n in range(400) if part_alone(f"o{n}", SHARES, SPLIT) != "train"][:16]
     kind.write(root / "data/a", [*others, *outside, *present], canaries)
     kind.write(root / "all/a", [*others, *outside, *every], canaries)
     plan = planned(kind, len(others) + canaries)
@@ -155,7 +155,7 @@ def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int |
 def trained(letter: str, count: int) -> list[str]:
     """Return so many names of patients who are in training."""
     found = (f"{letter}{n}" for n in range(20 * count + 200))
-    return [name for name in found if part_alone(name, SHARES, 1) == "train"][:count]
+    return [name for name in found if part_alone(name, SHARES, SPLIT) == "train"][:count]
 
 
 def planned(kind: Kind, patients: int) -> Plan:
@@ -169,7 +169,8 @@ def planned(kind: Kind, patients: int) -> Plan:
 
 
 def settings(root: Path, data: str, kind: Kind) -> SiteSettings:
-    described = {"folder": str(root / data), "split": 1, **kind.data}
+    described = {"folder": str(root / data), **kind.data}
+    write_text(root / data / "records/a/key", KEY)
     demands = {"epsilon": 100.0, "delta": DELTA, "unit": "patient", "public": {"counts": "an audit"}}
     own = {"device": "cpu", "state_dir": str(root / data / "records"), "data": described, "privacy": demands}
     return make_settings({**own, "min_patients_per_metric": 1}, "an audit")

@@ -34,7 +34,7 @@ from medsilo.tasks.splits import part_alone
 from tests import inprocess
 from tests.conftest import slow_but
 from tests.dicoms import write_segmentation, write_series
-from tests.hospital import Volume, affine_of, write_pixels, write_volume
+from tests.hospital import Volume, affine_of, split_of, write_pixels, write_volume
 
 SITES = ["a", "b"]
 ODD = "a-odd"  # before all others, so that they move up when this one leaves
@@ -289,14 +289,14 @@ class Sums:
         return [float((own - other).norm()) for own, other in zip(self.exact, self.first.exact, strict=True)]
 
 
-def split_with(part: str) -> int:
-    """Return a number of a hospital's own under which the odd patient is in a part, and none is empty."""
-    for number in range(1000):
-        own = {person: part_alone(person, SHARES, number) for person in PEOPLE}
+def key_with(part: str) -> str:
+    """Return a hospital's key under which the odd patient is in a part, and none is empty."""
+    for key in (f"{number:064x}" for number in range(1000)):
+        own = {person: part_alone(person, SHARES, split_of(key)) for person in PEOPLE}
         others = {own[person] for person in PEOPLE if person != ODD}
         if own[ODD] == part and len(others) == 3:
-            return number
-    raise AssertionError("no such number")
+            return key
+    raise AssertionError("no such key")
 
 
 def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sums: Sums) -> Sums:
@@ -305,14 +305,14 @@ def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sum
     for site, lacking in zip(SITES, (left, OTHERS), strict=True):
         setting.write(data / site, lacking)
         (root / "records" / site).mkdir(parents=True)
-        (root / "records" / site / "key").write_text("5e" * 32)  # both hospitals are one, with one secret
+        (root / "records" / site / "key").write_text(key_with(part))  # both hospitals are one, with one secret
         place = site_folder(root / "study", site)
         place.mkdir(parents=True)
         (place / NOISY_COUNTS).write_text(json.dumps({"draw": "x", "counts": COUNTS}))
     plan = setting.plan(unit)
     if "pretrained" in plan.build_networks():
         save_tensors(data / "pretrained.safetensors", dict(plan.build_networks()["pretrained"].state_dict()))
-    described = {"folder": str(data), "split": split_with(part), **setting.data}
+    described = {"folder": str(data), **setting.data}
     own = {"device": "cpu", "state_dir": str(root / "records"), "data": described, "min_patients_per_metric": 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("medsilo.site.settings.LEAST_AVERAGED", 1)

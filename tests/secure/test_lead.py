@@ -183,7 +183,7 @@ def test_watching_survives_a_lost_connection_and_abort_ends_it(
     job = lead.submit(tmp_path / "job", consortium.kit(LEAD), print)
     told: list[int] = []
     said: list[str] = []
-    ended: list[str] = []
+    ended: list[tuple[str, str]] = []
     with Relay(consortium.port) as relay:
         kit = relay.kit(consortium.kit(LEAD), tmp_path / "kit")
 
@@ -200,7 +200,7 @@ def test_watching_survives_a_lost_connection_and_abort_ends_it(
         wait_until(lambda: len(told) > before, 60, "the rounds after it")
         assert medsilo("cancel", job, "--kit", kit)[0] == 0
         watching.join(timeout=60)
-    assert ended == ["FINISHED:ABORTED"]
+    assert ended == [(job, "FINISHED:ABORTED")]
     assert told == list(range(1, len(told) + 1)) and len(told) < 500
 
 

@@ -156,7 +156,7 @@ def server(tmp_path: Path) -> Path:
     (kit / "medsilo.service").write_text(f"ReadWritePaths=/srv/medsilo/fl {storage}\n")
     write_json(kit / "medsilo/study/rounds.json", 1)
     (kit / "medsilo/study/rounds.jsonl").write_text('{"round": 1, "asked": ["in-a-study"]}\n')
-    write_json(storage / "jobs/one/meta", {"deploy_map": {"app": ["in-a-job"]}})
+    write_json(storage / "jobs/one/meta", {"deploy_map": {"app": ["server", "in-a-job"]}})
     (kit / "startup/start.sh").write_text("exit")
     (kit / "startup/start.sh").chmod(0o700)
     return kit
@@ -237,9 +237,11 @@ def test_only_hospitals_that_the_backup_knows_are_expelled(
     """A name that was mistyped would let the hospital in again."""
     assert main(["kits", "backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
     restored = ["kits", "restore", str(tmp_path / "b.zip"), "--kit", str(tmp_path / "new")]
-    assert main([*restored, "--expelled", "st-ana"]) == 1
-    said = capsys.readouterr().err
-    assert "'st-ana'" in said and "in-a-job, in-a-study, late, st-anna" in said and "disable_client" in said
+    for wrong in ("st-ana", "server"):
+        assert main([*restored, "--expelled", wrong]) == 1
+        said = capsys.readouterr().err
+        assert f"'{wrong}'" in said and "known: in-a-job, in-a-study, late, st-anna." in said
+        assert "disable_client" in said
     assert not (tmp_path / "new").exists()
     assert main([*restored, *(word for name in ("st-anna", "in-a-study") for word in ("--expelled", name))]) == 0
     assert json.loads((tmp_path / "new/disabled_clients.json").read_text()) == {

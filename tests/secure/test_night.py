@@ -1,4 +1,4 @@
-"""A night: six hospitals over mutual TLS, ten disturbances of ten kinds in random order, and nobody types anything.
+"""A night: six hospitals over mutual TLS, a canary, ten disturbances of ten kinds in random order, and nobody types.
 
 keep-running.sh stands for systemd. Every line that needs somebody, or says that something is over, is told once.
 SEED=7 draws another night.
@@ -24,6 +24,7 @@ from threading import Thread
 import psutil
 import pytest
 
+from medsilo import cli
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs import events
@@ -201,6 +202,10 @@ def test_a_night(tmp_path: Path, root: Path) -> None:
         url, told = stack.enter_context(webhook())
         stack.enter_context(alerts([kit(party) for party in (SERVER, *SIX)], url, root))
         night.consortium.start()
+        at = time.monotonic()
+        assert cli.main(["submit", "--canary", "--kit", str(kit(LEAD))]) == 0
+        print(f"canary: {(took := time.monotonic() - at):.0f} s", flush=True)
+        assert took < 120
         write_job(tmp_path / "job", plan, study=STUDY)
         lead.submit(tmp_path / "job", kit(LEAD), print)
         record, began, happened = Record(night.runs(SERVER) / STUDY), time.monotonic(), list[Happened]()

@@ -7,11 +7,13 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from medsilo.core.files import write_text
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.ledger import Ledger, LedgerStanding, ledgers
+from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import make_settings
 from medsilo.site.signing import UseKey, public_text
 from medsilo_lab.consortium import lead
@@ -38,8 +40,10 @@ def test_a_hospital_that_dies_has_the_ledger_of_the_loop_and_at_most_one_answer_
     before = local.read_text()
     photos = write_photos(tmp_path / "photos", NAMES)
     demands = {"epsilon": 5.0, "delta": 1e-3, "unit": "record", "public": {"counts": "known"}}
-    own = {"device": "cpu", "data": {"folder": str(photos), "split": 1}, "privacy": demands}
+    own = {"device": "cpu", "data": str(photos), "privacy": demands}
     plan = parse_plan(NOISY, ["training.rounds=30", f"participation.sites=[{HOSPITAL}]"])
+    key_of = QueryBudget(pair.kit(HOSPITAL) / "medsilo/_hospital" / HOSPITAL).key()
+    write_text(tmp_path / "_hospital" / HOSPITAL / "key", key_of.hex())  # so that both divide alike
     inprocess.run(plan, folder=tmp_path / "loop", settings=make_settings(own, "x"))
     kit, record = pair.kit(LEAD), Record(pair.kit(SERVER) / "medsilo/private")
     local.write_text(yaml.safe_dump(own))

@@ -75,15 +75,6 @@ def test_single_precision_is_as_near_as_it_can_be(band: float | None) -> None:
     np.testing.assert_allclose(out, normalise_by_hand(batch, amplitude_by_hand(batch), band), **TOLERANCE)
 
 
-def test_a_running_average_of_decay_zero_stays_with_the_first_batch_and_of_one_with_the_last() -> None:
-    first, *_, last = draw((2, 6, 6))
-    for decay, batch in ((0.0, first), (1.0, last)):
-        norm = AmplitudeNorm((2, 6, 6), decay=decay).double()
-        for one in draw((2, 6, 6)):
-            norm(torch.from_numpy(one))
-        torch.testing.assert_close(norm.amplitude, half(amplitude_by_hand(batch)), **TOLERANCE)
-
-
 def test_evaluation_never_updates_and_passes_images_unchanged_before_the_first_batch() -> None:
     norm = AmplitudeNorm((1, 4, 4)).eval()
     images = torch.rand(2, 1, 4, 4)

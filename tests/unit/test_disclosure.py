@@ -20,6 +20,7 @@ from tests.unit.test_leaks import Listening
 from tests.unit.test_protection import STUDY
 
 LOSS, SCORE, EACH = 0.7310585786, 0.6180339887, 0.5772156649  # found by nobody else
+pytestmark = pytest.mark.usefixtures("known_key")
 MACHINE = {"seconds", "memory", "packages", "task", "round", "study"}  # of no patient
 
 
@@ -36,7 +37,7 @@ def numbers(told: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def hospital(folder: Path) -> SiteSettings:
-    return make_settings({"device": "cpu", "data": {"folder": str(write_photos(folder, NAMES)), "split": 1}}, "x")
+    return make_settings({"device": "cpu", "data": str(write_photos(folder, NAMES))}, "x")
 
 
 @pytest.fixture

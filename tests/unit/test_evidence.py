@@ -16,7 +16,7 @@ from medsilo_lab.study.evidence import (
 )
 from medsilo_lab.study.training_luck import luck_beside, luck_of, pooled_luck
 from medsilo_lab.study.verdict import _tested
-from results import intervals
+from results import intervals, result_files
 from tests.patient_scores import scores
 
 
@@ -255,7 +255,7 @@ def test_a_study_says_what_it_could_have_seen() -> None:
 @pytest.mark.parametrize("setting", [intervals.TOLD[1], intervals.TOLD[5]], ids=lambda one: one.words)
 def test_a_difference_that_is_told_as_found_is_found(setting: intervals.DrawnStudy) -> None:
     """Of three hospitals of 20 patients and six seeds, what was told with power .80 was found in .07 of studies."""
-    _, found = intervals.told_and_found(setting, 25, 200)
+    _, found = intervals.told_and_found(setting, 25, 8)
     assert 0.7 < found < 0.9  # two standard errors of this small simulation about .05
 
 
@@ -282,10 +282,38 @@ def test_intervals_of_a_difference_cover_it(setting: intervals.DrawnStudy) -> No
     assert intervals.covered_difference(setting, 60)[0] >= 0.93
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("looked", intervals.LOOKED, ids=lambda one: one.words)
+def test_intervals_cover_where_a_comparison_stops_early(looked: intervals.Looked) -> None:
+    """With a gain most stop before their last seed, and without one few do."""
+    covers, significant, seeds = intervals.covered_at_the_end(looked, 100)
+    assert covers >= 0.93
+    assert (seeds < looked.study.seeds and significant > 0.3) if looked.gain else significant <= 0.07
+
+
 def test_intervals_of_accuracy_are_no_wider_than_needed() -> None:
     """Three hospitals of 20 patients, six seeds: the interval was 2.7 standard deviations wide to either side."""
     covers, width = intervals.covered_difference(intervals.DrawnStudy("accuracy", 3, 20, 6), 120)
     assert covers >= 0.93 and 1.9 < width < 2.5
+
+
+def test_the_large_simulation_has_every_setting_and_none_is_missed_too_often() -> None:
+    """Of 35 kinds of study, 15 were missing."""
+    lines = result_files.rows_of(intervals.FILE)
+    found = {(one["part"], one["configuration"]) for one in lines}
+    asked = {"one model's score": [*intervals.SCORES, *intervals.RANKED]} | {
+        part: [one.words for one in settings]
+        for part, settings in (
+            ("a difference", intervals.COVERED),
+            ("a comparison that stops early", intervals.LOOKED),
+            ("power as it is told", intervals.TOLD),
+        )
+    }
+    assert {(part, name) for part, names in asked.items() for name in names} <= found
+    covered = [float(one["value"]) for one in lines if one["part"] in asked and one["quantity"].startswith("covered")]
+    assert len(covered) == 7 * 10 + 35 + 6 and min(covered) >= 0.93
+    power = [float(one["value"]) for one in lines if one["quantity"] == "found"]
+    assert len(power) == 9 and min(power) >= 0.75 and max(power) <= 0.85
 
 
 def test_parts_of_a_concordance_have_its_mean_and_vary_with_all_pairs() -> None:

@@ -474,9 +474,9 @@ def test_too_few_images_end_the_run_in_one_line(tmp_path: Path) -> None:
             "algorithm.amplitude=true",
             "algorithm.amplitude: True is not a section",
         ),
-        ("algorithm.amplitude.alpha=1", "remove it or use one of: decay, band, start"),
+        ("algorithm.amplitude.alpha=1", "one of: decay, band, start"),
         ("protocol=paper", "algorithm.amplitude.start: 'batch', but protocol 'paper'"),
-        ("protocol=released-code", "algorithm.amplitude.band: None, but protocol 'released-code'"),
+        ("protocol=released-code", "algorithm.amplitude.band: None, but"),
     ],
 )
 def test_wrong_plans_are_refused_in_one_line(change: str, says: str) -> None:

@@ -142,7 +142,7 @@ def test_a_memory_limit_is_a_refusal_and_the_next_round_is_well(isolated_site: S
     assert first and not psutil.pid_exists(first.pid)
     site.answer(server.ask("round", 3))
     assert site.process and site.process.pid != first.pid
-    with pytest.raises(Refused, match="died .exit code 1.: the site's own worker.log"):
+    with pytest.raises(Refused, match="died .exit code 1.: .*worker.log"):
         site.answer(server.ask("round", 3, {"model": {"w": torch.zeros(2**28)}}))  # no room for what arrives
 
 

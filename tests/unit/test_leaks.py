@@ -85,7 +85,7 @@ def test_it_follows_the_sites_policy() -> None:
     text = "\n".join(lines)
     assert "unless they are fewer than 9" in text
     assert "covers 9 images and patients" in text
-    assert "stays (allow_log_streaming is false" in text and "privacy.json, scope strict, does to every answer" in text
+    assert "stays (allow_log_streaming is false" in text and "privacy.json, scope strict" in text
     open_ = "\n".join(describe(plan, settings, teaching))
     assert "REFUSED" not in open_ and "streamed to the server" in open_
 
@@ -138,9 +138,8 @@ def test_it_says_how_coarsely_numbers_of_patients_leave() -> None:
     text = "\n".join(describe(plan, SiteSettings()))
     assert "(0.2 with 10, 0.05 with 50, 0.01 with 200 patients" in text
     assert "multiples of 5" in text and "task.shares is not used" in text
-    assert "4 of 2000 over train cases, 6 of 2000 over validation cases, 1 of 100 over test cases" in text
-    assert "reliability: sums of probabilities, by tenths of them: 10 numbers" in text
-    assert "the threshold that does best on the validation cases, one of 9 numbers" in text
+    assert "6 of 2000 over validation cases, 1 of 100" in text
+    assert "by tenths of them: 10 numbers" in text
+    assert "validation cases, one of 9 numbers" in text
     assert "together" not in "\n".join(describe(plan, SiteSettings(public_data=True)))
     assert "together" not in "\n".join(describe(make_plan("fedavg", *SMALL), SiteSettings()))
-    assert "exactly (score_rounding is 0)" in "\n".join(describe(plan, SiteSettings(score_rounding=0)))

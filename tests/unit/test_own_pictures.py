@@ -23,7 +23,7 @@ from tests.hospital import photograph, write_balls, write_pixels
 from tests.unit.test_predict import write_run
 
 PATIENTS = [f"p{number}" for number in range(9)]
-SPLIT = 0  # drawn by the hospital's own key, a test could depend on who is in which part
+pytestmark = pytest.mark.usefixtures("known_key")  # a test could depend on who is in which part
 U_NET = {"name": "unet", "features": [4, 8]}
 TASKS = {
     "volumes": {"name": "nifti-folder", "labels": ["ball", "tumour"], "size": [16, 16, 8], "target_spacing": [2, 2, 3]},
@@ -47,11 +47,11 @@ def plan_of(kind: str) -> Plan:
 
 def data_of(kind: str, folder: Path) -> dict:
     if kind != "photographs":
-        return {"folder": str(write_balls(folder, PATIENTS)), "label_map": {"1": "ball"}, "split": SPLIT}
+        return {"folder": str(write_balls(folder, PATIENTS)), "label_map": {"1": "ball"}}
     for number, patient in enumerate(PATIENTS):
         for place, values in zip(("images", "labels"), photograph(number), strict=True):
             write_pixels(folder / place / f"{patient}.png", values)
-    return {"folder": str(folder), "label_map": {"255": "disc"}, "split": SPLIT}
+    return {"folder": str(folder), "label_map": {"255": "disc"}}
 
 
 @pytest.mark.parametrize("kind", TASKS)

@@ -372,7 +372,7 @@ def test_they_learn_from_a_table(method: str, tmp_path: Path) -> None:
     for number, site in enumerate(table.SITES):
         table.write(tmp_path / site, table.lines(seed=number))
     settings = make_settings(
-        {"data": table.described(tmp_path), "min_patients_per_metric": 1, "score_rounding": 0}, "a test"
+        {"data": table.described(tmp_path), "min_patients_per_metric": 1, "public_data": True}, "a test"
     )
     for network in ("mlp", "linear") if method in ("fedala", "feddyn") else ("mlp",):
         plan = table.plan_of(method, network, kind="classification")

@@ -111,16 +111,6 @@ def test_state_goes_there_and_back(name: str) -> None:
     assert twin.param_groups is twin.base.param_groups and twin.state is twin.base.state
 
 
-def test_without_length_it_is_the_base_bit_for_bit_in_one_pass() -> None:
-    model, other = linear(), linear()
-    optimizer = PerturbedOptimizer(BASES["sgd"][0](model.parameters()), 0.0)
-    plain = BASES["sgd"][0](other.parameters())
-    for _ in range(3):
-        optimizer.step(closure_of(model, optimizer))
-        plain.step(closure_of(other, plain))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-
-
 def test_a_zero_gradient_moves_nothing() -> None:
     model = nn.Linear(2, 1)
     before = [parameter.clone() for parameter in model.parameters()]

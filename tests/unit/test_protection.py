@@ -93,11 +93,13 @@ def test_by_default_both_studies_tell_of_the_same_patients(asks: Asks, photos: P
     assert len(warnings) == 1 and "(0.6, 0.2, 0.2); task.shares" in warnings[0]
 
 
-def test_exact_numbers_and_another_seed_move_nobody_either(asks: Asks, photos: Path, tmp_path: Path) -> None:
+def test_exact_numbers_and_another_seed_move_nobody_either(
+    asks: Asks, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The split does not rest on coarse numbers, nor on anything that a plan says."""
-    exact = {"score_rounding": 0, "min_patients_per_metric": 1}
-    (one, other), _ = attack(asks, photos, tmp_path, **exact)
-    asks("third", photos, "task.split=7", "seed=0", **exact)
+    monkeypatch.setattr("medsilo.site.settings.SCORE_ROUNDING", 0)
+    (one, other), _ = attack(asks, photos, tmp_path, min_patients_per_metric=1)
+    asks("third", photos, "task.split=7", "seed=0", min_patients_per_metric=1)
     third = Record(tmp_path / "third").rounds()[0].sites["a"].validation_loss
     assert one == other == third and one != round(one, 4)
 
@@ -187,10 +189,10 @@ def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, t
 # ---------------------------------------------------------------------------------------------------- what is told
 @pytest.mark.slow
 def test_told_figures_are_right_within_their_step(asks: Asks, tmp_path: Path) -> None:
-    """One split for both: with it exact and coarse numbers are of the same patients."""
-    names = [f"p{number}" for number in range(240)]
-    data = {"folder": str(write_photos(tmp_path / "photos", names)), "shares": [0.5, 0.2, 0.3], "split": 1}
-    changes = ["task.shares=[0.5,0.2,0.3]", "task.split=1", "training.learning_rate=0.05", "training.rounds=2"]
+    """The table fixes the parts for both: exact and coarse numbers are of the same patients."""
+    parts = {f"p{number}": ("train", "train", "validation", "test", "test")[number % 5] for number in range(240)}
+    data = {"folder": str(write_photos(tmp_path / "photos", [*parts], parts))}
+    changes = ["training.learning_rate=0.05", "training.rounds=2"]
     exact = asks("exact", data, *changes, public_data=True)
     coarse = asks("coarse", data, *changes)
     one, other = exact.sites["a"], coarse.sites["a"]

@@ -31,7 +31,10 @@ from results.pages import (
     HEART,
     LABORATORIES,
     LOOKS,
+    OF_LABORATORIES,
     PAGES,
+    PLAIN,
+    SELF_MADE,
     SENSORS,
     Page,
     Part,
@@ -142,6 +145,14 @@ def test_every_study_has_a_file_whose_command_makes_it(root: Path) -> None:
     for name in PAGES:
         assert files[name]["command"] == [f"python -m results {name} --write"]
         assert {"title", "data", "date", "declared", "runs"} <= {*files[name]}
+
+
+def test_two_laboratories_have_each_method_on_each_look_as_declared(root: Path) -> None:
+    """AdaFed on changed images was missing."""
+    found = {line["configuration"] for line in result_files.rows_of(root / "results/laboratories.csv")}
+    methods = {row.partition(": ")[0] for row in (*PLAIN, *OF_LABORATORIES)}
+    looks = ("", *(f", {look}" for look in SELF_MADE))
+    assert len(methods) == 8 and {f"{name}{look}" for name in methods for look in looks} <= found
 
 
 def test_the_index_is_that_of_the_files(root: Path) -> None:

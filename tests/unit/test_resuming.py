@@ -203,3 +203,8 @@ def test_whoever_watches_is_led_into_the_job_that_goes_on() -> None:
     jobs["job-2"] = job("job-2", "FINISHED:COMPLETED", cloned_from="job-1", submit_time=2.0)
     assert watching.look(session) is None and "job-2" in said[-1]
     assert watching.look(session) == "FINISHED:COMPLETED" and watching.job_id == "job-2"
+    cancelled = lead._Watching("job-2", lambda line, study: None, said.append)
+    jobs["job-2"]["status"] = "FINISHED:ABORTED"
+    assert cancelled.look(session) == "FINISHED:ABORTED"  # at once
+    jobs["job-3"] = job("job-3", "SUBMITTED", cloned_from="job-2", submit_time=3.0)
+    assert cancelled.look(session) is None and cancelled.job_id == "job-3"

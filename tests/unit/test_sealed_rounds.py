@@ -123,9 +123,7 @@ def test_one_sum_of_a_round_whatever_the_server_forgets() -> None:
             study = other
         fewer = study.begin(number, [own], without={"site-4"})
         study.seal(fewer, groups)
-        with pytest.raises(
-            Refused, match=f"second, different sum of round {number}; the two sums would reveal the model of site-4"
-        ):
+        with pytest.raises(Refused, match=f"sum of round {number}; .* site-4"):
             study.open(fewer)
         same = study.begin(number, [own])
         study.seal(same, groups)
@@ -180,7 +178,7 @@ def test_what_comes_late_or_twice_is_not_added() -> None:
         server.offer("site-3", late)
     with pytest.raises(Refused, match="site-3: it is not in round 1"):
         server.add("site-3", uploads["site-0"])
-    with pytest.raises(Refused, match="site-0: it sent its masked numbers of round 1 twice, or too late"):
+    with pytest.raises(Refused, match="site-0: .* round 1 twice, or too late"):
         server.add("site-0", uploads["site-0"])
 
 

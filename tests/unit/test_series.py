@@ -60,7 +60,7 @@ def write(path: Path, lines: Sequence[Sequence[Any]], head: Sequence[str] = HEAD
 def described(folder: Path, **more: Any) -> dict[str, Any]:
     inside = {"time": "t", "label": "doing"}
     return {
-        "folder": str(folder), "recording_columns": inside, "patient": "^[^_]+", "split": 0,
+        "folder": str(folder), "recording_columns": inside, "patient": "^[^_]+",
         "label_map": {"REST": "rest", "WALK": "walk"}, **more,
     }  # fmt: skip
 
@@ -140,7 +140,7 @@ def test_no_patients_windows_are_in_two_parts(
     for patient, count in enumerate(files):
         for number in range(count):
             write(folder / f"p{patient}_{number}.csv", rows(10 * patient + number, 2))
-    data = plan_of().task.site_data("a", SITES, 0, source_of(folder, split=split))
+    data = plan_of().task.site_data("a", SITES, 0, source_of(folder).drawn_by(split))
     parts = [set(part.patients) for part in (data.train, data.validation, data.test)]
     assert sum(map(len, parts)) == len(set().union(*parts)) == len(files)
     windows = (2 * RATE - STEPS) // 8 + 1
@@ -271,7 +271,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "SECRET" not in str(told.value) and str(tmp_path) not in str(told.value)
         return str(told.value)
 
-    assert "(rest, walk) (4); add it to data.label_map" in words(label_map={})
+    assert "(rest, walk) (4); add" in words(label_map={})
     assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
     assert "holds patients, parts, sites" in words(names={"x": "doing"})
     assert "have the same name here" in words(names={"x": "y"})
@@ -306,7 +306,7 @@ def studied(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     """The run of a study and the folder with a hospital's settings."""
     run, local = tmp_path_factory.mktemp("run") / "fedavg-series", tmp_path_factory.mktemp("local")
     settings = make_settings(
-        {"data": described(hospitals), "min_patients_per_metric": 1, "score_rounding": 0}, "a test"
+        {"data": described(hospitals), "min_patients_per_metric": 1, "public_data": True}, "a test"
     )
     study = inprocess.run(plan_of(), folder=run, settings=settings)
     assert study.summary.pooled["accuracy"] > 0.9

@@ -45,6 +45,26 @@ def test_wrong_settings_are_one_line_without_paths(values: object, words: str) -
     assert len(text.splitlines()) == 1 and "anna" not in text
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"calibration": False},
+        {"min_cases_per_average": 1},
+        {"models_disk": 1},
+        {"score_rounding": 0},
+        {"quotas": {"min_learning_per_score": 0}},
+        {"quotas": {"train_answers": 1}},
+        {"privacy": {"epsilon": 1, "delta": 1e-5, "protective_epsilon": 1000}},
+        {"data": {"folder": "/d", "split": 1}},
+        {"data": {"folder": "/d", "cache": "disk"}},
+    ],
+)
+def test_no_key_lowers_a_constant(values: dict[str, object]) -> None:
+    with pytest.raises(MedsiloError, match="unknown key; remove it") as caught:
+        make_settings(values, "the site's medsilo.yaml")
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_settings_are_read_from_the_kit(tmp_path: Path) -> None:
     assert SiteSettings.read(tmp_path) == SiteSettings()
     (tmp_path / "medsilo.yaml").write_text("device: cpu\nthreads: 2\n")

@@ -62,7 +62,8 @@ def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(k
     kit = tmp_path / "kit"
     (kit / "startup").mkdir(parents=True)
     shutil.copy(kits / "north" / RUN, kit / RUN)
-    fake = "#!/bin/sh\necho started $1 >> starts\n[ -f stays ] && exec sleep 100\nexit 3\n"
+    fake = "#!/bin/sh\necho started $1 >> starts\n[ -f ends ] && touch shutdown.fl && exit 0\n"
+    fake += "[ -f stays ] && exec sleep 100\nexit 3\n"
     (kit / "startup/sub_start.sh").write_text(fake)
     (kit / "startup/sub_start.sh").chmod(0o700)
     environment = {**os.environ, "MEDSILO_LONGEST_WAIT": "0"}
@@ -77,10 +78,19 @@ def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(k
     finally:
         loop.kill()
     assert loop.returncode == 0 and sum("ended with code 3" in line for line in said) > 5
-    (kit / "stays").unlink()
-    (kit / "shutdown.fl").touch()
+    (kit / "ends").touch()
     done = run("bash", kit / RUN)
     assert done.returncode == 0 and "shut down" in done.stderr
+    (kit / "ends").unlink()
+    starts.unlink()
+    loop = subprocess.Popen(["bash", kit / RUN], env=environment, stderr=subprocess.PIPE, text=True)
+    try:  # of the last stop nothing is left; stop_fl.sh writes the file and does no more
+        wait_until(starts.exists, 60, "a start")
+        (kit / "shutdown.fl").touch()
+        said = loop.communicate(timeout=60)[1].splitlines()
+    finally:
+        loop.kill()
+    assert loop.returncode == 0 and len(said) == 1 and "stop_fl.sh" in said[0]
 
 
 @pytest.mark.slow

@@ -34,8 +34,7 @@ def source_of(
         return with_own_split(source, book, data_set(source, plan.task.name), writes=False)
     if not at_hospital:
         return source
-    split = secrets.randbits(32) if source.split is None else source.split
-    return source.model_copy(update={"shares": source.shares or SHARES, "split": split})
+    return source.model_copy(update={"shares": source.shares or SHARES}).drawn_by(secrets.randbits(32))
 
 
 def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None, survey: Survey) -> Iterator[Finding]:
@@ -137,7 +136,7 @@ def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
     promise = plan.privacy.under(demands)
     if promise.suffices(demands):
         return None
-    both = "min_patients_per_metric, score_rounding and the memory of earlier groups hold beside the plan's noise"
+    both = "min_patients_per_metric, steps of scores and the memory of earlier groups hold beside the plan's noise"
     if demands is None:
         return (
             f"{both}, since this hospital itself demands none",

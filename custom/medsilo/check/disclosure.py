@@ -176,22 +176,17 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
 def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return how coarsely numbers leave, who decides the split, how many answers there are."""
     limits, unit, patients = settings.quotas, settings.count_unit(False), settings.patients_in_step(False)
-    if patients:
-        low, high = plan.task.goal.metric_range
-        steps = ", ".join(
-            f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200)
+    low, high = plan.task.goal.metric_range
+    steps = ", ".join(f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200))
+    lines = [
+        f"Scores leave in steps that {patients} patients together can move at most ({steps} patients in the "
+        f"part); losses likewise, a case counting for at most {MOST:g}."
+    ]
+    if not plan.task.goal.by_case:
+        lines.append(
+            f"A score of pairs ({plan.task.goal.metric}) leaves in coarser steps, by the share of pairs that a "
+            f"patient is in, and only where that is at most {PAIR} / min_patients_per_metric."
         )
-        lines = [
-            f"Scores leave in steps that {patients} patients together can move at most ({steps} patients in the part; "
-            f"score_rounding); losses likewise, a case counting for at most {MOST:g}."
-        ]
-        if not plan.task.goal.by_case:
-            lines.append(
-                f"A score of pairs ({plan.task.goal.metric}) leaves in coarser steps, by the share of pairs that a "
-                f"patient is in, and only where that is at most {PAIR} / min_patients_per_metric."
-            )
-    else:
-        lines = ["Scores and losses leave exactly (score_rounding is 0)."]
     if unit > 1:
         lines.append(f"Counts leave in multiples of {unit} (min_patients_per_metric).")
     if beside := floors_beside(plan, settings):

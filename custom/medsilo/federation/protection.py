@@ -109,13 +109,13 @@ def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) ->
 
 
 def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: bool = True) -> DataSource:
-    """Return the data with shares and drawing of this hospital's own where its settings name none.
+    """Return the data with this hospital's own drawing, and its own shares where its settings name none.
 
     data: what stands for the data set; writes: whether parts that are drawn now are remembered.
     """
-    split = book.number("split") if source.split is None else source.split
-    own = source.model_copy(update={"shares": source.shares or SHARES, "split": split})
-    return own.remembered_by(book.places(data, split, writes))
+    split = book.number("split")
+    own = source.model_copy(update={"shares": source.shares or SHARES})
+    return own.drawn_by(split, book.places(data, split, writes))
 
 
 def planned_answers(plan: Plan) -> dict[DataPart, int]:

@@ -23,7 +23,7 @@ LEAST_AVERAGED = 8  # images, and patients, that an average such as HarmoFL's am
 MIN_PATIENTS_PER_METRIC = 5  # by default, of real data
 SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
 TRAIN_ANSWERS = 2000  # losses over training cases that leave at least, per lead and data set
-SCORE_ROUNDING = 2  # by default, of patients' data
+SCORE_ROUNDING = 2  # patients whose influence is a score's step, of patients' data
 DataPart = Literal["train", "validation", "test"]
 
 
@@ -107,13 +107,6 @@ class SiteSettings(Section):
         "before that leaves; patients with which this hospital trains at least; counts leave as multiples of it. "
         f"null: {MIN_PATIENTS_PER_METRIC}, of synthetic data 1",
     )
-    score_rounding: int | None = Field(
-        None,
-        ge=0,
-        le=1000,
-        description="a score leaves in steps as large as the influence of this many patients: over n patients in "
-        f"steps of at least this number / n of their range. 0: exactly. null: {SCORE_ROUNDING}",
-    )
     state_dir: Path | None = Field(
         None,
         description="folder in which this hospital remembers its split and what it answered; null: `_hospital` in "
@@ -152,9 +145,7 @@ class SiteSettings(Section):
 
     def patients_in_step(self, synthetic: bool) -> int:
         """Return how many patients can move a told score by its whole step at most; 0 where scores leave exactly."""
-        if not self.protects(synthetic):
-            return 0
-        return SCORE_ROUNDING if self.score_rounding is None else self.score_rounding
+        return SCORE_ROUNDING if self.protects(synthetic) else 0
 
     def count_unit(self, synthetic: bool) -> int:
         """Return what counts are multiples of when they leave, and how many cases and patients this site trains with

@@ -39,7 +39,6 @@ class Columns(Section):
     label: str = "label"
     patient: str = "patient"
     part: str = "part"
-    site: str = "site"
 
 
 class Inside(Section):
@@ -78,7 +77,6 @@ class DataSource(Section):
     time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of recording_columns.time
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
     shares: OwnShares | None = None
-    split: int | None = Field(None, ge=0, lt=2**32)
     folds: int | None = Field(None, ge=3, le=100)  # plans may let patients take turns in so many parts, and no others
     exclude_patients: Path | None = (
         None  # a file with a patient on each line, as the data call them: nobody learns that it is
@@ -88,6 +86,7 @@ class DataSource(Section):
 
     # What remembers each patient's part at a hospital; at home nothing does.
     _memory: Memory | None = PrivateAttr(None)
+    _split: int | None = PrivateAttr(None)
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
 
@@ -154,11 +153,19 @@ class DataSource(Section):
             ) from error
         return frozenset(line.strip() for line in lines if line.strip())
 
-    def remembered_by(self, memory: Memory) -> Self:
-        """Return the same data, whose patients keep the parts that they had in earlier studies."""
+    def drawn_by(self, split: int, memory: Memory | None = None) -> Self:
+        """Return the same data, whose parts a hospital draws from a number of its own.
+
+        memory: by which patients keep the parts that they had in earlier studies.
+        """
         copy = self.model_copy()
-        copy._memory = memory
+        copy._split, copy._memory = split, memory
         return copy
+
+    @property
+    def split(self) -> int | None:
+        """The number that the parts are drawn from; None where the plan's is."""
+        return self._split
 
     @property
     def only_tested(self) -> bool:

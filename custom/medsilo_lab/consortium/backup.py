@@ -28,6 +28,7 @@ EXPELLED = "disabled_clients.json"  # NVFlare's own name for it, in the server's
 KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
 ENTRY = re.compile(rf"({KIT}|{STUDIES}|{STORAGE})(/(?!\.{{1,2}}/)[^/\x00-\x1f]+)*/(?!\.{{1,2}}$)[^/\x00-\x1f]+")
 LEFT_OUT = (".part", ".lock", ".fl")  # ends of the names of files that are of this moment only
+SERVER = "server"  # in a job's deploy_map, beside the hospitals
 TRIES = 20  # looks at a folder in which a server replaces files meanwhile
 
 
@@ -166,7 +167,7 @@ def _names(place: Path, expelled: Collection[str]) -> set[str]:
     for meta in place.glob(f"{STORAGE}/jobs/*/meta"):
         with suppress(OSError, ValueError, AttributeError, TypeError):
             names |= {site for sites in json.loads(meta.read_text("utf-8"))["deploy_map"].values() for site in sites}
-    return {name for name in names if is_safe_name(name)}
+    return {name for name in names if is_safe_name(name)} - {SERVER}
 
 
 def _lead_to(kit: Path, was: Backup, now: Backup) -> None:

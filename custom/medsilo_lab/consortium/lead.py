@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.api_spec import SystemInfo
 from nvflare.fuel.flare_api.flare_api import Session
@@ -62,7 +63,7 @@ def connected(kit: Path) -> Iterator[Session]:
             session.close()
     except (MedsiloError, BrokenPipeError):
         raise
-    except (api_spec.NoConnection, api_spec.SessionClosed) as error:
+    except (api_spec.NoConnection, api_spec.SessionClosed, FLCommunicationError) as error:
         raise Unreachable(f"the server at {address} does not answer; is it started, and the way to it open?") from error
     except api_spec.AuthorizationError as error:
         right = re.search(r"is not authorized for '(\w+)'", str(error))
@@ -387,7 +388,7 @@ class _Watching:
             if study is None and self.planned is None:
                 self._say_once("no rounds yet: the job is starting, or somebody else submitted it")
             self._tell(study)
-        if not _is_over(status) or (status not in (COMPLETED, ABORTED) and self._goes_on(session, job)):
+        if not _is_over(status) or (status != COMPLETED and self._goes_on(session, job)):
             return None
         # The last rounds were too quick to be told, or there are none, or it failed after them
         if self.last != self.planned or status != COMPLETED:
@@ -400,7 +401,7 @@ class _Watching:
         return status
 
     def _goes_on(self, session: Session, job: dict[str, Any]) -> bool:
-        """Return whether there is more to watch of a study whose job died: its next job, or a time until there is."""
+        """Return whether there is more to watch of a study whose job ended: its next job, or a time until there is."""
         self.died = self.died or time.monotonic()
         newer = session.list_jobs(detailed=True, reverse=True, limit=20)
         if found := [one["job_id"] for one in newer if one.get("cloned_from") == self.job_id]:
@@ -409,7 +410,7 @@ class _Watching:
         elif told := job.get(GOES_ON):
             self._say_once(f"{job['status']}; the study goes on by itself, {plain(told, 40)} times, when all are back")
         else:
-            return time.monotonic() - self.died < NEXT
+            return job["status"] != ABORTED and time.monotonic() - self.died < NEXT
         return True
 
     def _say_once(self, line: str) -> None:
