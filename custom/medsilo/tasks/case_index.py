@@ -17,7 +17,6 @@ from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS, TableReader
 TABLE = DataSource.TABLE
 IMAGES, LABELS = "images/*", "labels/*"  # are read where there is no such table,
 ANYWHERE = "**/*"  # recordings
-SITE = "site"  # a table's column that says whose a case is, where one folder is of several
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
@@ -268,7 +267,7 @@ def _by_table(
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = CaseIndex(), source.columns
     needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
-    sheet = TableReader().read(path, {}, [*needed, *within, columns.part, SITE])
+    sheet = TableReader().read(path, {}, [*needed, *within, columns.part, columns.site])
     if missing := [column for column in needed if column not in sheet.columns]:
         hint = "name yours under data.columns in the site's medsilo.yaml, or add it"
         raise DataError(f"the table has no column {', '.join(missing)}; {hint}", private=str(path))
@@ -292,7 +291,7 @@ def _by_table(
             continue
         counted[name] += 1
         label = files[-1] if masks else given.get(columns.label, "")
-        part, site = given.get(columns.part, "").lower(), given.get(SITE, "")
+        part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
         known = tuple(file for file in files[: len(images)] if file)
         patient = given.get(columns.patient, "")
         listing.entries.append(Entry(name, known, label or "", patient, OTHER_NAMES.get(part, part), site))

@@ -46,6 +46,7 @@ class Columns(Section):
     label: str = "label"
     patient: str = "patient"
     part: str = "part"
+    site: str = "site"
 
 
 class Inside(Section):

@@ -18,7 +18,6 @@ from medsilo.models.architectures import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.case_index import (
     OTHER_NAMES,
-    SITE,
     CaseIndex,
     Entry,
     check_parts,
@@ -259,12 +258,12 @@ class TableRows:
         read = [one.name for one in task.columns if one.name not in absent]
         columns = [*read, *(task._outcomes if self.outcome else ())]
         roles, given = source.columns, (*source.names, *source.levels)
-        reserved = (roles.patient, roles.part, SITE)
+        reserved = (roles.patient, roles.part, roles.site)
         called = source.own_names(columns, reserved, given, (*task._outcomes, *absent))
         needed = {own: name for name, own in called.items()}
         if roles.patient != Columns().patient:
             needed[roles.patient] = "patient"
-        sheet = TableReader().read(path, needed, (roles.patient, roles.part, SITE))
+        sheet = TableReader().read(path, needed, (roles.patient, roles.part, roles.site))
         self.marks = task.marks(source)  # on each class
         self.names_patients = roles.patient in sheet.columns
         for place, cells in sheet.lines:
@@ -328,7 +327,7 @@ class TableRows:
         self.inputs[place] = inputs
         label = str(self.classes[place]) if self.outcome and task.kind != "regression" else ""
         part = cells.get(roles.part, "").lower()
-        entry = Entry(place, (), label, patient, OTHER_NAMES.get(part, part), cells.get(SITE, ""))
+        entry = Entry(place, (), label, patient, OTHER_NAMES.get(part, part), cells.get(roles.site, ""))
         self.listing.entries.append(entry)
         return None
 
