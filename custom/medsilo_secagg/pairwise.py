@@ -24,8 +24,8 @@ SUMS = (
 )
 OPEN = (
     "With or without it, the server knows the means, case counts, scores, losses, and when each hospital answered. It "
-    "also knows whole numbers among the tensors, such as batch norm's counters. All hospitals but one can together "
-    "calculate that one from a sum."
+    "also sees tensors of whole numbers, such as batch norm's counters. All hospitals but one can together calculate "
+    "that one from a sum."
 )
 
 

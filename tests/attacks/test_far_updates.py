@@ -31,7 +31,7 @@ def answered(opened: RoundDirections, lengths: dict[str, float]) -> list[str]:
         try:
             opened.check(directions)
         except Refused as error:
-            assert "its update of model is" in str(error) and "beyond any honest one" in str(error)
+            assert "its update of model" in str(error) and "beyond any honest one" in str(error)
         else:
             opened.note(site, directions)
             taken.append(site)
@@ -111,7 +111,7 @@ def test_a_round_after_which_others_diverge_is_taken_back(
     study, rounds = led(folder, method, group, lambda site, n: lies.get(n, 1) if site == C else 1, *changes)
     assert [line.answered for line in rounds[begins - 1 :]] == [[A, B], SITES, [A, B], SITES]
     assert f"round {begins} was taken back" in rounds[begins - 1].refused[C]
-    assert f"its update of {group} is" in rounds[begins + 1].refused[C]
+    assert f"its update of {group} " in rounds[begins + 1].refused[C]
     assert not any(line.refused.keys() - {C} or line.lost for line in rounds) and study.summary.finished
 
 

@@ -59,7 +59,7 @@ def test_the_server_its_lead_and_relays_count_as_no_hospitals(tmp_path: Path) ->
     kits_of(tmp_path, put("relays", [NORTH, TOP]))
     kits = tmp_path / "kits"
     false = {"localhost": "server", "lead@clinic.org": "client", "relay-n": "client", "relay-top": "client"}
-    said = {"lead@clinic.org": "no hospital's, it says lead"}
+    said = {"lead@clinic.org": "hospital's, but lead"}
     for name, kind in false.items():
         study = sealed.terms(3, sites=tuple(sorted(("st-anna", "north", name))))
         signers = {site: signer_in(kits / site, kind if site == name else "client") for site in study.sites}

@@ -473,10 +473,11 @@ def test_a_task_that_derives_from_a_private_one_has_to_say_so_itself() -> None:
     assert "computes across patients" in Other().not_private
 
 
+@pytest.mark.usefixtures("known_key")
 def test_patients_that_nothing_names_are_not_protected_by_their_lines(tmp_path: Path) -> None:
     unnamed = replace(SETTINGS["masks"], data={})
     with pytest.raises(MedsiloError, match="nothing names the.*say it in"):
-        study(tmp_path / "images", unnamed, "patient", set(), "train", Sums())
+        study(tmp_path / "images", unnamed, "patient", set(), "validation", Sums())
     lines = replace(SETTINGS["table"], write=nameless)
     with pytest.raises(MedsiloError, match="demand unit: record"):
         study(tmp_path / "lines", lines, "patient", set(), "train", Sums())

@@ -6,6 +6,7 @@ A test that fails here says that NVFlare no longer needs the patch, so that it c
 import contextlib
 import inspect
 import json
+import logging
 import os
 import re
 import shutil
@@ -168,6 +169,15 @@ def test_need_of_RollingFile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     lines = "".join(log.read_text() for log in logs).splitlines()
     said = [int(line.partition("[A:command-")[2].partition("]")[0]) for line in lines]
     assert said == list(range(said[0], 100)) and len(said) > 50
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare's logging, which another test may have set up, hides no line."""
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            monkeypatch.setattr(logger, "disabled", False)
+            monkeypatch.setattr(logger, "propagate", True)
 
 
 @pytest.fixture

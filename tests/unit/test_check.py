@@ -304,7 +304,7 @@ def test_an_average_of_too_few_images_stops(local: Path) -> None:
     (local / "medsilo.yaml").write_text("device: cpu\nmin_patients_per_metric: 500\n")
     report = check(visit(plan=make_plan("harmofl", *SMALL), local=local))
     (finding,) = found(report, "rehearsal", "stops")
-    assert "no average of fewer" in finding.what
+    assert "demands 500" in finding.what
 
 
 # ---------------------------------------------------------------------------------------------------- kits

@@ -68,7 +68,7 @@ compare --at-once 0 | --at-once: give a number greater than or equal to 1
 compare --task nothing --methods local | did you mean|choose one of
 compare --plan nothing --methods local | no job at nothing: it needs app/config/plan.yaml
 compare | give --methods local,fedavg
-run jobs | it needs app/config/plan.yaml; jobs: adafed
+run jobs | it needs app/config/plan.yaml; jobs in it: adafed
 run jobs/fedavg --set | --set needs a value
 run jobs/fedavg --set seed | write it as key.subkey=value
 run jobs/fedavg --set seed=-1 | seed: -1 is too small; give 0 or more

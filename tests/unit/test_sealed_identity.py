@@ -148,7 +148,7 @@ def test_a_kit_that_does_not_fit_together() -> None:
     own = certificate("site-0", key, "root", signs)
     with pytest.raises(MedsiloError, match="cannot be read"):
         Certified.read(b"", pem(key), pem(above))
-    with pytest.raises(MedsiloError, match="not its certificate's"):
+    with pytest.raises(MedsiloError, match="does not belong to its certificate"):
         Certified.read(pem(own), pem(fresh()), pem(above))
 
 

@@ -106,7 +106,7 @@ def test_personal_models_never_leave_and_the_super_model_has_the_sites_own(metho
 
 # ------------------------------------------------------------------------------------------------ refusals
 REFUSED = [
-    ("fedavg", ["participation.sites=[a,b]"], "each of two hospitals can calculate"),
+    ("fedavg", ["participation.sites=[a,b]"], "each of two can calculate"),
     ("fedavg", ["participation.when_missing=continue", "participation.minimum=2"], "it needs 3"),
     ("fedavg", ["transport.precision=bfloat16"], "bfloat16 only costs digits"),
     ("fedavg", ["aggregation.max_weight=0.5"], "which sealing hides from the server"),

@@ -106,7 +106,7 @@ def test_sites_of_one_machine_may_have_settings_of_their_own(tmp_path: Path) -> 
     assert settings.of("b").data == DataSource(folder=Path("/b")) and settings.of("a").data is None
     assert all(settings.of(site).pictures and settings.of(site).device == "cpu" for site in "abc")
     settings.check_sites("abcd")
-    with pytest.raises(MedsiloError, match=r"medsilo\.yaml for c,.* are a, b"):
+    with pytest.raises(MedsiloError, match=r"medsilo\.yaml for c,.* a, b"):
         settings.check_sites("ab")
     prepare_workspace(tmp_path / "workspace", settings, tmp_path / "out", "abc")
     again = read_settings_of_all(tmp_path / "workspace/local")  # what 'medsilo resume' goes on with

@@ -121,7 +121,7 @@ def test_one_sample_and_constant_features_have_variance_zero() -> None:
 @pytest.mark.parametrize("layers", ["all", "last"])
 def test_a_network_without_the_layer_is_refused(layers: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.ReLU())
-    with pytest.raises(MedsiloError, match=r"this network has no .*; choose another network"):
+    with pytest.raises(MedsiloError, match="the network has no "):
         batch_norm_input_statistics(model, [torch.rand(2, 3)], "cpu", layers=layers)
 
 

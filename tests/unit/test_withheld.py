@@ -61,7 +61,7 @@ def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Pa
     shown = read_all([tmp_path / "run"])
     assert shown[0].score(A) is None and shown[0].withholds(A) and not shown[0].withholds(B)
     text = text_table(shown[0])
-    assert f"{A}     suppressed\n" in text and "0.000" not in text and "suppressed: fewer test cases" in text
+    assert f"{A}     suppressed\n" in text and "0.000" not in text and "suppressed: too few test patients" in text
     assert ">suppressed</td>" in page.render(shown, "T")
 
 

@@ -26,7 +26,7 @@ BAD = {
     "5,000 digits": (f"seed: {'7' * 5000}\n", "more than 40 digits"),
     "5,000 hexadecimal digits": (f"seed: 0x{'7' * 5000}\n", "more than 40 digits"),
     "5,000 digits of a float": (f"seed: {'7' * 5000}.5\n", "more than 40 digits"),
-    "no digits": ("seed: 0b_\n", "no number"),
+    "no digits": ("seed: 0b_\n", "number"),
     "3,000 brackets": ("[" * 3000, "levels deep"),
     "3,000 brackets that close": ("[" * 3000 + "]" * 3000, "levels deep"),
     "3,000 braces": ("{a: " * 3000, "levels deep"),

@@ -311,7 +311,7 @@ def load_yaml(text: str) -> Any:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         raise YamlError(" ".join((problem or "syntax").split()), mark.line + 1 if mark else None) from error
     except (ValueError, OverflowError) as error:
-        raise YamlError("a value cannot be read as a number; quote it") from error
+        raise YamlError("a value that looks like a number cannot be read as one") from error
 
 
 def read_yaml(path: Path, name: str, wanted: str) -> Any:
