@@ -356,7 +356,7 @@ def test_images_are_read_once_for_all_runs(
     assert len(read) == 2 * 12 * len(SITES) and set(read.values()) == {1}
     assert f"read 1/{len(SITES)}  {SITES[0]}: 12 cases" in capsys.readouterr().out
     assert not list((tmp_path / "rest").iterdir())
-    own["data"]["cache"] = "none"  # type: ignore[index]
+    own["data"]["cache_memory"] = 0  # type: ignore[index]
     (tmp_path / "medsilo.yaml").write_text(json.dumps(own))
     read.clear()
     assert main([*line.replace("0,1", "0").split(), str(tmp_path / "again")]) == 0

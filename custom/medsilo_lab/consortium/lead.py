@@ -113,11 +113,15 @@ def _await_start(kit: Path, job_id: str, say: Say, sites: Collection[str] = ()) 
 
     sites: who is to take part in a new job; nobody is named where it goes on with a study.
     """
-    try:
-        with connected(kit) as session:
-            _watch_start(session, job_id, say, sites)
-    except Unreachable as error:
-        say(f"{job_id} is submitted, whether it started is not known: {error}")
+    deadline = time.monotonic() + STARTING
+    while True:
+        try:
+            with connected(kit) as session:
+                return _watch_start(session, job_id, say, sites)
+        except Unreachable as error:  # a busy server may answer the next time
+            if time.monotonic() > deadline:
+                return say(f"{job_id} is submitted, whether it started is not known: {error}")
+        time.sleep(POLL)
 
 
 def _watch_start(session: Session, job_id: str, say: Say, sites: Collection[str]) -> None:
