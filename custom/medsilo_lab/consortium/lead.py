@@ -117,10 +117,12 @@ def _await_start(kit: Path, job_id: str, say: Say, sites: Collection[str] = ()) 
     while True:
         try:
             with connected(kit) as session:
-                return _watch_start(session, job_id, say, sites)
+                _watch_start(session, job_id, say, sites)
+                return
         except Unreachable as error:  # a busy server may answer the next time
             if time.monotonic() > deadline:
-                return say(f"{job_id} is submitted, whether it started is not known: {error}")
+                say(f"{job_id} is submitted, whether it started is not known: {error}")
+                return
         time.sleep(POLL)
 
 
