@@ -91,9 +91,9 @@ def find_job(job: str | Path) -> Path:
     near = get_close_matches(folder.name, known, 1)
     hint = f"did you mean {known[near[0]]}?" if near else f"jobs: {', '.join(sorted(known))}"
     if folder.is_dir() and not near:
-        inside = sorted(path.parents[2].name for path in folder.glob(f"*/{PLAN.as_posix()}"))
+        names = sorted(path.parents[2].name for path in folder.glob(f"*/{PLAN.as_posix()}"))
         hint = f"to make a job for a folder of data: medsilo init {folder}; for a method's: medsilo list"
-        hint = f"jobs in it: {', '.join(inside)}" if inside else hint
+        hint = f"jobs in it: {', '.join(names)}" if names else hint
     raise MedsiloError(f"no job at {folder}: it needs {PLAN}; {hint}")
 
 
