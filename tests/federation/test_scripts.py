@@ -108,6 +108,7 @@ def test_a_script_that_is_started_anew_for_each_turn_ends_with_the_same_bits(
     loop = {
         "for _ in range(epochs)": "for net, optimizer in (own for own in flare.networks() for _ in range(epochs))",
         "model(images), labels": "net(images), labels",
+        "optimizer, train_loader)": "optimizer, train_loader, validation=test_loader)",
     }
     for threads in ("3", "2", "1"):
         arguments = ("--method", method, "--threads", threads, "--rounds", "2")
