@@ -247,7 +247,10 @@ def test_settings_that_are_wrong_stop_and_the_rest_is_still_looked_at(local: Pat
     (local / "medsilo.yaml").write_text("device: gpu\n")
     report = check(visit(local=local))
     (finding,) = found(report, "settings", "stops")
-    assert "device" in finding.what and found(report, "data", "ok") and finding.private == ()
+    assert "device" in finding.what and finding.private == ()
+    (read,) = found(report, "data", "ok")
+    tested, margin = re.search(r"(\d+) test patients.* ± (\d+) points", read.what).groups()  # type: ignore[union-attr]
+    assert int(margin) == min(round(98 / int(tested) ** 0.5), 50)
 
 
 def test_what_the_plan_and_the_policy_say_of_the_site(local: Path, root: Path) -> None:

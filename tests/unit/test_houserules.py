@@ -180,6 +180,25 @@ def test_contributing_tells_the_rooms() -> None:
     assert DOCUMENT.read_text("utf-8") == document(), "run: python -m tests.rooms"
 
 
+def test_no_text_stands_alone() -> None:
+    """A second line of a message that is no part of it is a statement, which does nothing."""
+    alone = []
+    for path in everything():
+        for node in ast.walk(tree_of(path)):
+            for name in ("body", "orelse", "finalbody"):
+                inner = getattr(node, name, None)
+                if isinstance(inner, list):
+                    own = inner[1:] if name == "body" else inner  # the first may be a docstring
+                    alone += [f"{path.name}:{one.lineno}" for one in own if is_text(one)]
+    assert alone == []
+
+
+def is_text(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.Expr):
+        return False
+    return isinstance(node.value, ast.JoinedStr) or isinstance(getattr(node.value, "value", None), str)
+
+
 # ---------------------------------------------------------------------------------------------------- circles
 def module_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")

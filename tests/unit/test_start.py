@@ -116,7 +116,7 @@ def test_a_layout_is_told_from_names(items: list[str], images: tuple[str, ...], 
             names("st anna/images/{}.png", "st anna/masks/{}.png", "st-anna/images/{}.png", "st-anna/masks/{}.png"),
             "'st-anna' can't be a hospital's name",
         ),
-        (names("images/{}.png", "scans/{}.png", "masks/{}.png"), "images, scans, masks are too many"),
+        (names("images/{}.png", "scans/{}.png", "masks/{}.png"), "not distinguishable; keep one of each"),
     ],
 )
 def test_odd_names_are_refused_in_one_line(items: list[str], words: str) -> None:

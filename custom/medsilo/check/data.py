@@ -33,8 +33,8 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         yield from _balance(survey.parts["train"].classes, len({*classes} - {*survey.absent}), least, unit, hint)
     told = f"{', '.join(f'{part.cases} {name}' for name, part in survey.parts.items())} {unit} read"
     if tested := survey.parts["test"].patients:
-        told += f"; with {tested} test patients the 95 % margin of a share is ± "
-        f"{min(98 / math.sqrt(tested), 50):.0f} points"
+        margin = min(98 / math.sqrt(tested), 50)
+        told += f"; with {tested} test patients the 95 % margin of a share is ± {margin:.0f} points"
     yield Finding(where, "ok", told)
     yield from _small({name: part.patients for name, part in survey.parts.items()}, plan, least)
 

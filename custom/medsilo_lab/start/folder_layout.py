@@ -377,8 +377,8 @@ def _why_not(items: Sequence[str]) -> str:
         count = sum(len(below[top]) for top in images)
         return f"there are {count} images ({_shown(images)}) and no labels; {HOW}"
     if len(images) > 1 or len(labels) > 1:
-        return f"folders {_shown([*images, *labels])} are too many: images and labels are not distinguishable; keep "
-        "one of each"
+        many = _shown([*images, *labels])
+        return f"folders {many} are too many: images and labels are not distinguishable; keep one of each"
     if len(below) == 1 and not any("/" not in item for item in items):
         return f"all images lie in one folder, {_shown(below)}; {HOW}"
     return f"{len(items)} images lie there in no order that medsilo knows; {HOW}"
