@@ -11,7 +11,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.cli import main
-from medsilo.flare.kit_events import GRACE, SILENCE, Attendance, Seen, ServerEvents
+from medsilo.flare.kit_events import GRACE, SETTLED, SILENCE, Attendance, Seen, ServerEvents
 from medsilo.flare.study_events import StudyEvents
 from medsilo.runs import event_reading, events
 from medsilo.runs.events import Event, write
@@ -50,6 +50,13 @@ def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
         look(now, north=Seen(True, 200.0, "a third"))
     look(300.0, north=Seen(True, 300.0, "a third"))
     assert told == [("away", "north", True), ("back", "north", False)]
+
+
+def test_who_is_started_again_just_after_joining_is_back_once() -> None:
+    attendance, told = Attendance(), list[str]()
+    for now, token in ((0.0, "one"), (20.0, "two"), (22.0, "three"), (24.0 + SETTLED, "four")):
+        told.extend(one.what for one in attendance.look({"north": Seen(True, now, token)}, now))
+    assert told == ["joined", "back", "back"]
 
 
 def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What writes into a kit's events.log in the kit's own process; study_events.py has what studies write."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from nvflare_reliability.cleanup import LostConnections
 
 LOOK = 2.0  # seconds between two looks at the connections
 GRACE = 10.0  # seconds without a connection until a party is away: one that broke is often made again
-SETTLED = 60.0  # seconds after a party came in which its processes may register: that it came is told already
+SETTLED = 60.0  # seconds after a return in which its processes may still register
 AGAIN = 3600.0  # seconds until it is written once more that the same party is refused, which asks every few seconds
 SILENCE = 90.0  # seconds without a heartbeat: who is behind a relay, or stands still, loses no connection here
 
@@ -42,7 +43,7 @@ class Attendance:
     direct: set[str] = field(default_factory=set)  # whose connection was seen once
     lost: dict[str, float] = field(default_factory=dict)  # since when a connection is gone
     there: dict[str, bool] = field(default_factory=dict)
-    came: dict[str, float] = field(default_factory=dict)
+    returned: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
 
     def look(self, seen: Mapping[str, Seen], now: float) -> Iterator[Event]:
@@ -52,15 +53,19 @@ class Attendance:
             why = self._missing(name, seen.get(name), now)
             was = self.there.get(name)
             if why is None and was is not True:
-                self.there[name], self.came[name] = True, now
-                yield Event("joined" if was is None else "back", "connected", name)
+                self.there[name] = True
+                yield self._back(name, now, "connected") if was is False else Event("joined", "connected", name)
             elif why is None and seen[name].token != self.tokens.get(name, seen[name].token):
-                if now - self.came[name] > SETTLED:
-                    yield Event("back", "connected, its processes were started again", name)
+                if now - self.returned.get(name, -math.inf) > SETTLED:
+                    yield self._back(name, now, "connected, its processes were started again")
             elif why and was:
                 self.there[name] = False
                 yield Event("away", why, name, needs_somebody=True)
         self.tokens |= {name: one.token for name, one in seen.items()}
+
+    def _back(self, name: str, now: float, text: str) -> Event:
+        self.returned[name] = now
+        return Event("back", text, name)
 
     def _missing(self, name: str, seen: Seen | None, now: float) -> str | None:
         """Return why one is away, None where it is there, and "" where a lost connection may be made again."""
