@@ -230,7 +230,7 @@ def intervals() -> str:
             "half its width",
             "3 x 20",
         ),
-        ("share of studies that find what was reported with power 0.80, {} kinds", "power as it is told", "found", ""),
+        ("share of studies that find what was reported with power 0.80, {} kinds", "reported power", "found", ""),
     ):
         own = [line for line in lines if line["part"] == part and line["quantity"].startswith(quantity)]
         own = [line for line in own if of in line["configuration"]]

@@ -264,9 +264,9 @@ def tables() -> list[Table]:
             "a comparison that stops early",
         ),
         Table(
-            ("study", "told with power .80, in points, median", "found"),
+            ("study", "reported with power .80, in points, median", "found"),
             [(words, f"{100 * gain:.1f}", f"{share:.3f}") for words, gain, share in told],
-            "power as it is told",
+            "reported power",
         ),
         power.table(),
     ]

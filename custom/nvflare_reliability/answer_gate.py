@@ -237,7 +237,7 @@ class AnswerGate(Gate):
     def _read(self, origin: str, future: StreamFuture) -> Shareable:
         """Return a site's answer; raises Rejected for one that must not count.
 
-        Any other error is told to the site, which sends its answer again.
+        Any other error goes to the site, which sends its answer again.
         """
         headers = future.headers
         try:

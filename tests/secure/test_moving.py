@@ -22,6 +22,7 @@ from medsilo_lab.consortium import lead as lead_of
 from medsilo_lab.consortium.lead import connected
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
+from tests.secure.conftest import TEACHING, running
 from tests.secure.consortium import LEAD, SERVER, Consortium, provision, wait_until
 from tests.secure.test_mutual_tls import gathered
 from tests.secure.test_resume import ended
@@ -41,7 +42,7 @@ def with_admin(file: Path, kits: Path) -> None:
 def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policies = {STAYS: "teaching-hospital", GOES: "teaching-hospital"}
+    policies = dict.fromkeys((STAYS, GOES), TEACHING)
     consortium = Consortium(tmp_path, policies, with_admin)
     (consortium.kit(STAYS) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
     lead, server, goes = consortium.kit(LEAD), consortium.kit(SERVER), consortium.kit(GOES)
@@ -90,14 +91,7 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
 @pytest.fixture(scope="module")
 def losing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
     """A federation whose server is lost and restored."""
-    consortium = Consortium(tmp_path_factory.mktemp("losing"), dict.fromkeys((STAYS, GOES), "teaching-hospital"))
-    for site in consortium.hospitals:
-        (consortium.kit(site) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
-    try:
-        consortium.start()
-        yield consortium
-    finally:
-        consortium.stop()
+    yield from running("losing", dict.fromkeys((STAYS, GOES), TEACHING), tmp_path_factory)
 
 
 @pytest.mark.long

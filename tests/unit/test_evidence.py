@@ -254,7 +254,7 @@ def test_a_study_says_what_it_could_have_seen() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [intervals.TOLD[1], intervals.TOLD[5]], ids=lambda one: one.words)
 def test_a_difference_that_is_told_as_found_is_found(setting: intervals.DrawnStudy) -> None:
-    """Of three hospitals of 20 patients and six seeds, what was told with power .80 was found in .07 of studies."""
+    """Of three hospitals of 20 patients and six seeds, what was reported with power .80 was found in .07 of studies."""
     _, found = intervals.told_and_found(setting, 25, 8)
     assert 0.7 < found < 0.9  # two standard errors of this small simulation about .05
 
@@ -306,7 +306,7 @@ def test_the_large_simulation_has_every_setting_and_none_is_missed_too_often() -
         for part, settings in (
             ("a difference", intervals.COVERED),
             ("a comparison that stops early", intervals.LOOKED),
-            ("power as it is told", intervals.TOLD),
+            ("reported power", intervals.TOLD),
         )
     }
     assert {(part, name) for part, names in asked.items() for name in names} <= found

@@ -87,7 +87,7 @@ class IsolatedParticipant:
     def __init__(
         self, place: SiteContext, kind: type[Participant] = Participant, tell: Callable[[str], None] = lambda why: None
     ) -> None:
-        """tell: is told why the process died where no answer says it, between two parcels."""
+        """tell: takes the reason why the process died between two messages, which no answer has."""
         self.site = {**place.told(), "kind": f"{kind.__module__}.{kind.__qualname__}"}
         self.folder, self.settings, self.tell = place.folder, place.settings, tell
         self.process: subprocess.Popen | None = None
