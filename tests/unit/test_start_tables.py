@@ -94,6 +94,17 @@ def test_a_column_deals_hospitals_and_small_ones_are_only_tested(tmp_path: Path)
     assert {site: own["data.shares"][0] for site, own in draft.sites.items()} == {"b": [0.44, 0.28, 0.28]}
 
 
+@pytest.mark.parametrize("name", ["Zentrum", "Krankenhaus", "Hôpital", "Centro", "Szpital"])
+def test_a_column_of_hospitals_is_no_input_in_other_languages(name: str, tmp_path: Path) -> None:
+    lines = [[n, site, n % 7, n % 2] for site in ("north", "south") for n in range(30)]
+    write(tmp_path / "all.csv", ["age", name, "dose", "outcome"], lines)
+    plan = nested(drafted(tmp_path).plan)
+    assert plan["participation"]["sites"] == ["north", "south"] and plan["task"]["columns"] == ["age", "dose"]
+    write(tmp_path / "all.csv", ["age", name, "dose", "outcome"], [[n, f"Köln {m}", 1, n % 2] for n, m, *_ in lines])
+    with pytest.raises(DataError, match=f"'Köln .*' in column '{name}'"):
+        drafted(tmp_path)
+
+
 def test_a_hospital_may_have_one_class_of_what_others_learn(tmp_path: Path) -> None:
     for site, classes in (("a", 2), ("healthy", 1)):
         write(tmp_path / f"{site}.csv", ["age", "dose", "outcome"], [[n % 50, n % 7, n % classes] for n in range(60)])

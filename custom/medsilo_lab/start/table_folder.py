@@ -21,7 +21,11 @@ from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_lab.start.wording import LEAST_NAMED, OTHER, counted, names_somebody, plans_words, renamed
 
 PATIENTS = ("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
-SITES = ("site", "hospital", "center", "centre", "clinic", "inst", "institution")
+SITES = (
+    *("site", "hospital", "center", "centre", "clinic", "inst", "institution"),
+    *("zentrum", "klinik", "krankenhaus", "standort", "hôpital", "hopital", "centro", "ospedale"),
+    *("szpital", "hastane", "ziekenhuis", "sjukhus", "sygehus", "sykehus"),
+)
 TARGETS = ("label", "target", "outcome", "diagnos", "response", "readmitted", "y", "num", "class")
 EVENTS = ("event", "status", "death", "dead", "died", "recur", "relapse", "deceased", "censor", "e")
 TIMES = ("time", "days", "months", "weeks", "duration", "followup", "survival", "t")
@@ -252,7 +256,8 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
         sites = {name: count for name, count in sites.items() if name not in few}
         tables = {name: table for name, table in tables.items() if name not in few}
     if wrong := [name for name in sites if not is_safe_name(name)]:
-        raise DataError(f"{wrong[0]!r} can't be a hospital's name; use letters, digits, '.', '_' and '-'")
+        where = f" in column {by_column!r}" if by_column else ""
+        raise DataError(f"{wrong[0]!r}{where} can't be a hospital's name; use letters, digits, '.', '_' and '-'")
     return TableFacts(folder, tables, kind, outcomes, labels, words, columns, left, sites, by_column, small)
 
 
