@@ -48,7 +48,7 @@ class SeriesFacts:
     dealt: bool  # whether a column of the table says whose a recording is
 
     @property
-    def found(self) -> list[str]:
+    def summary(self) -> list[str]:
         """Return what was found, one sentence a line."""
         count, patients = sum(self.recordings.values()), sum(self.patients.values())
         lines = [f"classification of time series: {count} recordings of {patients} patients, labels {self.where}"]
@@ -243,7 +243,7 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
         settings["data.label_map"] = changed, "labels here: names in the plan"
     windows = {site: count * seen.rows / step for site, count in seen.recordings.items()}
     own = folder.folders_of(seen.tops)
-    return folder.choose("series-folder", seen.found, seen.patients, plan, settings, examples=windows, sites=own)
+    return folder.choose("series-folder", seen.summary, seen.patients, plan, settings, examples=windows, sites=own)
 
 
 def _window(seen: SeriesFacts) -> tuple[int, str]:

@@ -173,6 +173,6 @@ def test_two_sources_are_independent_and_a_seed_gives_the_same_again() -> None:
 
 def test_each_case_is_drawn_by_itself_with_its_chance() -> None:
     source = NoiseSource()
-    sizes = [len(source.drawn(400, 0.1)) for _ in range(2000)]
+    sizes = [len(source.poisson_sample(400, 0.1)) for _ in range(2000)]
     assert np.mean(sizes) == pytest.approx(40, abs=0.7) and np.std(sizes) == pytest.approx(6, abs=0.5)
-    assert source.drawn(5, 1.0) == [0, 1, 2, 3, 4]
+    assert source.poisson_sample(5, 1.0) == [0, 1, 2, 3, 4]

@@ -331,7 +331,7 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
     for path in sorted(tmp_path.iterdir()):
         found = match(state, read_checkpoint(path))
         assert not (found.missing or found.surplus or found.other_shape) and found.share == 1, path
-        assert all(torch.equal(found.found[name], own) for name, own in state.items()), path
+        assert all(torch.equal(found.matched[name], own) for name, own in state.items()), path
 
     with zipfile.ZipFile(tmp_path / "bundle.zip") as bundle:
         bundle.extractall(tmp_path)

@@ -266,7 +266,7 @@ def test_predicting_gives_all_structures_where_one_was_drawn_and_a_channel_is_la
     source = Source.open(folder, "")
     image = hospitals / "b" / "flair" / "c0.nii.gz"
     asked = ImagePredictor(
-        source, [image], tmp_path / "out", torch.device("cpu"), lambda line: None, data=data, own=folder
+        source, [image], tmp_path / "out", torch.device("cpu"), lambda line: None, data=data, site_part=folder
     )
     assert asked.predict() == 0
     mask = np.asarray(nibabel.load(next((tmp_path / "out").glob("*mask.nii.gz"))).dataobj)

@@ -79,7 +79,7 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
         tables.append(_classes(survey, labels, unit, least, plan.task.goal.classifies))
     structures = labels if isinstance(plan.task.goal, Segmentation) else []
     named = dict.fromkeys([*structures, *getattr(plan.task, "modalities", ()), *survey.absent])
-    if held := [[name, *_held(name, name in structures, survey, least)] for name in named]:
+    if held := [[name, *_presence(name, name in structures, survey, least)] for name in named]:
         columns = ("name", "have it", "drawn, none there", "lack it or not drawn")
         tables.append(Table(unit.capitalize() + HELD, columns, held))
     measured = {
@@ -112,7 +112,7 @@ def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclu
     return Table(title.capitalize(), (first, *survey.parts), lines, note)
 
 
-def _held(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
+def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
     """Return how many cases have a structure, channel or column, were drawn and have none of it, and lack it.
 
     A part's count that is not told is not told by a sum either.

@@ -121,7 +121,7 @@ class Evaluation:
         for inputs, targets, cases in self._with_places(self.data.test, judged):  # in the batches that were tested
             if here := {which: cases.index(case) for which, case in chosen.items() if case in cases}:
                 output = self._output(model, inputs)
-                found, right = (goal.masks(labels) for labels in (goal.found(output, targets), targets))
+                found, right = (goal.masks(labels) for labels in (goal.predicted(output, targets), targets))
                 for which, n in here.items():
                     optional.draw_found(inputs[n], found[n], right[n], folder / paths.PICTURES / f"test-{which}.png")
 

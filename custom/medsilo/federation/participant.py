@@ -99,7 +99,7 @@ class Participant:
 
     # ------------------------------------------------------------------ the kinds of work
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
-        write_provenance(self.place.folder, self.place.plan, self.state.compute.told)
+        write_provenance(self.place.folder, self.place.plan, self.state.compute.description)
         if self.data.survey:
             write_json(self.place.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
         return ExactResult()

@@ -70,7 +70,7 @@ class SiteContext:
         """The folders with files that networks begin with; the last has those that were sent."""
         return [*self.settings.models, self.folder.parents[2] / MODELS]
 
-    def told(self) -> dict[str, Any]:
+    def to_facts(self) -> dict[str, Any]:
         """Return the place as another process of the site is told of it."""
         return {
             "plan": self.plan.resolved(),

@@ -90,7 +90,7 @@ class DisclosingSite:
             suppressed=disclosure.suppressed,
             noisy=disclosure.noisy,
             warnings=[*self.inner.warnings, *(disclosure.warnings() if asked.task == "join" else [])],
-            **disclosure.told(found),
+            **disclosure.disclose(found),
         )
         return answer.parcel(found.groups)
 

@@ -128,7 +128,7 @@ class Trainer:
                 return train_epoch(drawn_batches, lessons, compute, stop)
             data: Iterator[tuple[Tensor, Tensor]]
             if task.draws:
-                data = batches(task.drawn(cases, size, number_of, drawn), size, compute)
+                data = batches(task.draw_batches(cases, size, number_of, drawn), size, compute)
             else:
                 data = islice(batches(cases, size, compute, order), most)
             if layer:

@@ -77,7 +77,7 @@ class MedsiloController(Controller):
             planned=running.plan.rounds,
             metric=running.plan.task.goal.metric,
             absent=running.absent,
-            away=self.presence.told() if self.presence else {},
+            away=self.presence.absences() if self.presence else {},
             rounds=new_rounds(running.rounds, after or 0, TOLD),
             turns=running.asker.turns.now(),
         )
@@ -170,7 +170,7 @@ class MedsiloController(Controller):
         """Learn from now on who is there."""
         sync, silence = fl_ctx.get_engine().sync_clients_from_main_process, timeouts_of(plan).silence
         patience = silence if plan.participation.limit is None else math.inf
-        self.presence = Liveness(self.gate.cell, self.gate.heard, sync, silence, patience)
+        self.presence = Liveness(self.gate.cell, self.gate.last_heard, sync, silence, patience)
         self.presence.begin()
         return self.presence
 

@@ -54,7 +54,7 @@ class Compute:
         return self.device.type == "cuda"
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Return the device by name, and how exactly it computes."""
         if not self.on_card:
             return f"{self.device}, {self.precision}"

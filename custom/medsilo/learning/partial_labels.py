@@ -143,7 +143,7 @@ def is_marked(target: Tensor) -> bool:
     return target.dtype == torch.int64 and any(marks_in(target))
 
 
-def heard(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def among_present(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return marked cases' scores of classes, -inf where the hospital has none, and which classes each case may have.
 
     Both are [cases, classes].
@@ -157,5 +157,5 @@ def class_entropies(scores: Tensor, target: Tensor) -> Tensor:
     """Return -log(Σ p_i of the classes that a case may have / Σ p_i of those that its hospital has), [cases]."""
     if not is_marked(target):
         return functional.cross_entropy(scores, target, reduction="none")
-    known, may = heard(scores, target)
+    known, may = among_present(scores, target)
     return known.logsumexp(1) - known.masked_fill(~may, -torch.inf).logsumexp(1)

@@ -54,7 +54,7 @@ class PoissonSample:
 
     def batches(self, dataset: Dataset, steps: int, compute: Compute) -> Iterator[Case]:
         """Yield so many batches on the site's device."""
-        drawn = [self.secret.drawn(len(self.members), self.rate) for _ in range(steps)]
+        drawn = [self.secret.poisson_sample(len(self.members), self.rate) for _ in range(steps)]
         cases = [[case for unit in units for case in self.members[unit]] for units in drawn]
         loader = _loaded(dataset, [own for own in cases if own], compute)
         for units, own in zip(drawn, cases, strict=True):

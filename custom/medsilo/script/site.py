@@ -187,7 +187,7 @@ class ScriptState(SiteState):
     def __init__(
         self, plan: Plan, site: str, folder: Path, model: nn.Module, optimizer: Optimizer, scheduler: Any = None
     ) -> None:
-        self.own, self.own_optimizer, self.scheduler = model, optimizer, scheduler
+        self.module, self.own_optimizer, self.scheduler = model, optimizer, scheduler
         self.steps = 0  # that the script's optimizer has made in this round
         self.by_method = False  # whether a method steps, in a pass over the loader
         self.again = False  # whether a batch passes a network for the second time
@@ -226,15 +226,15 @@ class ScriptState(SiteState):
     @property
     def training(self) -> Training:
         """The numbers of the script's optimizer, as they are now."""
-        return ScriptTraining.of(self.plan.training, self.own_optimizer, self.own, lambda: self.steps)
+        return ScriptTraining.of(self.plan.training, self.own_optimizer, self.module, lambda: self.steps)
 
     def begin(self) -> None:
         fresh = self.plan.build_networks()
-        self.own.load_state_dict(fresh["model"].state_dict())
+        self.module.load_state_dict(fresh["model"].state_dict())
         self.modules = {name: module.to(self.compute.device) for name, module in fresh.items()}
-        self.modules["model"] = self.own
+        self.modules["model"] = self.module
         for module in self.modules.values() if INPUT in fresh else ():
-            if type(module) is type(self.own) and not module._forward_pre_hooks:
+            if type(module) is type(self.module) and not module._forward_pre_hooks:
                 module.register_forward_pre_hook(self._normalise)
         self.make_optimizers()
         self.done, self.best = 0, None
@@ -249,7 +249,7 @@ class ScriptState(SiteState):
         self.own_optimizer.state.clear()
         self.optimizers = {
             name: self.own_optimizer
-            if module is self.own
+            if module is self.module
             else self.algorithm.make_optimizer(name, module, self.training)
             for name, module in self.modules.items()
             if any(parameter.requires_grad for parameter in module.parameters())
@@ -267,7 +267,7 @@ class ScriptState(SiteState):
 
     def follow(self) -> None:
         """Work where the script's model is: NVFlare's examples move it to a card and back in each round."""
-        self.compute = Compute(device=next(self.own.parameters()).device)
+        self.compute = Compute(device=next(self.module.parameters()).device)
 
     def besides(self) -> dict[str, Any]:
         if self.scheduler is None:
@@ -420,7 +420,7 @@ class ScriptSite:
 
     def weights(self) -> Tensors:
         """Return a copy of the model's weights in memory, as they are now."""
-        return {name: own.detach().to("cpu", copy=True) for name, own in self.state.own.state_dict().items()}
+        return {name: own.detach().to("cpu", copy=True) for name, own in self.state.module.state_dict().items()}
 
     def networks(self) -> Iterator[tuple[nn.Module, Optimizer]]:
         """Yield each network that is to be trained in this round, and the optimizer to step with."""

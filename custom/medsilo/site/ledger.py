@@ -301,7 +301,7 @@ class Ledger:
         if key != (standing.keys[number] or self._trusted or key):
             raise MedsiloError(_changed(f"{where} is signed by another key than its lines"))
 
-    def told(self) -> dict[str, Any]:
+    def signed_head(self) -> dict[str, Any]:
         """Return the signed head as it leaves, for a server to keep: hashes, the number of lines, and when."""
         with self._folder.alone():
             said = json.loads(self.head.read_text("utf-8"))
@@ -378,7 +378,7 @@ class CountedStudy:
         alone = epsilon_of(asked, demands.delta)
         if demands.study_epsilon is not None and alone > demands.study_epsilon + over:
             raise Refused(
-                f"the study costs {_told(alone)} at δ = {demands.delta:g}, and this hospital allows "
+                f"the study costs {_as_epsilon(alone)} at δ = {demands.delta:g}, and this hospital allows "
                 f"{demands.study_epsilon:g} for one study (privacy.study_epsilon {where})"
             )
         others: Counter[Mechanism] = Counter()
@@ -389,13 +389,13 @@ class CountedStudy:
         if total > demands.epsilon + over:
             spent = epsilon_of(others, demands.delta)
             raise Refused(
-                f"the study costs {_told(alone)} at δ = {demands.delta:g}, with earlier studies of these data "
-                f"{_told(total)}; this hospital allows {demands.epsilon:g} (privacy.epsilon {where}), {_told(spent)} "
-                f"spent or reserved. Ask for fewer rounds or more noise"
+                f"the study costs {_as_epsilon(alone)} at δ = {demands.delta:g}, with earlier studies of these data "
+                f"{_as_epsilon(total)}; this hospital allows {demands.epsilon:g} (privacy.epsilon {where}), "
+                f"{_as_epsilon(spent)} spent or reserved. Ask for fewer rounds or more noise"
             )
 
 
-def _told(epsilon: float) -> str:
+def _as_epsilon(epsilon: float) -> str:
     return f"ε = {epsilon:.3g}" if math.isfinite(epsilon) else "more ε than can be counted"
 
 

@@ -225,9 +225,9 @@ class Task(Section):
         """Makes of a case, by a seed, what a pass of training sees: an augmented image, or a piece; None: itself."""
         return None
 
-    draws: ClassVar[bool] = False  # whether training makes no passes over its cases, but learns what `drawn` draws
+    draws: ClassVar[bool] = False  # whether training makes no passes over its cases, but learns from `draw_batches`
 
-    def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
+    def draw_batches(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         """Return what so many training batches consist of, one after another; drawn from the seed."""
         raise TypeError(f"task {self.name} makes no batches of its own")
 

@@ -68,7 +68,7 @@ def init(
         machine = partial(machine_of, options.settings_of(device, None))
         own = dataset_layout.DatasetLayout(folder.resolve(), site, machine, device, by_slices=slices, target=target)
         sight = dataset_layout.first_sight(own)
-    found, choices = sight.found, sight.choices
+    found, choices = sight.summary, sight.choices
     plan, told = dataset_layout.write_start(out, choices), dataset_layout.rows(choices)
     screen.say(*found, "", *dataset_layout.shown_lines(choices))
     screen.say(f"with their reasons, all choices: {out / 'medsilo.yaml'}, {out / dataset_layout.JOB}")

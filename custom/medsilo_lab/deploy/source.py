@@ -64,7 +64,9 @@ class Source:
     plan: Plan
     facts: dict[str, Any]  # for predictions.json: which model this is
     run: Path | None = None  # the folder of the run that made it, where the model lies in one
-    own: Path | None = None  # the hospital's part of that run, where it is on this machine; else the model's folder
+    site_part: Path | None = (
+        None  # the hospital's part of that run, where it is on this machine; else the model's folder
+    )
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:
@@ -131,8 +133,8 @@ class Source:
     def copy(self, out: Path) -> None:
         """Copy the model from where it was opened, with its plan and nothing else, so that it opens in the other."""
         if isinstance(self.network, SuperModel):
-            assert self.own
-            shutil.copytree(self.own, out)
+            assert self.site_part
+            shutil.copytree(self.site_part, out)
         else:
             assert self.run
             out.mkdir(parents=True)

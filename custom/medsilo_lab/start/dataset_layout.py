@@ -54,7 +54,7 @@ class DatasetLayout:
     device: str | None  # one that was asked for
     by_slices: bool = False  # whether volumes are learned slice by slice, as was asked for
     target: str | None = None  # the column of what is to be learned, where one was asked for
-    found: Sequence[str] = ()  # what lies there, one sentence a line
+    summary: Sequence[str] = ()  # what lies there, one sentence a line
     several: bool = False  # whether these are several hospitals
     choices: Draft = field(default_factory=lambda: Draft({}, {}))
 
@@ -131,7 +131,7 @@ class DatasetLayout:
         own = {site: {**(sites or {}).get(site, {}), **small.get(site, {})} for site in patients}
         own = {site: single for site, single in own.items() if single}
         draft = Draft(choices.in_order({**usual, **plan}), choices.in_order(said), own)
-        return replace(self, found=found, several="" not in patients, choices=draft)
+        return replace(self, summary=found, several="" not in patients, choices=draft)
 
     def choose_for_images(
         self,
@@ -179,7 +179,7 @@ class DatasetLayout:
             fitted = {**choices.size_of(looks, fit.step, spacing, limit), **choices.network_of(fit, looks)}
             whole = {**of_images, **fitted, "training.batch_size": (fit.step.batch, limit), **plan}
             own = self.folders_of(looks.layout.hospitals)
-            return self.choose(task, looks.found, looks.patients, whole, said, examples=examples, sites=own)
+            return self.choose(task, looks.summary, looks.patients, whole, said, examples=examples, sites=own)
 
         def plan_for(step: Step) -> Plan:
             return parse_plan(choices.nested(chosen(Fit(step)).choices.plan))

@@ -77,9 +77,9 @@ def counted(words: Mapping[str, str], patients: Mapping[str, int], order: Iterab
     counts = Counter[str]()
     for own, plans in words.items():
         counts[plans] += patients[own]
-    return ", ".join(f"{name} {told(counts[name])}" for name in order)
+    return ", ".join(f"{name} {public_count(counts[name])}" for name in order)
 
 
-def told(count: int) -> str:
+def public_count(count: int) -> str:
     """Return a count of patients as a plan's comment may have it."""
     return str(count) if count >= LEAST_NAMED else f"fewer than {LEAST_NAMED}"

@@ -25,7 +25,7 @@ def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
     return _cut(image, [max(start, 0) for start in starts], size, float(image.min()), middle=True)
 
 
-def _drawn(labels: Tensor) -> Tensor:
+def _without_marks(labels: Tensor) -> Tensor:
     """Return labels without the marks of undrawn ones above their byte (medsilo.learning.partial_labels)."""
     return labels if labels.dtype == torch.uint8 or labels.is_floating_point() else labels & 255
 
@@ -40,7 +40,7 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
     random = np.random.default_rng(seed)
     grid = labels.shape
     inside, place = random.random() < foreground, random.random(len(grid) + 1)
-    centre = _one_of(_drawn(labels) > 0, place[0]) if inside else None
+    centre = _one_of(_without_marks(labels) > 0, place[0]) if inside else None
     starts = []
     for axis, (own, wanted) in enumerate(zip(grid, size, strict=True)):
         last = max(own - wanted, 0)

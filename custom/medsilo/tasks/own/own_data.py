@@ -139,7 +139,7 @@ class OwnData(Task):
         """Return the parts without which the site can't take part."""
         return ("test",) if source.only_tested else PARTS
 
-    def _told(self, listing: CaseIndex, parts: dict[str, PartFacts], source: DataSource) -> None:
+    def _note_empty_parts(self, listing: CaseIndex, parts: dict[str, PartFacts], source: DataSource) -> None:
         """Note parts that are empty, and a training part from which nothing is learned."""
         for part in self._needed(source):
             if not parts[part].cases:
@@ -244,7 +244,7 @@ class OwnFolder(OwnData):
         own = told.pop("digest", None) or digest(inputs)
         return PreparedEntry(inputs, targets, Facts(own, tuple(shown), (low, high), **told), places)
 
-    held: ClassVar = staticmethod(held_case)
+    load_held: ClassVar = staticmethod(held_case)
 
     # ------------------------------------------------------------------ from files
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
@@ -347,7 +347,7 @@ class OwnFolder(OwnData):
         settings = f"{unfolded.model_dump_json()} {source.model_dump_json(include={*HOW_READ})} {code}"
         holder = Cache(source, make, settings, mark_of(self._undrawn(source)))
         wrong: defaultdict[str, list[str]] = defaultdict(list)
-        held = {part: _held(parts[part], holder, wrong, self.files) for part in PARTS}
+        held = {part: _loaded(parts[part], holder, wrong, self.files) for part in PARTS}
         for what, names in wrong.items():
             listing.add("left out", what, names)
         chosen = {part: [self._chosen(one.facts) for one in held[part]] for part in PARTS}
@@ -355,7 +355,7 @@ class OwnFolder(OwnData):
         every = [one for part in PARTS for one in held[part]]
         self.note(listing, every, source)
         shown = {part: self._part(ready[part]) for part in PARTS}
-        self._told(listing, shown, source)
+        self._note_empty_parts(listing, shown, source)
         listing.problems += _twice(held, self.files)
         return self._survey(listing, shown, source, **self.told_of(every)), ready
 
@@ -389,7 +389,7 @@ def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
             yield Problem("note", what, sum(len(several) - 1 for several in found), names)
 
 
-def _held(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], files: str) -> list[HeldEntry]:
+def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], files: str) -> list[HeldEntry]:
     """Return what can be read of these; what can't is noted."""
     held = []
     for entry in entries:
