@@ -36,7 +36,7 @@ from medsilo.mixing import robust
 from medsilo.mixing.robust import AggregationSettings
 from medsilo.models.network import Network
 from medsilo.plan import ModelSelection, Plan, StudyDescription
-from medsilo.privacy.mechanisms import PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import paths, schema, site_files
 from medsilo.schedule.declared import PrivacyOffer

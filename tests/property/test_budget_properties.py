@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from medsilo.core.errors import Refused
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.mechanisms import Charge, Gaussian, PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyRequirements
+from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.site.ledger import SLACK, CountedStudy, Ledger, Spending
 from medsilo.site.query_budget import ANSWERS, QueryBudget, Requester
 from medsilo.site.settings import Quotas

@@ -12,16 +12,8 @@ from pydantic import ValidationError
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
 from medsilo.privacy.accounting import epsilon, noise_for
-from medsilo.privacy.mechanisms import (
-    Charge,
-    Gaussian,
-    Geometric,
-    Mechanism,
-    PrivacyGuarantee,
-    PrivacyRequirements,
-    Public,
-    SampledGaussian,
-)
+from medsilo.privacy.guarantees import PrivacyGuarantee, PrivacyRequirements
+from medsilo.privacy.mechanisms import Charge, Gaussian, Geometric, Mechanism, Public, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 
 # noise, rate, steps, delta: each noise, and much and little of the data many and few times

@@ -14,7 +14,8 @@ from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.methods.fedavg import FedAvg
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.mechanisms import PrivacyRequirements, SampledGaussian
+from medsilo.privacy.guarantees import PrivacyRequirements
+from medsilo.privacy.mechanisms import SampledGaussian
 from medsilo.registry import METHODS
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.declared import Private

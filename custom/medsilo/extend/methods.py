@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from medsilo.methods.fine_tuning import FineTuning
     from medsilo.mixing.forms import ServerReadable
     from medsilo.mixing.late import SharedNumbers, Shares, StalenessWeightedMean
-    from medsilo.mixing.mixers import Aggregator, Identity, UniformMean
+    from medsilo.mixing.mixers import Aggregator, UniformMean
+    from medsilo.mixing.personal import Identity
     from medsilo.mixing.server import DynamicStep
     from medsilo.schedule.algorithm import BY_ITSELF, require
     from medsilo.schedule.declared import Private

@@ -6,8 +6,7 @@ from pathlib import Path
 from nvflare.apis.fl_context import FLContext
 
 from medsilo.flare.workspace import kit_folder, kit_of
-from medsilo.runs.event_reading import RUNNING, fates
-from medsilo.runs.events import Event, What, write
+from medsilo.runs.events import RUNNING, Event, What, fates, write
 
 
 class StudyEvents:

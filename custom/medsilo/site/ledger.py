@@ -32,7 +32,8 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, LockedFolder, sync_names
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
-from medsilo.privacy.mechanisms import Charge, Mechanism, PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyRequirements
+from medsilo.privacy.mechanisms import Charge, Mechanism
 from medsilo.site.kit import KitFiles
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import FILE_NAME

@@ -12,7 +12,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import read_yaml
 from medsilo.core.rounding import Resolution
 from medsilo.core.section import Section, checked, in_words
-from medsilo.privacy.mechanisms import PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.tasks.sources import DataSource
 
 if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
