@@ -27,7 +27,7 @@ from docs.markdown import table
 from medsilo import extend
 from medsilo.cli import all_commands
 from medsilo.cli import main as medsilo
-from medsilo.core import weight_cache
+from medsilo.core import model_folders
 from medsilo.core.section import Section
 from medsilo.extend import methods as extend_methods
 from medsilo.extend import networks as extend_networks
@@ -277,7 +277,7 @@ RUN_TREE: Mapping[str, str] = {
     f"{paths.SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the "
     "selector as safetensors, `plan.yaml`, and `supermodel.json` with the threshold and every file's SHA-256. Each "
     "site has one of its own, too",
-    f"{weight_cache.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
+    f"{model_folders.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
     f"{paths.JOB}/": "the submitted job (simulator only)",
     f"{paths.NVFLARE}/": "NVFlare's workspace (simulator only)",

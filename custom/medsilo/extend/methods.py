@@ -21,7 +21,8 @@ if TYPE_CHECKING:
         names_of_last_layers,
     )
     from medsilo.learning.loop import OutputLoss, TrainStep
-    from medsilo.learning.partial_labels import absent_in, labels_in, marks_in
+    from medsilo.learning.marks import marks_in
+    from medsilo.learning.partial_labels import absent_in, labels_in
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.learning.statistics import adapt_batch_norm
     from medsilo.learning.steps import correcting, pull_back, pull_towards

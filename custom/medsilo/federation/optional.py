@@ -1,4 +1,4 @@
-"""A site's parts that only some studies need, such as privacy or pictures: each is imported when one uses it."""
+"""Parts of site and server that only some studies need, such as privacy: each is imported when one uses it."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,8 @@ from medsilo.core.lazy import lazily, places_in
 
 if TYPE_CHECKING:
     from medsilo.federation.account import Accounting, PrivacyAccount
+    from medsilo.federation.file_supply import FileSupply, SuppliedSite
+    from medsilo.federation.ledger_watch import LedgerWatch
     from medsilo.federation.private_site import PrivateNumbers, PrivateSite
     from medsilo.learning.class_weights import balanced, weighted
     from medsilo.learning.perturbation import perturbed_step

@@ -24,7 +24,7 @@ from pydantic import PrivateAttr
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_facts
 from medsilo.core.package import machine_facts
@@ -390,7 +390,7 @@ class ScriptSite:
         self.sites = sorted(self.plan.participation.sites or asked.sites)
         if not hasattr(self, "state"):
             folder = paths.site_folder(self.output / asked.study, self.site)
-            weight_cache.look_in(self.output)
+            model_folders.look_in(self.output)
             self.state = self._make(folder)
         self.state.follow()
         if asked.task == "join":
