@@ -43,7 +43,7 @@ from medsilo.schedule.declared import PrivacyOffer
 from medsilo.schedule.participation import Participation
 from medsilo.schedule.secure_aggregation import SecureAggregationSettings
 from medsilo.schedule.transport import TransportSettings
-from medsilo.site.settings import Quotas, SiteSettings
+from medsilo.site.settings import SiteSettings
 from medsilo_lab.study import verdict_file
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
 from nvflare_reliability.timeouts import Timeouts, limits
@@ -61,6 +61,7 @@ REFERENCE = ("reference/keys.md", "reference/commands.md", "reference/run-folder
 PROTECTION = (
     "public_data",
     "min_patients_per_metric",
+    "answers",
     "state_dir",
     "studies",
     "memory_limit",
@@ -407,7 +408,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-model-selection": lambda: section(ModelSelection, "model_selection"),
     "plan-privacy": lambda: section(PrivacyOffer, "privacy"),
     "plan-rest": top_level,
-    "limits": lambda: section(Quotas, "limits"),
     "protection": lambda: settings(PROTECTION),
     "approval": lambda: settings(APPROVAL),
     "demands": lambda: section(PrivacyRequirements, "privacy"),

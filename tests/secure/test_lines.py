@@ -34,13 +34,12 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.xdist_group("pair"
 @contextmanager
 def has_models(pair: Consortium, party: str, folder: Path) -> Iterator[None]:
     """A party has the files of this folder."""
-    path = pair.kit(party) / "local" / "medsilo.yaml"
-    text = path.read_text() if path.exists() else ""
-    path.write_text(f"{text}\nmodels: ['{folder}']\n")
+    models = pair.kit(party) / "medsilo" / model_folders.FOLDER
+    shutil.copytree(folder, models, dirs_exist_ok=True)
     try:
         yield
     finally:
-        path.write_text(text)
+        shutil.rmtree(models)
 
 
 @contextmanager

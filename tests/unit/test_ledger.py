@@ -77,8 +77,6 @@ def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
     ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # the first one does not run any more, and was charged nothing
     ledger.charge(CountedStudy(TWO, budget), "round 1", "a", ROUND)
     ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # resumed: what it was charged is part of what it plans
-    with pytest.raises(Refused, match=r"allows 0\.1 for one study \(privacy\.study_epsilon"):
-        ledger.plan(CountedStudy(ONE, PrivacyRequirements(epsilon=5, delta=DELTA, study_epsilon=0.1)), ROUND)
 
 
 def test_a_plan_of_many_rounds_is_one_short_line(ledger: Ledger) -> None:

@@ -39,8 +39,8 @@ def find(sha256: str, size: int) -> Path:
                 if path.is_file() and path.stat().st_size == size and hash_of_file(path) == sha256:
                     return path
     raise MedsiloError(
-        f"the plan's pre-trained file (SHA-256 {sha256[:12]}..., {size} bytes) is not here; put it into a folder "
-        f"that 'models' in medsilo.yaml names"
+        f"the plan's pre-trained file (SHA-256 {sha256[:12]}..., {size} bytes) is not here; put it into "
+        f"{model_folders.FOLDER}/ in the folder of this party's studies"
     )
 
 
@@ -53,8 +53,8 @@ def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> No
         raise Refused("the file that arrived is not the plan's: its hash differs")
     if (size := content.nbytes) > most:
         raise Refused(
-            f"the plan's pre-trained file has {size} bytes; this party keeps {most} at most. Put it into a folder "
-            "under 'models'"
+            f"the plan's pre-trained file has {size} bytes; this party keeps {most} at most. Put it into "
+            f"{model_folders.FOLDER}/ in the folder of its studies"
         )
     older = [path for path in folder.glob("*") if HASH.fullmatch(path.name)] if folder.is_dir() else []
     sizes = {path: path.stat().st_size for path in sorted(older, key=lambda path: path.stat().st_mtime_ns)}

@@ -30,7 +30,7 @@ class SuppliedSite:
         """make: makes the site behind this one, which reads the files."""
         self.place, self.make = place, make
         self.inner: Site | None = None
-        model_folders.look_in(*place.models)
+        model_folders.look_in(place.models)
 
     def answer(self, parcel: StudyMessage, stop: "Stop") -> StudyMessage:
         groups = dict(parcel.groups)
@@ -48,7 +48,7 @@ class SuppliedSite:
         for name, content in came.items():
             if name not in wanted or content.dtype is not torch.uint8:
                 raise Refused("the server sends a file that the plan does not name")
-            weight_cache.keep(name, bytes_of(content.contiguous()), self.place.models[-1])
+            weight_cache.keep(name, bytes_of(content.contiguous()), self.place.models)
 
 
 class FileSupply:

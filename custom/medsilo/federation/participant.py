@@ -92,7 +92,7 @@ class Participant:
             doing.step()
 
         with doing.answering(asked.task, asked.round):
-            check_disk(self.place.folder, self.place.settings.quotas)
+            check_disk(self.place.folder)
             seed = seed_for(self.trainer.drawn_from, self.place.site, "work", asked.round)
             with self.state.compute.reproducible(seed):
                 return work[asked.task](asked, groups, step)

@@ -66,9 +66,9 @@ class SiteContext:
         return sorted(set(self.sites) - set(self.plan.participation.evaluation_sites))
 
     @property
-    def models(self) -> list[Path]:
-        """The folders with files that networks begin with; the last has those that were sent."""
-        return [*self.settings.models, self.folder.parents[2] / MODELS]
+    def models(self) -> Path:
+        """The folder with files that networks begin with, those that were sent among them."""
+        return self.folder.parents[2] / MODELS
 
     def to_facts(self) -> dict[str, Any]:
         """Return the place as another process of the site is told of it."""

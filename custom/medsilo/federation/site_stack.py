@@ -75,7 +75,7 @@ class TrainingSite:
 
 def training_site(place: SiteContext, kind: Callable[..., Participant] = Participant) -> TrainingSite:
     """Return a site with the layers that see what is exact."""
-    model_folders.look_in(*place.models)
+    model_folders.look_in(place.models)
     account = optional.PrivacyAccount.of(place) if promises_privacy(place) else None  # before data are read
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):

@@ -174,7 +174,7 @@ class MedsiloExecutor(Executor):
         permission = Permission(place)
         permission.begin()
         self.give_back = self.give_back or acquire_lock(plan, site, settings, self.folder)
-        clock = Clock(settings.quotas)
+        clock = Clock()
         self.events.begin(f"{plan.algorithm.title}, {plan.rounds} rounds, of {lead}")
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
         return answering(place, permission, self.participant_class, partial(self.events.tell, "failed")), clock

@@ -32,9 +32,10 @@ class PrivacyGuarantee(Section):
         """Return what holds where a study promises this and a hospital demands that: of each the stricter."""
         if demands is None:
             return self
-        most = demands.epsilon if demands.study_epsilon is None else min(demands.epsilon, demands.study_epsilon)
         unit: Unit = "patient" if "patient" in (self.unit, demands.unit) else "record"
-        return PrivacyGuarantee(epsilon=min(self.epsilon, most), delta=min(self.delta, demands.delta), unit=unit)
+        return PrivacyGuarantee(
+            epsilon=min(self.epsilon, demands.epsilon), delta=min(self.delta, demands.delta), unit=unit
+        )
 
 
 class PrivacyRequirements(Section):
@@ -42,7 +43,6 @@ class PrivacyRequirements(Section):
 
     epsilon: Epsilon = Field(description="ε that all studies on the same data may cost together")
     delta: Delta = Field(description="δ at which that ε is counted; less than 1 / number of patients")
-    study_epsilon: Epsilon | None = Field(None, description="ε that one study may cost; null: all that is left")
     unit: Unit = Field("patient", description="whom it protects: a patient with all cases, or a single record")
     public: dict[Told, Reason] = Field(
         {},

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -23,34 +24,9 @@ LEAST_AVERAGED = 8  # images, and patients, that an average such as HarmoFL's am
 MIN_PATIENTS_PER_METRIC = 5  # by default, of real data
 SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
 TRAIN_ANSWERS = 2000  # losses over training cases that leave at least, per lead and data set
+TESTS = 20  # times as many scores over validation cases leave as over test cases
 SCORE_ROUNDING = 2  # patients whose influence is a score's step, of patients' data
 DataPart = Literal["train", "validation", "test"]
-
-
-class Quotas(Section):
-    """The most that a plan may ask of this hospital."""
-
-    round_minutes: float = Field(
-        1440, gt=0, description="maximum minutes that this hospital computes for one round; a plan may not ask for more"
-    )
-    disk: float = Field(100, gt=0, description="GiB that a study's folder may take here")
-    validation_answers: int = Field(
-        TRAIN_ANSWERS,
-        ge=0,
-        description="scores over validation cases that leave, per lead and data set; of losses over training cases "
-        f"as many, and {TRAIN_ANSWERS} at least",
-    )
-    test_answers: int = Field(100, ge=0, description="scores over test cases, likewise")
-
-    def answers(self, part: DataPart) -> int:
-        """Return how many scored answers over a part one lead may have."""
-        most = {"train": max(TRAIN_ANSWERS, self.validation_answers), "validation": self.validation_answers}
-        return most.get(part, self.test_answers)
-
-    @staticmethod
-    def answers_key(part: DataPart) -> str:
-        """Return the key that says how many scored answers over a part one lead may have."""
-        return f"quotas.{'test' if part == 'test' else 'validation'}_answers"
 
 
 class SiteSettings(Section):
@@ -62,8 +38,7 @@ class SiteSettings(Section):
     output: Path | None = None  # where results are kept; by default `medsilo/` in the kit
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
-    threads: int = Field(1, ge=1, le=1024)  # CPU threads; another number may change the last digits of results
-    workers: int = Field(0, ge=0, le=256)  # processes that read data
+    threads: int = Field(1, ge=1, le=1024)  # of the CPU; beside a GPU, two or more also read the cases, as processes
     isolation: bool = True  # train in a process of its own, whose death costs a round and not the study
     memory_limit: int | None = Field(
         None,
@@ -74,10 +49,11 @@ class SiteSettings(Section):
     studies: int | None = Field(
         2, ge=1, le=64, description="studies that train here at once, over all processes; null: any number"
     )
-    quotas: Quotas = Quotas()  # of what a plan may ask for
-    models: tuple[Path, ...] = Field(
-        (),
-        description="folders with files that networks begin with (`network.from`); which one is meant its hash decides",
+    answers: int = Field(
+        2000,
+        ge=0,
+        description="scores over validation cases that leave, per lead and data set; over test cases a twentieth; of "
+        f"losses over training cases as many, and {TRAIN_ANSWERS} at least",
     )
     privacy: PrivacyRequirements | None = Field(
         None,
@@ -97,8 +73,8 @@ class SiteSettings(Section):
     share_personal_model: bool | None = None
     public_data: bool = Field(
         False,
-        description="true: the data need no protection (a published set). Then plans "
-        "decide the split, numbers leave exactly, and answers are not counted",
+        description="true: the data need no protection (a published set). Then plans decide the split, numbers leave "
+        "exactly, and answers are not counted",
     )
     min_patients_per_metric: int | None = Field(
         None,
@@ -138,6 +114,11 @@ class SiteSettings(Section):
         if self.memory_limit:
             return self.memory_limit << 20
         return int(SHARE * psutil.virtual_memory().total / (self.studies or 1))
+
+    def most_answers(self, part: DataPart) -> int:
+        """Return how many scored answers over a part one lead may have."""
+        most = {"train": max(TRAIN_ANSWERS, self.answers), "test": -(-self.answers // TESTS)}
+        return most.get(part, self.answers)
 
     def protects(self, synthetic: bool) -> bool:
         """Return whether there are patients behind what is told of the data."""
@@ -192,7 +173,8 @@ class SiteSettings(Section):
         """The device and precision that train; an error when the device is not there."""
         from medsilo.learning.compute import Compute
 
-        return Compute.choose(self.device, precision=self.precision, threads=self.threads, workers=self.workers)
+        chosen = Compute.choose(self.device, precision=self.precision, threads=self.threads)
+        return replace(chosen, workers=self.threads) if chosen.on_card and self.threads > 1 else chosen
 
 
 class EachSites(SiteSettings):
