@@ -121,7 +121,7 @@ def at_site(folder: Path, plan: Plan, site: str = "site-1") -> FLContext:
 def test_a_site_completes_a_plan_without_names_by_who_takes_part(tmp_path: Path) -> None:
     plan, four = make_plan("fedsm", *NAMELESS), [f"site-{number}" for number in (1, 2, 3, 4)]
     context = at_site(tmp_path, plan)
-    (tmp_path / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\npublic_data: true\n")
+    (tmp_path / "local/medsilo.yaml").write_text("device: cpu\nmemory_limit: 0\npublic_data: true\n")
 
     def join(agreed: Plan, sites: list[str]) -> StudyMessage:
         told = {"task": "join", "round": 0, "study": "s", "plan": agreed.hash, "sites": sites, "packages": plan.code}

@@ -22,11 +22,10 @@ from tests.commands import parsed
         ({"precision": "float16"}, "choose 'float32' or 'bfloat16'"),
         ({"threads": 0}, "threads: the value is too small"),
         ({"threads": True}, "threads: the value is a truth value"),
-        ({"isolation": 1}, "isolation: the value is no truth value"),
+        ({"public_data": 1}, "public_data: the value is no truth value"),
         ({date(2026, 1, 1): 1}, "give texts, numbers, lists and mappings only"),
         ({"threads": 0}, "threads: the value is too small"),
-        ({"memory_limit": 100}, "memory_limit: the value is too small"),
-        ({"isolation": False, "memory_limit": 1024}, "memory_limit holds for the"),
+        ({"memory_limit": 100}, "100 MiB are too few"),
         ({"data_folder": "/d/anna"}, "data_folder: unknown key"),
         (
             {"data": {"folder": "/d/anna", "image": "anna/*"}},

@@ -49,7 +49,7 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None,
         told = f"learning rate × steps is {learning:.3g} for each answer with scores, next to nothing"
         yield Finding(where, "stops", told, f"ask the lead for a plan that trains ({LEAST_LEARNING:g} or more)")
     if not over:
-        memory = f"{size_text(settings.most_memory)} of memory for training" if settings.isolation else "any memory"
+        memory = f"{size_text(settings.most_memory)} of memory for training" if settings.isolated else "any memory"
         yield Finding(where, "ok", f"the plan stays within this site's own limits; {memory}")
     if not settings.protects(plan.task.synthetic):
         return

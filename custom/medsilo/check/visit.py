@@ -173,7 +173,7 @@ def _look_at_data(visit: Visit, plan: Plan, settings: SiteSettings, report: Repo
         return
     compute = settings.compute()
     there = visit.free_memory(compute)
-    if settings.isolation and compute.device.type == "cpu":  # for a training process that is as large as this one
+    if settings.isolated and compute.device.type == "cpu":  # for a training process that is as large as this one
         there = max(0, min(there, settings.most_memory - psutil.Process().memory_info().rss))
     if too_much := check_memory(plan, there):
         report.findings.append(too_much)

@@ -99,7 +99,7 @@ def answering(
 ) -> Site:
     """Return what answers on NVFlare, behind a hospital's permission, which was given. tell: see isolated.py."""
     make: Callable[[], Site] = partial(training_site, place, kind)
-    if place.settings.isolation:
+    if place.settings.isolated:
         make = partial(IsolatedParticipant, place, kind, tell)
     permission.inner = optional.SuppliedSite(place, make) if place.plan.network.files else make()
     return permission

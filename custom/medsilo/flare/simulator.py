@@ -206,7 +206,7 @@ def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sit
 
 
 def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
-    one_machine = {"isolation": False, "memory_limit": None}  # its sites are processes of one person's run
+    one_machine = {"memory_limit": 0}  # its sites are processes of one person's run
     own = settings.model_dump(mode="json", include=set(SiteSettings.model_fields))
     write_text(folder / FILE_NAME, yaml.safe_dump({**own, **one_machine, "output": str(output)}))
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import psutil
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import read_yaml
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
 FILE_NAME = "medsilo.yaml"
 LEAST_AVERAGED = 8  # images, and patients, that an average such as HarmoFL's amplitude covers at least
 MIN_PATIENTS_PER_METRIC = 5  # by default, of real data
+LEAST_MEMORY = 256  # MiB of a training process
 SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
 TRAIN_ANSWERS = 2000  # losses over training cases that leave at least, per lead and data set
 TESTS = 20  # times as many scores over validation cases leave as over test cases
@@ -39,12 +40,11 @@ class SiteSettings(Section):
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(1, ge=1, le=1024)  # of the CPU; beside a GPU, two or more also read the cases, as processes
-    isolation: bool = True  # train in a process of its own, whose death costs a round and not the study
     memory_limit: int | None = Field(
         None,
-        ge=256,
+        ge=0,
         description=f"MiB that a study's training process may take; null: {SHARE:.0%} of the machine's memory, divided "
-        "by `studies`",
+        "by `studies`; 0: train in NVFlare's own process, whose death ends the study",
     )
     studies: int | None = Field(
         2, ge=1, le=64, description="studies that train here at once, over all processes; null: any number"
@@ -102,11 +102,17 @@ class SiteSettings(Section):
             raise ValueError(f"{device!r} is not known; use auto, cpu, cuda or cuda:<number>")
         return device
 
-    @model_validator(mode="after")
-    def _limits_a_process_of_its_own(self) -> Self:
-        if self.memory_limit and not self.isolation:
-            raise ValueError("memory_limit holds for the training process of its own: set isolation: true")
-        return self
+    @field_validator("memory_limit")
+    @classmethod
+    def _enough(cls, limit: int | None) -> int | None:
+        if limit and limit < LEAST_MEMORY:
+            raise ValueError(f"{limit} MiB are too few; give {LEAST_MEMORY} or more, or 0 for no process of its own")
+        return limit
+
+    @property
+    def isolated(self) -> bool:
+        """Return whether a process of its own trains, whose death costs a round and not the study."""
+        return self.memory_limit != 0
 
     @property
     def most_memory(self) -> int:
