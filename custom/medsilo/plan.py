@@ -11,7 +11,7 @@ import torch
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 from torch import nn
 
-from medsilo.core import model_folders
+from medsilo.core import model_folders, optional
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import dump_yaml, read_yaml
 from medsilo.core.package import ALWAYS, facts_of, is_here, is_ours, ours_behind
@@ -23,7 +23,6 @@ from medsilo.mixing.forms import Form
 from medsilo.mixing.robust import AggregationSettings
 from medsilo.models.network import Network, parameters_of
 from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages, table_of
-from medsilo.schedule import optional
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.declared import PrivacyOffer, Private
 from medsilo.schedule.layer import Layer

@@ -673,10 +673,6 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
 
     before = looked()
     assert before.go and not (kit / "medsilo").exists()  # looking leaves nothing
-    tables = {table.title: table for table in before.tables}
-    asked = {str(row[0]): row[1:] for row in tables["This site's limits"].rows}
-    assert asked["time"] == ["10", "1440", "minutes for a round"]
-    assert 0 < float(str(asked["disk"][0])) < 0.01 and len(str(asked["disk"][0])) < 9
     settings = SiteSettings.read(kit / "local")
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Iterator
 
-from medsilo.check.result import Cell, Finding, Table
+from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import epsilon_text, size_text
 from medsilo.federation.limits import LEAST_LEARNING, asked_of, learning_per_answer
@@ -74,20 +74,6 @@ def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[F
         elif planned > allowed - most:
             told += f"; a lead who had {most} already would be refused"
             yield Finding("quotas", "note", told, "see answers in medsilo.yaml")
-
-
-def limit_table(plan: Plan, settings: SiteSettings) -> Table:
-    """Return the site's limits, and what the plan asks for."""
-    rows: list[list[Cell]] = [
-        [one.name, _figure(one.asked), _figure(one.most), one.unit] for one in asked_of(plan, plan.parameters)
-    ]
-    rows.append(["studies", "1", "any" if settings.studies is None else str(settings.studies), "studies at once"])
-    return Table("This site's limits", ("limit", "the plan asks for", "allowed", "of what"), rows)
-
-
-def _figure(number: float) -> str:
-    """Return a number for people to read, a small share of one by two figures."""
-    return f"{number:.10g}" if number >= 1 else f"{number:.2g}"
 
 
 # ---------------------------------------------------------------------------------------------------- privacy

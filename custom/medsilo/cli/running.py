@@ -12,7 +12,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted
 from medsilo.runs import paths
 from medsilo.runs.progress import StudyProgress
-from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import ALL_MINE
 
 if TYPE_CHECKING:
     from medsilo.plan import Plan

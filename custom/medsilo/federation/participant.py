@@ -11,10 +11,10 @@ from dataclasses import asdict
 
 from torch import Tensor, nn
 
+from medsilo.core import optional
 from medsilo.core.errors import Refused
 from medsilo.core.files import free_disk, sweep, write_json
 from medsilo.core.tensors import Groups
-from medsilo.federation import optional
 from medsilo.federation.checks import check_ranges
 from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.evaluation import Evaluation

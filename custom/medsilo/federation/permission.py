@@ -4,12 +4,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from medsilo.core import optional
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.federation.protection import book_of
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
 from medsilo.runs.messages import Request, StudyMessage, digest_of
-from medsilo.site import optional
 from medsilo.site.accepted_settings import AcceptedSettings
 from medsilo.site.settings import FILE_NAME
 

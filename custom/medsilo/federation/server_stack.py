@@ -16,7 +16,7 @@ has. That is a package of its own, of which this file takes the server's part by
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from medsilo.federation import optional
+from medsilo.core import optional
 from medsilo.federation.channel import Channel, Transport
 from medsilo.federation.requests import ByteCounter, Notify, RequestScheduler, Retry
 from medsilo.federation.server_state import RoundAggregation, ServerState

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from medsilo.core import optional
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Modules
-from medsilo.federation import optional
 from medsilo.learning.compute import Stop
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request, StudyMessage

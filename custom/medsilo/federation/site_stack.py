@@ -19,9 +19,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from medsilo.core import model_folders
+from medsilo.core import model_folders, optional
 from medsilo.core.parent_watch import forget_most, most_held
-from medsilo.federation import optional
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant

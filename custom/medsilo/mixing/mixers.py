@@ -102,11 +102,6 @@ class Aggregator(ABC):
         self._sites = list(facts["sites"])
 
     @property
-    def participation(self) -> float:
-        """The share of the study's sites that have answered in the open round."""
-        return len(self._answered) / len(self._sites)
-
-    @property
     def matrix(self) -> Tensor | None:
         """Return W by which each site's model is mixed of all, where there is one."""
         return None

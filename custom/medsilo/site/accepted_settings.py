@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from medsilo.core import optional
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.core.text import plain
-from medsilo.site import optional
 from medsilo.site.kit import KitFiles
 from medsilo.site.settings import FILE_NAME, SiteSettings
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medsilo.core import optional
 from medsilo.core.errors import MedsiloError
-from medsilo.site import optional
 
 if TYPE_CHECKING:  # many studies sign nothing
     from medsilo.site.signing import KeyPurpose, UseKey

@@ -28,6 +28,8 @@ TRAIN_ANSWERS = 2000  # losses over training cases that leave at least, per lead
 TESTS = 20  # times as many scores over validation cases leave as over test cases
 SCORE_ROUNDING = 2  # patients whose influence is a score's step, of patients' data
 DataPart = Literal["train", "validation", "test"]
+# Where one person owns all sites, as in the simulator: nobody else sees the numbers, so that they are exact.
+ALL_MINE = {"pictures": True, "share_personal_model": True, "packages": ("*",), "public_data": True, "studies": None}
 
 
 class SiteSettings(Section):

@@ -11,7 +11,7 @@ from medsilo.cli.running import conclude, run_study
 from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
-from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import ALL_MINE
 
 if TYPE_CHECKING:
     from medsilo_lab.study.verdict_file import Verdict

@@ -10,7 +10,7 @@ from medsilo.cli.options import option
 from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs.progress import StudyProgress
-from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import ALL_MINE
 
 if TYPE_CHECKING:
     from medsilo.check.result import Report
@@ -57,9 +57,9 @@ def init(
 
     from medsilo.core.text import duration
     from medsilo.runs import paths
-    from medsilo.site.shared_cache import keeping_ready
     from medsilo_lab.start import dataset_layout
     from medsilo_lab.start.trial import alone, machine_of
+    from medsilo_lab.study.reading_once import keeping_ready
     from medsilo_lab.study.sequential_test import enough_minutes
 
     dataset_layout.refuse_to_overwrite(out, folder)
