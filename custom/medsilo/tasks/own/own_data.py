@@ -402,3 +402,18 @@ def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]],
         except Exception as error:
             wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)
     return held
+
+
+def keeping_ready(settings: Any, task: Task, folder: Path) -> Any:
+    """Return settings under which images that are ready for the network lie in a folder, too, and are made once.
+
+    Where a hospital names a folder for them itself, or wants none in memory, that stays.
+    """
+    if settings.data is None or not isinstance(task, OwnFolder):
+        return settings
+    data = settings.data
+    if data.cache_memory and not data.cache_folder:
+        data = data.model_copy(update={"cache_folder": folder})
+    sites = getattr(settings, "sites", {})
+    more = {"sites": {site: keeping_ready(own, task, folder) for site, own in sites.items()}} if sites else {}
+    return settings.model_copy(update={"data": data, **more})
