@@ -78,6 +78,22 @@ def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path) -> N
     assert columns(tmp_path, 1, 2, 6) == [*told, ("WARNING", "failed", "killed")]
 
 
+def test_a_disk_that_is_full_at_another_file_each_time_is_told_once(tmp_path: Path) -> None:
+    study = StudyEvents(tmp_path, "job-1", "lungs")
+    for number in (40, 41):
+        study.on_answer(f"state-{number}.safetensors could not be written: the disk is full", passing=True)
+        study.on_answer("killed", died=True, passing=True)
+        study.on_answer(f"weights of layer {number} are not finite")
+    study.on_answer()
+    study.on_answer("state-42.safetensors could not be written: the disk is full", passing=True)
+    kinds = [(what, text.split()[0]) for what, text in columns(tmp_path, 2, 6)]
+    assert kinds == [
+        *[("refused", "state-40.safetensors"), ("failed", "killed")],
+        *[("refused", "weights")],
+        *[("refused", "state-42.safetensors")],
+    ]
+
+
 def test_a_site_whose_process_for_the_job_died_says_so_when_another_begins(tmp_path: Path) -> None:
     for job in ("job-1", "job-1", "job-2"):
         StudyEvents(tmp_path, job, "lungs").begin("FedAvg")

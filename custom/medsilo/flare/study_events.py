@@ -1,5 +1,6 @@
 """What the processes of a study write into a kit's events.log; kit_events.py has what the kit's own process writes."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ class StudyEvents:
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         self.kit, self.job, self.study = kit, job, study
         self.out = set[str]()  # sites that the last round was without
-        self.wrong = ""  # why this site could not answer the last time
+        self.wrong = set[str]()  # what kept this site from its answer since it last gave one
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> "StudyEvents":
@@ -35,11 +36,19 @@ class StudyEvents:
             self.tell("failed", "this site's process for the job was ended; another goes on")
         self.tell("resumed" if again else "began", text)
 
-    def on_answer(self, wrong: str = "", died: bool = False) -> None:
-        """Write why this site can't answer, once until it can. wrong: why, where it could not."""
-        if wrong and wrong != self.wrong:
+    def on_answer(self, wrong: str = "", died: bool = False, passing: bool = False) -> None:
+        """Write why this site can't answer, once until it can. wrong: why, where it could not.
+
+        died, passing: the kind of error, told once whatever its text: a full disk fails at another file each time.
+        What does not pass is of one kind if it differs in numbers only.
+        """
+        if not wrong:
+            self.wrong.clear()
+            return
+        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)
+        if kind not in self.wrong:
             self.tell("failed" if died else "refused", wrong, needs_somebody=True)
-        self.wrong = wrong
+        self.wrong.add(kind)
 
     def on_round(self, number: int, absences: Mapping[str, str | None]) -> None:
         """Write which sites fell out of the study in a round, and which are back. absences: site → why, or None."""
