@@ -173,7 +173,6 @@ def reaches(machine: Machine, address: str, port: int) -> bool:
 @pytest.mark.long
 def test_the_pilot_by_its_text_alone(machines: dict[str, Machine]) -> None:
     lead, server, hospitals = machines["the lead"], machines["the server"], [machines[name] for name in HOSPITALS]
-    shutil.copytree(ROOT / "site_configs", lead.home / "site_configs")
     for seed, hospital in enumerate(hospitals, 1):
         patients(hospital, seed)
     post = {f"{machine.name}.tgz": [machine] for machine in hospitals}
