@@ -189,14 +189,14 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
 def _only_tcp() -> Iterator[None]:
     """Connect without the drivers of other schemes, whose libraries take a fifth of a short command's time."""
     drivers, name = communicator.driver_mgr, TcpDriver.__name__
-    if not communicator.driver_loaded and name not in drivers.class_cache:
+    if name not in drivers.class_cache:
         drivers.class_cache.add(name)  # as NVFlare notes what it has registered
         drivers.register(TcpDriver)
-    before, communicator.driver_loaded = communicator.driver_loaded, True
+    communicator.driver_loaded = True
     try:
         yield
     finally:
-        communicator.driver_loaded = before
+        communicator.driver_loaded = False  # another scheme loads the others
 
 
 # ---------------------------------------------------------------------------------------------------- the simulator

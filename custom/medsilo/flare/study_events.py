@@ -42,14 +42,13 @@ class StudyEvents:
     def on_answer(self, wrong: str = "", died: bool = False, passing: bool = False) -> None:
         """Write why this site can't answer, once until it can again for a while. wrong: why, where it could not.
 
-        died, passing: the kind of error, told once whatever its text: a full disk fails at another file each time, and
-        may take one in between. What does not pass is of one kind if it differs in numbers only.
+        died, passing: the kind of error, told once whatever its text: a full disk fails at another file each time.
         """
         now = time.monotonic()
         if not wrong:
             self.wrong = {kind: then for kind, then in self.wrong.items() if now - then < QUIET}
             return
-        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)
+        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)  # numbers differ each time
         if kind not in self.wrong:
             self.tell("failed" if died else "refused", wrong, needs_somebody=True)
         self.wrong[kind] = now
