@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.flare.wire import flat, unflat
@@ -99,7 +99,7 @@ def join(
         name = flare.get_site_name()
     folder = _app_folder()
     plan = load_plan(folder / "config" / paths.PLAN)
-    weight_cache.look_in(folder / "config")
+    model_folders.look_in(folder / "config")
     output = folder.parents[1] / "medsilo"  # beside NVFlare's folders of jobs, which go with the job
     data = Data(loader, validation, samples, batch, loss)
     _study = _Study(ScriptSite(plan, name, output, model, optimizer, data, evaluate, test, scheduler))

@@ -44,7 +44,7 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
 ) -> None:
     policies = dict.fromkeys((STAYS, GOES), TEACHING)
     consortium = Consortium(tmp_path, policies, with_admin)
-    (consortium.kit(STAYS) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
+    (consortium.kit(STAYS) / "local/medsilo.yaml").write_text("device: cpu\nmemory_limit: 0\n")
     lead, server, goes = consortium.kit(LEAD), consortium.kit(SERVER), consortium.kit(GOES)
     try:
         consortium.start()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from medsilo import client, recipes
 from medsilo.client import super_model
-from medsilo.core import weight_cache
+from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
@@ -120,7 +120,7 @@ def scripted(
     plan = plan_of_script(
         model, folder / "job", method, rounds=own.training.rounds, minimum=2, sites=SITES, input_shape=shape
     )
-    weight_cache.look_in(folder / "job")
+    model_folders.look_in(folder / "job")
     sites = {site: Script(own, plan, site, folder / site, anew, False) for site in SITES}
     record = Record(folder / "runs" / "study")
     Coordinator(plan, SITES, Line(sites), record, "in-process").run()
@@ -194,7 +194,7 @@ def ends_of(method: str, anew: bool, folder: Path) -> dict[str, Tensor]:
             torch.manual_seed(1)
             model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 2))
             plan = plan or plan_of_script(model, folder, {"name": method}, rounds=3, minimum=1, sites=["a"])
-            weight_cache.look_in(folder)
+            model_folders.look_in(folder)
             groups = [
                 {"params": model[0].parameters(), "lr": 0.1},
                 {"params": [*model[1].parameters(), *model[3].parameters()]},
@@ -254,7 +254,7 @@ def test_a_metric_may_be_of_any_size(lower_is_better: bool, tmp_path: Path) -> N
     plan = plan_of_script(
         model, tmp_path / "job", {"name": "fedavg"}, rounds=2, minimum=2, sites=SITES, further=further
     )
-    weight_cache.look_in(tmp_path / "job")
+    model_folders.look_in(tmp_path / "job")
     record = Record(tmp_path / "runs" / "study")
     sites = {site: OtherUnits(own, plan, site, tmp_path / site, False, False) for site in SITES}
     Coordinator(plan, SITES, Line(sites), record, "in-process").run()
@@ -495,7 +495,7 @@ def stepped(
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     method_of_plan = {"name": method, **(numbers or {})}
     plan = plan_of_script(model, tmp_path, method_of_plan, rounds=2, minimum=1, sites=["a"])
-    weight_cache.look_in(tmp_path)
+    model_folders.look_in(tmp_path)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = [(torch.randn(6, 2), torch.tensor([0, 1] * 3))]
     site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data(batch))
@@ -516,7 +516,7 @@ def site_of_fedbn(tmp_path: Path, evaluate: Any = None) -> ScriptSite:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     plan = plan_of_script(model, tmp_path, {"name": "fedbn"}, rounds=4, minimum=1, sites=["a"])
-    weight_cache.look_in(tmp_path)
+    model_folders.look_in(tmp_path)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return ScriptSite(
         plan, "a", tmp_path, model, optimizer, Data([(torch.randn(6, 2), torch.tensor([0, 1] * 3))]), evaluate
@@ -618,7 +618,7 @@ def test_a_script_that_never_joined_is_told_so(monkeypatch: pytest.MonkeyPatch) 
 def test_a_server_can_not_name_a_folder_outside_of_the_sites_own(study: str, tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     plan = plan_of_script(model, tmp_path / "job", {"name": "fedavg"}, rounds=2, minimum=1, sites=["a"])
-    weight_cache.look_in(tmp_path / "job")
+    model_folders.look_in(tmp_path / "job")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     site = ScriptSite(plan, "a", tmp_path / "site", model, optimizer, Data([(torch.ones(1, 2), torch.zeros(1))]))
     before = sorted(tmp_path.rglob("*"))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from medsilo.core import optional
 from medsilo.core.errors import DataError
-from medsilo.federation import optional
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.site_context import SiteContext
 from medsilo.learning.compute import Compute, Stop, is_finite

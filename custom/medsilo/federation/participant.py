@@ -11,10 +11,10 @@ from dataclasses import asdict
 
 from torch import Tensor, nn
 
+from medsilo.core import optional
 from medsilo.core.errors import Refused
 from medsilo.core.files import free_disk, sweep, write_json
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.federation import optional
 from medsilo.federation.checks import check_ranges
 from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.evaluation import Evaluation
@@ -92,7 +92,7 @@ class Participant:
             doing.step()
 
         with doing.answering(asked.task, asked.round):
-            check_disk(self.place.folder, self.place.settings.quotas)
+            check_disk(self.place.folder)
             seed = seed_for(self.trainer.drawn_from, self.place.site, "work", asked.round)
             with self.state.compute.reproducible(seed):
                 return work[asked.task](asked, groups, step)

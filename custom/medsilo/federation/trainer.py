@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from medsilo.core import optional
 from medsilo.core.errors import Refused
-from medsilo.federation import optional
 from medsilo.federation.protection import Protection
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_state import SiteState, StatusFile

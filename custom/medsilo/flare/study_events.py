@@ -8,8 +8,7 @@ from pathlib import Path
 from nvflare.apis.fl_context import FLContext
 
 from medsilo.flare.workspace import kit_folder, kit_of
-from medsilo.runs.event_reading import RUNNING, fates
-from medsilo.runs.events import Event, What, write
+from medsilo.runs.events import RUNNING, Event, What, fates, write
 
 QUIET = 600.0  # seconds without an error of a kind until it is told once more
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_facts
 from medsilo.core.tensors import Tensors
@@ -553,7 +553,7 @@ class ScriptSite:
     def _begin(self, asked: Request) -> Site:
         folder = paths.site_folder(self.output / asked.study, self.site)
         sites = sorted(self.plan.participation.sites or asked.sites)
-        weight_cache.look_in(self.output)
+        model_folders.look_in(self.output)
         self.state = self._make(folder)
         place = SiteContext(self.plan, self.site, sites, SETTINGS, folder)
         return training_site(place, partial(ScriptParticipant, self, self.state))
