@@ -306,7 +306,7 @@ def test_what_another_signed_or_somebody_edited_does_not_count(home: Home, tmp_p
     home.approve(expires=int(time.time()) - 1)
     true = home.approvals.file.read_bytes()
     longer = edited(home, lambda own: own["decisions"][0]["limits"].update(expires=int(time.time()) + 3600))
-    twice = edited(home, lambda own: own["decisions"].append(own["decisions"][0] | {"quotas": {}}))
+    twice = edited(home, lambda own: own["decisions"].append(own["decisions"][0] | {"beside": {}}))
     empty = edited(home, lambda own: own.update(decisions=[]))
     unsigned = json.dumps(json.loads(true) | {"signature": ""}, indent=1).encode() + b"\n"
     for content in (longer, twice, empty, unsigned, b"", b"[]", b"{" * 9000, *other_signer(home, tmp_path)):

@@ -130,7 +130,8 @@ def _policy(visit: Visit, plan: Plan) -> Iterator[Finding]:
     named = plan.participation.everyone
     if named and visit.site not in named:
         told = f"the job names {', '.join(named)}, not {visit.site}"
-        yield Finding("job", "stops", told, "ask the lead to name this site in participation.sites, or give --site")
+        own = f"check it with --set 'participation.sites=[{visit.site}]'" if visit.kit else "give --site"
+        yield Finding("job", "stops", told, f"ask the lead to name this site in participation.sites, or {own}")
     if visit.local is None:
         return
     policy = Policy.read(visit.local, visit.scope)

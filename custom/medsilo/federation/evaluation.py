@@ -1,5 +1,6 @@
 """Scoring models on a site's cases: what is measured, kept and drawn."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ class Evaluation:
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
-        """Return mean loss, mean score, and what is measured of each case (the metric alone by default), in order."""
+        """Return mean loss and score, NaN of no cases, and what is measured of each case, by default the metric."""
+        if not len(part):  # type: ignore[arg-type]
+            return math.nan, math.nan, {}
         task, goal, order = self.task, self.task.goal, self._order(part, model)
         own = measuring(_ordered(part, order)) if measuring else None
 

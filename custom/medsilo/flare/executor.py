@@ -148,7 +148,7 @@ class MedsiloExecutor(Executor):
                 add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
             died = isinstance(error, Died)
-            self.events.on_answer(reason, died)
+            self.events.on_answer(reason, died, passes(error))
             if self.folder:
                 kind = "died" if died else "refused"
                 note(self.folder, parcel.facts, kind=kind, reason=reason)
