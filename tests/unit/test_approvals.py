@@ -1,6 +1,7 @@
 """A hospital's approvals: nothing runs without one, whatever the server says, and nothing but its key makes one."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -475,6 +476,37 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     ):
         assert main([*wrong, *kit]) != 0
         assert words in capsys.readouterr().err
+
+
+def test_a_person_reads_what_a_study_is_for_before_deciding(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Title, purpose and contact, in the list and before the question; without them, that nothing is stated."""
+    kit, said = ["--kit", str(home.folder)], {"title": "Lungs", "purpose": "find nodules", "contact": "lead@clinic.org"}
+    home.permission()._keep()
+    assert main(["approve", *kit]) == 0
+    assert capsys.readouterr().out.count(": not stated") == 3
+    home.plan = home.plan.with_changes([f"study.{name}={words}" for name, words in said.items()])
+    home.permission()._keep()
+    assert main(["approve", *kit]) == 0
+    told = capsys.readouterr().out
+    assert all(f"{name}: {words}" in told for name, words in said.items())
+
+    def answer(word: str, *more: str) -> tuple[int, str]:
+        terminal = StringIO(f"{word}\n")
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr("sys.stdin", terminal)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        return main(["approve", home.plan.hash[:12], *kit, *more]), capsys.readouterr().out
+
+    code, told = answer("n")
+    assert code == 1 and home.approvals.last(home.plan.hash) is None
+    assert all(words in told for words in (*said.values(), "training on this hospital's patients", "Approve plan"))
+    code, told = answer("", "--yes")
+    assert code == 0 and "Approve plan" not in told
+    home.approvals.decide(home.plan.hash, "withdrawn", "engineer")
+    assert answer("y")[0] == 0
+    assert home.approvals.last(home.plan.hash).verdict == "approved"  # type: ignore[union-attr]
 
 
 def test_a_changed_plan_of_a_job_is_approved_by_its_own_hash(

@@ -1,7 +1,7 @@
 """Reading a plan before it is approved: in words, and as a difference to the last one that was."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from medsilo.check.at_home import KitAtHome, files_of
@@ -9,7 +9,7 @@ from medsilo.check.kit import Kit
 from medsilo.check.result import Finding
 from medsilo.core.package import in_words
 from medsilo.core.text import plain
-from medsilo.plan import Plan
+from medsilo.plan import Plan, StudyDescription
 from medsilo.site.approvals import ApprovalLimits, accepted_of, check_there
 from medsilo.site.settings import SiteSettings
 
@@ -57,12 +57,18 @@ def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Colle
     return f"--sites leaves out {plain(', '.join(others), 200)}" if limits.sites and others else ""
 
 
+def study_in_words(study: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the lead's own words about a study: title, purpose and contact. study: that section of a plan."""
+    said = ((name, plain(study.get(name) or "")) for name in StudyDescription.model_fields)
+    return [(name, words or f"not stated (study.{name} in the plan)") for name, words in said]
+
+
 def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
     """Return what a plan is, for people: a heading and its text."""
     training, who, own = plan.training, plan.participation, plan.privacy
     promise = f"ε = {own.epsilon:g} at δ = {own.delta:g} for each {own.unit}" if own else "none"
     return [
-        *((name, told or f"not stated (study.{name} in the plan)") for name, told in plan.study.model_dump().items()),
+        *study_in_words(plan.study.model_dump()),
         ("method", f"{plan.algorithm.title} ({plan.algorithm.name})"),
         ("task", f"{plan.task.name}, scored by {plan.task.goal.metric}"),
         ("network", f"{plan.network.name}, {plan.parameters:,} parameters of all networks together"),
