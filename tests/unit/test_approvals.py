@@ -380,7 +380,8 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
     """Also while a study runs, and whichever of the hospital's own files was changed."""
     file = home.folder / "local/medsilo.yaml"
     home.approve()
-    assert "ok local/ is as it was accepted on" in checked(home)
+    assert "note local/ is signed as it is now, which nobody confirmed" in checked(home)
+    assert "ok nothing in local/ changed since" in checked(home)
     permission = home.permission()
     permission.check()
     for name, text in (
@@ -414,7 +415,7 @@ def test_an_engineer_says_that_a_change_is_meant(home: Home) -> None:
     checked(home)
     (home.folder / "local/medsilo.yaml").write_text(f"{SETTINGS}threads: 2\n")
     refused(home, "changed since")
-    assert "ok local/ is as it was accepted on" in checked(home, "--accept")
+    assert "ok local/ is accepted as it is now" in checked(home, "--accept")
     refused(home, "has not approved")
     (home.folder / "local/medsilo.yaml").write_text("device: cpu\n")
     refused(home, "changed since")

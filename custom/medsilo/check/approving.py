@@ -23,9 +23,15 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
         return
     check_there(kit.folder.parent / "local")
     accepted = accepted_of(files_of(kit))
-    since = accepted.accept(settings) if accept else accepted.begin(settings)
-    if since:
-        yield Finding("settings", "ok", f"local/ is as it was accepted on {since}")
+    if not accept and (since := accepted.check()):
+        yield Finding("settings", "ok", f"nothing in local/ changed since {since}")
+    elif not accepted.accept(settings):  # they promise nothing
+        return
+    elif accept:
+        yield Finding("settings", "ok", "local/ is accepted as it is now")
+    else:
+        what = "local/ is signed as it is now, which nobody confirmed"
+        yield Finding("settings", "note", what, "read it; a change from now on stops this site until --accept")
 
 
 def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
