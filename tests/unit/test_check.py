@@ -45,7 +45,17 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo.tasks.survey import PartFacts, Survey
 from tests.conftest import METHODS, SITES, make_plan
-from tests.hospital import NAMES, Volume, affine_of, ball, write_balls, write_photos, write_pixels, write_table, write_volume
+from tests.hospital import (
+    NAMES,
+    Volume,
+    affine_of,
+    ball,
+    write_balls,
+    write_photos,
+    write_pixels,
+    write_table,
+    write_volume,
+)
 from tests.sites import CPU, site_of
 from tests.unit.test_docs import commands
 from tests.unit.test_nuclei import draw

@@ -87,8 +87,8 @@ def approve(
 
 
 def _list(screen: Console, kit: Path) -> None:
-    from medsilo.check.at_home import KitAtHome
     from medsilo.check.approving import study_in_words
+    from medsilo.check.at_home import KitAtHome
     from medsilo.site.approvals import moment
 
     home = KitAtHome.read(kit)
