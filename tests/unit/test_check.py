@@ -859,6 +859,8 @@ def test_the_hospital_s_guide_works_on_a_fresh_kit(
         Path(name).symlink_to(root / name)
     assert cli.main(["kits", "make", "provisioning/consortium.yaml", "-o", "kits"]) == 0
     (tmp_path / "data").mkdir()
+    Path("st-anna").symlink_to("kits/st-anna")  # unpacked
+    Path("job").symlink_to(root / "jobs/fedavg")
     settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
     described = f"{{folder: {tmp_path}/data, images: images/*.nii.gz, label_map: {{1: ball}}}}"  # as init writes it
     text = settings.read_text().replace("/srv/medsilo/data", described)

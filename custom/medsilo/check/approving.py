@@ -1,7 +1,7 @@
 """Reading a plan before it is approved: in words, and as a difference to the last one that was."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from medsilo.check.at_home import KitAtHome, files_of
@@ -9,8 +9,8 @@ from medsilo.check.kit import Kit
 from medsilo.check.result import Finding
 from medsilo.core.package import in_words
 from medsilo.core.text import plain
-from medsilo.plan import Plan, StudyDescription
-from medsilo.site.approvals import ApprovalLimits, accepted_of, check_there
+from medsilo.plan import Plan
+from medsilo.site.approvals import ApprovalLimits, accepted_of, check_there, study_in_words
 from medsilo.site.settings import SiteSettings
 
 LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
@@ -61,12 +61,6 @@ def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Colle
         return f"{home.kit.name} is not in this plan, which names {plain(', '.join(named), 200)}"
     others = sorted({*named, *sites} - set(limits.sites)) if named else ["sites that the plan does not name"]
     return f"--sites leaves out {plain(', '.join(others), 200)}" if limits.sites and others else ""
-
-
-def study_in_words(study: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lead's own words about a study: title, purpose and contact. study: that section of a plan."""
-    said = ((name, plain(study.get(name) or "")) for name in StudyDescription.model_fields)
-    return [(name, words or f"not stated (study.{name} in the plan)") for name, words in said]
 
 
 def plan_in_words(plan: Plan) -> list[tuple[str, str]]:

@@ -87,9 +87,8 @@ def approve(
 
 
 def _list(screen: Console, kit: Path) -> None:
-    from medsilo.check.approving import study_in_words
     from medsilo.check.at_home import KitAtHome
-    from medsilo.site.approvals import moment
+    from medsilo.site.approvals import moment, study_in_words
 
     home = KitAtHome.read(kit)
     decided, asked = home.approvals.decisions(), home.approvals.asked()

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from nvflare.apis.fl_constant import WorkspaceConstants
 
 from medsilo.core.errors import reading
 from medsilo.runs import paths
@@ -17,7 +16,7 @@ from medsilo.site.settings import FILE_NAME, SiteSettings
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # as NVFlare names jobs and their folders
 ENDED = "FINISHED:"  # so begins the status of a job that runs no more
 RUNS = ("DISPATCHED", "RUNNING")
-AUDIT = WorkspaceConstants.AUDIT_LOG  # of a job: who asked for what, and each rejection
+AUDIT = "audit.log"  # of a job, by NVFlare: who asked for what, and each rejection
 
 
 def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Old]:

@@ -244,6 +244,12 @@ class Approvals:
         return sorted((one for one in found if one.hash.startswith(beginning)), key=lambda one: (-one.at, one.hash))
 
 
+def study_in_words(study: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the lead's own words about a study: title, purpose and contact. study: that section of a plan."""
+    said = ((name, plain(study.get(name) or "")) for name in ("title", "purpose", "contact"))
+    return [(name, words or f"not stated (study.{name} in the plan)") for name, words in said]
+
+
 def moment(seconds: float) -> str:
     """Return a time as people read it."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
