@@ -10,7 +10,8 @@ from medsilo.check.result import Finding
 from medsilo.core.package import in_words
 from medsilo.core.text import plain
 from medsilo.plan import Plan
-from medsilo.site.approvals import ApprovalLimits, accepted_of, check_there, study_in_words
+from medsilo.site.accepted_settings import AcceptedSettings, check_there
+from medsilo.site.approvals import ApprovalLimits, study_in_words
 from medsilo.site.settings import SiteSettings
 
 LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
@@ -22,7 +23,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
     if kit.party != "hospital":  # of a person or a relay, which train nothing
         return
     check_there(kit.folder.parent / "local")
-    accepted = accepted_of(files_of(kit))
+    accepted = AcceptedSettings(files_of(kit))
     if not accept and (since := accepted.check()):
         yield Finding("settings", "ok", f"nothing in local/ changed since {since}")
     elif not accepted.accept(settings):  # they promise nothing
