@@ -1,15 +1,13 @@
-"""Pieces of images for training, and whole images from pieces; augmentation. All chance comes from a seed."""
+"""Pieces of images for training, and whole images from pieces. All chance comes from a seed."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
 WINDOWS = 4  # pieces that go through the network together
 
 
@@ -83,56 +81,3 @@ def from_windows(network: Callable[[Tensor], Tensor], images: Tensor, size: Sequ
         images, tuple(size), WINDOWS, network, overlap=overlap, mode="gaussian", cval=fill
     )
     return output
-
-
-def augmented(
-    case: tuple[Tensor, Tensor], kinds: Sequence[Augmentation], masks: bool, seed: int
-) -> tuple[Tensor, Tensor]:
-    """A case as MONAI's transforms change it. masks: the labels lie on the image's grid and move with it."""
-    from monai.data import get_track_meta, set_track_meta
-
-    image, target = case
-    changes = _changes(tuple(kinds), masks, image.ndim - 1).set_random_state(seed % 2**32)
-    tracks = get_track_meta()
-    set_track_meta(False)  # half of their time is to note where an image lies in space
-    try:
-        changed = changes({"image": image, **({"label": target[None]} if masks else {})})
-    finally:
-        set_track_meta(tracks)
-    return changed["image"].to(image.dtype), changed["label"][0].to(target.dtype) if masks else target
-
-
-@cache
-def _changes(kinds: tuple[Augmentation, ...], masks: bool, axes: int) -> Any:
-    """Return MONAI's transforms, made once: making them takes as long as setting their random state for a case."""
-    from monai.transforms import Compose
-
-    keys = ["image", "label"] if masks else ["image"]
-    return Compose([_transform(kind, keys, axes) for kind in kinds])
-
-
-def _transform(kind: Augmentation, keys: list[str], axes: int) -> Any:
-    from monai import transforms
-
-    if kind.startswith("flip-"):
-        return transforms.RandFlipd(keys, prob=0.5, spatial_axis=axes - 1 - "xyz".index(kind[-1]))
-    if kind == "rotate90":
-        return transforms.RandRotate90d(keys, prob=0.75, max_k=3, spatial_axes=(axes - 2, axes - 1))
-    if kind == "affine":
-        turn = [0.26] if axes == 2 else [0.26, 0.0, 0.0]  # 15 degrees within a slice
-        return transforms.RandAffined(
-            keys,
-            prob=0.5,
-            rotate_range=turn,
-            scale_range=[0.1] * axes,
-            mode=["bilinear", "nearest"][: len(keys)],
-            padding_mode="border",
-        )
-    if kind == "intensity":
-        return transforms.Compose(
-            [
-                transforms.RandScaleIntensityd("image", factors=0.1, prob=1),
-                transforms.RandStdShiftIntensityd("image", factors=0.1, prob=1),
-            ]
-        )
-    return transforms.RandGaussianNoised("image", prob=0.5, std=0.05)
