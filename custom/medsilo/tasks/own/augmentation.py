@@ -18,11 +18,15 @@ Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "inte
 Random = Sequence[np.random.Generator]  # of each case
 
 TURN, SCALE = 0.26, 0.1  # radians (15 degrees) within a slice, and of a length, either way
+LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}  # in which convolutions are fastest
 STRENGTH, SHIFT, NOISE = 0.1, 0.1, 0.05  # of intensities; of their standard deviation; the noise's own
 
 
 def augmented(batch: Case, kinds: Sequence[Augmentation], masks: bool, seeds: Sequence[int]) -> Case:
-    """Return images [B, C, (D,) H, W] and targets, changed in place. masks: targets lie on the grid and move too."""
+    """Return images [B, C, (D,) H, W] and targets, changed in place. masks: targets lie on the grid and move too.
+
+    The images' channels are last in memory.
+    """
     images, targets = batch
     moved = [images, targets] if masks else [images]
     random = [np.random.default_rng(seed) for seed in seeds]
@@ -37,7 +41,7 @@ def augmented(batch: Case, kinds: Sequence[Augmentation], masks: bool, seeds: Se
             _rotate(moved, random)
         else:
             _flip(moved, -1 - "xyz".index(kind[-1]), random)
-    return images, targets
+    return images.to(memory_format=LAYOUTS[images.ndim]), targets
 
 
 def _flip(tensors: Sequence[Tensor], axis: int, random: Random) -> None:

@@ -20,12 +20,12 @@ def grid_at(grid: Sequence[int], spacing: Sequence[float], wanted: Sequence[floa
 def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
     """The middle of an image [..., *grid], with its least value around it where it is smaller."""
     starts = [(own - wanted) // 2 for own, wanted in zip(image.shape[-len(size) :], size, strict=True)]
-    return _cut(image, [max(start, 0) for start in starts], size, float(image.min()), middle=True)
+    return _cut(image, [max(start, 0) for start in starts], size, middle=True)
 
 
-def _drawn(labels: Tensor) -> Tensor:
-    """Return labels without the marks of undrawn ones above their byte (medsilo.learning.partial_labels)."""
-    return labels if labels.dtype == torch.uint8 or labels.is_floating_point() else labels & 255
+def _drawn(labels: Tensor) -> np.ndarray:
+    """Return where labels [*grid] show a structure; marks of undrawn ones lie above a label's byte."""
+    return ((labels if labels.is_floating_point() else labels.to(torch.uint8)) > 0).numpy()
 
 
 def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -38,28 +38,30 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
     random = np.random.default_rng(seed)
     grid = labels.shape
     inside, place = random.random() < foreground, random.random(len(grid) + 1)
-    centre = _one_of(_drawn(labels) > 0, place[0]) if inside else None
+    centre = _one_of(_drawn(labels), place[0]) if inside else None
     starts = []
     for axis, (own, wanted) in enumerate(zip(grid, size, strict=True)):
         last = max(own - wanted, 0)
         start = int(place[axis + 1] * (last + 1)) if centre is None else centre[axis] - wanted // 2
         starts.append(min(max(start, 0), last))
-    return _cut(image, starts, size, float(image.min())), _cut(labels, starts, size, 0)
+    return _cut(image, starts, size), _cut(labels, starts, size, 0)
 
 
-def _one_of(mask: Tensor, place: float) -> list[int] | None:
+def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
     """One voxel of a mask; every one is as likely. By its plane, since a list of all of them would be long."""
-    ends = mask.flatten(1).sum(1).cumsum(0)
+    ends = np.cumsum([np.count_nonzero(plane) for plane in mask])  # plane by plane, which is five times as fast
     if not (total := int(ends[-1])):
         return None
     rank = min(int(place * total), total - 1)
-    plane = int(torch.searchsorted(ends, rank, right=True))
-    inside = mask[plane].nonzero()[rank - int(ends[plane])]  # counted from the plane's end
+    plane = int(np.searchsorted(ends, rank, side="right"))
+    inside = np.argwhere(mask[plane])[rank - int(ends[plane])]  # counted from the plane's end
     return [plane, *inside.tolist()]
 
 
-def _cut(image: Tensor, starts: Sequence[int], size: Sequence[int], fill: float, middle: bool = False) -> Tensor:
-    """A box of an image, whole in memory of its own; filled up behind, or all around."""
+def _cut(
+    image: Tensor, starts: Sequence[int], size: Sequence[int], fill: float | None = None, middle: bool = False
+) -> Tensor:
+    """A box of an image, whole in memory of its own; filled up behind, or all around; by default with its least."""
     box = image
     for axis, (start, wanted) in enumerate(zip(starts, size, strict=True), image.ndim - len(size)):
         box = box.narrow(axis, start, min(wanted, image.shape[axis] - start))
@@ -67,7 +69,8 @@ def _cut(image: Tensor, starts: Sequence[int], size: Sequence[int], fill: float,
     if not any(lacking):
         return box.clone(memory_format=torch.contiguous_format)
     sides = [(lack // 2, lack - lack // 2) if middle else (0, lack) for lack in lacking]
-    return functional.pad(box, [width for pair in reversed(sides) for width in pair], value=fill)
+    value = float(image.min()) if fill is None else fill
+    return functional.pad(box, [width for pair in reversed(sides) for width in pair], value=value)
 
 
 def from_windows(network: Callable[[Tensor], Tensor], images: Tensor, size: Sequence[int], overlap: float) -> Tensor:
