@@ -395,7 +395,7 @@ def test_training_cases_depend_on_the_seed_alone_and_not_on_workers(balls: Path)
     def epoch(seed: int, workers: int, size: int = 2) -> list[torch.Tensor]:
         np.random.seed(workers)
         torch.manual_seed(workers)
-        cases = drawn_cases(train, task.variation, seed, None, task.batch_variation)
+        cases = drawn_cases(train, task.variation, seed)
         found = list(batches(cases, size, Compute(workers=workers)))
         assert found[0][0].shape == (size, 1, 8, 16, 16) and found[0][1].dtype == torch.int64
         return [torch.cat(column) for column in zip(*found, strict=True)]

@@ -120,7 +120,7 @@ class Trainer:
             order = generator_for(plan.seed, site, purpose, number, local_epoch)
             drawn = seed_for(self.drawn_from, site, "augment", purpose, number, local_epoch)
             number_of = steps if most is None else min(most, steps)
-            cases = drawn_cases(self.train, task.variation, drawn, self._names(self.train), task.batch_variation)
+            cases = drawn_cases(self.train, task.variation, drawn, self._names(self.train))
             if private:
                 drawn_batches = private.sample.batches(cases, number_of, compute)
                 if layer:  # its amplitude was released before, so that a case is changed by nothing of another

@@ -1,6 +1,7 @@
 """Cases as one epoch sees them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +12,17 @@ from medsilo.learning.partial_labels import know_marks
 from medsilo.learning.seeds import seed_for
 
 Draw = Callable[[Case, int], Case]  # what is made of a case, by a seed
-BatchDraw = Callable[[Case, Sequence[int]], Case]  # of a batch, in its own memory, by a seed of each case
+
+
+@dataclass(frozen=True)
+class DrawBatch:
+    """What is made of a batch: of each case by `piece`, then of all at once on the device, by a seed of each.
+
+    `change` may write into the batch; a case must become the same in every batch.
+    """
+
+    piece: Draw | None
+    change: Callable[[Case, Sequence[int]], Case]
 
 
 class DrawnCases(Dataset):
@@ -20,21 +31,15 @@ class DrawnCases(Dataset):
     A case's seed follows from its place; or, where `names` are given, from its name: then no case changes another's.
     """
 
-    def __init__(
-        self,
-        cases: Dataset,
-        draw: Draw | None,
-        seed: int,
-        names: Sequence[str] | None = None,
-        batch_draw: BatchDraw | None = None,
-    ) -> None:
-        self.cases, self.draw, self.seed, self.names, self.batch_draw = cases, draw, seed, names, batch_draw
+    def __init__(self, cases: Dataset, draw: Draw | DrawBatch, seed: int, names: Sequence[str] | None = None) -> None:
+        self.cases, self.seed, self.names = cases, seed, names
+        self.draw, self.change = (draw.piece, draw.change) if isinstance(draw, DrawBatch) else (draw, None)
 
     def __len__(self) -> int:
         return len(self.cases)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> Case:
-        if not self.batch_draw:
+        if not self.change:
             return self._case(index)
         inputs, targets = self.changed(*self.batch([index]))
         return inputs[0], targets[0]
@@ -46,8 +51,8 @@ class DrawnCases(Dataset):
 
     def changed(self, inputs: Tensor, targets: Tensor, seeds: Tensor) -> Case:
         """Return such a batch as training sees it."""
-        assert self.batch_draw is not None
-        changed, moved = self.batch_draw((inputs, targets), seeds.tolist())
+        assert self.change is not None
+        changed, moved = self.change((inputs, targets), seeds.tolist())
         return changed, know_marks(moved, targets)
 
     def _case(self, index: int) -> Case:

@@ -49,7 +49,7 @@ def batches(
 def loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
     """Yield the batches of cases at these places on the site's device; a card changes there what changes as a batch."""
     parallel: Any = {"num_workers": compute.workers, "pin_memory": compute.on_card}
-    if not (isinstance(dataset, DrawnCases) and dataset.batch_draw):
+    if not (isinstance(dataset, DrawnCases) and dataset.change):
         for inputs, targets in DataLoader(dataset, batch_sampler=places, **parallel):
             yield compute.moved(inputs, targets)
         return

@@ -20,7 +20,7 @@ from medsilo.tasks.objective import Objective
 from medsilo.tasks.sources import PARTS, DataSource, links_out
 
 if TYPE_CHECKING:  # only a site reads cases
-    from medsilo.learning.drawn import BatchDraw, Draw
+    from medsilo.learning.drawn import Draw, DrawBatch
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.site_data import SiteData
     from medsilo.tasks.survey import Survey
@@ -221,13 +221,8 @@ class Task(Section):
 
     # ------------------------------------------------------------------ how a network meets them
     @property
-    def variation(self) -> "Draw | None":
+    def variation(self) -> "Draw | DrawBatch | None":
         """Makes of a case, by a seed, what a pass of training sees: an augmented image, or a piece; None: itself."""
-        return None
-
-    @property
-    def batch_variation(self) -> "BatchDraw | None":
-        """Changes a batch of such cases on the device, each by a seed of its own and by no other case; None: not."""
         return None
 
     draws: ClassVar[bool] = False  # whether training makes no passes over its cases, but learns what `drawn` draws

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError
 from medsilo.learning.compute import Case
-from medsilo.learning.drawn import BatchDraw, Draw
+from medsilo.learning.drawn import Draw, DrawBatch
 from medsilo.learning.partial_labels import labels_in
 from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import DenseNet121, UNet
@@ -147,12 +147,16 @@ class FolderTask(OwnFolder):
 
     # ------------------------------------------------------------------------------------------ in training and use
     @property
-    def variation(self) -> Draw | None:
-        return (lambda case, seed: self.cropped(case, seed_for(seed, "piece"))) if self.crops else None
+    def variation(self) -> Draw | DrawBatch | None:
+        piece = self._own_piece if self.crops else None
+        return DrawBatch(piece, self.augmented) if self._varies else piece
 
     @property
-    def batch_variation(self) -> BatchDraw | None:
-        return self.augmented if self.augmentation else None
+    def _varies(self) -> bool:
+        return bool(self.augmentation)
+
+    def _own_piece(self, case: Case, seed: int) -> Case:
+        return self.cropped(case, seed_for(seed, "piece"))
 
     @property
     def piece(self) -> Draw | None:

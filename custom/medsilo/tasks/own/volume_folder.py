@@ -9,7 +9,6 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError
 from medsilo.learning.compute import Case
-from medsilo.learning.drawn import BatchDraw
 from medsilo.learning.seeds import generator_for
 from medsilo.models.network import Dimensions
 from medsilo.tasks.cache import Facts
@@ -117,8 +116,8 @@ class VolumeFolder(FolderTask):
         return self._lacking_stays(image), target
 
     @property
-    def batch_variation(self) -> BatchDraw | None:
-        return super().batch_variation if self.lacking is None else self.augmented
+    def _varies(self) -> bool:
+        return super()._varies or self.lacking is not None
 
     def augmented(self, batch: Case, seeds: Sequence[int]) -> Case:
         """Return the same with channels dropped, after other changes, which are of values alone."""
