@@ -333,7 +333,7 @@ def memory(device: str) -> Figures:
 
 def place_of(device: str) -> Figures:
     """Return the machine that measures."""
-    told = Compute.choose(device).told
+    told = Compute.choose(device).description
     return {"device": told, "torch": torch.__version__, "cores": os.cpu_count()}
 
 

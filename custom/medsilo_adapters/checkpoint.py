@@ -76,14 +76,14 @@ def _of(file: BinaryIO | BytesIO, is_safe: bool) -> dict[str, Tensor]:
 class Match:
     """The tensors of a file that a network has, by the network's names, and what did not fit."""
 
-    found: Mapping[str, Tensor]
+    matched: Mapping[str, Tensor]
     missing: tuple[str, ...]
     surplus: tuple[str, ...]  # by the file's names
     other_shape: tuple[str, ...]
     share: float  # of the network's numbers that were found
 
     def __str__(self) -> str:
-        parts = [f"{len(self.found)} tensors found ({self.share:.0%} of the network's numbers)"]
+        parts = [f"{len(self.matched)} tensors found ({self.share:.0%} of the network's numbers)"]
         for what in ("missing", "surplus", "other_shape"):
             parts.append(counted(what.replace("_", " "), getattr(self, what)))
         return ", ".join(parts)

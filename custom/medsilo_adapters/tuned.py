@@ -117,7 +117,7 @@ class Tuned(_Begun):
         network = self.of.build(channels, classes)
         found: dict[str, Tensor] = {}
         if self.start and not is_without_values(network):
-            found = dict(self._matched(network, channels, classes).found)
+            found = dict(self._matched(network, channels, classes).matched)
             network.load_state_dict(found, strict=False)
         trained = self._trained(network)
         if len(trained) == sum(1 for _ in network.named_parameters(remove_duplicate=False)):
@@ -136,7 +136,7 @@ class Tuned(_Begun):
         given = read_checkpoint(weight_cache.find(self.start.sha256, self.start.bytes))
         own = network.state_dict()
         found = match(own, given)
-        if odd := [name for name, tensor in found.found.items() if not is_weight(tensor, own[name])]:
+        if odd := [name for name, tensor in found.matched.items() if not is_weight(tensor, own[name])]:
             raise MedsiloError(
                 f"network.from: {counted('tensors', odd)} of the file are no plain, finite numbers: they are sparse, "
                 "quantised, complex, whole or too large; give another file"

@@ -25,21 +25,21 @@ Drawn = tuple[int, tuple[np.ndarray, ...]]  # a label, and the voxels that get i
 def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
     """Return the labels of a SEG file on a series' grid, [slices, rows, columns]."""
 
-    def drawn(elements: Any) -> Iterator[Drawn]:
+    def structures(elements: Any) -> Iterator[Drawn]:
         series.refuse_elsewhere(elements.get("FrameOfReferenceUID"), "segmentations")
         for place in elements.get("ReferencedSeriesSequence") or ():
             if str(place.SeriesInstanceUID) == series.uid:
                 series.refuse_lacking(place.get("ReferencedInstanceSequence") or (), "segmentation refers")
-        return ((number(segment), places) for segment, places in _found(elements, series))
+        return ((number(segment), places) for segment, places in _frames_of(elements, series))
 
-    return read_mask("segmentations", path, series, drawn)
+    return read_mask("segmentations", path, series, structures)
 
 
-def read_mask(what: str, path: Path, series: ImageSeries, drawn: Callable[[Any], Iterator[Drawn]]) -> np.ndarray:
+def read_mask(what: str, path: Path, series: ImageSeries, structures: Callable[[Any], Iterator[Drawn]]) -> np.ndarray:
     """Return one mask of all structures of a file, in which a voxel has one label; 0 is none."""
     try:
         labels = np.zeros(series.shape, np.int64)
-        for label, places in drawn(library().dcmread(BytesIO(path.read_bytes()))):
+        for label, places in structures(library().dcmread(BytesIO(path.read_bytes()))):
             if label == 0:
                 continue
             held = labels[places]
@@ -53,7 +53,7 @@ def read_mask(what: str, path: Path, series: ImageSeries, drawn: Callable[[Any],
     return labels
 
 
-def _found(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
+def _frames_of(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
     """Yield the name of each frame's segment and the voxels that are in it."""
     names = {int(one.SegmentNumber): str(one.SegmentLabel) for one in elements.SegmentSequence}
     frames = int(elements.get("NumberOfFrames") or 1)
@@ -116,14 +116,14 @@ def mask_of_contours(path: Path, series: ImageSeries, number: Number) -> np.ndar
     has it (exclusive or), so that one within another is a hole.
     """
 
-    def drawn(elements: Any) -> Iterator[Drawn]:
+    def structures(elements: Any) -> Iterator[Drawn]:
         for name, contours in _drawn_structures(elements, series):
             if label := number(name):
                 for z, inside in _drawn_slices(contours, series):
                     rows, columns = np.nonzero(inside)
                     yield label, (np.full_like(rows, z), rows, columns)
 
-    return read_mask("contours", path, series, drawn)
+    return read_mask("contours", path, series, structures)
 
 
 def _drawn_structures(elements: Any, series: ImageSeries) -> Iterator[tuple[str, Any]]:

@@ -30,8 +30,7 @@ from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import Progress, Round, Summary
-from medsilo.site.owner import ALL_MINE
-from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.site.settings import ALL_MINE, SiteSettings, make_settings
 from medsilo_lab import in_memory
 from medsilo_lab.consortium import lead
 from medsilo_lab.deploy.predictor import asked_to_predict
@@ -58,7 +57,7 @@ WIDE = 24  # letters of a progress bar
 def _as_python(does: Callable) -> Callable:
     """Let errors name this module's parameters and not the command line's options."""
 
-    def told(text: str) -> str:
+    def in_python(text: str) -> str:
         text = text.replace("--set ", "changes: ").replace("in this site's medsilo.yaml, or give --data", "as data=")
         return re.sub(r"--([a-z][a-z-]+)", lambda option: option[1].replace("-", "_") + "=", text)
 
@@ -67,7 +66,7 @@ def _as_python(does: Callable) -> Callable:
         try:
             return does(*args, **values)
         except MedsiloError as error:
-            error.args = (told(str(error)), *error.args[1:])
+            error.args = (in_python(str(error)), *error.args[1:])
             raise
 
     return tried

@@ -26,8 +26,9 @@ from medsilo.models.network import Network
 from medsilo.registry import METHODS, NETWORKS, TASKS, Registry
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.objective import Objective, Regression
+from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.folder import goal_of
+from medsilo.tasks.regression import Regression
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.site_data import Cases, CaseSubset, SiteData
 from medsilo.tasks.sources import PARTS
@@ -99,13 +100,13 @@ def state_hash(thing: Any) -> str:
     False
     """
     try:
-        return hashlib.sha256(repr(_held(thing, {})).encode()).hexdigest()
+        return hashlib.sha256(repr(_as_texts(thing, {})).encode()).hexdigest()
     except TypeError as error:
         told = f"what {type(thing).__name__} holds has no hash ({error})"
         raise MedsiloError(f"{told}; give a function, or a class that makes it") from error
 
 
-def _held(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
+def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     """Return an object as nested tuples of texts. seen: objects by address, kept so that no other gets theirs."""
     if isinstance(thing, SIMPLE) and not isinstance(thing, tuple):
         return repr(thing)
@@ -118,17 +119,22 @@ def _held(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
         own = hashlib.sha256(values.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
         return str(values.dtype), tuple(values.shape), getattr(thing, "requires_grad", False), own
     if isinstance(thing, Mapping):
-        return type(thing).__name__, *((_held(key, seen), _held(value, seen)) for key, value in thing.items())
+        return type(thing).__name__, *((_as_texts(key, seen), _as_texts(value, seen)) for key, value in thing.items())
     if isinstance(thing, list | tuple):
-        return type(thing).__name__, *(_held(one, seen) for one in thing)
+        return type(thing).__name__, *(_as_texts(one, seen) for one in thing)
     if isinstance(thing, set | frozenset):
-        return type(thing).__name__, *sorted(repr(_held(one, {})) for one in thing)
+        return type(thing).__name__, *sorted(repr(_as_texts(one, {})) for one in thing)
     if inspect.isfunction(thing) or isinstance(thing, type):
         cells = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
         given = cells, getattr(thing, "__defaults__", None), getattr(thing, "__kwdefaults__", None)
-        return thing.__module__, thing.__qualname__, source_hash(thing) if _is_own(thing) else "", _held(given, seen)
+        return (
+            thing.__module__,
+            thing.__qualname__,
+            source_hash(thing) if _is_own(thing) else "",
+            _as_texts(given, seen),
+        )
     parts = thing.__reduce_ex__(4)  # the class, and what a copy of it would be made of
-    return _held(parts, seen) if isinstance(parts, tuple) else parts
+    return _as_texts(parts, seen) if isinstance(parts, tuple) else parts
 
 
 # ---------------------------------------------------------------------------------------------------- sections
@@ -171,7 +177,7 @@ def _module(given: nn.Module) -> dict[str, Any]:
 
 def _network(name: str, build: Callable[..., nn.Module], source: str) -> dict[str, Any]:
     name = f"{name.strip('<>').replace('_', '-').lower()}-{source[:8]}"
-    return _told(NETWORKS, type("Given", (Network,), {"build": build}), name, source)
+    return _registered(NETWORKS, type("Given", (Network,), {"build": build}), name, source)
 
 
 def _section(table: Registry, given: Any, base: Any) -> dict[str, Any]:
@@ -185,7 +191,7 @@ def _section(table: Registry, given: Any, base: Any) -> dict[str, Any]:
     return {"name": name} if kind is given else given.model_dump(mode="json")
 
 
-def _told(table: Registry, base: Any, name: str, source: str) -> dict[str, Any]:
+def _registered(table: Registry, base: Any, name: str, source: str) -> dict[str, Any]:
     """Make a class of a section under a name, and tell the registry."""
     own: dict[str, Any] = {"name": (Literal[name], name)}
     table.give(create_model(name, __base__=base, __module__=__name__, **own), source)
@@ -244,7 +250,7 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) 
     made = type("Given", (GivenTask,), {"title": title, "__annotations__": {}})
     for key, value in (("_goal", goal), ("_shape", shape), ("_sites", parts)):
         setattr(made, key, value)
-    return _told(TASKS, made, f"own-data-{source[:8]}", source)
+    return _registered(TASKS, made, f"own-data-{source[:8]}", source)
 
 
 class _OfABatch:

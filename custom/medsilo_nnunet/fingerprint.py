@@ -335,7 +335,7 @@ class MeasuredSite(Section):
     """The whole message of a hospital: the fingerprint of its data for a question, and by what it reads and trains."""
 
     question: Hash
-    told: Fingerprint
+    fingerprint: Fingerprint
     reader: Reader  # the class with which nnU-Net reads its files
     memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of its GPU; None: no bound
 
@@ -343,7 +343,7 @@ class MeasuredSite(Section):
         """Raise Refused where it is of another question, or of other channels."""
         if self.question != question.hash:
             raise Refused("it answers another question; measure again with the study's")
-        told, channels = len(self.told.channels), len(question.channels)
+        told, channels = len(self.fingerprint.channels), len(question.channels)
         if told != channels:
             raise Refused(f"it has {told} channels, and the study {channels}")
 
@@ -381,7 +381,7 @@ def measured(
         least *= data.most_of_a_patient
     samples = samples_of(cases)
     own = Fingerprint.of(facts_of(data, samples), samples, least)
-    return MeasuredSite(question=question.hash, told=own, reader=data.reader, memory=memory)
+    return MeasuredSite(question=question.hash, fingerprint=own, reader=data.reader, memory=memory)
 
 
 def memory_of(device: torch.device) -> float | None:

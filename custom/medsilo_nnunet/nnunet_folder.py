@@ -53,11 +53,11 @@ class NnUNetFolder(OwnFolder):
     def _agree(self) -> Self:
         if self.configuration not in self.plans.configurations:
             raise ValueError(f"plans: they have no configuration {self.configuration}; make them again")
-        if self._own.architecture.arch_kwargs.n_stages < FEWEST_STAGES:
+        if self._numbers.architecture.arch_kwargs.n_stages < FEWEST_STAGES:
             raise ValueError(
                 f"plans: for so small images their network has under {FEWEST_STAGES} stages, whose loss is 0/0"
             )
-        if len(self._own.normalization_schemes) != len(self.question.channels):
+        if len(self._numbers.normalization_schemes) != len(self.question.channels):
             raise ValueError("plans: they are of other channels than the question; make them again")
         return self
 
@@ -72,7 +72,7 @@ class NnUNetFolder(OwnFolder):
         return NnUNetParts(self.question, self.plans, self.configuration, self.trainer)
 
     @property
-    def _own(self) -> Configuration:
+    def _numbers(self) -> Configuration:
         return self.plans.numbers_of(self.configuration)
 
     # ------------------------------------------------------------------------------------------ what is learned
@@ -90,12 +90,12 @@ class NnUNetFolder(OwnFolder):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.channels, *self._own.patch_size)
+        return (self.channels, *self._numbers.patch_size)
 
     def default_network(self) -> Network:
-        return NnUNet(architecture=self._own.architecture)
+        return NnUNet(architecture=self._numbers.architecture)
 
-    def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
+    def draw_batches(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         return _Patches(self.parts, cases, batch, steps, seed)
 
     @property
@@ -164,8 +164,8 @@ class NnUNetObjective(Segmentation):
         super().__init__(question.names, lambda *told: task.parts.loss(*told), question.regions, outputs=regions)
         self.task, self.overlaps = task, question.has_regions
 
-    def found(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.task.parts.found(output)
+    def predicted(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.task.parts.predicted(output)
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
         """Return what measures cases in order on the images' own grids, as nnU-Net does; surfaces in millimetres."""
@@ -174,7 +174,7 @@ class NnUNetObjective(Segmentation):
         def measured(output: Tensor, target: Tensor) -> dict[str, Tensor]:
             each = []
             for one in output:
-                held, _ = NnUNetFolder.held(cases, next(numbers))
+                held, _ = NnUNetFolder.load_held(cases, next(numbers))
                 found, right, spacing = self._on_own_grid(held.entry.images, held.entry.label, one)
                 each.append(self.compared(found[None], self.marked(right, held.mark)[None], spacing))
             return {name: torch.cat([own[name] for own in each]) for name in each[0]}
@@ -242,9 +242,9 @@ class _Patches(Dataset):
         return len(self.chosen)
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        held, place = NnUNetFolder.held(self.cases, self.chosen[number])
+        held, place = NnUNetFolder.load_held(self.cases, self.chosen[number])
         certain = number % self.batch >= self.certain
         with held.opened(place) as (image, labels, places):
             assert places is not None
-            patch, found = self.parts.drawn((image, labels, places), Task.seed_for(self.seed, number), certain)
+            patch, found = self.parts.draw_patch((image, labels, places), Task.seed_for(self.seed, number), certain)
         return patch, NnUNetObjective.marked(found, held.mark)

@@ -114,7 +114,7 @@ class NnUNetParts:
         """Return a mask as nnU-Net reads it, [D, H, W]."""
         return torch.from_numpy(self._managers[0].image_reader_writer_class().read_seg(str(file))[0][0])
 
-    def drawn(self, case: Placed, seed: int, certain: bool) -> Case:
+    def draw_patch(self, case: Placed, seed: int, certain: bool) -> Case:
         """Return an augmented patch. certain: whether it has a structure, if the case has one."""
         return self._patch(case, seed, certain, *self.drawing)
 
@@ -162,7 +162,7 @@ class NnUNetParts:
         each = [coarser(segmentation=one if self.regions else one.short())["segmentation"] for one in labels]
         return self.criterion(output, [torch.stack(scale) for scale in zip(*each, strict=True)])
 
-    def found(self, output: Tensor) -> Tensor:
+    def predicted(self, output: Tensor) -> Tensor:
         """Return the label of each place, [batch, *grid], from outputs [batch, outputs, *grid]."""
         if not self.regions:
             return output.max(1).indices  # as argmax, which takes ten times as long over channels on a CPU

@@ -50,12 +50,12 @@ def measure(
     with screen.busy("measuring"):
         own = measured(found, asked, cases, least, memory_of(settings.compute().device))
     files.write_json(out, own.model_dump(mode="json"))
-    bins = sum(len(channel.values) for channel in own.told.channels)
-    screen.say(f"cases: {own.told.cases}, each number of {least} or more; bins of intensities: {bins}")
+    bins = sum(len(channel.values) for channel in own.fingerprint.channels)
+    screen.say(f"cases: {own.fingerprint.cases}, each number of {least} or more; bins of intensities: {bins}")
     for problem in found.listing.problems:
         screen.note(problem.counted)
     screen.say(f"for the lead: {out}")
-    screen.answer(file=out, cases=own.told.cases, least=least, bins=bins)
+    screen.answer(file=out, cases=own.fingerprint.cases, least=least, bins=bins)
     return 0
 
 
@@ -93,7 +93,7 @@ def plan(
         if path.stem in sites:
             raise MedsiloError("two files are of one hospital; give each once")
         sites[path.stem] = _read(path, asked)
-    told = [one.told for one in sites.values()]
+    told = [one.fingerprint for one in sites.values()]
     whole = Fingerprint.merged(told)
     with screen.busy("planning"):
         made = make_plans(asked, whole, sites, planner, memory)

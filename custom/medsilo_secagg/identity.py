@@ -29,7 +29,7 @@ class Unsigned:
     """No identity: for simulations, whose sites have no certificates. A server in the middle is not noticed."""
 
     # What the keys of a study rest on, for results.
-    said: ClassVar[str] = "no signature, so a server that swaps them is not noticed (simulation)"
+    basis: ClassVar[str] = "no signature, so a server that swaps them is not noticed (simulation)"
     certificates: tuple[bytes, ...] = ()
 
     def sign(self, content: bytes) -> bytes:
@@ -50,7 +50,7 @@ class Certified:
     holds that one's public half, what it signed, and the certification.
     """
 
-    said: ClassVar[str] = "certificates: each site signed its keys with that of its kit"
+    basis: ClassVar[str] = "certificates: each site signed its keys with that of its kit"
 
     chain: tuple[x509.Certificate, ...]
     key: PrivateKey = field(repr=False)

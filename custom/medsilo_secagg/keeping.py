@@ -24,7 +24,7 @@ class _Hidden(SecAggMessage):
 class Turn(_Hidden):
     """A site's secrets in one round: used once."""
 
-    own: Offered
+    offer: Offered
     mask: Bytes32
     seed: Bytes32
     shares: dict[SiteName, Annotated[Shares, Field(strict=False)]]  # of each site of the round, this one included

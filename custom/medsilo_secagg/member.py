@@ -104,8 +104,8 @@ class Member:
         because the answer was lost, it is the same.
         """
         turn = self._kept.turn
-        if turn and turn.own.round == number and not turn.offers:
-            return letters.Offer(offered=turn.own, boxes=turn.boxes)
+        if turn and turn.offer.round == number and not turn.offers:
+            return letters.Offer(offered=turn.offer, boxes=turn.boxes)
         terms, mask, seed = self.terms, token_bytes(KEY), token_bytes(KEY)
         own = letters.Offered(round=number, site=self.site, mask=masks.public_of(mask))
         pieces = (split(secret, terms.threshold, len(terms.sites)) for secret in (seed, mask))
@@ -115,7 +115,7 @@ class Member:
             for site, both in shares.items()
             if site != self.site
         }
-        self._keep(turn=Turn(own=own, mask=mask, seed=seed, shares={self.site: shares[self.site]}, boxes=boxes))
+        self._keep(turn=Turn(offer=own, mask=mask, seed=seed, shares={self.site: shares[self.site]}, boxes=boxes))
         return letters.Offer(offered=own, boxes=boxes)
 
     def seal(
@@ -156,7 +156,7 @@ class Member:
     def _begun(self, deal: letters.KeyShares) -> Turn:
         """Return this site's turn in the round that the server deals, with the shares of the others."""
         turn, names = self._kept.turn, tuple(own.site for own in deal.offers)
-        if turn is None or turn.offers or turn.own not in deal.offers or turn.own.round != deal.round:
+        if turn is None or turn.offers or turn.offer not in deal.offers or turn.offer.round != deal.round:
             raise Refused(
                 f"the server: it begins round {deal.round} without this site's latest keys, or asks for a second "
                 f"upload under the same masks"
@@ -182,7 +182,7 @@ class Member:
         model. Asked again for the same, it answers the same.
         """
         turn, number, sites = self._kept.turn, request.round, request.sites
-        if turn is None or not turn.offers or turn.own.round != number:
+        if turn is None or not turn.offers or turn.offer.round != number:
             raise Refused(f"the server: it asks to unmask round {number}, in which this site masked nothing")
         if not {self.site} <= set(sites) <= set(turn.shares) or list(sites) != sorted(set(sites)):
             raise Refused(

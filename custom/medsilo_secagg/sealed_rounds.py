@@ -55,7 +55,7 @@ class ServerMessage(SecAggMessage):
     assembly: letters.Roster | None = None
     deal: letters.KeyShares | None = None
     request: letters.UnmaskingRequest | None = None
-    held: Annotated[dict[SiteName, MaskedMessage], Field(max_length=MOST_GROUPS)] = {}
+    means: Annotated[dict[SiteName, MaskedMessage], Field(max_length=MOST_GROUPS)] = {}
 
 
 class SiteMessage(SecAggMessage):

@@ -69,7 +69,7 @@ class SealedServer(RoundAggregation):
         settings = self.plan.secure_aggregation
         self.state.details["secure_aggregation"] = {
             "mode": settings.mode,
-            "keys": Certified.said if signed else Unsigned.said,
+            "keys": Certified.basis if signed else Unsigned.basis,
             "protects": settings.promises,
         }
 
@@ -100,12 +100,12 @@ class SealedServer(RoundAggregation):
         def words(site: str) -> tuple[Groups, dict[str, Any]]:
             return {}, {"secagg": letter.facts()}
 
-        def taken(site: str, answer: SiteAnswer, sent: Groups) -> None:
+        def accept(site: str, answer: SiteAnswer, sent: Groups) -> None:
             assert isinstance(answer, SecAggAnswer)
             check_forms(sent, {})
             take(site, SiteMessage.read(site, answer.secagg))
 
-        return self.asker.ask(task, number, sites, words, taken)
+        return self.asker.ask(task, number, sites, words, accept)
 
     # ------------------------------------------------------------------ a round
     def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
@@ -154,7 +154,7 @@ class SealedServer(RoundAggregation):
     def letters(self, site: str, groups: Groups) -> dict[str, Any]:
         if site not in self.terms.sites:
             return {}
-        more = {"held": self.store.told(groups), "deal": self._deals.get(site)}
+        more = {"means": self.store.disclosed(groups), "deal": self._deals.get(site)}
         return self._told.model_copy(update=more).facts()
 
     def expected(self, phase: Phase) -> Groups:
@@ -229,7 +229,7 @@ class SealedStore(Store):
         """Return a group's mean; None before the first round of it has ended."""
         return self._kept[group][0] if group in self._kept else None
 
-    def told(self, groups: Mapping[str, Tensors]) -> dict[str, MaskedMessage]:
+    def disclosed(self, groups: Mapping[str, Tensors]) -> dict[str, MaskedMessage]:
         """Return what a site is told of the means among what it is sent."""
         return {group: self._kept[group][1] for group in groups if group in self._kept}
 

@@ -138,11 +138,12 @@ class SealedSite(UpdateCodec):
     # ------------------------------------------------------------------ what is given
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
         """Return what came, with this site's own tensors in place of the means that it moves them towards."""
-        held = ServerMessage.read(SERVER_SAYS, asked.secagg).held
-        if not held.keys() <= groups.keys() or any(own.round > asked.round for own in held.values()):
+        means = ServerMessage.read(SERVER_SAYS, asked.secagg).means
+        if not means.keys() <= groups.keys() or any(own.round > asked.round for own in means.values()):
             raise Refused("the server: it names means that it does not send, or a later round")
         self._arrived = {
-            name: self._pulled(name, held[name], own, modules) if name in held else own for name, own in groups.items()
+            name: self._pulled(name, means[name], own, modules) if name in means else own
+            for name, own in groups.items()
         }
         return self._arrived
 

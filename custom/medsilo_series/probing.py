@@ -48,7 +48,7 @@ class SeriesFacts:
     dealt: bool  # whether a column of the table says whose a recording is
 
     @property
-    def found(self) -> list[str]:
+    def summary(self) -> list[str]:
         """Return what was found, one sentence a line."""
         count, patients = sum(self.recordings.values()), sum(self.patients.values())
         lines = [f"classification of time series: {count} recordings of {patients} patients, labels {self.where}"]
@@ -221,12 +221,11 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
             f"too few patients have each label, so labels may be names: {len(seen.labels)} labels {seen.where}; add "
             f"patients of each, or combine rare labels"
         )
-    counts = folder.counted(words, seen.labels, labels)
     by_time = "by the times of the recordings" if seen.rate else "a guess, as no column has times: correct it"
-    gaps = f"{seen.gaps} of {seen.opened} recordings have gaps or missing values" if seen.gaps else "none has gaps"
+    gaps = "some recordings have gaps or missing values" if seen.gaps else "none has gaps"
     plan = {
         "task.signals": (list(seen.signals), "all columns of numbers, in turn: leave out those that reveal the answer"),
-        "task.labels": (labels, f"{seen.where}, with their patients: {counts}"),
+        "task.labels": (labels, f"{seen.where}; what few patients have is 'other'"),
         "task.rate": (seen.rate or USUAL_RATE, f"steps in a second, {by_time}"),
         "task.window": (window, why),
         "task.step": (step, "windows overlap by half"),
@@ -243,7 +242,7 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
         settings["data.label_map"] = changed, "labels here: names in the plan"
     windows = {site: count * seen.rows / step for site, count in seen.recordings.items()}
     own = folder.folders_of(seen.tops)
-    return folder.choose("series-folder", seen.found, seen.patients, plan, settings, examples=windows, sites=own)
+    return folder.choose("series-folder", seen.summary, seen.patients, plan, settings, examples=windows, sites=own)
 
 
 def _window(seen: SeriesFacts) -> tuple[int, str]:

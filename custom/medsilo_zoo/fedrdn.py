@@ -75,12 +75,12 @@ class ChannelNorm(nn.Module):
             return images
         mean, deviation = self.mean, self.deviation
         if self._draws is not None and len(self._known):
-            drawn = self._known[self._drawn(images, len(self._known))].to(mean.device, non_blocking=True)
+            drawn = self._known[self._draw_hospitals(images, len(self._known))].to(mean.device, non_blocking=True)
             mean, deviation = self.means[drawn], self.deviations[drawn]
         each = (-1, len(self.mean), *(1,) * (images.ndim - 2))
         return ((images - mean.view(each)) / deviation.view(each)).to(images.dtype)
 
-    def _drawn(self, images: Tensor, hospitals: int) -> Tensor:
+    def _draw_hospitals(self, images: Tensor, hospitals: int) -> Tensor:
         """Return the hospital that is drawn for each image."""
         if self._number is None:
             return torch.randint(hospitals, (len(images),), generator=self._draws)

@@ -163,7 +163,7 @@ class AnswerGate(Gate):
         self.readers = ThreadPoolExecutor(READERS, "answers")
         self.open: Counter[str] = Counter()  # answers that readers have or will have, by sender
         self.reading: set[str] = set()  # whose answers are being read
-        self.heard: dict[str, float] = {}  # by sender: when it was heard last; of those that somebody asks for
+        self.last_heard: dict[str, float] = {}  # by sender: when it was heard last; of those that somebody asks for
 
     @property
     def _readers(self) -> list[BlobHandler]:
@@ -184,8 +184,8 @@ class AnswerGate(Gate):
         origin = str(message.get_header(MessageHeaderKey.ORIGIN))
         if FqcnInfo(origin).is_on_server:
             return None
-        if (sender := self._sender(origin)) in self.heard:
-            self.heard[sender] = monotonic()
+        if (sender := self._sender(origin)) in self.last_heard:
+            self.last_heard[sender] = monotonic()
         channel = message.get_header(MessageHeaderKey.CHANNEL)
         if channel == STREAM_CHANNEL:
             if message.get_header(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:

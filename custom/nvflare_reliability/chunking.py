@@ -343,7 +343,7 @@ class Pace:
         """Return the seconds after which a piece is late."""
         return max(SOONEST, self.smooth + 4 * self.varies) if self.smooth else UNKNOWN
 
-    def heard(self, asked: float) -> None:
+    def on_reply(self, asked: float) -> None:
         """Note that a reply has come. asked: when it was asked for"""
         self.came, self.last = max(self.came, asked), monotonic()
 
@@ -358,7 +358,7 @@ class Pace:
 class _Wanted:
     """A piece that somebody waits for, or several in one reply."""
 
-    own: _OnTheirWay
+    transfer: _OnTheirWay
     line: Pace
     patience: Timeouts
     cell: Cell
@@ -377,13 +377,13 @@ class _Wanted:
             reply = self.send(**self.request | given)
             code = reply.get_header(MessageHeaderKey.RETURN_CODE)
             if code not in PASSING:
-                self.line.heard(self.asked)
-                self.own.came += self.pieces
+                self.line.on_reply(self.asked)
+                self.transfer.came += self.pieces
                 if not again:  # else nobody knows which request this answers
                     self.line.took(monotonic() - self.asked)
                 return reply
             end_reply(self.request["request"])
-            self.own.came, self.own.since = 0, monotonic()  # its speed is measured again
+            self.transfer.came, self.transfer.since = 0, monotonic()  # its speed is measured again
             if self._is_over():
                 return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
             again |= code == ReturnCode.TIMEOUT
@@ -391,7 +391,7 @@ class _Wanted:
 
     def _is_over(self) -> bool:
         aborted = self.request.get("abort_signal")
-        ended = self.own.ended or has_stopped(self.cell) or bool(aborted and aborted.triggered)
+        ended = self.transfer.ended or has_stopped(self.cell) or bool(aborted and aborted.triggered)
         return ended or monotonic() - self.begun > self.patience.silence
 
     def _may_come(self) -> bool:
@@ -416,7 +416,7 @@ class _Wanted:
         if self.line.due[0] is self:
             reply = self.send(**self.request | {"request": ping(), "timeout": SOONEST})
             if reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK:
-                return self.line.heard(asked)
+                return self.line.on_reply(asked)
         sleep(max(0.0, asked + PAUSE / 4 - monotonic()))
 
 
@@ -428,7 +428,9 @@ class RetryingRequests:
         reply_once(cell, f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}")
         self.fetchers = ThreadPoolExecutor(256, "pieces")  # nearly all that one does is wait
         self.lines: defaultdict[str, Pace] = defaultdict(Pace)  # by who has the tensors
-        self.told = set[str]()  # senders that are told that all has come; for one that does not hear it, the next waits
+        self.informed = set[
+            str
+        ]()  # senders that are told that all has come; for one that does not hear it, the next waits
 
     def request(self, *given: Any, **asked: Any) -> Message:
         """Send a request and return the reply, in the place of NVFlare's cell."""
@@ -448,8 +450,8 @@ class RetryingRequests:
             return self._patiently(_OnTheirWay(), request=request, **asked)
         coming, together = own.coming.pop(piece.number, (None, 1))
         source = str(asked["target"])
-        if not coming and piece.number == own.there and source not in self.told:
-            self.told.add(source)
+        if not coming and piece.number == own.there and source not in self.informed:
+            self.informed.add(source)
             Thread(target=self._tell_end, args=(piece, request), kwargs=asked, daemon=True).start()
             return no_more()
         if piece.number == 0:  # how many there are nobody knows yet
@@ -467,7 +469,7 @@ class RetryingRequests:
             with suppress(RuntimeError):  # the cell has stopped
                 piece.confirm(self.cell, self._patiently(_OnTheirWay(), request=request, **asked), asked["target"])
         finally:
-            self.told.discard(str(asked["target"]))
+            self.informed.discard(str(asked["target"]))
 
     def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, after: int, there: int, asked: dict[str, Any]) -> None:
         """Ask for as many of the next pieces as the line has room for."""

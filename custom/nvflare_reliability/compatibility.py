@@ -45,11 +45,11 @@ def made_for(*places: str, begins: str = "__init__") -> Callable[[Part], Part]:
 
 def _saying(part: str, function: Part) -> Part:
     @wraps(function)
-    def said(*given: Any, **more: Any) -> Any:
+    def checked(*given: Any, **more: Any) -> Any:
         say_if_changed(part)
         return function(*given, **more)
 
-    return said  # type: ignore[return-value]
+    return checked  # type: ignore[return-value]
 
 
 @cache

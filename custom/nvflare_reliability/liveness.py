@@ -29,7 +29,7 @@ class _Site:
     cell: str
     starts: int = 0
     known: float = field(default_factory=monotonic)  # since when the job asks for it
-    heard: float = 0.0
+    last_heard: float = 0.0
     longest: float = 0.0  # silence after which it was heard again
     problem: str = ""  # that keeps it away until somebody there mends it
     closed: float | None = None  # since when a connection is gone
@@ -41,7 +41,7 @@ class Liveness:
     """The hospitals of a job that can't answer, as the server's own process and their silence tell."""
 
     cell: Cell
-    heard: dict[str, float]  # by cell of a hospital that is asked for, when it was heard last
+    last_heard: dict[str, float]  # by cell of a hospital that is asked for, when it was heard last
     sync: Callable[[], None]  # learns who has new tokens
     silence: float  # seconds that one with an open connection may say nothing; fewer, while its silences were short
     patience: float = math.inf  # seconds after which nobody waits any more for one that is away
@@ -56,7 +56,7 @@ class Liveness:
         """Wait until the process of each hospital was heard, for so many seconds at most."""
         began = monotonic()
         while not abort.triggered and monotonic() - began < most:
-            if self.sites and all(self.heard.get(site.cell) for site in list(self.sites.values())):
+            if self.sites and all(self.last_heard.get(site.cell) for site in list(self.sites.values())):
                 return
             sleep(LOOK / 10)
 
@@ -67,7 +67,7 @@ class Liveness:
 
     def look(self) -> None:
         """Ask the server's own process."""
-        request = new_cell_message({}, [name for name, site in self.sites.items() if self.heard[site.cell] > 0])
+        request = new_cell_message({}, [name for name, site in self.sites.items() if self.last_heard[site.cell] > 0])
         where = {"channel": CHANNEL, "topic": TOPIC, "target": FQCN.ROOT_SERVER}
         reply = self.cell.send_request(**where, request=request, timeout=5.0, optional=True)
         if reply.get_header(MessageHeaderKey.RETURN_CODE) != CellCode.OK:
@@ -77,7 +77,7 @@ class Liveness:
 
     def _learn(self, name: str, cell: str, closed: bool, starts: int, problem: str) -> None:
         site, now = self.sites.setdefault(name, _Site(cell)), monotonic()
-        heard = self.heard.setdefault(site.cell, 0.0)
+        heard = self.last_heard.setdefault(site.cell, 0.0)
         came_back = starts != site.starts
         if came_back:
             self.sync()
@@ -86,10 +86,10 @@ class Liveness:
         bearable = min(self.silence, max(SILENCE, 2 * site.longest))
         gone = now - max(site.closed, heard) > GRACE if site.closed else now - heard > bearable
         if closed or came_back:
-            site.heard = now  # what follows is no silence of its line
-        elif heard > site.heard:
-            site.longest = max(site.longest, heard - site.heard if site.heard else 0.0)
-            site.heard = heard
+            site.last_heard = now  # what follows is no silence of its line
+        elif heard > site.last_heard:
+            site.longest = max(site.longest, heard - site.last_heard if site.last_heard else 0.0)
+            site.last_heard = heard
         if site.away and heard > site.away[0] and not closed:
             LOG.info("%s is back after %.0f s", name, heard - site.away[0])
             site.away = None
@@ -114,7 +114,7 @@ class Liveness:
         found, now = {}, monotonic()
         for name, site in list(self.sites.items()):
             since, why = site.away or (now, "")
-            if not self.heard.get(site.cell):
+            if not self.last_heard.get(site.cell):
                 since, why = site.known, "its process of the job gave no sign of life"
             if site.problem:
                 found[name] = site.problem
@@ -122,7 +122,7 @@ class Liveness:
                 found[name] = f"{why} ({now - since:.0f} s ago)"
         return found
 
-    def told(self) -> dict[str, str]:
+    def absences(self) -> dict[str, str]:
         """Return who can't answer now, why and since when."""
         away = {name: site.away for name, site in list(self.sites.items()) if site.away}
         return {name: f"{why} ({monotonic() - since:.0f} s ago)" for name, (since, why) in away.items()}

@@ -36,7 +36,7 @@ class _Job:
     """A job, as the server's own process knows it."""
 
     seen: set[str] = field(default_factory=set)  # cells of hospitals that were connected
-    heard: set[str] = field(default_factory=set)  # hospitals whose process the job has heard
+    active: set[str] = field(default_factory=set)  # hospitals whose process the job has heard
     starts: dict[str, int] = field(default_factory=dict)  # by hospital: how often it came back with a new token
     deaths: dict[str, list[float]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)  # why a hospital can't be taken in again
@@ -71,7 +71,7 @@ class ReturningSites(FLComponent):
             where = {"channel": CellChannel.SERVER_MAIN, "topic": CellChannelTopic.REPORT_JOB_FAILURE}
             self.engine.get_cell().register_request_cb(**where, cb=self._process_ended)
         job = self.jobs.setdefault(job_id, _Job())
-        job.heard = set(told)
+        job.active = set(told)
         hospitals = {
             client.name: {
                 "cell": client.get_fqcn(),
@@ -114,7 +114,7 @@ class ReturningSites(FLComponent):
         """Do not wait for the word of hospitals that are not there, when a job has ended."""
         job, cell = self.jobs[job_id], self.engine.get_cell()
         # a hospital's cell has its name, unless it is behind a relay
-        gone = {name for name in job.heard & job.seen if not cell.is_cell_connected(name)}
+        gone = {name for name in job.active & job.seen if not cell.is_cell_connected(name)}
         if not wait_no_more(fl_ctx, job_id, gone):
             del self.jobs[job_id]
 
@@ -122,7 +122,7 @@ class ReturningSites(FLComponent):
         """Take a hospital's word that a job's process has ended there; one that died is started again."""
         token, job_id = death_of_job(request)
         client, job = self.engine.client_manager.clients.get(token), self.jobs.get(job_id)
-        if client and job and job_id in self.engine.run_processes and client.name in job.heard:
+        if client and job and job_id in self.engine.run_processes and client.name in job.active:
             deaths = [then for then in job.deaths.get(client.name, []) if monotonic() - then < WITHIN]
             job.deaths[client.name] = [*deaths, monotonic()]
             if len(deaths) < MOST_DEATHS:

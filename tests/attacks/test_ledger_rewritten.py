@@ -194,8 +194,8 @@ class Sends:
 def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> None:
     heads = []
     for number in range(3):
-        heads.append(of_kit(tmp_path / "one", None, rounds=number + 1).told())
-    fresh = of_kit(tmp_path / "two", None).told()
+        heads.append(of_kit(tmp_path / "one", None, rounds=number + 1).signed_head())
+    fresh = of_kit(tmp_path / "two", None).signed_head()
     told: list[list[str]] = []
 
     def ask(sends: Sends) -> None:  # every time another process of the server
@@ -275,7 +275,7 @@ def odd_heads(head: dict[str, Any], drawn: random.Random, count: int) -> list[An
 
 def test_odd_heads_in_answers_are_refused_and_change_nothing_of_others(tmp_path: Path) -> None:
     drawn = random.Random(0)
-    ours, theirs = (of_kit(tmp_path / name, None, rounds=2).told() for name in ("ours", "theirs"))
+    ours, theirs = (of_kit(tmp_path / name, None, rounds=2).signed_head() for name in ("ours", "theirs"))
     odd_ones, taken, got = odd_heads(theirs, drawn, 200), 0, list[tuple[str, Any]]()
 
     class Both(Sends):

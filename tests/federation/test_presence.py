@@ -23,8 +23,8 @@ class Told:
         self.now, self.synced = 1000.0, 0
         monkeypatch.setattr(liveness, "monotonic", lambda: self.now)
         self.hospital: dict[str, Any] = {"cell": f"relay.{B}", "closed": False, "starts": 0, "problem": ""}
-        self.heard: dict[str, float] = {}
-        self.presence = Liveness(self, self.heard, self.sync, silence=420.0)  # type: ignore[arg-type]
+        self.last_heard: dict[str, float] = {}
+        self.presence = Liveness(self, self.last_heard, self.sync, silence=420.0)  # type: ignore[arg-type]
 
     def send_request(self, **asked: Any) -> Message:
         return make_reply(ReturnCode.OK, body={B: self.hospital})
@@ -37,7 +37,7 @@ class Told:
         self.now += seconds
         self.hospital |= told
         if heard:
-            self.heard[f"relay.{B}"] = self.now
+            self.last_heard[f"relay.{B}"] = self.now
         self.presence.look()
         return self.presence.away()
 
@@ -78,7 +78,7 @@ def test_time_without_a_connection_is_no_silence(told: Told) -> None:
 def test_who_can_not_come_back_is_waited_for_by_nobody(told: Told) -> None:
     told.after(1, heard=True)
     assert told.after(1, problem="the job could not be deployed: BYOC not permitted") == told.presence.hopeless() != {}
-    assert "BYOC not permitted (5 s ago)" in (told.after(5), told.presence.told())[1][B]
+    assert "BYOC not permitted (5 s ago)" in (told.after(5), told.presence.absences())[1][B]
     told.after(1, problem="", starts=1)
     assert not told.presence.hopeless() and not told.after(1, heard=True)
 

@@ -77,14 +77,14 @@ def test_a_field_of_an_answer_is_made_in_disclosure_alone(
 ) -> None:
     """Disclosure tells every field but those of the machine: nothing goes past it."""
     told: list[set[str]] = []
-    tell = Disclosure.told
+    tell = Disclosure.disclose
 
     def noted(self: Disclosure, found: Any) -> dict[str, Any]:
         said = tell(self, found)
         told.append({*said, "cases", "suppressed", "noisy", "warnings"})
         return said
 
-    monkeypatch.setattr(Disclosure, "told", noted)
+    monkeypatch.setattr(Disclosure, "disclose", noted)
     settings = hospital(tmp_path / "photos")
     inprocess.run(parse_plan(STUDY), folder=tmp_path / "study", settings=settings)
     assert len(heard) == len(told) == 4

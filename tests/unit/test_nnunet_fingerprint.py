@@ -178,7 +178,7 @@ def test_a_fingerprint_is_of_what_was_agreed_on() -> None:
     asked = federation(1).question
 
     two = asked.model_copy(update={"channels": ("T1", "T2")})
-    sent = MeasuredSite(question=two.hash, reader="SimpleITKIO", told=Fingerprint.received(good()))
+    sent = MeasuredSite(question=two.hash, reader="SimpleITKIO", fingerprint=Fingerprint.received(good()))
     with pytest.raises(Refused, match="it has 1 channels, and the study 2"):
         sent.check(two)
 
@@ -189,8 +189,8 @@ def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:
 
 def test_a_message_is_of_the_question_that_was_asked() -> None:
     asked = federation(1).question
-    sent = MeasuredSite(question=asked.hash, reader="SimpleITKIO", told=Fingerprint.received(good()))
+    sent = MeasuredSite(question=asked.hash, reader="SimpleITKIO", fingerprint=Fingerprint.received(good()))
     MeasuredSite.received(json.loads(sent.model_dump_json())).check(asked)
-    assert sent.told.cases == 4
+    assert sent.fingerprint.cases == 4
     with pytest.raises(Refused, match="another question"):
         sent.check(federation(2).question)

@@ -122,7 +122,7 @@ def test_regions_are_learned_found_and_measured(tumours: tuple[Path, Any]) -> No
     assert set(labels[where].tolist()) == {2, 3}
     output = torch.full((1, 3, *labels.shape), -9.0)
     output[:, 0], output[:, 1] = 9.0, torch.where(labels == 2, 9.0, -9.0)
-    found = task.goal.found(output, labels[None].long())
+    found = task.goal.predicted(output, labels[None].long())
     assert set(found[labels[None] == 2].tolist()) == {2}
     perfect = torch.stack([torch.isin(labels, labels.new_tensor(own)) for own in task.goal.structures.values()])[None]
     assert float(task.goal.case_scores(18.0 * perfect - 9, labels[None].long())) == 1
@@ -157,7 +157,7 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
         return task.site_data(site, ["brno", "graz"], 0, DataSource(folder=tmp_path, unannotated=absent))
 
     marked, naive = read(("core",)), read(())
-    for one, other in ((task.drawn(data.train, 2, 3, 5) for data in (marked, naive)),):
+    for one, other in ((task.draw_batches(data.train, 2, 3, 5) for data in (marked, naive)),):
         for number in range(6):
             (image, target), (same, labels) = one[number], other[number]
             assert torch.equal(image, same) and partial_labels.marks_in(target[None]) == [partial_labels.mark_of([2])]
@@ -218,7 +218,7 @@ def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, 
     def read(*absent: str, site: str = "brno") -> Any:
         return task.site_data(site, ["brno", "graz"], 0, DataSource(folder=tmp_path, unannotated=absent))
 
-    drawn = task.drawn(read("enhancing").train, 2, 2, 5)
+    drawn = task.draw_batches(read("enhancing").train, 2, 2, 5)
     images, target = (torch.stack([drawn[number][part] for number in range(2)]) for part in (0, 1))
     assert partial_labels.marks_in(target) == [partial_labels.mark_of([3])] * 2
     outputs = plan.build_networks()["model"].train()(images)

@@ -79,19 +79,19 @@ def data(hospitals: Path, plan: Plan) -> SiteData:
 def test_a_seed_decides_a_patch(plan: Plan, data: SiteData) -> None:
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    first, again, other = (plan.task.drawn(data.train, 2, 1, seed)[1] for seed in (5, 5, 6))
+    first, again, other = (plan.task.draw_batches(data.train, 2, 1, seed)[1] for seed in (5, 5, 6))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert tuple(first[0].shape) == plan.task.shape and first[1].shape == first[0].shape[1:]
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
     assert not torch.equal(first[0], other[0])
     copy = pickle.loads(pickle.dumps(plan))  # noqa: S301 - as it goes to the training process
-    assert torch.equal(copy.task.drawn(data.train, 2, 1, 5)[1][0], first[0])
+    assert torch.equal(copy.task.draw_batches(data.train, 2, 1, 5)[1][0], first[0])
 
 
 def test_a_patch_from_the_disk_is_the_same(hospitals: Path, plan: Plan, data: SiteData, tmp_path: Path) -> None:
     source = DataSource(folder=hospitals, cache_memory=0, cache_folder=tmp_path)
     kept = plan.task.site_data("north", plan.participation.sites, 0, source)
-    ours, wanted = (plan.task.drawn(one.train, 4, 1, 5) for one in (kept, data))
+    ours, wanted = (plan.task.draw_batches(one.train, 4, 1, 5) for one in (kept, data))
     for number in range(4):
         assert all(map(torch.equal, ours[number], wanted[number]))
 
@@ -100,7 +100,7 @@ def test_batches_are_drawn_as_by_nnunets_loader(plan: Plan, data: SiteData) -> N
     from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
 
     for batch in (2, 3, 7, 19):
-        drawn = plan.task.drawn(data.train, batch, 40, 0)
+        drawn = plan.task.draw_batches(data.train, batch, 40, 0)
         loader = SimpleNamespace(batch_size=batch, oversample_foreground_percent=0.33)  # nnU-Net's number
         rule = partial(nnUNetDataLoader._oversample_last_XX_percent, loader)
         assert [place >= drawn.certain for place in range(batch)] == [rule(place) for place in range(batch)]
@@ -124,7 +124,7 @@ def test_volumes_are_learned_in_three_dimensions(hospitals: Path, configuration:
     plans["configurations"]["3d_lowres"] = own | lower  # as the planner writes it for larger volumes
     plan = plan_of(hospitals, plans=plans, configuration=configuration)
     data = plan.task.site_data("north", plan.participation.sites, 0, DataSource(folder=hospitals))
-    image, labels = plan.task.drawn(data.train, 2, 1, 0)[1]
+    image, labels = plan.task.draw_batches(data.train, 2, 1, 0)[1]
     assert tuple(image.shape) == plan.task.shape and image.shape[1:] == labels.shape and (labels == 1).any()
     network = plan.build_networks()["model"]
     loss = plan.task.goal.loss(network.train()(image[None]), labels[None])
@@ -169,7 +169,7 @@ def batch_of(plan: Plan, data: SiteData, trainer: Any, seed: int) -> tuple[torch
     """Return three patches as we train on them, and as nnU-Net's trainer does."""
     from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
 
-    drawn = plan.task.drawn(data.train, 3, 1, seed)
+    drawn = plan.task.draw_batches(data.train, 3, 1, seed)
     patches = [drawn[number] for number in range(3)]
     images, labels = torch.stack([one[0] for one in patches]), torch.stack([one[1] for one in patches])
     scale = DownsampleSegForDSTransform(trainer._get_deep_supervision_scales())
@@ -197,11 +197,11 @@ def test_a_variant_of_the_trainer_has_its_loss_its_augmentation_and_its_mirrorin
 
     images, labels, batch = batch_of(plan, data, trainer, 0)
     output = plan.build_networks()["model"].train()(images)
-    default = plan.task.drawn(data.train, 3, 1, 0)[0]
+    default = plan.task.draw_batches(data.train, 3, 1, 0)[0]
     changed = {}
     for name in get_args(TrainerName):
         task = plan_of(hospitals, trainer=name).task
-        loss, drawn = task.goal.loss(output, labels), [task.drawn(data.train, 3, 1, 0)[0] for _ in range(2)]
+        loss, drawn = task.goal.loss(output, labels), [task.draw_batches(data.train, 3, 1, 0)[0] for _ in range(2)]
         assert torch.equal(drawn[0][0], drawn[1][0]) and loss.isfinite(), name
         changed[name] = not torch.equal(drawn[0][0], default[0]), float(loss)
         if name in (topk.nnUNetTrainerDiceTopK10Loss.__name__, mirroring.nnUNetTrainerNoMirroring.__name__):

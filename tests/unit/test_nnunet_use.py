@@ -238,7 +238,7 @@ def test_a_site_that_dies_within_a_round_loses_that_round_alone(
 ) -> None:
     """It goes on with the common model, its momentum of before, the round's learning rate and patches."""
     patches: dict[str, list[Tensor]] = {}
-    draw = NnUNetFolder.drawn
+    draw = NnUNetFolder.draw_batches
 
     def drawn(task: NnUNetFolder, *given: Any) -> Any:
         own = draw(task, *given)

@@ -350,8 +350,8 @@ def test_a_classification_gives_label_and_probability(tmp_path) -> None:
     SimpleITK.WriteImage(SimpleITK.GetImageFromArray(pixels, isVector=True), str(tmp_path / "tile.png"))
     found = predict(Source(Classifier(), plan, {}), Scan.read(tmp_path / "tile.png"), torch.device("cpu"))
     assert found.labels is None
-    assert found.found["label"] == 1
-    assert found.found["probability"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-6)
+    assert found.result["label"] == 1
+    assert found.result["probability"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["mask.nii.gz", "mask.mha", "mask.nrrd"])

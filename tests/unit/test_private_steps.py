@@ -32,7 +32,7 @@ class KnownNumbers:
         self.generator, self.silent = torch.Generator().manual_seed(seed), silent
         self.deviations: list[float] = []
 
-    def drawn(self, count: int, rate: float) -> list[int]:
+    def poisson_sample(self, count: int, rate: float) -> list[int]:
         return torch.nonzero(torch.rand(count, generator=self.generator) < rate).flatten().tolist()
 
     def with_normal(self, exact: Tensor, deviation: float) -> Tensor:

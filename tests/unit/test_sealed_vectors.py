@@ -49,7 +49,7 @@ def member_of(own: Vectors, site: str, assembly: letters.Roster, offer: letters.
     keys = {kind: bytes.fromhex(value) for kind, value in expected()["secrets"][site].items()}
     both = own.shares(site, site)
     shares = {site: (both[:SHARE], both[SHARE:])}
-    turn = Turn(own=offer.offered, mask=keys["mask"], seed=keys["seed"], shares=shares, boxes=offer.boxes)
+    turn = Turn(offer=offer.offered, mask=keys["mask"], seed=keys["seed"], shares=shares, boxes=offer.boxes)
     kept = Secrets(terms=TERMS.digest, site=site, channel=keys["channel"], assembly=assembly, turn=turn)
     return Member(TERMS, Unsigned(), kept)
 

@@ -499,7 +499,7 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
             whole = [[f"{site}{ward}{who}", *own] for who in range(8) for own in rows(who)]
             write(tmp_path / f"wards/{site}/{ward}.csv", whole, ("who", "time_ms", "x", "y", "Activity"))
     seen = first_sight(DatasetLayout(tmp_path / "wards", "a", lambda: Machine(1 << 30, False), None))
-    assert "6 recordings of 48 patients" in seen.found[0] and "6 recordings were opened" in seen.found[2]
+    assert "6 recordings of 48 patients" in seen.summary[0] and "6 recordings were opened" in seen.summary[2]
     (tmp_path / "odd").mkdir()
     write(tmp_path / "odd/a.csv", [["?", "?"]], ("t", "label"))
     with pytest.raises(DataError, match=r"'label' of a\.csv.*value at most"):

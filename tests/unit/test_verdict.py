@@ -27,7 +27,7 @@ def statistics_of(tmp_path: Path, titles: list[str], seeds: list[int], drawn: Dr
     for row in found.rows:
         for seed in seeds:
             values = {site: drawn(row.title, seed, site) for site in plan.participation.sites}
-            found.found[row][seed] = {site: Scores(own, np.arange(len(own))) for site, own in values.items()}
+            found.scores[row][seed] = {site: Scores(own, np.arange(len(own))) for site, own in values.items()}
     return found
 
 
@@ -131,7 +131,7 @@ def test_chance_is_told_as_a_false_yes_in_few_studies(tmp_path: Path) -> None:
     random, told, draws = np.random.default_rng(6), 0, 25
     found = statistics_of(tmp_path, ["local", "fedavg", "fedbn"], [0, 1, 2, 3], lambda *_: np.zeros(8))
     for _ in range(draws):
-        for seeds in found.found.values():
+        for seeds in found.scores.values():
             for scores in seeds.values():
                 for site in scores:
                     scores[site] = Scores(random.normal(0.5, 0.1, 8), np.arange(8))
@@ -190,7 +190,7 @@ def test_where_a_site_tests_one_patient_intervals_are_said_to_be_for_other_seeds
     assert verdict_of(found, tmp_path).holds_for.startswith("other patients and other seeds (whole")
 
     def of_one_patient(sites: set[str]) -> Verdict:
-        for seeds in found.found.values():
+        for seeds in found.scores.values():
             for scores in seeds.values():
                 for site in sites:
                     scores[site] = Scores(scores[site].values, np.zeros(20, dtype=int))

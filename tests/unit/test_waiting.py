@@ -22,9 +22,9 @@ from medsilo.federation.participant import Participant
 from medsilo.learning import compute, loop
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.class_weights import balanced_softmax, weighted
-from medsilo.learning.compute import Compute
+from medsilo.learning.compute import Compute, know_marks, marks_in, part_of
 from medsilo.learning.loop import ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
-from medsilo.learning.partial_labels import is_marked, know_marks, mark_of, marked, marks_in, part_of
+from medsilo.learning.partial_labels import is_marked, mark_of, marked
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.private import PoissonSample, _without_infinite
 from medsilo.privacy.noise import NoiseSource
@@ -267,10 +267,10 @@ def test_studies_take_a_card_each_where_they_ask_for_its_memory(
 
 def test_a_card_is_told_with_what_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     Card(monkeypatch)
-    assert "TF32" in Compute.choose("cuda").told and "A card" in Compute.choose("cuda").told
+    assert "TF32" in Compute.choose("cuda").description and "A card" in Compute.choose("cuda").description
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    assert "TF32" not in Compute.choose("cuda", precision="bfloat16").told
-    assert Compute().told == "cpu, float32"
+    assert "TF32" not in Compute.choose("cuda", precision="bfloat16").description
+    assert Compute().description == "cpu, float32"
 
 
 def test_a_site_keeps_what_it_trained_on(tmp_path: Any) -> None:

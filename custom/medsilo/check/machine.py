@@ -95,7 +95,7 @@ def check_device(settings: SiteSettings) -> Iterator[Finding]:
         return
     cores, kind = os.cpu_count() or 1, compute.device.type
     own = "" if compute.on_card else f", {cores} CPU cores"
-    told = f"{compute.told}{own}, {counted(settings.threads, 'thread')}"
+    told = f"{compute.description}{own}, {counted(settings.threads, 'thread')}"
     yield Finding(where, "ok", told)
     if kind == "cuda" and settings.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
         yield Finding(where, "stops", "this GPU has no bfloat16", "set precision: float32 in medsilo.yaml")

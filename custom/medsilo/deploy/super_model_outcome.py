@@ -149,7 +149,7 @@ class SuperModelOutcome(Outcome):
         return {"chosen": dict(chosen), "sums": list(sums.values()) if model.rule == "threshold" else []}
 
     # ------------------------------------------------------------------ at the server
-    def told(self, end: ServerEnd, site: str) -> Facts:
+    def delivery_facts(self, end: ServerEnd, site: str) -> Facts:
         sharing = end.server.sharing()
         return {"shown": sorted({site} | (sharing if site in sharing else set()))}
 

@@ -130,7 +130,7 @@ class Accounting:
         ledger.check_heads([head.model_dump() for head in asked.ledgers])
         facts = {name: value for name, value in parcel.facts.items() if name != "ledgers"}
         reply = self._charged(StudyMessage(parcel.groups, facts), asked, stop)
-        return replace(reply, facts={**reply.facts, "ledger": ledger.told()})
+        return replace(reply, facts={**reply.facts, "ledger": ledger.signed_head()})
 
     def _charged(self, parcel: StudyMessage, asked: Request, stop: Stop) -> StudyMessage:
         if reply := self.account.again(parcel):

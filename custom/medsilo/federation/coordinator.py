@@ -196,12 +196,12 @@ class Coordinator:
                 self.state.go_back_to(chosen)
         if not self.plan.algorithm.outcome.personal:
             self.state.save_common(paths.BEST, chosen)
-        found, self.outcome_told = self.plan.algorithm.outcome.conclude(end, self._told(delivered))
+        found, self.outcome_told = self.plan.algorithm.outcome.conclude(end, self._outcomes(delivered))
         self.state.details |= found
         tested = self._end("test", number, selected=chosen, empty=chosen == number)
-        self.state.details = self.plan.algorithm.outcome.finalize(self.state.details, self._told(tested))
+        self.state.details = self.plan.algorithm.outcome.finalize(self.state.details, self._outcomes(tested))
 
-    def _told(self, exchange: Exchange) -> dict[str, Any]:
+    def _outcomes(self, exchange: Exchange) -> dict[str, Any]:
         """Return what sites tell of the outcome."""
         read, replies = self.asker.acceptance.outcome_of, exchange.replies.items()
         return {site: read(answer) for site, answer in replies if isinstance(answer, Delivered | Tested)}
@@ -252,7 +252,7 @@ class Coordinator:
     def _outcome_for(self, site: str, task: str) -> dict[str, Any]:
         """Return what a site is told of the outcome."""
         if task == "deliver":
-            return self.plan.algorithm.outcome.told(self._server_end(), site)
+            return self.plan.algorithm.outcome.delivery_facts(self._server_end(), site)
         return self.outcome_told if task == "test" else {}
 
     def _server_end(self) -> ServerEnd:

@@ -76,7 +76,7 @@ class Disclosure:
         self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
         self.too_near = {part for part in protection.too_near(data) if not self._noise_alone(part)}
 
-    def told(self, found: ExactResult) -> Told:
+    def disclose(self, found: ExactResult) -> Told:
         """Return what an answer tells of what was found, and count it as told."""
         match found:
             case ExactMessage(secagg=secagg):

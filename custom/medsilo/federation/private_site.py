@@ -26,17 +26,8 @@ from medsilo.learning.loop import steps_in
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import geometric_for, noise_for
-from medsilo.privacy.mechanisms import (
-    MOST_NOISE,
-    Charge,
-    Geometric,
-    PrivacyGuarantee,
-    PrivacyRequirements,
-    Public,
-    SampledGaussian,
-    Told,
-    Unit,
-)
+from medsilo.privacy.guarantees import PrivacyGuarantee, PrivacyRequirements, Told, Unit
+from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Geometric, Public, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import NOISY_COUNTS
 from medsilo.schedule.phase import Phase
@@ -146,16 +137,16 @@ class PrivateNumbers:
     def counting(self) -> Geometric:
         """Return the noise on the numbers of units. One unit is in one part: all parts together change by one."""
         assert self.plan.privacy and self.plan.privacy.counts
-        return Geometric(scale=1 / self._own(self.plan.privacy.counts.epsilon))
+        return Geometric(scale=1 / self._scaled(self.plan.privacy.counts.epsilon))
 
     @cached_property
     def scoring(self) -> Geometric:
         """Return the noise on the sum behind one score, in whole steps; all scores of the study keep to their ε."""
         assert self.plan.privacy and self.plan.privacy.scores
-        epsilon = self._own(self.plan.privacy.scores.epsilon)
+        epsilon = self._scaled(self.plan.privacy.scores.epsilon)
         return Geometric(scale=geometric_for(epsilon, self.promise.delta, self._scores, STEPS), sensitivity=STEPS)
 
-    def _own(self, epsilon: float) -> float:
+    def _scaled(self, epsilon: float) -> float:
         """Return a part of the plan's ε in proportion to what is promised here, where the hospital demands less."""
         assert self.plan.privacy
         return epsilon * self.promise.epsilon / self.plan.privacy.epsilon

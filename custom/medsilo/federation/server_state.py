@@ -207,12 +207,12 @@ class ServerState:
         facts = {"round": rounds, "method": algorithm.name, "plan_hash": self.plan.hash}
         self.record.save_global(file, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
 
-    def found(self) -> dict[str, Any]:
+    def summary_details(self) -> dict[str, Any]:
         """Return the details for the summary, with what was found out about the sites."""
         found = dict(self.details)
         for group in self.course.last.groups:
             if group.name in self.mixers:
-                found |= group.found(self.mixers[group.name], self.sites)
+                found |= group.site_details(self.mixers[group.name], self.sites)
         return found
 
     # ------------------------------------------------------------------ checkpoints

@@ -32,7 +32,7 @@ class Seen:
     """A party at one look: whether a connection to it is open, and when it was heard (in seconds since 1970)."""
 
     connected: bool
-    heard: float
+    last_heard: float
     token: str = ""  # is another one after its processes were started again
 
 
@@ -73,7 +73,7 @@ class Attendance:
             return "it signed off, or the server gave it up"
         if seen.connected or name not in self.direct:
             self.lost.pop(name, None)
-            return f"it was silent for {now - seen.heard:.0f} s" if now - seen.heard > SILENCE else None
+            return f"it was silent for {now - seen.last_heard:.0f} s" if now - seen.last_heard > SILENCE else None
         since = self.lost.setdefault(name, now)
         return f"its connection is gone for {now - since:.0f} s" if now - since > GRACE else ""
 
@@ -124,20 +124,20 @@ class HospitalEvents(LostConnections):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attendance, self.heard = Attendance(), 0.0
+        self.attendance, self.last_heard = Attendance(), 0.0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.AFTER_CLIENT_HEARTBEAT:
-            self.heard = time.time()
+            self.last_heard = time.time()
         elif event_type == EventType.AFTER_CLIENT_REGISTER:
-            self.heard = time.time()
+            self.last_heard = time.time()
             threading.Thread(target=self._watch, args=(fl_ctx.get_engine(), kit_folder(fl_ctx)), daemon=True).start()
 
     def _watch(self, engine: Any, kit: Path) -> None:
         while True:
             with suppress(Exception):
-                server = Seen(engine.get_cell().is_cell_connected(FQCN.ROOT_SERVER), self.heard)
+                server = Seen(engine.get_cell().is_cell_connected(FQCN.ROOT_SERVER), self.last_heard)
                 for event in self.attendance.look({"the server": server}, time.time()):
                     write(kit, event)
             time.sleep(LOOK)

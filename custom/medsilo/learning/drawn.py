@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from medsilo.learning.compute import Case
-from medsilo.learning.partial_labels import know_marks
+from medsilo.learning.compute import Case, know_marks
 from medsilo.learning.seeds import seed_for
 
 Draw = Callable[[Case, int], Case]  # what is made of a case, by a seed

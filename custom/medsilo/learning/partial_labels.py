@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-KNOWN = "known_marks"  # of labels on a card
-BYTE = 8
+from medsilo.learning.compute import BYTE, marks_in
+
 MOST = 15  # labels with a bit: MONAI moves labels as float32, which holds 24 bits exactly
 ALIKE = BYTE + MOST + 1  # where the bits of classes stand that a case may have instead of its label's
 
@@ -34,32 +34,6 @@ def mark_of(absent: Collection[int]) -> int:
 def labels_in(target: Tensor) -> Tensor:
     """Return labels without marks."""
     return target & 255 if not target.is_floating_point() and target.dtype != torch.uint8 else target
-
-
-def marks_in(target: Tensor) -> list[int]:
-    """Return the mark of each case, [cases, ...]: the same at all of its places but those that were filled up."""
-    return getattr(target, KNOWN, None) or _read_marks(target)
-
-
-def _read_marks(target: Tensor) -> list[int]:
-    if target.is_floating_point() or target.dtype == torch.uint8 or not target.numel() or int(target.max()) <= 255:
-        return [0] * len(target)
-    return (target.view(len(target), -1).amax(1) >> BYTE << BYTE).tolist()
-
-
-def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
-    """Return these labels, which know their marks from the same ones in memory: else each loss waits for the card."""
-    if target.device.type != "cpu":
-        setattr(target, KNOWN, marks_in(read_from))
-    return target
-
-
-def part_of(target: Tensor, cases: slice) -> Tensor:
-    """Return the labels of some cases, which know their marks if the others did."""
-    part, known = target[cases], getattr(target, KNOWN, None)
-    if known:
-        setattr(part, KNOWN, known[cases])
-    return part
 
 
 def marked(labels: Tensor, mark: int) -> Tensor:
@@ -143,7 +117,7 @@ def is_marked(target: Tensor) -> bool:
     return target.dtype == torch.int64 and any(marks_in(target))
 
 
-def heard(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def among_present(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return marked cases' scores of classes, -inf where the hospital has none, and which classes each case may have.
 
     Both are [cases, classes].
@@ -157,5 +131,5 @@ def class_entropies(scores: Tensor, target: Tensor) -> Tensor:
     """Return -log(Σ p_i of the classes that a case may have / Σ p_i of those that its hospital has), [cases]."""
     if not is_marked(target):
         return functional.cross_entropy(scores, target, reduction="none")
-    known, may = heard(scores, target)
+    known, may = among_present(scores, target)
     return known.logsumexp(1) - known.masked_fill(~may, -torch.inf).logsumexp(1)

@@ -17,11 +17,9 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.compute import Case, Compute, LossFunction
-from medsilo.learning.layers import called_with
+from medsilo.learning.compute import Case, Compute, LossFunction, part_of
 from medsilo.learning.loop import ForCard, TrainStep, loaded
-from medsilo.learning.partial_labels import part_of
-from medsilo.learning.steps import Step, plain_step
+from medsilo.learning.steps import Step, called_with, plain_step
 from medsilo.privacy.noise import NoiseSource
 
 AT_ONCE = 1 << 26  # numbers of single cases' gradients that are held at once
@@ -54,7 +52,7 @@ class PoissonSample:
 
     def batches(self, dataset: Dataset, steps: int, compute: Compute) -> Iterator[Case]:
         """Yield so many batches on the site's device."""
-        drawn = [self.secret.drawn(len(self.members), self.rate) for _ in range(steps)]
+        drawn = [self.secret.poisson_sample(len(self.members), self.rate) for _ in range(steps)]
         cases = [[case for unit in units for case in self.members[unit]] for units in drawn]
         loader = _loaded(dataset, [own for own in cases if own], compute)
         for units, own in zip(drawn, cases, strict=True):

@@ -25,7 +25,8 @@ from medsilo.learning.statistics import (
     statistics_of,
 )
 from medsilo.methods.pretraining import Pretraining
-from medsilo.mixing.mixers import Aggregator, ComparedOnly, SimilarityMix
+from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.personal import ComparedOnly, SimilarityMix
 from medsilo.schedule.algorithm import BY_ITSELF, Algorithm, require, require_features
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import FURTHEST, Facts, Group, ModelFactory, Phase, Ranges, ServerSide, network, site_mean
@@ -120,7 +121,7 @@ class StatisticsMixture(Algorithm):
         """Return what is mixed after a round of training."""
         title = "model without norms" if self.bn_share == "local" else "model"
         mixed = network("model") if self.bn_share == "weighted" else network("model", but=local_norm_names)
-        model = Group("model", mixed, self.mixer, personal=True, title=title, found=self._found)
+        model = Group("model", mixed, self.mixer, personal=True, title=title, site_details=self._weights_detail)
         norms = Group("norms", self._norms, site_mean)
         return (model, norms) if self.bn_share == "mean" else (model,)
 
@@ -135,7 +136,7 @@ class StatisticsMixture(Algorithm):
             title="feature statistics",
             check=_possible,
             ranges=self._ranges,
-            disclosure_notes=self._said,
+            disclosure_notes=self._disclosure_lines,
         )
 
     def _norms(self, modules: Modules) -> Tensors:
@@ -162,7 +163,7 @@ class StatisticsMixture(Algorithm):
         weights[here[:, None], here] = mixing_weights(distances, self.self_weight)
         return weights
 
-    def _found(self, mixer: Aggregator, sites: Sequence[str]) -> Facts:
+    def _weights_detail(self, mixer: Aggregator, sites: Sequence[str]) -> Facts:
         return {"similarity": {"sites": list(sites), "weights": cast(SimilarityMix, mixer).weights.tolist()}}
 
     def _ranges(self, modules: Modules, task: Task) -> Ranges:
@@ -172,7 +173,7 @@ class StatisticsMixture(Algorithm):
         names = modules["statistics"].state_dict()
         return {name: of[kind] for name in names for kind in of if name.endswith(kind)}
 
-    def _said(self, tensors: Mapping[str, Tensor]) -> list[str]:
+    def _disclosure_lines(self, tensors: Mapping[str, Tensor]) -> list[str]:
         numbers = sum(tensor.numel() for name, tensor in tensors.items() if name != "samples")
         return [
             f"statistics: mean and variance of {(len(tensors) - 1) // 2} layers' inputs over all training cases, "

@@ -57,7 +57,7 @@ class NoiseSource:
         """Return numbers in (0, 1], each of 53 bits."""
         return ((self.words(count) >> np.uint64(11)).astype(np.float64) + 1.0) * EXACT
 
-    def drawn(self, count: int, rate: float) -> list[int]:
+    def poisson_sample(self, count: int, rate: float) -> list[int]:
         """Return which of so many are in a Poisson sample: each by itself with this chance."""
         return np.flatnonzero(self.uniform(count) <= rate).tolist() if rate < 1 else list(range(count))
 

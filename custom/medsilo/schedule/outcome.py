@@ -75,7 +75,7 @@ class Outcome:
         return ()
 
     # At the server
-    def told(self, end: ServerEnd, site: str) -> Facts:
+    def delivery_facts(self, end: ServerEnd, site: str) -> Facts:
         """Return what a site is told with the delivery."""
         return {}
 

@@ -121,7 +121,7 @@ class Group:
     # Called at a site when a phase's groups have arrived, with whether this one was among them. May raise Refused.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
     # What the server found out about the sites when all is done, for the summary's details.
-    found: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
+    site_details: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
     # What else a hospital should know of the group, one line each, for the disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
     average: Average | None = None  # if tensors are one

@@ -32,7 +32,8 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, LockedFolder, sync_names
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
-from medsilo.privacy.mechanisms import Charge, Mechanism, PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyRequirements
+from medsilo.privacy.mechanisms import Charge, Mechanism
 from medsilo.site.kit import KitFiles
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import FILE_NAME
@@ -301,7 +302,7 @@ class Ledger:
         if key != (standing.keys[number] or self._trusted or key):
             raise MedsiloError(_changed(f"{where} is signed by another key than its lines"))
 
-    def told(self) -> dict[str, Any]:
+    def signed_head(self) -> dict[str, Any]:
         """Return the signed head as it leaves, for a server to keep: hashes, the number of lines, and when."""
         with self._folder.alone():
             said = json.loads(self.head.read_text("utf-8"))
@@ -375,27 +376,21 @@ class CountedStudy:
         if self.demands is None:
             return
         demands, where = self.demands, f"in its {FILE_NAME}"
-        alone = epsilon_of(asked, demands.delta)
-        if demands.study_epsilon is not None and alone > demands.study_epsilon + over:
-            raise Refused(
-                f"the study costs {_told(alone)} at δ = {demands.delta:g}, and this hospital allows "
-                f"{demands.study_epsilon:g} for one study (privacy.study_epsilon {where})"
-            )
         others: Counter[Mechanism] = Counter()
         for other in standing.studies():
             if other != self.name:
                 others += standing.most_of(other) if self.runs(other) else standing.of(other)
         total = epsilon_of(others + Counter(asked), demands.delta)
         if total > demands.epsilon + over:
-            spent = epsilon_of(others, demands.delta)
+            alone, spent = epsilon_of(asked, demands.delta), epsilon_of(others, demands.delta)
             raise Refused(
-                f"the study costs {_told(alone)} at δ = {demands.delta:g}, with earlier studies of these data "
-                f"{_told(total)}; this hospital allows {demands.epsilon:g} (privacy.epsilon {where}), {_told(spent)} "
-                f"spent or reserved. Ask for fewer rounds or more noise"
+                f"the study costs {_as_epsilon(alone)} at δ = {demands.delta:g}, with earlier studies of these data "
+                f"{_as_epsilon(total)}; this hospital allows {demands.epsilon:g} (privacy.epsilon {where}), "
+                f"{_as_epsilon(spent)} spent or reserved. Ask for fewer rounds or more noise"
             )
 
 
-def _told(epsilon: float) -> str:
+def _as_epsilon(epsilon: float) -> str:
     return f"ε = {epsilon:.3g}" if math.isfinite(epsilon) else "more ε than can be counted"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, cat, ones_like, stack, zeros_like
 from torch.nn import functional
 
-from medsilo.learning.partial_labels import class_entropies, heard, is_marked, labels_in
+from medsilo.learning.partial_labels import among_present, class_entropies, is_marked, labels_in
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of, reliability
 from medsilo.tasks.metrics import (
     BINS,
@@ -53,19 +53,19 @@ class Classification(Objective):
         return class_entropies(scores, target).mean() if is_marked(target) else functional.cross_entropy(scores, target)
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return (self._found(self.scores(output), target)[0] == labels_in(target)).float()
+        return (self._predicted(self.scores(output), target)[0] == labels_in(target)).float()
 
-    def _found(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def _predicted(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the class found among those that a case's hospital has, its label where that may be it; and scores."""
         if not is_marked(target):
             return scores.argmax(1), scores
-        known, may = heard(scores, target)
+        known, may = among_present(scores, target)
         found = known.argmax(1)
         return labels_in(target).where(may.gather(1, found[:, None])[:, 0], found), known
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         """Beside the metric: the class, the class found, and the probability of each class."""
-        found, scores = self._found(self.scores(output), target)
+        found, scores = self._predicted(self.scores(output), target)
         probabilities = {f"p{label}": column for label, column in enumerate(scores.softmax(1).unbind(1))}
         told = {"label": labels_in(target), "found": found, **probabilities}
         partly = {PARTLY: ones_like(found)} if is_marked(target) else {}

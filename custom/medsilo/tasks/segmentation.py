@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medsilo.learning.partial_labels import known_in, labels_in, marginal, marked, marks_in
+from medsilo.learning.compute import marks_in
+from medsilo.learning.partial_labels import known_in, labels_in, marginal, marked
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.objective import Objective
 
@@ -94,15 +95,15 @@ class Segmentation(Objective):
         given = 3 if self.overlaps else 2  # of outputs, labels, and which structures these are of
         return marginal(lambda *told: self.criterion(*told[:given]), output, target, self.overlaps)
 
-    def found(self, output: Tensor, target: Tensor) -> Tensor:
+    def predicted(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the label that is found at each place, [batch, *grid]; 0 where the target does not count."""
         return likeliest(output)
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._mean(dice_of(self.masks(self.found(output, target)), self.masks(target)), target)
+        return self._mean(dice_of(self.masks(self.predicted(output, target)), self.masks(target)), target)
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        return self.compared(self.found(output, target), target, self.voxel)
+        return self.compared(self.predicted(output, target), target, self.voxel)
 
     def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
         """Return how near labels are to the target, both [batch, *grid]: the metric, Dice of every structure where

@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medsilo.core import optional
 from medsilo.core.errors import DataError, Refused
 from medsilo.core.section import Section
 from medsilo.core.text import plain
 from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
-from medsilo.tasks import optional
 from medsilo.tasks.objective import Objective
 from medsilo.tasks.sources import PARTS, DataSource, links_out
 
@@ -225,9 +225,9 @@ class Task(Section):
         """Makes of a case, by a seed, what a pass of training sees: an augmented image, or a piece; None: itself."""
         return None
 
-    draws: ClassVar[bool] = False  # whether training makes no passes over its cases, but learns what `drawn` draws
+    draws: ClassVar[bool] = False  # whether training makes no passes over its cases, but learns from `draw_batches`
 
-    def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
+    def draw_batches(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         """Return what so many training batches consist of, one after another; drawn from the seed."""
         raise TypeError(f"task {self.name} makes no batches of its own")
 

@@ -233,12 +233,16 @@ class HospitalState:
 
     name: str
     connected: bool
-    heard: float | None = None  # when the server heard it last, in seconds since 1970
+    last_heard: float | None = None  # when the server heard it last, in seconds since 1970
     doing: tuple[str, ...] = ()
 
     def line(self) -> str:
         """Return the hospital in one line."""
-        heard = None if self.heard is None else f"last heard {datetime.fromtimestamp(self.heard, UTC):%H:%M:%S} UTC"
+        heard = (
+            None
+            if self.last_heard is None
+            else f"last heard {datetime.fromtimestamp(self.last_heard, UTC):%H:%M:%S} UTC"
+        )
         here = "connected" if self.connected else "NOT CONNECTED"
         return "; ".join([f"{self.name}: {here}", *filter(None, [heard]), *self.doing])
 
@@ -376,7 +380,7 @@ class _Watching:
     on_round: OnRound
     say: Say
     on_progress: Callable[[Progress], None] = lambda study: None
-    said: set[str] = field(default_factory=set)  # obstacles
+    reported: set[str] = field(default_factory=set)  # obstacles
     last: int = 0  # the last round
     planned: int | None = None
     died: float | None = None  # when its job was first seen to have ended otherwise than well
@@ -420,9 +424,9 @@ class _Watching:
         return True
 
     def _say_once(self, line: str) -> None:
-        if line not in self.said:
+        if line not in self.reported:
             self.say(line)
-            self.said.add(line)
+            self.reported.add(line)
 
     def _tell(self, study: Progress | None) -> None:
         if study is None:

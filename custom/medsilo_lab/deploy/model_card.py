@@ -54,7 +54,7 @@ def template(name: str) -> Template:
     """Return a text in Markdown that is to be filled; what is not there is empty."""
     places = FileSystemLoader(Path(__file__).parent)
     texts = Environment(loader=places, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
-    texts.filters["told"] = _told
+    texts.filters["told"] = _shown
     texts.policies["json.dumps_kwargs"] = {}  # keys in their order
     return texts.get_template(f"{name}.template")
 
@@ -153,5 +153,5 @@ def interval_of(metric: str, score: float, cases: int) -> Interval | None:
     return round(max(score - half, 0), 4), round(min(score + half, 1), 4)
 
 
-def _told(value: float | Undefined | None, form: str = "%d") -> str:
+def _shown(value: float | Undefined | None, form: str = "%d") -> str:
     return "suppressed" if value is None or isinstance(value, Undefined) else form % value

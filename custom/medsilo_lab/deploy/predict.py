@@ -27,15 +27,15 @@ COLUMNS = ("image", "mask", "error", "detail", "expert", "experts", "confidence"
 
 @dataclass
 class Prediction:
-    """One image's answer. `found` goes into the tables.
+    """One image's answer. `result` goes into the tables.
 
     >>> import numpy as np
-    >>> Prediction(np.zeros((2, 4, 4)), {"volume_ml": 0.0}).found
+    >>> Prediction(np.zeros((2, 4, 4)), {"volume_ml": 0.0}).result
     {'volume_ml': 0.0}
     """
 
     labels: np.ndarray | None  # the mask, on the grid of the scan's values; None for a classification
-    found: dict[str, Any]
+    result: dict[str, Any]
 
 
 class PredictedImage(Protocol):
@@ -73,13 +73,13 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     if not output.isfinite().all():
         raise MedsiloError("the network's output is NaN or infinite; check the image's intensities")
     counts = Counter(name for names, _ in answers for name in names)
-    found: dict[str, Any] = {"expert": min(counts, key=lambda name: (-counts[name], name)), "experts": dict(counts)}
+    result: dict[str, Any] = {"expert": min(counts, key=lambda name: (-counts[name], name)), "experts": dict(counts)}
     sure = [confidence for _, confidence in answers if confidence is not None]
-    found["confidence"] = round(float(torch.cat(sure).mean()), 6) if sure else None
+    result["confidence"] = round(float(torch.cat(sure).mean()), 6) if sure else None
     if output.dim() == 2:
-        return Prediction(None, found | _class(output, called))
+        return Prediction(None, result | _class(output, called))
     labels = labels_on(use, scan, output).numpy().astype(np.uint8)
-    return Prediction(labels, found | _sizes(labels, scan.spacing, called))
+    return Prediction(labels, result | _sizes(labels, scan.spacing, called))
 
 
 def scan_of(use: Inference, image: tuple[Path, ...]) -> Scan:
@@ -147,14 +147,14 @@ def _case(
     try:
         scan = image.read()
         prediction = predict(source, scan, device)
-        row |= image.write(scan, prediction.found, prediction.labels, out)
+        row |= image.write(scan, prediction.result, prediction.labels, out)
         if prediction.labels is not None:
             picture = tile(scan.values, prediction.labels, scan.spacing)
     except MedsiloError as error:
         return row | {"error": str(error), "detail": error.private or None}, None
     except Exception as error:  # too large for the device, no place on the disk, a library's own: the next may do
         return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}, None
-    return row | prediction.found, picture
+    return row | prediction.result, picture
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -44,7 +44,7 @@ class Predictor(ABC):
     >>> class Counting(Predictor):
     ...     cases = "recordings"
     ...     def predict(self): return len(self.given)
-    >>> Counting(None, [Path("a.csv")], Path("found"), torch.device("cpu"), print, data=None, own=Path("run")).predict()
+    >>> Counting(None, [Path("a")], Path("out"), torch.device("cpu"), print, data=None, site_part=Path("run")).predict()
     1
     """
 
@@ -56,7 +56,7 @@ class Predictor(ABC):
     device: torch.device
     say: Say  # takes lines for people, in which no file is named
     data: DataSource | None  # the hospital's own description of its data, by which its files are read
-    own: Path  # the hospital's part of a run, where the model was trained on this machine
+    site_part: Path  # the hospital's part of a run, where the model was trained on this machine
 
     @abstractmethod
     def predict(self) -> int:
@@ -73,9 +73,9 @@ class Predictor(ABC):
         plain: what is taken where no hospital's numbers matter.
         """
         task: Any = self.source.plan.task
-        if (self.own / paths.DATA).is_file():
+        if (self.site_part / paths.DATA).is_file():
             with reading(f"the site's {paths.DATA}"):
-                return task.scales_that_were(json.loads((self.own / paths.DATA).read_text("utf-8"))["scales"])
+                return task.scales_that_were(json.loads((self.site_part / paths.DATA).read_text("utf-8"))["scales"])
         if not task.needs_scales:
             return plain()
         if self.data is None:
@@ -140,7 +140,7 @@ def asked_to_predict(
         raise MedsiloError("the folder has predictions already, which stay as they are; choose another -o", str(out))
     source = Source.together([Source.open(folder, site) for folder in models])
     run = models[0] / paths.SITES / site if is_safe_name(site) else models[0]
-    source = replace(source, own=run)
+    source = replace(source, site_part=run)
     name, task = source.plan.task.use.predictor, source.plan.task.name
     if name not in PREDICTORS:
         raise MedsiloError(

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders, weight_cache
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, write_text
 from medsilo.core.text import is_safe_name
@@ -64,7 +64,9 @@ class Source:
     plan: Plan
     facts: dict[str, Any]  # for predictions.json: which model this is
     run: Path | None = None  # the folder of the run that made it, where the model lies in one
-    own: Path | None = None  # the hospital's part of that run, where it is on this machine; else the model's folder
+    site_part: Path | None = (
+        None  # the hospital's part of that run, where it is on this machine; else the model's folder
+    )
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:
@@ -131,14 +133,14 @@ class Source:
     def copy(self, out: Path) -> None:
         """Copy the model from where it was opened, with its plan and nothing else, so that it opens in the other."""
         if isinstance(self.network, SuperModel):
-            assert self.own
-            shutil.copytree(self.own, out)
+            assert self.site_part
+            shutil.copytree(self.site_part, out)
         else:
             assert self.run
             out.mkdir(parents=True)
             shutil.copyfile(self.run / paths.PLAN, out / paths.PLAN)
             shutil.copyfile(self.run / self.facts["file"], out / paths.BEST)
-        weight_cache.keep_beside(self.plan.network.files, out / weight_cache.FOLDER)
+        weight_cache.keep_beside(self.plan.network.files, out / model_folders.FOLDER)
 
 
 def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:

@@ -59,7 +59,7 @@ def write_validation(
             cell(judged.test.interval, missing="too few patients"),
             cell(scores.cases),
             cell(scores.people),
-            cell(judged.told["test"], missing="suppressed"),
+            cell(judged.reported["test"], missing="suppressed"),
         ]
         rows.append(((release.folder.name, f"release {release.hash[:12]}"), cells))
     first, tested = rows[0][1][0]["text"], found[0].test.scores
@@ -93,7 +93,7 @@ def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged])
     labels = found[0].labels
     return {
         "classes": [line for row in rows for line in deciding.against_rest(row, labels)],
-        "few": [few for row in rows[:1] for few in deciding.few_cases(row.told, labels)],
+        "few": [few for row in rows[:1] for few in deciding.few_cases(row.decisions, labels)],
     }
 
 
@@ -109,11 +109,11 @@ def _doubts(releases: Sequence[Release], found: Sequence[external_test.Judged]) 
             yield Notice("caution", "Hardly better than guessing", DOUBT.format(**told))
 
 
-def _told(metric: str, score: float | None, cases: int | None) -> list[dict[str, Any]]:
+def _score_cells(metric: str, score: float | None, cases: int | None) -> list[dict[str, Any]]:
     low_high = model_card.interval_of(metric, score, cases or 0) if score is not None else None
     return [cell(score, missing="suppressed"), cell(low_high), cell(cases)]
 
 
 def _study(release: Release) -> list[tuple[str, list[dict[str, Any]]]]:
     metric = release.manifest.metric
-    return [(site, _told(metric, own.score, own.cases)) for site, own in sorted(release.manifest.study.items())]
+    return [(site, _score_cells(metric, own.score, own.cases)) for site, own in sorted(release.manifest.study.items())]

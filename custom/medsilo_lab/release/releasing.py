@@ -92,7 +92,7 @@ def test(
     page = write_validation(opened, found, hospital, out)
     screen.say(f"page, which stays here: {page}")
     told = [
-        {"release": release.hash, "score": here.told["test"], "cases": here.told["cases"]}
+        {"release": release.hash, "score": here.reported["test"], "cases": here.reported["cases"]}
         for release, here in zip(opened, found, strict=True)
     ]
     for release, own in zip(opened, told, strict=True):

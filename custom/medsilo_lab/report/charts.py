@@ -261,7 +261,7 @@ class Dot:
     value: float | None
     style: int = 0
     interval: tuple[float, float] | None = None
-    told: str = ""
+    note: str = ""
 
     @property
     def ends(self) -> list[float]:
@@ -273,7 +273,7 @@ class Dot:
         """The name, the number and its interval."""
         number = "no value" if self.value is None else f"{self.value:.3f}"
         interval = f" ({self.interval[0]:.3f} to {self.interval[1]:.3f})" if self.interval else ""
-        return f"{self.name} {self.told or number + interval}".lstrip()
+        return f"{self.name} {self.note or number + interval}".lstrip()
 
 
 def dot_chart(
@@ -321,7 +321,7 @@ def dot_chart(
             group.path("whisker", f"M{low} {middle}H{high}")
         group.path("mark", marker(dot.style, place(dot.value), middle))
         if beside > MARGIN:
-            svg.text(dot.told, names + wide + beside, middle + 4, "end")
+            svg.text(dot.note, names + wide + beside, middle + 4, "end")
     return svg.markup()
 
 

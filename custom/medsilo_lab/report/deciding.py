@@ -39,14 +39,14 @@ class DecisionRow:
     """One row of the tables: whose test cases, what they tell, and the figures that follow from it."""
 
     name: Any
-    told: Decisions
+    decisions: Decisions
     figures: Mapping[str, float | None]
     several: bool = False  # several sites, each with a threshold of its own
 
     @property
     def places(self) -> list[ReliabilityBin]:
         """Those of the probability, of all classes together."""
-        return together(self.told.reliability or ())
+        return together(self.decisions.reliability or ())
 
     @property
     def words(self) -> str:
@@ -67,7 +67,7 @@ Drawn = tuple[str, int, DecisionRow]  # a line of the chart: its name, its style
 
 def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
     """Return the charts with their captions, and one legend. whole: of each run all sites', for its decision curve."""
-    lines, whole = ([one for one in own if one[2].told.reliability] for own in (lines, whole))
+    lines, whole = ([one for one in own if one[2].decisions.reliability] for own in (lines, whole))
     if not lines:
         return {"charts": [], "legend": []}
     diagonal = ((0.0, 0.0), (1.0, 1.0))
@@ -158,7 +158,7 @@ def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
     ]
     if len(rows) < 2:
         return rows
-    together = together_of([row.told for row in rows])
+    together = together_of([row.decisions for row in rows])
     return [*rows, DecisionRow((name, EVERYONE) if name else EVERYONE, together, run.summary.pooled, several=True)]
 
 
@@ -180,13 +180,13 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     several = len(runs) > 1
     by_run = [(run, of_run(run, run.label if several else "")) for run in runs]
     rows = [row for _, own in by_run for row in own]
-    if len({len(row.told.confusion) for row in rows}) != 1:
+    if len({len(row.decisions.confusion) for row in rows}) != 1:
         return {}
     last = [(run.label, style, own[-1]) for style, (run, own) in zip(looks, by_run, strict=True) if own]
     sites = [(row.name, style, row) for style, row in enumerate(row for row in rows if not row.several)]
     whole = last if several or len(sites) < 2 else [(EVERYONE, len(sites), row) for _, _, row in last]
-    classes = runs[0].class_names(len(rows[0].told.confusion))
-    everyone = {sum(map(sum, own.told.confusion)) for _, _, own in last}
+    classes = runs[0].class_names(len(rows[0].decisions.confusion))
+    everyone = {sum(map(sum, own.decisions.confusion)) for _, _, own in last}
     last_rows = [row for _, _, row in whole]
     return {
         "n": f"n = {counted(everyone.pop(), 'test case')}" if len(everyone) == 1 else sample(runs),
@@ -198,27 +198,27 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
         "one_against_rest": [line for row in (last_rows if several else rows) for line in against_rest(row, classes)],
         "few": list(
             dict.fromkeys(
-                f"{row.site} {few}" for row in rows if not row.several for few in few_cases(row.told, classes)
+                f"{row.site} {few}" for row in rows if not row.several for few in few_cases(row.decisions, classes)
             )
         ),
         "calibration": [(row.name, [cell(row.figures.get("calibration_error"))]) for row in rows],
         "curves": curves(last if several else sites, whole if len(classes) == 2 else []),
-        "places": [line for row in rows if row.told.reliability for line in _places(row)],
+        "places": [line for row in rows if row.decisions.reliability for line in _places(row)],
     }
 
 
 def _at_threshold(row: DecisionRow) -> Row:
     sensitivity, specificity, error = (row.figures.get(name) for name in FIGURES)
-    if not row.told.decided:
+    if not row.decisions.decided:
         return row.name, [cell(None), cell(None), cell(None), cell(error)]
-    no, false, missed, yes = row.told.decided
+    no, false, missed, yes = row.decisions.decided
     rates = [cell(sensitivity, aside=f"{yes} of {missed + yes}"), cell(specificity, aside=f"{no} of {no + false}")]
-    return row.name, [cell(row.told.threshold, "each its own" if row.several else None), *rates, cell(error)]
+    return row.name, [cell(row.decisions.threshold, "each its own" if row.several else None), *rates, cell(error)]
 
 
 def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
     """Return a line for each class that occurs or was found."""
-    table = row.told.confusion
+    table = row.decisions.confusion
     return [
         (
             (row.words, classes[label]),
@@ -232,7 +232,7 @@ def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
 def against_rest(row: DecisionRow, classes: Sequence[str]) -> Iterator[Row]:
     """Yield sensitivity, specificity and area of each class, where the most probable class is what was found."""
     for label, name in enumerate(classes):
-        own, right, others, rejected = row.told.against_rest(label)
+        own, right, others, rejected = row.decisions.against_rest(label)
         area = row.figures.get("auroc" if len(classes) == 2 else f"auroc_{label}")
         yield (row.words, name), [_share(right, own), _share(rejected, others), cell(area)]
 

@@ -38,7 +38,7 @@ class GainLine:
 
     name: str
     verdict: str
-    found: PairedDifference
+    difference: PairedDifference
     missing: str = ""  # what would make a verdict of it
 
 
@@ -81,7 +81,7 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
         if row.against and one:
             lines.append(GainLine(row.title, _word(one), one))
     asked = f"Which method is better than {verdict.against}?" if verdict.against else "How do these methods compare?"
-    return _drawn(asked, "Method", lines, verdict, "Differences are corrected for the number of methods.")
+    return _chart(asked, "Method", lines, verdict, "Differences are corrected for the number of methods.")
 
 
 def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, Any]:
@@ -95,15 +95,15 @@ def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, An
     beforehand = "This question was asked before the runs. " if verdict.declared else ""
     note = f"{beforehand}The verdicts are corrected for {counted(len(verdict.gains), 'hospital')}"
     note += "." if verdict.declared else " and all methods."
-    return _drawn(
+    return _chart(
         f"Does federated training {asked} help, against single-site training?", "Hospital", lines, verdict, note
     )
 
 
-def _drawn(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict, note: str) -> dict[str, Any]:
+def _chart(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict, note: str) -> dict[str, Any]:
     dots = [
         Dot("", 100 * found.mean, LOOKS.get(one.verdict, 5), (100 * found.low, 100 * found.high), in_points(found))
-        for one, found in ((one, one.found) for one in lines)
+        for one, found in ((one, one.difference) for one in lines)
     ]
     marks = dot_ticks(dots, [0.0]) if dots else []
     rows = [
@@ -121,8 +121,8 @@ def _drawn(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict
                 room=(EDGE, WIDTH - 2 * EDGE, EDGE),
                 numbered=dot is dots[-1],
             ),
-            "points": dot.told,
-            "patients": in_patients(verdict.metric, one.found.mean) if one.found.sure and one.verdict else "",
+            "points": dot.note,
+            "patients": in_patients(verdict.metric, one.difference.mean) if one.difference.sure and one.verdict else "",
             "missing": one.missing,
         }
         for place, (one, dot) in enumerate(zip(lines, dots, strict=True))
@@ -133,8 +133,8 @@ def _drawn(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict
 
 def _sample_of(lines: Sequence[GainLine]) -> str:
     """Return what the lines of a first screen rest on: all together, else the most that one does."""
-    patients = max((one.found.patients or 0 for one in lines), default=0)
-    seeds = max((one.found.seeds for one in lines), default=0)
+    patients = max((one.difference.patients or 0 for one in lines), default=0)
+    seeds = max((one.difference.seeds for one in lines), default=0)
     tested = counted(patients, "test patient") if patients else "test patients not disclosed"
     return f"n = {tested}, {counted(seeds, 'seed')}"
 
@@ -142,7 +142,7 @@ def _sample_of(lines: Sequence[GainLine]) -> str:
 def _lines(lines: Sequence[GainLine]) -> list[list[object]]:
     """Return the lines as a CSV file has them."""
     heads: list[object] = ["name", "verdict", "difference", "low", "high", "test patients", "seeds"]
-    return [heads, *([one.name, one.verdict, *_numbers(one.found)] for one in lines)]
+    return [heads, *([one.name, one.verdict, *_numbers(one.difference)] for one in lines)]
 
 
 def _numbers(found: PairedDifference) -> tuple[object, ...]:

@@ -64,7 +64,7 @@ def explained(page: str) -> Markup:
     return Markup("".join(_parts(page, seen)))
 
 
-def found(page: str) -> list[tuple[str, str, str]]:
+def terms_in(page: str) -> list[tuple[str, str, str]]:
     """Return id, name and meaning of the terms that a page links to, in alphabetical order."""
     return [(anchor(term), term, TERMS[term]) for term in sorted(TERMS) if f'href="#{anchor(term)}"' in page]
 

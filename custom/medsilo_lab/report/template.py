@@ -42,7 +42,7 @@ def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts
     environment = templates_in(folder, HERE)
     environment.filters |= {"score": number, "epsilon": epsilon_text, "headings": headings, "picture": picture_of}
     environment.filters |= {"csv": csv_link, "csv_lines": link_of, "zip": zip}
-    environment.filters |= {"explained": glossary.explained, "terms": glossary.found}
+    environment.filters |= {"explained": glossary.explained, "terms": glossary.terms_in}
     script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
     return environment.get_template(template).render(
         title=title,

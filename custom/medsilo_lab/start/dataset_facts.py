@@ -83,7 +83,7 @@ class DatasetFacts:
         return float(np.median([look.spacing[axis] for look in self.looked]))
 
     @property
-    def found(self) -> list[str]:
+    def summary(self) -> list[str]:
         """Return what was found, one sentence a line."""
         kind, unit = ("flat images", "pixels") if self.flat else ("volumes", "voxels")
         task = "segmentation" if self.segments else "classification"

@@ -28,7 +28,7 @@ from medsilo_lab.start.dataset_facts import DatasetFacts, look_at, look_of, look
 from medsilo_lab.start.file_table import FileTable, table_of_files
 from medsilo_lab.start.fitting import Fit, Machine, Step, largest_that_fits, steps_for
 from medsilo_lab.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder, sites_of
-from medsilo_lab.start.wording import LEAST_NAMED, counted, plans_words
+from medsilo_lab.start.wording import LEAST_NAMED, plans_words
 
 DATASET_PROBES = PluginTable("medsilo.dataset_probes", "types:FunctionType", {})
 
@@ -54,7 +54,7 @@ class DatasetLayout:
     device: str | None  # one that was asked for
     by_slices: bool = False  # whether volumes are learned slice by slice, as was asked for
     target: str | None = None  # the column of what is to be learned, where one was asked for
-    found: Sequence[str] = ()  # what lies there, one sentence a line
+    summary: Sequence[str] = ()  # what lies there, one sentence a line
     several: bool = False  # whether these are several hospitals
     choices: Draft = field(default_factory=lambda: Draft({}, {}))
 
@@ -63,7 +63,6 @@ class DatasetLayout:
     patient_in = staticmethod(patient_in)
     sites_of = staticmethod(sites_of)
     plans_words = staticmethod(plans_words)
-    counted = staticmethod(counted)
 
     @cached_property
     def files(self) -> Mapping[str, Path]:
@@ -111,7 +110,7 @@ class DatasetLayout:
         cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]
         usual = {
             "algorithm.name": choices.METHOD,
-            "task.name": (task, found[0]),
+            "task.name": (task, found[0].partition(":")[0]),  # without its counts: a plan is mailed
             **{key: own for key, own in plan.items() if key.startswith("task.") and key not in choices.BEHIND_SHARES},
             **({"task.shares": shares} if divided else {}),
             **choices.steps_of(int(cases), plan.get("training.batch_size", choices.BATCH)),
@@ -131,7 +130,7 @@ class DatasetLayout:
         own = {site: {**(sites or {}).get(site, {}), **small.get(site, {})} for site in patients}
         own = {site: single for site, single in own.items() if single}
         draft = Draft(choices.in_order({**usual, **plan}), choices.in_order(said), own)
-        return replace(self, found=found, several="" not in patients, choices=draft)
+        return replace(self, summary=found, several="" not in patients, choices=draft)
 
     def choose_for_images(
         self,
@@ -179,7 +178,7 @@ class DatasetLayout:
             fitted = {**choices.size_of(looks, fit.step, spacing, limit), **choices.network_of(fit, looks)}
             whole = {**of_images, **fitted, "training.batch_size": (fit.step.batch, limit), **plan}
             own = self.folders_of(looks.layout.hospitals)
-            return self.choose(task, looks.found, looks.patients, whole, said, examples=examples, sites=own)
+            return self.choose(task, looks.summary, looks.patients, whole, said, examples=examples, sites=own)
 
         def plan_for(step: Step) -> Plan:
             return parse_plan(choices.nested(chosen(Fit(step)).choices.plan))

@@ -42,7 +42,7 @@ class Judged:
     """A model's scores over all of a hospital's cases: each case's, which stay there, and what of them may leave."""
 
     test: SiteTest
-    told: Mapping[str, Any]
+    reported: Mapping[str, Any]
     exact: SiteResult  # figures and decisions over all cases, which stay there
     labels: Sequence[str]  # of classes, in the model's order
 
@@ -78,14 +78,17 @@ def judged(
             model = source.network.to(compute.device)
             scores = ExactScores(*judge.evaluation.evaluate(data.test, lambda: None, model, plan.task.goal.measuring))
             judge.evaluation.draw_found(model, model, scores.measures, place.folder)
-        told = {**judge.disclosure.told(ExactTest(0, scores, None, None)), "cases": judge.disclosure.counted.test}
+        reported = {
+            **judge.disclosure.disclose(ExactTest(0, scores, None, None)),
+            "cases": judge.disclosure.counted.test,
+        }
         metric, whose = plan.task.goal.metric, np.unique(patients_of(data.test), return_inverse=True)[1]
         own = Scores(scores.measures[metric].numpy(), whose)
         counts = plan.task.goal.counts(scores.measures, patients_of(data.test), 1)
         facts = {"counts": counts, "test": scores.score, "test_loss": scores.loss}
         exact = SiteResult(**tested_as(plan.task, facts, len(whose), None))
         test = SiteTest(metric, own, scores.measures, whose.tolist())
-        found.append(Judged(test, told, exact, plan.task.goal.label_names))
+        found.append(Judged(test, reported, exact, plan.task.goal.label_names))
     return found
 
 

@@ -79,10 +79,10 @@ class Statistics:
         self.where = f"in mean test {self.plan.task.goal.metric}"
         self.cells = {(cell.row, cell.seed): cell for cell in cells}  # of folds the last: they are alike but for it
         self.rows = list(dict.fromkeys(cell.row for cell in cells))
-        self.found: dict[Row, Seeds] = {row: {} for row in self.rows}
+        self.scores: dict[Row, Seeds] = {row: {} for row in self.rows}
         for row, seed in self.cells:
             if scores := _scores_of([cell for cell in cells if (cell.row, cell.seed) == (row, seed)]):
-                self.found[row][seed] = scores
+                self.scores[row][seed] = scores
         self.against = chosen_baseline(self.rows, against)
         self.base = {row: self._kin(row, lambda other: other.title == self.against) for row in self.rows}
         alone = {row: self._kin(row, lambda other: other.method == ALONE) for row in self.rows if row.federated}
@@ -94,7 +94,7 @@ class Statistics:
         """Return all of it, as verdict.json has it."""
         plan = self.plan
         self._known, self._answers = {}, {}
-        sites = sorted({site for seeds in self.found.values() for scores in seeds.values() for site in scores})
+        sites = sorted({site for seeds in self.scores.values() for scores in seeds.values() for site in scores})
         first, joining = self._first(), self._joined(sites)
         differences = {endpoint: self._answered(self._questions(self.base, None, endpoint)) for endpoint in ENDPOINTS}
         at_site = {site: self._answered(self._questions(self.base, [site])) for site in sites}
@@ -107,7 +107,7 @@ class Statistics:
                 title=row.title,
                 method=row.method or self._plan(row).algorithm.name,
                 changes=list(row.changes),
-                seeds=sorted(self.found[row]),
+                seeds=sorted(self.scores[row]),
                 score=self._score(row),
                 pooled=self._score(row, endpoint="pooled"),
                 sites={site: self._score(row, [site]) for site in sites},
@@ -151,14 +151,14 @@ class Statistics:
     def _error(self) -> float:
         """The p-value below which a difference is significant, with as many seeds as all rows that are asked have."""
         asked = [self._declared, self.alone[self._declared]] if self._declared else self.rows
-        return error_at(min(len(self.found[row]) for row in asked), self.planned)
+        return error_at(min(len(self.scores[row]) for row in asked), self.planned)
 
     def _patients(self, site: str) -> int | None:
-        known = [scores[site].people for seeds in self.found.values() for scores in seeds.values() if site in scores]
+        known = [scores[site].people for seeds in self.scores.values() for scores in seeds.values() if site in scores]
         return min(known, default=None)
 
     def _is_one_patient(self, site: str) -> bool:
-        known = [scores[site] for seeds in self.found.values() for scores in seeds.values() if site in scores]
+        known = [scores[site] for seeds in self.scores.values() for scores in seeds.values() if site in scores]
         return not any(own.patients.any() for own in known)
 
     # ------------------------------------------------------------------ what is held against what
@@ -172,7 +172,7 @@ class Statistics:
 
     def _pairs(self, row: Row, base: Row) -> Iterator[int]:
         """The seeds in which both were tested on the same cases."""
-        for seed in sorted(self.found[row].keys() & self.found[base].keys()):
+        for seed in sorted(self.scores[row].keys() & self.scores[base].keys()):
             one, other = self.cells[row, seed].plan, self.cells[base, seed].plan
             if one.task.tests_as(other.task) and one.participation.sites == other.participation.sites:
                 yield seed
@@ -185,7 +185,7 @@ class Statistics:
 
     def _sites(self, row: Row, base: Row) -> tuple[str, ...]:
         """The sites at which both were tested."""
-        mine, theirs = ({site for own in self.found[one].values() for site in own} for one in (row, base))
+        mine, theirs = ({site for own in self.scores[one].values() for site in own} for one in (row, base))
         return tuple(sorted(mine if len(mine) <= len(theirs) else theirs))
 
     def _questions(
@@ -214,7 +214,7 @@ class Statistics:
     def _compared(self, question: PairQuestion) -> Difference | None:
         row, base, names, endpoint = question
         seeds = list(self._pairs(row, base))
-        mine, theirs = ([self.found[each][seed] for seed in seeds] for each in (row, base))
+        mine, theirs = ([self.scores[each][seed] for seed in seeds] for each in (row, base))
         whole = bool(seeds) and bool(names) and all(set(names) <= own.keys() for own in [*mine, *theirs])
         if not whole:
             return None
@@ -225,12 +225,12 @@ class Statistics:
         """One seed's variance of each row's difference from the base, as all rows with the base's seeds tell it."""
         base, names = question.base, question.sites
         held = self.base if self.base.get(question.row) == base else self.alone
-        seeds = sorted(self.found[base])
+        seeds = sorted(self.scores[base])
         alike = [base, *(row for row, own in held.items() if own == base and list(self._pairs(row, base)) == seeds)]
-        whole = all(set(names) <= self.found[row][seed].keys() for row in alike for seed in seeds)
+        whole = all(set(names) <= self.scores[row][seed].keys() for row in alike for seed in seeds)
         if len(seeds) < 2 or len(alike) < 3 or not whole:
             return {}
-        scores = [seeds_of([self.found[row][seed] for seed in seeds], names, question.endpoint) for row in alike]
+        scores = [seeds_of([self.scores[row][seed] for seed in seeds], names, question.endpoint) for row in alike]
         return {row: luck for row, luck in zip(alike, luck_of(np.array(scores), 0), strict=True) if luck}
 
     def _answered(self, family: Mapping[Key, PairQuestion]) -> dict[Key, PairedDifference]:
@@ -253,7 +253,7 @@ class Statistics:
 
     def _score(self, row: Row, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> Level | None:
         """The mean over seeds, its standard deviation, and the interval; no score lies beyond 0 and 1."""
-        seeds = list(self.found[row].values())
+        seeds = list(self.scores[row].values())
         names = sites or sorted({site for own in seeds for site in own})
         if not seeds or not names or not all(set(names) <= own.keys() for own in seeds):
             return None

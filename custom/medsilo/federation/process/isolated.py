@@ -88,7 +88,7 @@ class IsolatedParticipant:
         self, place: SiteContext, kind: type[Participant] = Participant, tell: Callable[[str], None] = lambda why: None
     ) -> None:
         """tell: takes the reason why the process died between two messages, which no answer has."""
-        self.site = {**place.told(), "kind": f"{kind.__module__}.{kind.__qualname__}"}
+        self.site = {**place.to_facts(), "kind": f"{kind.__module__}.{kind.__qualname__}"}
         self.folder, self.settings, self.tell = place.folder, place.settings, tell
         self.process: subprocess.Popen | None = None
         self.end: socket

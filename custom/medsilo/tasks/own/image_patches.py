@@ -23,7 +23,7 @@ def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
     return _cut(image, [max(start, 0) for start in starts], size, middle=True)
 
 
-def _drawn(labels: Tensor) -> np.ndarray:
+def _shown_in(labels: Tensor) -> np.ndarray:
     """Return where labels [*grid] show a structure; marks of undrawn ones lie above a label's byte."""
     return ((labels if labels.is_floating_point() else labels.to(torch.uint8)) > 0).numpy()
 
@@ -38,7 +38,7 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
     random = np.random.default_rng(seed)
     grid = labels.shape
     inside, place = random.random() < foreground, random.random(len(grid) + 1)
-    centre = _one_of(_drawn(labels), place[0]) if inside else None
+    centre = _one_of(_shown_in(labels), place[0]) if inside else None
     starts = []
     for axis, (own, wanted) in enumerate(zip(grid, size, strict=True)):
         last = max(own - wanted, 0)

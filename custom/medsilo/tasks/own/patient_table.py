@@ -209,7 +209,7 @@ class PatientTable(ByKind):
 
     def _survey_of(self, listing: CaseIndex, cases: Mapping[str, Cases], source: DataSource) -> Survey:
         shown = {part: self._part(own) for part, own in cases.items()}
-        self._told(listing, shown, source)
+        self._note_empty_parts(listing, shown, source)
         if self.kind == "survival":
             scored = [part for part in self._needed(source) if part != "train"]
             listing.problems += incomparable({part: cases[part].targets for part in scored})
