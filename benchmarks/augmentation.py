@@ -68,7 +68,8 @@ class Plain:
         self.network = plan.build_networks()["model"]
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=plan.training.learning_rate)
         self.loss = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
-        axes = plan.task.axes
+        task: Any = plan.task
+        axes = task.axes
         held = [{"image": image, "label": label[None]} for image, label in (cases[case] for case in range(len(cases)))]
         drawn: list[Any] = [
             RandFlipd(KEYS, prob=0.5, spatial_axis=axes - 1),
@@ -84,10 +85,10 @@ class Plain:
             RandStdShiftIntensityd("image", factors=0.1, prob=1),
             RandGaussianNoised("image", prob=0.5, std=0.05),
         ]
-        if plan.task.crops:
+        if task.crops:
             held = [FgBgToIndicesd("label")(case) for case in held]
             indices = {"fg_indices_key": "label_fg_indices", "bg_indices_key": "label_bg_indices"}
-            drawn.insert(0, RandCropByPosNegLabeld(KEYS, "label", plan.task.shape[1:], num_samples=1, **indices))
+            drawn.insert(0, RandCropByPosNegLabeld(KEYS, "label", task.shape[1:], num_samples=1, **indices))
         size = plan.training.batch_size
         self.loader = DataLoader(Dataset(held, Compose(drawn)), batch_size=size, shuffle=True, drop_last=True)
 

@@ -32,7 +32,8 @@ class DrawnCases(Dataset):
 
     def __init__(self, cases: Dataset, draw: Draw | DrawBatch, seed: int, names: Sequence[str] | None = None) -> None:
         self.cases, self.seed, self.names = cases, seed, names
-        self.draw, self.change = (draw.piece, draw.change) if isinstance(draw, DrawBatch) else (draw, None)
+        self.draw = draw.piece if isinstance(draw, DrawBatch) else draw
+        self.change = draw.change if isinstance(draw, DrawBatch) else None
 
     def __len__(self) -> int:
         return len(self.cases)  # type: ignore[arg-type]
