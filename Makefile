@@ -168,6 +168,7 @@ bench: $(VENV)/.test-ready
 	-$(BIN)/python benchmarks/privacy.py
 	-$(BIN)/python benchmarks/fedsm.py
 	-$(BIN)/python benchmarks/data.py
+	-$(BIN)/python benchmarks/augmentation.py
 	-$(BIN)/python benchmarks/volumes.py
 	-$(BIN)/python -m benchmarks.nnunet
 	-$(BIN)/python -m benchmarks.networks

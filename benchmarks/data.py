@@ -89,7 +89,7 @@ def compare(name: str, task: FolderTask, source: DataSource) -> bool:
         found: list = []
         first = seconds(lambda own=own, found=found: found.append(task.read("a", ["a"], 0, own)))
         train = found[0].train
-        drawn = DrawnCases(train, task.augmented, 1)
+        drawn = DrawnCases(train, task.variation, 1)
         pieces = [drawn[number] for number in range(len(drawn))]
         ready = TensorDataset(*(torch.stack(column) for column in zip(*pieces, strict=True)))
         works = epoch_of(task, drawn, task.axes), epoch_of(task, ready, task.axes)

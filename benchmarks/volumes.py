@@ -178,7 +178,8 @@ class Plain:
             RandGaussianNoised("image", prob=0.5, std=0.05),
         ]
         cases = CacheDataset(files, Compose([*kept, *(drawn if trains else [])]), progress=False)
-        return DataLoader(cases, batch_size=BATCH if trains else 1, shuffle=trains)
+        alone = trains and len(names) % BATCH == 1  # a last case by itself, which medsilo leaves out
+        return DataLoader(cases, batch_size=BATCH if trains else 1, shuffle=trains, drop_last=alone)
 
     def train(self) -> float:
         self.network.train()

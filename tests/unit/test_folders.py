@@ -14,20 +14,22 @@ import pytest
 import SimpleITK
 import torch
 import yaml
-from monai.data import MetaTensor, get_track_meta
+from monai.transforms import Affine
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from medsilo.core.errors import DataError, MedsiloError, PlanError
-from medsilo.learning.drawn import DrawnCases
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import batches
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
 from medsilo.tasks.case_index import CaseIndex
+from medsilo.tasks.own.augmentation import Augmentation, augmented
 from medsilo.tasks.own.folder import FolderTask
-from medsilo.tasks.own.image_patches import _changes, augmented, from_windows, patch
+from medsilo.tasks.own.image_patches import from_windows, patch
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import FURTHEST
+from medsilo.tasks.site_data import drawn_cases
 from medsilo.tasks.sources import PARTS, DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo_lab.deploy.predict import scan_of
@@ -390,19 +392,18 @@ def test_training_cases_depend_on_the_seed_alone_and_not_on_workers(balls: Path)
     task = volumes(augmentation=AUGMENTED)
     train = read(task, source(balls)).train
 
-    def epoch(seed: int, workers: int) -> list[torch.Tensor]:
+    def epoch(seed: int, workers: int, size: int = 2) -> list[torch.Tensor]:
         np.random.seed(workers)
         torch.manual_seed(workers)
-        return [
-            tensor
-            for batch in DataLoader(DrawnCases(train, task.augmented, seed), 2, num_workers=workers)
-            for tensor in batch
-        ]
+        cases = drawn_cases(train, task.variation, seed)
+        found = list(batches(cases, size, Compute(workers=workers)))
+        assert found[0][0].shape == (size, 1, 8, 16, 16) and found[0][1].dtype == torch.int64
+        return [torch.cat(column) for column in zip(*found, strict=True)]
 
-    first, same, other = epoch(1, 0), epoch(1, 2), epoch(2, 0)
-    assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
+    first, same, alone, other = epoch(1, 0), epoch(1, 2), epoch(1, 0, size=1), epoch(2, 0)
+    for again in (same, alone):  # nor on the cases beside them
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
-    assert first[0].shape == (2, 1, 8, 16, 16) and first[1].dtype == torch.int64
 
 
 @pytest.mark.parametrize("kind", AUGMENTED)
@@ -411,10 +412,9 @@ def test_masks_move_with_their_images(kind: str) -> None:
     task = volumes(augmentation=[kind], foreground=0.0)
     labels = torch.zeros(8, 16, 16, dtype=torch.int64)
     labels[2:5, 3:10, 3:9] = 1
-    moved = 0
-    for seed in range(24):
-        inputs, target = task.augmented((labels[None].float(), labels), seed)
-        assert type(inputs) is torch.Tensor and type(target) is torch.Tensor
+    moved, many = 0, range(24)
+    batch = torch.stack([labels] * len(many))
+    for inputs, target in zip(*task.augmented((batch[:, None].float(), batch), many), strict=True):
         assert inputs.shape == (1, 8, 16, 16) and set(target.unique().tolist()) <= {0, 1}
         # Between voxels an image is mixed of eight, and a mask is the nearest's.
         away = (inputs[0] - target).abs()
@@ -424,8 +424,54 @@ def test_masks_move_with_their_images(kind: str) -> None:
             assert torch.equal(target, labels)
     assert moved > 3 or kind in ("intensity", "noise")
     pictures = photos(kind="classification", labels=["a", "b"], augmentation=["flip-x", "affine"])
-    inputs, target = pictures.augmented((torch.rand(3, 32, 32), torch.tensor(1)), 5)
-    assert inputs.shape == (3, 32, 32) and int(target) == 1
+    inputs, target = pictures.augmented((torch.rand(1, 3, 32, 32), torch.tensor([1])), [5])
+    assert inputs.shape == (1, 3, 32, 32) and target.tolist() == [1]
+
+
+@pytest.mark.parametrize("grid", [(24, 40), (10, 24, 40)])
+def test_turned_and_scaled_images_are_monai_s_by_the_same_matrix(grid: tuple[int, ...]) -> None:
+    seeds, axes = range(8), len(grid)
+    images, labels = torch.rand(8, 2, *grid), torch.randint(1 << 40, (8, *grid))
+    found, picked = augmented((images.clone(), labels.clone()), ["affine"], True, seeds)
+    changed = 0
+    for case, seed in enumerate(seeds):
+        drawn = np.random.default_rng(seed)
+        if drawn.random() >= 0.5:
+            assert torch.equal(found[case], images[case]) and torch.equal(picked[case], labels[case])
+            continue
+        turn, scales = drawn.uniform(-0.26, 0.26), drawn.uniform(0.9, 1.1, axes)
+        matrix = np.eye(axes + 1)
+        matrix[-3:-1, -3:-1] = [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
+        monai = {"affine": matrix @ np.diag([*scales, 1]), "padding_mode": "border", "image_only": True}
+        torch.testing.assert_close(found[case], Affine(mode="bilinear", **monai)(images[case]).as_tensor())
+        numbers = torch.arange(labels[case].numel()).view(1, *grid)  # of places: exact as float32
+        places = Affine(mode="nearest", **monai)(numbers.float()).as_tensor().long()[0]
+        assert torch.equal(picked[case], labels[case].flatten()[places])
+        changed += 1
+    assert changed in range(1, 8)
+
+
+def test_chances_and_strengths_of_augmentation_are_those_that_it_names() -> None:
+    images, seeds = torch.rand(1, 1, 6, 6).repeat(400, 1, 1, 1), range(400)
+
+    def changed(kind: Augmentation) -> torch.Tensor:
+        return augmented((images.clone(), torch.zeros(400)), [kind], False, seeds)[0]
+
+    def share(whole: torch.Tensor, other: torch.Tensor) -> float:
+        return (whole == other).flatten(1).all(1).double().mean().item()
+
+    for kind, axis in (("flip-x", -1), ("flip-y", -2)):
+        assert share(changed(kind), images) + share(changed(kind), images.flip(axis)) == 1
+        assert 0.4 < share(changed(kind), images) < 0.6
+    turned = [share(changed("rotate90"), torch.rot90(images, turns, (-2, -1))) for turns in range(4)]
+    assert sum(turned) == 1 and all(0.17 < own < 0.33 for own in turned)
+    added = (changed("noise") - images).flatten(1).std(1)
+    assert 0.4 < (added == 0).double().mean() < 0.6 and 0.035 < added.max() < 0.08
+    values = changed("intensity").flatten(1)
+    factor = values.std(1) / images.flatten(1).std(1)
+    shift = (values / factor[:, None] - images.flatten(1)).mean(1) / images[0].std(correction=0)
+    for drawn in (factor - 1, shift):
+        assert -0.1001 < drawn.min() < -0.09 and 0.09 < drawn.max() < 0.1001 and abs(drawn.mean()) < 0.01
 
 
 # ---------------------------------------------------------------------------------------------------- the cache
@@ -968,19 +1014,3 @@ def test_a_distance_between_surfaces_may_be_many_millimetres() -> None:
     distances = {name for name in ranges if name.startswith("hd95")}
     assert distances and all(ranges[name] == (0.0, FURTHEST) for name in distances)
     assert all(ranges[name] == (0.0, 1.0) for name in ranges.keys() - distances)
-
-
-@pytest.mark.parametrize("kind", AUGMENTED)
-def test_augmentation_is_monai_s_own_without_its_notes_on_space(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit, in half of the time: no tensor in between keeps where it lies in space."""
-    image, mask = torch.rand(2, 4, 8, 8), torch.arange(256).reshape(4, 8, 8) % 3
-    made: list[object] = []
-    monkeypatch.setattr(MetaTensor, "__init__", lambda *given, **named: made.append(given))
-    ours = [augmented((image, mask), [kind], True, seed) for seed in range(5)]
-    assert not made and get_track_meta()  # as it was, for whoever uses MONAI beside
-    monkeypatch.undo()
-    for seed, (values, labels) in enumerate(ours):
-        theirs = _changes((kind,), True, 3).set_random_state(seed)({"image": image, "label": mask[None]})
-        assert isinstance(theirs["image"], MetaTensor) and type(values) is type(labels) is torch.Tensor
-        assert torch.equal(values, theirs["image"]) and labels.dtype == torch.int64
-        assert torch.equal(labels, theirs["label"][0].long())

@@ -31,8 +31,9 @@ from medsilo.schedule.structures import mix_by_structure, outputs_of
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.objective import judged_by, says_of
+from medsilo.tasks.own.augmentation import augmented
 from medsilo.tasks.own.folder import goal_of
-from medsilo.tasks.own.image_patches import augmented, patch
+from medsilo.tasks.own.image_patches import patch
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.volume_folder import NiftiFolder
 from medsilo.tasks.segmentation import Segmentation
@@ -163,8 +164,8 @@ def test_a_mark_travels_through_pieces_and_augmentation_and_scores_heed_it() -> 
     labels[2:4, 2:4] = 1
     case = image, labels | mark_of([2, 15])
     piece = patch(case, (8, 8), 1.0, 3)  # larger than the image: filled up
-    _, moved = augmented(piece, ("flip-x", "rotate90", "affine"), True, 5)
-    for target in (piece[1], moved):
+    _, moved = augmented((piece[0][None], piece[1][None].clone()), ("flip-x", "rotate90", "affine"), True, [5])
+    for target in (piece[1], moved[0]):
         assert marks_in(target[None]) == [mark_of([2, 15])] and absent_in(mark_of([2, 15])) == [2, 15]
         assert labels_in(target).unique().tolist() == [0, 1]
     goal = goal_of("segmentation", ("ant", "post"))
@@ -277,14 +278,14 @@ def test_lacking_channels_are_zero_and_say_so_and_one_is_always_left(hospitals: 
     assert not image[0].any() and image[1].any() and image[2].all() and not image[3].any()
     whole = task.read("c", ["c"], 0, each(hospitals, OWN).of("c").data).train[0]
     seen = set()
-    for seed in range(40):
-        varied, _ = task.augmented(whole, seed)
+    for varied in task.augmented((torch.stack([whole[0]] * 40), torch.stack([whole[1]] * 40)), range(40))[0]:
         gone = tuple(bool(one.all()) for one in varied[2:])
         assert all(not varied[place].any() for place in (0, 1) if gone[place])
         assert torch.equal(varied[0] if not gone[0] else varied[1], whole[0][0] if not gone[0] else whole[0][1])
         seen.add(gone)
     assert seen == {(False, False), (True, False), (False, True)}
-    assert task.augmented(data.train[0], 1)[0][1].any()  # the only one that is there stays
+    left, _ = task.augmented((image[None].clone(), target[None].clone()), [1])
+    assert left[0, 1].any()  # the only one that is there stays
 
 
 def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: Path) -> None:

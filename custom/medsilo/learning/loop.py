@@ -1,6 +1,6 @@
 """The one training loop and the one evaluation loop of all methods."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 
 from medsilo.core.errors import Refused
 from medsilo.learning.compute import Case, Compute, LossFunction, Stop
+from medsilo.learning.drawn import ChangedBatches, DrawnCases
 from medsilo.learning.steps import Step, plain_step
 
 ObjectiveFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
@@ -39,11 +40,23 @@ def batches(
     order = RandomSampler(range(size), generator=shuffle) if shuffle else SequentialSampler(range(size))
     sampler: Any = BatchSampler(order, batch_size, drop_last)
     if isinstance(dataset, TensorDataset):  # lies in memory: one indexing per batch, not one per case
-        loader = DataLoader(ForCard(dataset) if compute.on_card else dataset, sampler=sampler, batch_size=None)
+        for batch in DataLoader(ForCard(dataset) if compute.on_card else dataset, sampler=sampler, batch_size=None):
+            yield compute.moved(*batch)
     else:
-        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=compute.workers, pin_memory=compute.on_card)
-    for inputs, targets in loader:
-        yield compute.moved(inputs, targets)
+        yield from loaded(dataset, sampler, compute)
+
+
+def loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
+    """Yield the batches of cases at these places on the site's device; a card changes there what changes as a batch."""
+    parallel: Any = {"num_workers": compute.workers, "pin_memory": compute.on_card}
+    if not (isinstance(dataset, DrawnCases) and dataset.change):
+        for inputs, targets in DataLoader(dataset, batch_sampler=places, **parallel):
+            yield compute.moved(inputs, targets)
+        return
+    whole: Any = ChangedBatches(dataset, later=compute.on_card)
+    for inputs, targets, *seeds in DataLoader(whole, sampler=places, batch_size=None, **parallel):
+        batch = compute.moved(inputs, targets)
+        yield dataset.changed(*batch, *seeds) if seeds else batch
 
 
 class ForCard(Dataset):

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.learning.compute import Case, Compute, LossFunction, part_of
-from medsilo.learning.loop import ForCard, TrainStep
+from medsilo.learning.loop import ForCard, TrainStep, loaded
 from medsilo.learning.steps import Step, called_with, plain_step
 from medsilo.privacy.noise import NoiseSource
 
@@ -58,16 +58,15 @@ class PoissonSample:
         for units, own in zip(drawn, cases, strict=True):
             owners = [place for place, unit in enumerate(units) for _ in self.members[unit]]
             self.owners = torch.tensor(owners, dtype=torch.int64)
-            inputs, targets = next(loader) if own else _no_cases(dataset)
-            yield compute.moved(inputs, targets)
+            yield next(loader) if own else compute.moved(*_no_cases(dataset))
 
 
 def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) -> Iterator[Case]:
-    """Return batches of these cases; of a data set in memory by one indexing each."""
+    """Return batches of these cases on the site's device; of a data set in memory by one indexing each."""
     if isinstance(dataset, TensorDataset):
         cases: Any = ForCard(dataset) if compute.on_card else dataset
-        return (cases[own] for own in batches)
-    return iter(DataLoader(dataset, batch_sampler=batches, num_workers=compute.workers, pin_memory=compute.on_card))
+        return (compute.moved(*cases[own]) for own in batches)
+    return loaded(dataset, batches, compute)
 
 
 def _no_cases(dataset: Dataset) -> Case:

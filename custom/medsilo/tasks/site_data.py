@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from medsilo.learning.compute import Case
-from medsilo.learning.drawn import Draw, DrawnCases
+from medsilo.learning.drawn import Draw, DrawBatch, DrawnCases
 from medsilo.learning.partial_labels import labels_in
 from medsilo.tasks import splits
 from medsilo.tasks.lazy_cases import LazyCases
@@ -138,7 +138,9 @@ def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Data
     return [CaseSubset(whole, places, patients, labels) for places in deals]
 
 
-def drawn_cases(cases: Dataset, draw: Draw | None, seed: int, names: Sequence[str] | None = None) -> Dataset:
+def drawn_cases(
+    cases: Dataset, draw: Draw | DrawBatch | None, seed: int, names: Sequence[str] | None = None
+) -> Dataset:
     """Return cases as a task draws each of them, or as they are."""
     return DrawnCases(cases, draw, seed, names) if draw else cases
 

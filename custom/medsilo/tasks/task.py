@@ -20,7 +20,7 @@ from medsilo.tasks.objective import Objective
 from medsilo.tasks.sources import PARTS, DataSource, links_out
 
 if TYPE_CHECKING:  # only a site reads cases
-    from medsilo.learning.drawn import Draw
+    from medsilo.learning.drawn import Draw, DrawBatch
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.site_data import SiteData
     from medsilo.tasks.survey import Survey
@@ -221,7 +221,7 @@ class Task(Section):
 
     # ------------------------------------------------------------------ how a network meets them
     @property
-    def variation(self) -> "Draw | None":
+    def variation(self) -> "Draw | DrawBatch | None":
         """Makes of a case, by a seed, what a pass of training sees: an augmented image, or a piece; None: itself."""
         return None
 

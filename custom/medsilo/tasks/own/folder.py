@@ -14,7 +14,8 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.learning.drawn import Draw
+from medsilo.learning.compute import Case
+from medsilo.learning.drawn import Draw, DrawBatch
 from medsilo.learning.partial_labels import labels_in
 from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import DenseNet121, UNet
@@ -25,7 +26,8 @@ from medsilo.tasks.classification import Classification
 from medsilo.tasks.inference import IN_MONAI, Inference, InMonai, whole_images
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.objective import Objective
-from medsilo.tasks.own.image_patches import Augmentation, augmented, from_windows, middle_of, patch
+from medsilo.tasks.own.augmentation import Augmentation, augmented
+from medsilo.tasks.own.image_patches import from_windows, middle_of, patch
 from medsilo.tasks.own.own_data import OwnFolder
 from medsilo.tasks.scans import Scan, resized, resized_to_nearest
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
@@ -145,8 +147,16 @@ class FolderTask(OwnFolder):
 
     # ------------------------------------------------------------------------------------------ in training and use
     @property
-    def variation(self) -> Draw:
-        return self.augmented
+    def variation(self) -> Draw | DrawBatch | None:
+        piece = self._own_piece if self.crops else None
+        return DrawBatch(piece, self.augmented) if self._varies else piece
+
+    @property
+    def _varies(self) -> bool:
+        return bool(self.augmentation)
+
+    def _own_piece(self, case: Case, seed: int) -> Case:
+        return self.cropped(case, seed_for(seed, "piece"))
 
     @property
     def piece(self) -> Draw | None:
@@ -156,10 +166,9 @@ class FolderTask(OwnFolder):
         """Return a piece of a case, of the plan's size, where it has a size of its own."""
         return patch(case, self.size[::-1], self.foreground, seed) if self.crops else case
 
-    def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        """Return what training makes of one case, drawn from the seed."""
-        case = self.cropped(case, seed_for(seed, "piece"))
-        return augmented(case, self.augmentation, self.segments, seed) if self.augmentation else case
+    def augmented(self, batch: Case, seeds: Sequence[int]) -> Case:
+        """Return a batch, changed in place: each case by its own seed."""
+        return augmented(batch, self.augmentation, self.segments, seeds)
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return from_windows(network, inputs, self.size[::-1], self.overlap) if self.crops else network(inputs)

@@ -8,12 +8,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.learning.seeds import generator_for, seed_for
+from medsilo.learning.compute import Case
+from medsilo.learning.seeds import generator_for
 from medsilo.models.network import Dimensions
 from medsilo.tasks.cache import Facts
 from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
-from medsilo.tasks.own.image_patches import augmented, grid_at
+from medsilo.tasks.own.image_patches import grid_at
 from medsilo.tasks.sources import DataSource
 
 
@@ -114,20 +115,22 @@ class VolumeFolder(FolderTask):
         image, target = super().cropped(case, seed)
         return self._lacking_stays(image), target
 
-    def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+    @property
+    def _varies(self) -> bool:
+        return super()._varies or self.lacking is not None
+
+    def augmented(self, batch: Case, seeds: Sequence[int]) -> Case:
         """Return the same with channels dropped, after other changes, which are of values alone."""
         if self.lacking is None:
-            return super().augmented(case, seed)
-        image, target = self.cropped(case, seed_for(seed, "piece"))
-        marks = image[self._read_channels :]
-        if self.augmentation:
-            values, target = augmented((image[: self._read_channels], target), self.augmentation, self.segments, seed)
-            image = torch.cat([values, marks])
-        there = marks.flatten(1).amax(1) <= 0
-        chances = torch.rand(self._read_channels, generator=generator_for(seed, "lacking"))
-        drop = (chances < self.lacking) & there
-        drop[int(chances.where(there, -1).argmax())] = False  # one that is there always stays
-        return self._lacking_stays(image, drop), target
+            return super().augmented(batch, seeds)
+        values, marks = batch[0].split(self._read_channels, 1)
+        values, targets = super().augmented((values, batch[1]), seeds)
+        there = marks.flatten(2).amax(2) <= 0
+        drawn = [torch.rand(self._read_channels, generator=generator_for(seed, "lacking")) for seed in seeds]
+        chances = torch.stack(drawn).to(there.device)
+        stays = chances.where(there, -1).argmax(1, keepdim=True)  # one that is there always does
+        drop = ((chances < self.lacking) & there).scatter(1, stays, False)
+        return self._lacking_stays(torch.cat([values, marks], 1), drop), targets
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return super().infer(lambda images: network(self._lacking_stays(images)), inputs)

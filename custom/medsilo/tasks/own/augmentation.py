@@ -1,0 +1,136 @@
+"""Augmentation: changes of a batch of training images by chance, all at once, on the device where they lie.
+
+Ranges and chances are those of MONAI's transforms that the kinds are named after. All chance of a case comes from its
+own seed, and no case changes another: alone it becomes what it becomes in any batch, bit for bit.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from medsilo.learning.compute import Case
+
+Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
+Random = Sequence[np.random.Generator]  # of each case
+
+TURN, SCALE = 0.26, 0.1  # radians (15 degrees) within a slice, and of a length, either way
+LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}  # in which convolutions are fastest
+STRENGTH, SHIFT, NOISE = 0.1, 0.1, 0.05  # of intensities; of their standard deviation; the noise's own
+
+
+def augmented(batch: Case, kinds: Sequence[Augmentation], masks: bool, seeds: Sequence[int]) -> Case:
+    """Return images [B, C, (D,) H, W] and targets, changed in place. masks: targets lie on the grid and move too.
+
+    The images' channels are last in memory.
+    """
+    images, targets = batch
+    moved = [images, targets] if masks else [images]
+    random = [np.random.default_rng(seed) for seed in seeds]
+    for kind in kinds:
+        if kind == "affine":
+            _warp(images, targets if masks else None, random)
+        elif kind == "intensity":
+            _scale_and_shift(images, random)
+        elif kind == "noise":
+            _add_noise(images, random)
+        elif kind == "rotate90":
+            _rotate(moved, random)
+        else:
+            _flip(moved, -1 - "xyz".index(kind[-1]), random)
+    return images.to(memory_format=LAYOUTS[images.ndim]), targets
+
+
+def _flip(tensors: Sequence[Tensor], axis: int, random: Random) -> None:
+    """Flip one case in two."""
+    if chosen := [case for case, own in enumerate(random) if own.random() < 0.5]:
+        for tensor in tensors:
+            tensor[chosen] = tensor[chosen].flip(axis)
+
+
+def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
+    """Turn cases by a multiple of 90 degrees within slices; each is as likely."""
+    turns = [own.integers(4) for own in random]
+    for number in (1, 2, 3):
+        if chosen := [case for case, turn in enumerate(turns) if turn == number]:
+            for tensor in tensors:
+                tensor[chosen] = torch.rot90(tensor[chosen], number, (-2, -1))
+
+
+def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
+    """Turn one case in two within slices and scale it along each axis, about its middle.
+
+    Values lie linearly between places, and are the edge's outside; labels are those of the nearest place. No slice
+    leans, so that a volume's slices are resampled on one grid, and then the volume along its first axis.
+    """
+    axes = images.ndim - 2
+    drawn = [(own.random(), own.uniform(-TURN, TURN), own.uniform(1 - SCALE, 1 + SCALE, axes)) for own in random]
+    if not (chosen := [case for case, (chance, *_) in enumerate(drawn) if chance < 0.5]):
+        return
+    turns = torch.tensor([drawn[case][1] for case in chosen])
+    scales = torch.tensor(np.array([drawn[case][2] for case in chosen], np.float32))
+    height, width = images.shape[-2:]
+    y, x = (_centred(places, images.device) for places in (height, width))
+    numbers = torch.stack([turns.cos(), turns.sin(), *scales.T]).to(images.device)[..., None, None]
+    cosine, sine, *along, down, across = numbers
+    rows = cosine * down * y[:, None] - sine * across * x  # of the place that each one comes from
+    columns = sine * down * y[:, None] + cosine * across * x
+    depths = _places(along[0][..., 0] * _centred(images.shape[2], images.device), images.shape[2]) if along else None
+    grid = torch.stack([columns * (2 / width), rows * (2 / height)], -1)
+    images[chosen] = _resampled(images[chosen], grid, depths)
+    if labels is not None:
+        nearest = _places(rows, height).round().long() * width + _places(columns, width).round().long()
+        labels[chosen] = _picked(labels[chosen], nearest.flatten(1), depths)
+
+
+def _centred(places: int, device: torch.device) -> Tensor:
+    return torch.arange(places, device=device) - (places - 1) / 2
+
+
+def _places(centred: Tensor, places: int) -> Tensor:
+    """Return places on an axis, counted from its beginning; the nearest ones inside."""
+    return (centred + (places - 1) / 2).clamp(0, places - 1)
+
+
+def _resampled(images: Tensor, grid: Tensor, depths: Tensor | None) -> Tensor:
+    """Return images [B, C, (D,) H, W] at places [B, H, W, 2] of slices, and depths [B, D]."""
+    slices = images if depths is None else images.flatten(1, 2)
+    flat = functional.grid_sample(slices, grid, padding_mode="border", align_corners=False)
+    if depths is None:
+        return flat
+    volumes, cases = flat.view_as(images).transpose(1, 2), torch.arange(len(images), device=images.device)[:, None]
+    below = depths.floor().long()
+    above = (below + 1).clamp(max=images.shape[2] - 1)
+    share = (depths - below)[..., None, None, None]
+    return torch.lerp(volumes[cases, below], volumes[cases, above], share).transpose(1, 2)
+
+
+def _picked(labels: Tensor, nearest: Tensor, depths: Tensor | None) -> Tensor:
+    """Return labels [B, (D,) H, W] at these places [B, H * W] of slices, and depths [B, D]."""
+    if depths is None:
+        return labels.flatten(1).gather(1, nearest).view_as(labels)
+    cases = torch.arange(len(labels), device=labels.device)[:, None]
+    slices = labels[cases, depths.round().long()].flatten(2)
+    return slices.gather(2, nearest[:, None].expand_as(slices)).view_as(labels)
+
+
+def _scale_and_shift(images: Tensor, random: Random) -> None:
+    """Scale each case's values, then shift them by a part of their standard deviation."""
+    scales = [1 + own.uniform(-STRENGTH, STRENGTH) for own in random]
+    shifts = [own.uniform(-SHIFT, SHIFT) for own in random]
+    factors, parts = torch.tensor([scales, shifts], dtype=images.dtype).to(images.device)
+    each = (-1, *[1] * (images.ndim - 1))
+    deviations = torch.stack([image.std(correction=0) for image in images])  # one by one: in no other case's order
+    images.mul_(factors.view(each)).add_((factors * parts * deviations).view(each))
+
+
+def _add_noise(images: Tensor, random: Random) -> None:
+    """Add Gaussian noise to one case in two."""
+    for image, own in zip(images, random, strict=True):
+        chance, deviation, seed = own.random(), own.uniform(0, NOISE), int(own.integers(2**63))
+        if chance < 0.5:
+            generator = torch.Generator(image.device).manual_seed(seed)
+            image.add_(torch.randn(image.shape, generator=generator, device=image.device), alpha=deviation)
