@@ -12,7 +12,7 @@ import torch
 
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_tensors
+from medsilo.core.files import load_tensors, save_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.reading import read_summary
@@ -107,6 +107,17 @@ def test_several_kinds_of_models_are_released(
         tested.add(validated(capsys, name, tmp_path / f"of-{name}")["release"])
         assert len(Release.open(Path(name)).manifest.models) == (2 if name == "together" else 1)
     assert len(tested) == len(kinds)
+
+
+def test_a_model_of_round_0_is_not_released(finished: tuple[Plan, Path], tmp_path: Path) -> None:
+    run = tmp_path / "study"
+    shutil.copytree(finished[1], run)
+    tensors, facts = load_tensors(run / "global" / "best.safetensors")
+    assert facts["round"] > 0
+    save_tensors(run / "global" / "best.safetensors", tensors, {**facts, "round": 0})
+    with pytest.raises(MedsiloError, match=r"round 0.*model_selection\.keep=last"):
+        write_release([run], "", tmp_path / "release", own_key(tmp_path / "lead.pem"))
+    assert not (tmp_path / "release").exists()
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,11 @@ from medsilo.learning.compute import Stop
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.site_files import Readiness
 from medsilo.schedule.layer import Layer
+from medsilo.site.approvals import CANARY
 from medsilo.site.policy import Policy
 from medsilo.site.settings import SiteSettings
 
-NAME: Literal["canary"] = "canary"
+NAME: Literal["canary"] = CANARY
 BYTES = 4 << 20  # that a line is measured with
 GIB = 1 << 30
 

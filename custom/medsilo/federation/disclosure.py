@@ -94,11 +94,19 @@ class Disclosure:
                 self.protection.note(test=self.tells("test"), validation=threshold is not None)
                 return {**tested, "threshold": threshold, "outcome": found.outcome}
         shares = self.settings.shares(self.task.synthetic) and not self.plan.secure_aggregation.on
-        return {"shares": shares, "classes": self.classes(), "machine": machine_facts(), "absent": self.data.absent}
+        told = {"classes": self.classes(), "machine": machine_facts(), "absent": self.data.absent}
+        return {"shares": shares, "steps": self.steps, **told}
 
     def _resolution(self, part: DataPart) -> Resolution:
         own, share = self.protection.resolution(self.patients[part]), self.sway[part]
         return own if share is None else replace(own, weight=max(own.weight, share))
+
+    @property
+    def steps(self) -> dict[Part, float]:
+        """Return in what steps the scores of each part leave, where they leave rounded and without noise."""
+        told = [part for part in SCORED if self.tells(part) and part not in self.noisy]
+        steps = {part: self.resolution[part].step(*self.task.goal.metric_range) for part in told}
+        return {part: step for part, step in steps.items() if step}
 
     # ------------------------------------------------------------------ validation
     def scored(self, rounds: int, loss: float, score: float, measures: Measures) -> ExactScores:
@@ -261,6 +269,8 @@ class Disclosure:
         }
         sums = task.goal.counts(cut, patients, self.least)  # and how many cases are in each
         told = {name: self._coarse_mean(name, *own) for name, own in sums.items() if task.goal.layout[name] == 2}
+        # a distance that is rounded to nothing would look perfect
+        told = {name: own for name, own in told.items() if own[0] or not (own[1] and task.goal.is_distance(name))}
         of_classes = task.goal.counts(cut, patients, CLASS * self.least) if task.goal.classifies else {}
         if CONFUSION in of_classes:
             told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])

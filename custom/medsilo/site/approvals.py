@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field
 
@@ -28,6 +28,9 @@ from medsilo.site.settings import FILE_NAME, SiteSettings
 from medsilo.site.signed import read_own, write_signed
 from medsilo.site.signing import UseKey, public_text
 
+CANARY: Final = (
+    "canary"  # the layer of a study of one round on synthetic data, in which a hospital says whether it is ready
+)
 FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # the folder is beside a hospital's book
 ASKED, ANSWERED = "asked", "answered"
 WAIT = 60.0  # seconds that another process may hold the lock
@@ -128,6 +131,11 @@ class AskingPlan(Section):
     lead: Text = ""
     sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)
     at: When
+
+    @property
+    def is_canary(self) -> bool:
+        """Return whether it calls itself a canary."""
+        return any(layer.get("name") == CANARY for layer in self.plan.get("layers") or [])
 
 
 class _RoundsRecord(Section):

@@ -84,10 +84,11 @@ class SiteSettings(Section):
         description="what this hospital demands of every study, and of all together: differential privacy, counted in "
         "its ledger. null: nothing",
     )
-    approval: Literal["none", "required"] = Field(
+    approval: Literal["none", "required", "except-canary"] = Field(
         "none",
         description="required: only plans run here that this hospital's engineer has approved, by their hash, with the "
-        "key of the kit (`medsilo approve`), whatever the server says",
+        "key of the kit (`medsilo approve`), whatever the server says. except-canary: the same, but a canary runs, "
+        "which is one round on synthetic data",
     )
     # Installed packages, beside medsilo, that a plan may use here: their methods, tasks and networks. "*" is any.
     packages: tuple[str, ...] = ()
