@@ -22,7 +22,7 @@ from medsilo.site.approvals import AskingPlan
 from medsilo.site.settings import make_settings
 from medsilo_lab.consortium import lead
 from medsilo_lab.consortium.canary import CanaryResult, _plan_for, _sent, _why_not
-from tests.conftest import SITES
+from tests.conftest import SITES, make_plan
 
 READY = {"data": "readable", "device": "cpu", "gpus_promised": 0, "gpus": 0, "memory": 12, "disk": 80, "line": 3e6}
 
@@ -123,9 +123,7 @@ def test_a_hospital_lets_canaries_in_by_one_line_and_nothing_else() -> None:
     """A study on synthetic data that only calls itself one waits for a decision, as every study does."""
     canary = _plan_for(["a"], [])
     assert is_canary(canary)
-    assert not is_canary(_plan_for(["a"], ["training.rounds=2"])) and not is_canary(
-        load_plan("jobs/fedavg", ["layers=[]"])
-    )
+    assert not is_canary(_plan_for(["a"], ["training.rounds=2"])) and not is_canary(make_plan("fedavg"))
     asked = AskingPlan(plan=canary.resolved(), hash=canary.hash, at=0)
     assert asked.is_canary and not AskingPlan(plan={"layers": []}, hash=canary.hash, at=0).is_canary
     where = {"site": "a", "folder": Path("x"), "kit": None}

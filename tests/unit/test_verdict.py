@@ -224,7 +224,7 @@ def test_where_a_site_tests_one_patient_intervals_are_said_to_be_for_other_seeds
     one = of_one_patient({"hospital-b"})
     assert one.single == ["hospital-b"] and "at hospital-b for these alone" in one.holds_for
     every = of_one_patient(set(one.sites))
-    assert every.single == every.sites and every.holds_for.startswith("other people and other seeds")
+    assert every.single == every.sites and every.holds_for.startswith("other people and other repetitions")
 
 
 def test_the_last_lines_give_each_hospital_s_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -269,8 +269,9 @@ class Disclosure:
         }
         sums = task.goal.counts(cut, patients, self.least)  # and how many cases are in each
         told = {name: self._coarse_mean(name, *own) for name, own in sums.items() if task.goal.layout[name] == 2}
-        # a distance that is rounded to nothing would look perfect
-        told = {name: own for name, own in told.items() if own[0] or not (own[1] and task.goal.is_distance(name))}
+        # An error beyond the metric's range, such as a distance, would look perfect where it is rounded to nothing.
+        perfect = [name for name, own in told.items() if own[1] and not own[0] and self._is_error(name)]
+        told = {name: own for name, own in told.items() if name not in perfect}
         of_classes = task.goal.counts(cut, patients, CLASS * self.least) if task.goal.classifies else {}
         if CONFUSION in of_classes:
             told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
@@ -297,6 +298,10 @@ class Disclosure:
             return None
         histograms = chances(labels, torch.stack([measures["p0"], measures["p1"]], 1))
         return threshold_of(histograms, BINS if exact else BROAD)
+
+    def _is_error(self, name: str) -> bool:
+        """Return whether a count is in another unit than the metric: of errors, of which less is better."""
+        return self.task.goal.told_range(name) != self.task.goal.metric_range
 
     def _coarse_mean(self, name: str, total: float, number: float) -> list[float]:
         """A sum and its number of cases (or patients) as they are told."""

@@ -99,10 +99,6 @@ class Objective(ABC):
         """Return the least and greatest value that one case can have in a count that is a sum over cases."""
         return self.metric_range
 
-    def is_distance(self, name: str) -> bool:
-        """Return whether a count is of distances, of which none is best."""
-        return False
-
     def told_range(self, name: str) -> tuple[float, float]:
         """Return the range to which a measure of one patient's case is cut before its coarse mean is told."""
         return self.range_of(name)

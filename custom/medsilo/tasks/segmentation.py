@@ -140,14 +140,11 @@ class Segmentation(Objective):
         several = ("dice", *SURFACE) if len(self.structures) > 1 else SURFACE
         return {**super().layout, **{self.name_of(name, part): 2 for name in several for part in self.structures}}
 
-    def is_distance(self, name: str) -> bool:
-        return name.startswith(SURFACE[0])
-
     def range_of(self, name: str) -> tuple[float, float]:
-        return (0.0, FURTHEST) if self.is_distance(name) else super().range_of(name)
+        return (0.0, FURTHEST) if name.startswith(SURFACE[0]) else super().range_of(name)
 
     def told_range(self, name: str) -> tuple[float, float]:
-        return (0.0, FAR) if self.is_distance(name) else super().told_range(name)
+        return (0.0, FAR) if name.startswith(SURFACE[0]) else super().told_range(name)
 
     def masks(self, labels: Tensor) -> Tensor:
         """Return where each structure is, [batch, structures, *grid], by the label of each place."""
