@@ -135,7 +135,7 @@ def write_release(
     sources = [Source.open(run, site) for run in runs]
     if raw := [run for run, source in zip(runs, sources, strict=True) if source.round == 0]:
         raise MedsiloError(
-            "the run's best model is that of round 0, before any training, because no later one scored better; "
+            "the best model is that of round 0, before any training: no later one scored better; "
             "repeat the study with model_selection.keep=last, or with more patients",
             str(raw[0]),
         )
