@@ -86,11 +86,6 @@ class Coordinator:
             return None
         return {site: gone.reason for site, gone in sorted(joined.missing.items())}
 
-    @property
-    def steps(self) -> dict[str, float]:
-        """The steps of validation scores at sites that round them."""
-        return {site: step for site, own in self.asker.joined.items() if (step := own.steps.get("validation"))}
-
     def _contributors(self) -> set[str]:
         return {site for line in self.rounds for site in line.answered}
 
