@@ -128,6 +128,7 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = make_settings({**ALL_MINE, "data": {"folder": study, "table": "cases.csv"}, "device": "cpu"}, "test")
     training = {"rounds": 20, "learning_rate": 0.3}
     plan = {**TABLE, "task": {**TABLE["task"], "standardise": "none"}, "training": training}
+    plan |= {"model_selection": {"keep": "last"}}
     inprocess.run(parse_plan(plan), folder=root / "study", settings=settings)
     write_release([root / "study"], "", root / "release", own_key(root / "lead.pem"))
     return root
@@ -226,7 +227,7 @@ def test_what_may_be_mailed_is_in_the_hospitals_own_steps_or_has_no_score(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     study = table_of(tmp_path / "study-data", 60)
     settings = make_settings({**ALL_MINE, "data": {"folder": study, "table": "cases.csv"}, "device": "cpu"}, "test")
-    inprocess.run(parse_plan(TABLE), folder=tmp_path / "study", settings=settings)
+    inprocess.run(parse_plan(TABLE, ["model_selection.keep=last"]), folder=tmp_path / "study", settings=settings)
     assert cli.main(["release", "make", "study", "-o", "release"]) == 0
     told = {}
     for patients in (3, 83):
