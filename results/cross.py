@@ -21,8 +21,7 @@ from medsilo.federation.site_context import SiteContext
 from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.schema import Summary
-from medsilo.site.owner import ALL_MINE
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import ALL_MINE, SiteSettings
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.study.external_test import finished_run
 

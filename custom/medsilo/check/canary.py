@@ -22,9 +22,8 @@ from medsilo.learning.compute import Stop
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.site_files import Readiness
 from medsilo.schedule.layer import Layer
-from medsilo.site.approvals import CANARY
 from medsilo.site.policy import Policy
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import CANARY, SiteSettings
 
 NAME: Literal["canary"] = CANARY
 BYTES = 4 << 20  # that a line is measured with

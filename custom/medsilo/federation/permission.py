@@ -2,20 +2,25 @@
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from medsilo.core import optional
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.federation.protection import book_of
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
-from medsilo.plan import Plan
 from medsilo.runs.messages import Request, StudyMessage, digest_of
-from medsilo.site.approvals import CANARY, Approvals, AskingPlan, Decision, accepted_of, approvals_of
-from medsilo.site.settings import FILE_NAME
+from medsilo.site.accepted_settings import AcceptedSettings
+from medsilo.site.settings import CANARY, FILE_NAME
+
+if TYPE_CHECKING:
+    from medsilo.plan import Plan
+    from medsilo.site.approvals import Approvals, Decision
 
 LOOK = 1.0  # seconds between two looks at whether a decision has changed
 
 
-def is_canary(plan: Plan) -> bool:
+def is_canary(plan: "Plan") -> bool:
     """Return whether a plan is a canary: one round on synthetic data, of medsilo's own code alone."""
     named = [layer.name for layer in plan.layers]
     return plan.task.synthetic and plan.rounds == 1 and named == [CANARY] and not plan.packages
@@ -30,7 +35,7 @@ class Permission:
         """Raises Refused where approval is required and no kit is there, with whose key decisions are signed."""
         self.place = place
         self.approvals: Approvals | None = None
-        self.accepted = accepted_of(place.kit) if place.kit else None
+        self.accepted = AcceptedSettings(place.kit) if place.kit else None
         self._looked = time.monotonic()
         if place.settings.approval == "none" or (place.settings.approval == "except-canary" and is_canary(place.asked)):
             return
@@ -39,7 +44,7 @@ class Permission:
                 f"this hospital demands approvals (approval in its {FILE_NAME}), and no kit's key is here to check them"
             )
         book = book_of(place.settings, place.site, place.folder)
-        self.approvals = approvals_of(book, place.kit, place.settings)
+        self.approvals = optional.approvals_of(book, place.kit, place.settings)
 
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         asked = Request.received(parcel.facts)
@@ -57,10 +62,10 @@ class Permission:
         self.check(asked.sites, asked.round)  # the last thing before it leaves
         return reply
 
-    def check(self, sites: Sequence[str] | None = None, number: int = 0) -> Decision | None:
+    def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
         """Raise Refused unless the plan is approved with these sites up to this round, and the settings are as they
         were accepted; keep a plan that is new."""
-        self._looked = time.monotonic()
+        self._looked, plan = time.monotonic(), f"plan {self.place.asked.hash[:12]}"
         if self.accepted:
             self.accepted.check()
         if self.approvals is None:
@@ -69,7 +74,6 @@ class Permission:
             decision = self.approvals.last(self.place.asked.hash)
         except MedsiloError as error:
             raise Refused(str(error), private=error.private) from error
-        plan = f"plan {self.place.asked.hash}"
         if decision is None:
             self._keep()
             raise Refused(self._refusal(f"has not approved {plan}"))
@@ -87,13 +91,12 @@ class Permission:
         self.check()
 
     def _refusal(self, objection: str) -> str:
-        return (
-            f"this hospital {objection}; its engineer decides there: medsilo approve {self.place.asked.hash} --kit KIT"
-        )
+        command = f"medsilo approve {self.place.asked.hash[:12]} --kit KIT"
+        return f"this hospital {objection}; its engineer decides there: {command}"
 
     def _keep(self) -> None:
         assert self.approvals
-        asked = AskingPlan(
+        asked = optional.AskingPlan(
             plan=self.place.asked.resolved(),
             hash=self.place.asked.hash,
             study=self.place.study[:200],

@@ -1,13 +1,18 @@
 """What the processes of a study write into a kit's events.log; kit_events.py has what the kit's own process writes."""
 
+import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
-from medsilo.flare.workspace import kit_folder, kit_of
-from medsilo.runs.event_reading import RUNNING, fates
-from medsilo.runs.events import Event, What, write
+from medsilo.flare.workspace import kit_folder, kit_of, submitter_of
+from medsilo.runs.events import RUNNING, Event, What, fates, write
+
+QUIET = 600.0  # seconds without an error of a kind until it is told once more
+
+EVIDENCE: tuple[What, ...] = ("refused", "failed", "resumed", "began")  # of who asked for what
 
 
 class StudyEvents:
@@ -15,16 +20,22 @@ class StudyEvents:
 
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         self.kit, self.job, self.study = kit, job, study
+        self.lead = self.plan = ""  # who submitted the job, and its plan's hash, where these are known
         self.out = set[str]()  # sites that the last round was without
-        self.wrong = ""  # why this site could not answer the last time
+        self.wrong = dict[str, float]()  # what keeps this site from its answers, and when it did last
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> "StudyEvents":
         """Return what writes for the job of a process. party: client or server."""
-        return cls(kit_folder(fl_ctx) if kit_of(fl_ctx, party) else None, fl_ctx.get_job_id())
+        found = cls(kit_folder(fl_ctx) if kit_of(fl_ctx, party) else None, fl_ctx.get_job_id())
+        found.lead = submitter_of(fl_ctx) or ""
+        return found
 
     def tell(self, what: What, text: str, who: str = "", needs_somebody: bool = False) -> None:
-        """Write one event."""
+        """Write one event; one that is evidence, with the plan's hash and its lead."""
+        if what in EVIDENCE:
+            asked = [f"{name} {value}" for name, value in (("plan", self.plan), ("of", self.lead)) if value]
+            text = ": ".join(([" ".join(asked)] if asked else []) + [text])
         if self.kit:
             write(self.kit, Event(what, text, who, self.study, self.job, needs_somebody))
 
@@ -35,11 +46,19 @@ class StudyEvents:
             self.tell("failed", "this site's process for the job was ended; another goes on")
         self.tell("resumed" if again else "began", text)
 
-    def on_answer(self, wrong: str = "", died: bool = False) -> None:
-        """Write why this site can't answer, once until it can. wrong: why, where it could not."""
-        if wrong and wrong != self.wrong:
+    def on_answer(self, wrong: str = "", died: bool = False, passing: bool = False) -> None:
+        """Write why this site can't answer, once until it can again for a while. wrong: why, where it could not.
+
+        died, passing: the kind of error, told once whatever its text: a full disk fails at another file each time.
+        """
+        now = time.monotonic()
+        if not wrong:
+            self.wrong = {kind: then for kind, then in self.wrong.items() if now - then < QUIET}
+            return
+        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)  # numbers differ each time
+        if kind not in self.wrong:
             self.tell("failed" if died else "refused", wrong, needs_somebody=True)
-        self.wrong = wrong
+        self.wrong[kind] = now
 
     def on_round(self, number: int, absences: Mapping[str, str | None]) -> None:
         """Write which sites fell out of the study in a round, and which are back. absences: site → why, or None."""

@@ -11,7 +11,7 @@ from medsilo.check.result import Report
 from medsilo.check.visit import Visit, check
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.site.shared_cache import keeping_ready
+from medsilo.tasks.own.own_data import keeping_ready
 from medsilo_lab.start.dataset_layout import place_of
 from medsilo_lab.start.fitting import Machine
 

@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from medsilo.core.parent_watch import end_with
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.site.shared_cache import keeping_ready
-from medsilo.tasks.own.own_data import OwnFolder
+from medsilo.tasks.own.own_data import OwnFolder, keeping_ready
 
 
 @contextmanager
