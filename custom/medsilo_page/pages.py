@@ -97,7 +97,7 @@ class SitePages:
             query,
             f"Studies at {home.kit.name}",
             site=home.kit.name,
-            required=home.settings.approval == "required",
+            required=home.settings.approval != "none",
             waiting=[one for one in asked if one.hash not in last],
             decided=[(one, last[one.hash]) for one in asked if one.hash in last],
             decisions=list(reversed(decisions)),
@@ -131,7 +131,7 @@ class SitePages:
             now=time.time_ns(),
             decisions=list(reversed(decisions)),
             standing=f"{told[0].upper()}{told[1:]}: it {'may run' if runs else 'does not run'} here.",
-            required=home.settings.approval == "required",
+            required=home.settings.approval != "none",
             by=getpass.getuser(),
         )
 
@@ -148,8 +148,8 @@ class SitePages:
             now=Markup(self._now(watched)),
             watched=watched,
             rows=[[_shown(row.get(name) or "–") for name in COLUMNS] for row in watched.rows[-SHOWN_ROWS:]],
-            stops=home.settings.approval == "required" and last is not None and last.verdict == "approved",
-            required=home.settings.approval == "required",
+            stops=home.settings.approval != "none" and last is not None and last.verdict == "approved",
+            required=home.settings.approval != "none",
             has_plan=watched.began is not None and self._asked(home, watched.began.plan) is not None,
         )
 

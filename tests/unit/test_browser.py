@@ -1,6 +1,7 @@
 """The pages in a real browser: they open without a complaint, sort, fit a phone, print, can be read in the dark, and
 axe-core finds nothing on them."""
 
+import base64
 import re
 import shutil
 from collections.abc import Iterator
@@ -94,6 +95,16 @@ def test_it_opens_without_a_complaint(kind: str, pages: dict[str, Path], tab: Br
     assert tab.complaints == []
     tab.ask("console.error('so the test would hear it')")
     assert len(tab.complaints) == 1
+
+
+@pytest.mark.parametrize("paper", [(8.5, 11.0), (8.27, 11.69)])
+def test_a_hospital_s_sheet_is_one_printed_page(
+    paper: tuple[float, float], pages: dict[str, Path], tab: Browser
+) -> None:
+    """On Letter and on A4, with the browser's own margins asked for."""
+    tab.open(pages["sheet"])
+    printed = tab.do("Page.printToPDF", paperWidth=paper[0], paperHeight=paper[1])["data"]
+    assert len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed))) == 1
 
 
 @pytest.mark.parametrize("kind", PAGES)

@@ -1,22 +1,28 @@
 """A canary: what each hospital tells of itself, what the lead reads of it, and that nothing of the data leaves."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from nvflare.fuel.flare_api.api_spec import MonitorReturnCode
 
 from medsilo.check.canary import BYTES, LineMeter, data_state
-from medsilo.core.errors import PlanError
+from medsilo.core.errors import PlanError, Refused
 from medsilo.federation import inprocess
+from medsilo.federation.permission import Permission, is_canary
 from medsilo.plan import load_plan
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.runs.schema import SiteResult
 from medsilo.runs.site_files import Readiness
+from medsilo.site.approvals import AskingPlan
 from medsilo.site.settings import make_settings
-from medsilo_lab.consortium.canary import CanaryResult, _plan_for, _why_not
-from tests.conftest import SITES
+from medsilo_lab.consortium import lead
+from medsilo_lab.consortium.canary import CanaryResult, _plan_for, _sent, _why_not
+from tests.conftest import SITES, make_plan
 
 READY = {"data": "readable", "device": "cpu", "gpus_promised": 0, "gpus": 0, "memory": 12, "disk": 80, "line": 3e6}
 
@@ -82,3 +88,46 @@ def test_a_canary_is_for_synthetic_data(tmp_path: Path) -> None:
         load_plan("jobs/fedavg/plans/image-folder.yaml", ['layers=[{"name": "canary"}]'])
     assert _plan_for(["one"], []).participation.when_missing == "stop"
     assert _plan_for(["one", "two"], []).participation.when_missing == "continue"
+
+
+class TooLate:
+    """A server whose job has not ended in time, and was cancelled."""
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+
+    def submit_job(self, folder: str) -> str:
+        return "job"
+
+    def monitor_job(self, *given: Any) -> MonitorReturnCode:
+        return MonitorReturnCode.TIMEOUT
+
+    def get_job_meta(self, job: str) -> dict[str, str]:
+        return {"status": "FINISHED:ABORTED"}
+
+
+@pytest.mark.parametrize("left", [None, {"a": SiteResult(missed_ends={"join": "lost: stopped"})}])
+def test_a_canary_that_took_too_long_says_so_and_not_that_somebody_ended_it(
+    left: dict[str, SiteResult] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(lead, "cancel_in", lambda session, job: ended.append(job))
+    monkeypatch.setattr(lead, "outcome_left", lambda *_: (left and SimpleNamespace(sites=left), [], "stopped"))
+    found = _sent(cast(Any, TooLate()), _plan_for(["a"], []), ["a"])
+    assert ended == ["job"] and not found["a"].ready and found["a"].reason.startswith("no answer within 110 s")
+    refused = SiteResult(missed_ends={"join": "refused: not approved"})
+    assert _why_not(refused, late=True) == "refused: not approved"
+
+
+def test_a_hospital_lets_canaries_in_by_one_line_and_nothing_else() -> None:
+    """A study on synthetic data that only calls itself one waits for a decision, as every study does."""
+    canary = _plan_for(["a"], [])
+    assert is_canary(canary)
+    assert not is_canary(_plan_for(["a"], ["training.rounds=2"])) and not is_canary(make_plan("fedavg"))
+    asked = AskingPlan(plan=canary.resolved(), hash=canary.hash, at=0)
+    assert asked.is_canary and not AskingPlan(plan={"layers": []}, hash=canary.hash, at=0).is_canary
+    where = {"site": "a", "folder": Path("x"), "kit": None}
+    for value, runs in {"except-canary": True, "required": False}.items():
+        place = SimpleNamespace(asked=canary, settings=make_settings({"approval": value}, "x"), **where)
+        with nullcontext() if runs else pytest.raises(Refused, match="demands approvals"):
+            Permission(cast(Any, place))

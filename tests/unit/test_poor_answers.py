@@ -146,6 +146,8 @@ def test_without_a_job_the_verdict_is_about_the_machine_alone() -> None:
     notes = [Finding("data", "note", "no job was given", "")]
     report = Report({"site": "a"}, notes, whole=False)
     assert report.verdict.startswith("READY: nothing stops this machine") and "GO" not in report.verdict
+    waits = Report({}, [Finding("approval", "note", "nobody has decided about this plan yet")])
+    assert waits.go and waits.verdict.startswith("GO once this hospital approves the plan")
     assert report.as_json()["go"] is False
     with_job = Report({"site": "a", "job": "FedAvg"}, notes)
     assert with_job.verdict.startswith("GO") and with_job.as_json()["go"] is True

@@ -11,8 +11,9 @@ import torch
 
 from medsilo.check.demands import source_of
 from medsilo.core.errors import DataError, Refused
+from medsilo.core.files import load_tensors
 from medsilo.core.rounding import Resolution, step_of_at_least
-from medsilo.federation.disclosure import MOST
+from medsilo.federation.disclosure import MOST, Disclosure
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
@@ -224,6 +225,32 @@ def test_a_part_of_few_patients_tells_nothing_however_many_images(tmp_path: Path
         and len(set(site.participant.disclosure.patients["validation"])) == 4
     )
     assert site.participant.disclosure.suppressed == ["validation"]
+
+
+def test_of_models_that_tie_by_rounding_the_last_is_kept_and_of_equal_ones_the_first(
+    asks: Asks, photos: Path, tmp_path: Path
+) -> None:
+    """Nothing is learned, so all models score alike; the hospital says in what steps it rounds."""
+    still = ("training.rounds=3", "training.learning_rate=1e-5")
+    coarse, exact = asks("coarse", photos, *still), asks("exact", photos, *still, public_data=True)
+    assert len({*coarse.sites["a"].validation}) == len({*exact.sites["a"].validation}) == 1
+    assert coarse.sites["a"].steps == {"validation": 0.2, "test": 0.2} and exact.sites["a"].steps == {}
+    assert (coarse.selected.rounds, exact.selected.rounds) == ({"a": 3}, {"a": 0})
+    assert load_tensors(tmp_path / "coarse/global/best.safetensors")[1]["round"] == 3
+
+
+@pytest.mark.parametrize(("far", "told"), [(3.0, False), (60.0, True)])
+def test_a_distance_that_is_rounded_to_nothing_is_withheld(far: float, told: bool) -> None:
+    """0 mm would be a perfect outline. The overlap of 0 that is told beside it is the worst."""
+    disclosure = object.__new__(Disclosure)
+    names = [f"p{number}" for number in range(5)]
+    organ = {"name": "image-folder", "kind": "segmentation", "labels": ["organ"], "size": [8, 8]}
+    disclosure.task = parse_plan({**STUDY, "task": organ, "network": {"name": "unet"}}).task
+    disclosure.settings, disclosure.cases = SiteSettings(), {"test": 5}
+    disclosure.resolution, disclosure.patients = {"test": Resolution.over(names, 2, 5)}, {"test": names}
+    measures = {"dice": torch.full((5,), 0.1), "hd95": torch.full((5,), far), "surface_dice": torch.full((5,), 0.1)}
+    counts = disclosure.counts(measures)
+    assert ("hd95" in counts) is told and counts["dice"] == counts["surface_dice"] == [0.0, 5.0]
 
 
 def test_a_super_model_is_found_from_coarse_counts(asks: Asks, photos: Path) -> None:

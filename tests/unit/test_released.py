@@ -12,7 +12,7 @@ import torch
 
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_tensors
+from medsilo.core.files import load_tensors, save_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.reading import read_summary
@@ -108,6 +108,17 @@ def test_several_kinds_of_models_are_released(
     assert len(tested) == len(kinds)
 
 
+def test_a_model_of_round_0_is_not_released(finished: tuple[Plan, Path], tmp_path: Path) -> None:
+    run = tmp_path / "study"
+    shutil.copytree(finished[1], run)
+    tensors, facts = load_tensors(run / "global" / "best.safetensors")
+    assert facts["round"] > 0
+    save_tensors(run / "global" / "best.safetensors", tensors, {**facts, "round": 0})
+    with pytest.raises(MedsiloError, match=r"round 0.*model_selection\.keep=last"):
+        write_release([run], "", tmp_path / "release", own_key(tmp_path / "lead.pem"))
+    assert not (tmp_path / "release").exists()
+
+
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A release of a model that finds the outcome by a marker, of a table."""
@@ -116,6 +127,7 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = make_settings({**ALL_MINE, "data": {"folder": study, "table": "cases.csv"}, "device": "cpu"}, "test")
     training = {"rounds": 20, "learning_rate": 0.3}
     plan = {**TABLE, "task": {**TABLE["task"], "standardise": "none"}, "training": training}
+    plan |= {"model_selection": {"keep": "last"}}
     inprocess.run(parse_plan(plan), folder=root / "study", settings=settings)
     write_release([root / "study"], "", root / "release", own_key(root / "lead.pem"))
     return root
@@ -214,7 +226,7 @@ def test_what_may_be_mailed_is_in_the_hospitals_own_steps_or_has_no_score(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     study = table_of(tmp_path / "study-data", 60)
     settings = make_settings({**ALL_MINE, "data": {"folder": study, "table": "cases.csv"}, "device": "cpu"}, "test")
-    inprocess.run(parse_plan(TABLE), folder=tmp_path / "study", settings=settings)
+    inprocess.run(parse_plan(TABLE, ["model_selection.keep=last"]), folder=tmp_path / "study", settings=settings)
     assert cli.main(["release", "make", "study", "-o", "release"]) == 0
     told = {}
     for patients in (3, 83):

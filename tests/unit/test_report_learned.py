@@ -12,14 +12,17 @@ import torch
 
 from medsilo.federation.raw_results import write_measures
 from medsilo.plan import parse_plan
+from medsilo.runs.progress import round_lines
+from medsilo.runs.schema import SiteRound
 from medsilo_lab.report import charts
 from medsilo_lab.report.findings import is_still_rising
+from medsilo_lab.report.formats import text_table
 from medsilo_lab.report.page import render
 from medsilo_lab.report.read import read_all
 from medsilo_lab.report.template import HERE
 from medsilo_lab.study.scores import SiteTest
 from tests.conftest import make_plan
-from tests.unit.test_report import Page, save, summary_of
+from tests.unit.test_report import Page, round_line, save, summary_of
 
 SITES = ("hospital-a", "hospital-b")
 
@@ -35,6 +38,22 @@ def page_of(folder: Path, metric: str, score: float, curve: list[float]) -> str:
     summary = summary_of("fedavg", "FedAvg", dict.fromkeys(SITES, score), dict.fromkeys(SITES, one), metric=metric)
     parsed = Page(render(read_all([save(folder, summary)]), "T"))
     return parsed.header_text
+
+
+def test_rounded_scores_are_said_to_be_so_and_nothing_is_concluded_from_them(tmp_path: Path) -> None:
+    """Five patients tell a dice of 0.06 as 0: the page says below 0.25, names no lowest hospital and no round 0."""
+    few = {"validation": [0.0] * 8, "steps": {"validation": 0.5, "test": 0.5}}
+    one = few | {"test": {"dice": 0.0, "loss": 0.3, "cases": 20}}
+    told = dict.fromkeys(SITES, one), dict.fromkeys(SITES, 0)
+    summary = summary_of("fedavg", "FedAvg", dict.fromkeys(SITES, 0.0), told[0], metric="dice")
+    run = read_all([save(tmp_path, summary.changed(selected=summary.selected.changed(rounds=told[1])))])
+    page, table = Page(render(run, "T")), text_table(run[0])
+    assert "between 0.000 and 0.250" in page.header_text and "has not learned" not in page.header_text
+    for text in (page.header_text, table):
+        assert "steps of 0.5" in text and "below 0.25" in text and "hospital-a (20 cases)" in text
+    assert "round 0" in page.header_text and "lowest" not in render(run, "T")
+    line = round_line(1, ["a"]).changed(sites={"a": SiteRound(validation=0.0)})
+    assert "0.000 ± 0.25" in round_lines(line, 3, "dice", {"a": 0.5})[0]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,10 @@ FEW = Needed(of="test patients", number=1000, difference=0.076)
     ("said", "numbers"),
     [
         (in_points(difference(0.076, 0.021, 0.132)), "+7.6 points (95 % interval +2.1 to +13.2; 12 test patients"),
-        (in_points(difference(-0.05, -0.09, -0.01, patients=1, seeds=1)), "−9.0 to −1.0; 1 test patient, 1 seed)"),
+        (
+            in_points(difference(-0.05, -0.09, -0.01, patients=1, seeds=1)),
+            "−9.0 to −1.0; 1 test patient, 1 repetition of the training)",
+        ),
         (in_patients("accuracy", 0.076), "100 test cases, 8 more"),
         (in_patients("accuracy", -0.011), "100 test cases, 1 fewer"),
         (in_patients("accuracy", 0.004), "1,000 test cases, 4 more"),
@@ -55,10 +58,18 @@ FEW = Needed(of="test patients", number=1000, difference=0.076)
         (in_patients("dice", 0.3), ""),  # no share of anything that can be counted
         (verdict_in_words(gain("inconclusive", needed=FEW)), "1,000 test patients"),
         (needed_in_words(FEW.changed(number=None)), "more than 1,000 test patients"),
-        (needed_in_words(Needed(of="seeds", number=4)), "4 seeds"),
+        (needed_in_words(Needed(of="seeds", number=4)), "4 repetitions of the training"),
+        (
+            needed_in_words(Needed(of="seeds", number=10, difference=0.174), difference(0.1, -0.1, 0.3, seeds=4)),
+            "10 repetitions of the training (now 4) would show a difference of 17.4 points",
+        ),
+        (needed_in_words(FEW.changed(difference=0.02)), "2.0 points, the least worth planning for"),
         (needed_in_words(None), ""),
         (answer("accuracy", "b", gain("better")), "100 test cases, 8 more"),
-        (answer("dice", "b", gain("worse", -0.076)), "95 % interval −17.6 to +2.4; 12 test patients, 5 seeds"),
+        (
+            answer("dice", "b", gain("worse", -0.076)),
+            "95 % interval −17.6 to +2.4; 12 test patients, 5 repetitions of the training",
+        ),
     ],
 )
 def test_a_gain_s_numbers(said: str, numbers: str) -> None:
@@ -90,7 +101,7 @@ def test_each_verdict_is_given_where_it_holds(
     verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], list(range(seeds)), scores), tmp_path)
     assert {one.word for one in verdict.gains.values()} == {word}
     assert verdict.headline.startswith(begin)
-    assert f"{patients * len(verdict.sites)} test patients, {seeds} seed" in verdict.headline
+    assert f"{patients * len(verdict.sites)} test patients, {seeds} repetition" in verdict.headline
     for one in verdict.gains.values():
         assert (one.needed is None) == (word != "inconclusive") and one.gain.patients == patients
         if one.needed:
@@ -98,7 +109,7 @@ def test_each_verdict_is_given_where_it_holds(
             assert one.needed.number is None or one.needed.number > (seeds if seeds < LEAST_SEEDS else patients)
         # No verdict contradicts its interval.
         assert word == (
-            "better" if one.gain.sure and one.gain.low > 0 else "worse" if one.gain.sure else "inconclusive"
+            "better" if one.gain.sure and one.gain.interval[0] > 0 else "worse" if one.gain.sure else "inconclusive"
         )
 
 
@@ -147,19 +158,23 @@ OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # what it stands
     ("Which method is better than FedAvg?", NO_LOCAL, {}),
     ("How do these methods compare?", NO_LOCAL | {"against": None}, NO_LOCAL),
     ("This question was asked before the runs.", {}, ANY),
-    ("The verdicts are corrected for 1 hospital.", {}, ANY),
-    ("The verdicts are corrected for 1 hospital and all methods.", ANY, {}),
+    ("Verdicts and intervals of hospitals are corrected for 1 hospital.", {}, ANY),
+    ("Verdicts and intervals of hospitals are corrected for 1 hospital and all methods.", ANY, {}),
     ("What the verdicts mean", {}, NO_LOCAL),
     ("Which method helps, and where", {}, {"rows": []} | NO_LOCAL),
     ("Which method helps, and where", {}, {"declared": "FedProx"}),  # its gains are the first screen's
     ("Which method is best", {}, {"rows": [ALONE]}),  # held against training alone on the first screen
     ("<p>B.</p>", {}, NO_LOCAL),  # where it is no answer beside the first, it is the headline
     ("The data are synthetic.", {"synthetic": True}, {}),
-    ("There is one seed: intervals are for other patients only", {"seeds": [0]}, {}),
-    ("There are 2 seeds", {}, {"seeds": [0]}),
+    ("There is one training: intervals are for other patients only", {"seeds": [0]}, {}),
+    ("There are 2 repetitions of the training", {}, {"seeds": [0]}),
     ("Patients took turns in the test part, in 3 folds", {"folds": 3}, {}),
-    ("Intervals are for other patients and other seeds (whole patients count)", {}, {"single": ["a"]}),
-    ("other people and other seeds (a site is one person)", {"single": ["a"]}, {}),
+    (
+        "Intervals are for other patients and other repetitions of the training (whole patients count)",
+        {},
+        {"single": ["a"]},
+    ),
+    ("other people and other repetitions of the training (a site is one person)", {"single": ["a"]}, {}),
     ("it failed", {"about": About(title="T", failures=["it failed"])}, {}),
 ]
 

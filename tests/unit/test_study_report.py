@@ -115,7 +115,7 @@ def test_every_comparison_names_its_test_patients(study: Study) -> None:
         [line] = [" ".join(row) for row in parsed.rows if row[:2] == [site, one.word]]
         assert one.gain.patients == verdict.patients[site]
         assert re.search(
-            rf"{one.word}.*95 % interval.*\b{one.gain.patients} test patients?, {one.gain.seeds} seeds", line
+            rf"{one.word}.*95 % interval.*\b{one.gain.patients} test patients?, {one.gain.seeds} repetitions", line
         )
 
 
@@ -139,13 +139,13 @@ def test_a_comparison_says_how_many_in_each_caption_and_what_it_is_for(study: St
     verdict, files = verdict_of(study), csv_files(text)
     lines = {line[0]: line for line in files["difference-in-test-accuracy"]}
     for site, one in verdict.gains.items():
-        numbers = (one.gain.mean, one.gain.low, one.gain.high, one.gain.patients, one.gain.seeds)
+        numbers = (one.gain.mean, one.gain.low, one.gain.high, *one.gain.interval, one.gain.patients, one.gain.seeds)
         assert lines[site][2:] == [str(number) for number in numbers]
 
 
 def test_one_seed_names_nobody(study: Study) -> None:
     alone = Statistics([cell for cell in study.cells if cell.seed == 0], None).verdict(study.about, [])
-    assert "4 seeds" in alone.between and "4 seeds" in alone.headline and "Inconclusive" in alone.headline
+    assert "4 repetitions" in alone.between and "4 repetitions" in alone.headline and "Inconclusive" in alone.headline
     assert not any(row.difference.mean.sure for row in alone.rows if row.against)
 
 

@@ -10,11 +10,13 @@ import pytest
 from medsilo.cli.show import Console
 from medsilo.core.files import write_json
 from medsilo_lab.cli.comparing import _say_answer
+from medsilo_lab.report.gains import finding, first_screen
 from medsilo_lab.study.cells import Row, cells_of
 from medsilo_lab.study.evidence import LEVEL, Difference, Scores, Variance
 from medsilo_lab.study.verdict import Statistics, _tested
 from medsilo_lab.study.verdict_file import HospitalGain, Needed, PairedDifference, Verdict
-from tests.conftest import make_plan, wanted
+from medsilo_lab.study.words import points
+from tests.conftest import SITES, make_plan, wanted
 
 Drawn = Callable[[str, int, str], np.ndarray]
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]
@@ -88,7 +90,30 @@ def test_one_difference_has_one_interval_on_a_page(tmp_path: Path) -> None:
         assert one and other
         assert (one.mean, one.low, one.high) == (-other.mean, -other.high, -other.low)
         assert (one.p, one.adjusted, one.sure) == (other.p, other.adjusted, other.sure)
+        assert one.interval == (-other.interval[1], -other.interval[0])
     assert verdict.first and verdict.first.sure and verdict.first.patients == 16 * len(verdict.sites)
+
+
+def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> None:
+    """At p 0.03 the interval by itself leaves out zero, and corrected for three hospitals it does not. The file has
+    both; the title says that no hospital's gain is shown."""
+    random = np.random.default_rng(11)
+    own = {site: 0.1 * random.normal(size=40) for site in SITES}
+    gains = {site: 0.09 + values - values.mean() for site, values in own.items()}
+
+    def scores(title: str, seed: int, site: str) -> np.ndarray:
+        return 0.5 + 0.001 * random.normal() + (gains[site] if title == "fedavg" else np.zeros(40))
+
+    verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], [0, 1, 2, 3], scores), tmp_path)
+    assert verdict.first and verdict.first.sure and not verdict.first.corrected
+    alone = [one.gain for one in verdict.gains.values() if one.gain.low > 0 and not one.gain.sure]
+    assert alone and {one.word for one in verdict.gains.values()} == {"inconclusive"}
+    assert all(one.interval[0] <= 0 < one.low and one.corrected for one in alone)
+    assert finding(verdict) == "Federated training with fedavg helps on average; for no single hospital shown"
+    told = first_screen(verdict)
+    assert all(points(one.interval[0]) in row["points"] for one, row in zip(alone, told["rows"][1:], strict=False))
+    lines = [dict(zip(told["lines"][0], line, strict=True)) for line in told["lines"][1:]]
+    assert (lines[1]["low"], lines[1]["corrected low"]) == (alone[0].low, alone[0].interval[0])
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
@@ -100,7 +125,7 @@ def test_fewer_than_four_seeds_give_no_verdict(seeds: int, tmp_path: Path) -> No
         return np.clip(random.normal(0.1 if title == "local" else 0.9, 0.02, 30), 0, 1)
 
     verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], list(range(seeds)), scores), tmp_path)
-    assert verdict.first and not verdict.first.sure and "4 seeds" in verdict.headline
+    assert verdict.first and not verdict.first.sure and "4 repetitions" in verdict.headline
     for one in verdict.gains.values():
         assert (one.word, one.gain.patients, one.needed and one.needed.number) == ("inconclusive", 30, 4)
 
@@ -187,7 +212,7 @@ def test_where_a_site_tests_one_patient_intervals_are_said_to_be_for_other_seeds
     random = np.random.default_rng(4)
     found = statistics_of(tmp_path, ["fedavg", "fedbn"], [0, 1], lambda *_: random.uniform(0.4, 0.9, 20))
     assert verdict_of(found, tmp_path).single == []
-    assert verdict_of(found, tmp_path).holds_for.startswith("other patients and other seeds (whole")
+    assert verdict_of(found, tmp_path).holds_for.startswith("other patients and other repetitions")
 
     def of_one_patient(sites: set[str]) -> Verdict:
         for seeds in found.scores.values():
@@ -197,9 +222,9 @@ def test_where_a_site_tests_one_patient_intervals_are_said_to_be_for_other_seeds
         return verdict_of(found, tmp_path)
 
     one = of_one_patient({"hospital-b"})
-    assert one.single == ["hospital-b"] and "at hospital-b for other seeds alone" in one.holds_for
+    assert one.single == ["hospital-b"] and "at hospital-b for these alone" in one.holds_for
     every = of_one_patient(set(one.sites))
-    assert every.single == every.sites and every.holds_for.startswith("other people and other seeds")
+    assert every.single == every.sites and every.holds_for.startswith("other people and other repetitions")
 
 
 def test_the_last_lines_give_each_hospital_s_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,6 +239,7 @@ def test_the_last_lines_give_each_hospital_s_verdict(tmp_path: Path, capsys: pyt
     _say_answer(Console(), tmp_path, tmp_path / "report.html", "next")
     lines = capsys.readouterr().out.strip().split("\n")
     assert lines[0] == "H." and lines[3] == "B." and lines[-1] == "next"
-    words = "inconclusive: FedAvg +20.0 points (95 % interval +1.0 to +40.0; 5 test patients, 6 seeds)"
-    assert lines[1] == f"  a: {words}; about 14 test patients would show a difference of 20.0 points"
-    assert lines[2] == f"  b: {words}; more than 1,000 test patients would show a difference of 20.0 points"
+    words = "inconclusive: FedAvg +20.0 points (95 % interval +1.0 to +40.0; 5 test patients, 6 repetitions"
+    words += " of the training)"
+    assert lines[1] == f"  a: {words}; about 14 test patients (now 5) would show a difference of 20.0 points"
+    assert lines[2] == f"  b: {words}; more than 1,000 test patients (now 5) would show a difference of 20.0 points"

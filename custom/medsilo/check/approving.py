@@ -6,7 +6,7 @@ from typing import Any
 
 from medsilo.check.at_home import KitAtHome, files_of
 from medsilo.check.kit import Kit
-from medsilo.check.result import Finding
+from medsilo.check.result import APPROVAL, Finding
 from medsilo.core.package import in_words
 from medsilo.core.text import plain
 from medsilo.plan import Plan
@@ -41,7 +41,7 @@ def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
         return
     told, runs = standing(home, plan)
     remedy = "" if runs else f"medsilo approve {plan.hash} --kit KIT"
-    yield Finding("approval", "ok" if runs else "note", told, remedy)
+    yield Finding(APPROVAL, "ok" if runs else "note", told, remedy)
 
 
 def standing(home: KitAtHome, plan: Plan, sites: Collection[str] = ()) -> tuple[str, bool]:

@@ -23,9 +23,9 @@ from medsilo.runs.messages import StudyMessage
 from medsilo.runs.site_files import Readiness
 from medsilo.schedule.layer import Layer
 from medsilo.site.policy import Policy
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import CANARY, SiteSettings
 
-NAME: Literal["canary"] = "canary"
+NAME: Literal["canary"] = CANARY
 BYTES = 4 << 20  # that a line is measured with
 GIB = 1 << 30
 

@@ -112,7 +112,7 @@ def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None) -
 def left_in_short(plan: Plan) -> list[str]:
     """Return what leaves each site, for readers who know neither tensors nor bytes; it names no site."""
     return [
-        f"What training on this hospital's patients changed, over {counted(plan.rounds, 'round')}: "
+        f"How training on this hospital's patients changed the network, over {counted(plan.rounds, 'round')}: "
         f"{leaving(plan.algorithm)}.",
         *through_features(plan),
         *told_besides(plan),
@@ -146,7 +146,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
         f"took, version and hash of {', '.join(plan.code)}.",
         f"On joining: whether this site shares its personal model{classes if plan.task.goal.classifies else ''}; the "
         "versions of Python, NVFlare, torch, numpy and MONAI here, and which instructions the processor has; "
-        "which structures, classes, channels or columns are not here (data.unannotated).",
+        "which structures, classes, channels or columns this site lacks (data.unannotated); the steps of its scores.",
         f"In every round: the training loss; {scored}score and loss over the validation cases{few}.",
         f"At the end: score and loss over the test cases, and counts that add up over sites{few}:",
     ]

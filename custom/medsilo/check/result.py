@@ -10,6 +10,7 @@ from medsilo.core.text import aligned, counted
 
 Severity = Literal["ok", "note", "stops"]
 Cell = str | int | float
+APPROVAL = "approval"  # where a plan that nobody has approved yet is noted
 HELP = "look it up in docs/study/help.md, or ask the lead"
 MARKS: dict[Severity, str] = {"ok": "ok   ", "note": "note ", "stops": "STOPS"}
 
@@ -77,6 +78,8 @@ class Report:
         )
         if self.go and not self.whole:
             return f"READY: nothing stops this machine ({notes}); the data were not looked at without a job"
+        if self.go and any(own.where == APPROVAL and own.severity == "note" for own in self.findings):
+            return f"GO once this hospital approves the plan: nothing else stops this site ({notes})"
         if self.go:
             return f"GO: nothing stops this site ({notes})"
         return f"NO-GO: {stops} must be settled first ({notes})"

@@ -81,7 +81,7 @@ Changes = Annotated[
     list[str],
     several(
         "KEY=VALUE",
-        "change the plan, as often as wanted: training.rounds=3 (docs/reference/keys.md has every key)",
+        "change the plan, as often as wanted: training.rounds=3 ('make docs': site/reference/keys.html has every key)",
         "--set",
     ),
 ]

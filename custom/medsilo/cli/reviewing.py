@@ -98,7 +98,7 @@ def _list(screen: Console, kit: Path) -> None:
     for one in asked:
         verdict = last[one.hash].verdict if one.hash in last else "waits for a decision"
         parts = [str(one.plan.get(key, {}).get("name", "")) for key in ("algorithm", "task")]
-        names = ", ".join(parts)
+        names = "a canary on synthetic data" if one.is_canary else ", ".join(parts)
         by = f", submitted by {one.lead}" if one.lead else ""
         screen.say(f"{one.hash[:12]}  {verdict}: {names}, study {one.study or '–'}{by}, asked {moment(one.at)}")
         if one.hash not in last:

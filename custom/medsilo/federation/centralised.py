@@ -83,6 +83,7 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
         sites[site] = inner.changed(
             cases=hospital.disclosure.cases,
             classes=hospital.disclosure.classes(),
+            steps={part: step for part, step in hospital.disclosure.steps.items() if part == "test"},
             validation=validation,
             **tested_as(plan.task, told, hospital.disclosure.counted.test, pool.thresholds.get(site)),
         )

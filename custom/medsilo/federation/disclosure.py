@@ -94,11 +94,19 @@ class Disclosure:
                 self.protection.note(test=self.tells("test"), validation=threshold is not None)
                 return {**tested, "threshold": threshold, "outcome": found.outcome}
         shares = self.settings.shares(self.task.synthetic) and not self.plan.secure_aggregation.on
-        return {"shares": shares, "classes": self.classes(), "machine": machine_facts(), "absent": self.data.absent}
+        told = {"classes": self.classes(), "machine": machine_facts(), "absent": self.data.absent}
+        return {"shares": shares, "steps": self.steps, **told}
 
     def _resolution(self, part: DataPart) -> Resolution:
         own, share = self.protection.resolution(self.patients[part]), self.sway[part]
         return own if share is None else replace(own, weight=max(own.weight, share))
+
+    @property
+    def steps(self) -> dict[Part, float]:
+        """Return in what steps the scores of each part leave, where they leave rounded and without noise."""
+        told = [part for part in SCORED if self.tells(part) and part not in self.noisy]
+        steps = {part: self.resolution[part].step(*self.task.goal.metric_range) for part in told}
+        return {part: step for part, step in steps.items() if step}
 
     # ------------------------------------------------------------------ validation
     def scored(self, rounds: int, loss: float, score: float, measures: Measures) -> ExactScores:
@@ -261,6 +269,9 @@ class Disclosure:
         }
         sums = task.goal.counts(cut, patients, self.least)  # and how many cases are in each
         told = {name: self._coarse_mean(name, *own) for name, own in sums.items() if task.goal.layout[name] == 2}
+        # An error beyond the metric's range, such as a distance, would look perfect where it is rounded to nothing.
+        perfect = [name for name, own in told.items() if own[1] and not own[0] and self._is_error(name)]
+        told = {name: own for name, own in told.items() if name not in perfect}
         of_classes = task.goal.counts(cut, patients, CLASS * self.least) if task.goal.classifies else {}
         if CONFUSION in of_classes:
             told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
@@ -287,6 +298,10 @@ class Disclosure:
             return None
         histograms = chances(labels, torch.stack([measures["p0"], measures["p1"]], 1))
         return threshold_of(histograms, BINS if exact else BROAD)
+
+    def _is_error(self, name: str) -> bool:
+        """Return whether a count is in another unit than the metric: of errors, of which less is better."""
+        return self.task.goal.told_range(name) != self.task.goal.metric_range
 
     def _coarse_mean(self, name: str, total: float, number: float) -> list[float]:
         """A sum and its number of cases (or patients) as they are told."""

@@ -170,6 +170,7 @@ class ServerState:
     def consider_best(self, scores: Mapping[str, float | None], rounds: int) -> None:
         """Keep the model after so many rounds when its mean validation score is strictly greater than the best so far.
 
+        Of equal scores that hospitals rounded the later is kept: the first may be of a model that had not learned.
         The mean is over the sites that scored both, so that a site's absence makes no model look better. All structures
         count alike in it. With a score that could not be computed, the model is not considered.
         """
@@ -183,7 +184,8 @@ class ServerState:
             joined = self.server.joined
             says = says_of(self.plan.task.goal, {site: joined[site].absent if site in joined else () for site in both})
             now, before = (sum(says[site] * own[site] for site in both) for own in (known, self.best["scores"]))
-            if now <= before:
+            rounded = any(joined[site].steps.get("validation") for site in both if site in joined)
+            if now < before or (now == before and not rounded):
                 return
         self.record.keep_as_best(rounds)
         self.best = {"round": rounds, "scores": known}

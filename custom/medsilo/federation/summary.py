@@ -136,6 +136,7 @@ def _site_result(led: StudyUsage, site: str) -> SiteResult:
         classes=joined.classes if isinstance(joined, Joined) else None,
         machine=joined.machine if isinstance(joined, Joined) else {},
         absent=joined.absent if isinstance(joined, Joined) else [],
+        steps={**joined.steps} if isinstance(joined, Joined) else {},
         contributed=len(known),
         missed={line.round: reason for line in led.rounds if (reason := line.absence(site))},
         missed_ends={end: own.missing[site].text for end, own in led.ends.items() if site in own.missing},

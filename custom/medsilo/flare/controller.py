@@ -78,6 +78,7 @@ class MedsiloController(Controller):
             metric=running.plan.task.goal.metric,
             absent=running.absent,
             away=self.presence.absences() if self.presence else {},
+            steps={site: step for site, own in running.asker.joined.items() if (step := own.steps.get("validation"))},
             rounds=new_rounds(running.rounds, after or 0, TOLD),
             turns=running.asker.turns.now(),
         )

@@ -18,7 +18,7 @@ from medsilo.core.mmap_store import bytes_of
 from medsilo.core.section import Section
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.core.text import plain
-from medsilo.runs.fields import LARGEST
+from medsilo.runs.fields import FURTHEST, LARGEST
 from medsilo.runs.site_files import Readiness
 
 MOST_CASES = 10_000_000  # of one site
@@ -147,6 +147,8 @@ class SiteAnswer(MessageFacts):
 
 
 Part = Annotated[str, Field(max_length=20)]
+ScoredPart = Literal["validation", "test"]
+Step = Annotated[float, Field(gt=0, le=2 * FURTHEST)]
 Version = Annotated[str, Field(max_length=60, pattern=r"^[A-Za-z0-9._+ -]+$")]
 
 
@@ -157,6 +159,8 @@ class Joined(SiteAnswer):
     shares: bool  # whether other hospitals may get its personal model
     machine: Annotated[dict[Part, Version], Field(max_length=10)] = {}  # versions of what decides over the last digits
     absent: Annotated[list[Name], Field(max_length=300)] = []  # structures, modalities and columns that it has not
+    # By part: the steps in which its scores leave, where they leave rounded
+    steps: dict[ScoredPart, Step] = Field({}, exclude_if=not_)
     # By part: the cases of each class; None where there are no classes, or one has too few to be told
     classes: dict[str, list[Annotated[int, Field(ge=0, le=MOST_CASES)]] | None]
 

@@ -62,6 +62,7 @@ class StudyProgress:
         """look: tells what happens between two rounds."""
         self.states = dict.fromkeys(sites, "waiting")  # after the last round
         self.planned, self.metric, self.done, self.look = planned, metric, 0, look
+        self.steps: Mapping[str, float] = {}  # of sites that round their validation scores
         self.last: dict[str, Any] = {}  # the last round, as JSON
         self.rounds: list[Round] = []
         self._standing_out: set[str] = set()  # sites of which that was said
@@ -74,7 +75,7 @@ class StudyProgress:
         for site in line.asked:
             self.states[site] = "answered" if site in line.sites else "refused" if site in line.refused else "lost"
         self._ends.append(self._clock())
-        return [*round_lines(line, self.planned, self.metric), *self._newly_standing_out(line)]
+        return [*round_lines(line, self.planned, self.metric, self.steps), *self._newly_standing_out(line)]
 
     def _newly_standing_out(self, line: "Round") -> Iterator[str]:
         """Yield what stands out since this round: each site once, until it no longer does."""
@@ -155,13 +156,13 @@ def listed(states: Mapping[str, str]) -> str:
     return ", ".join(shown)
 
 
-def round_lines(line: "Round", rounds: int, metric: str) -> list[str]:
-    """Return the lines of one round; a site that is missing says why."""
+def round_lines(line: "Round", rounds: int, metric: str, steps: Mapping[str, float] | None = None) -> list[str]:
+    """Return the lines of one round; a site that is missing says why. steps: of sites that round their scores."""
     told, width = [], max(map(len, line.asked), default=0)
     for site in line.asked:
         head = f"{_head(line, rounds)}  {site:<{width}}"
         own, reason = line.sites.get(site), line.refused.get(site) or line.lost.get(site)
-        told.append(f"{head}  {_numbers(own, metric) if own else f'MISSING: {reason}'}")
+        told.append(f"{head}  {_numbers(own, metric, (steps or {}).get(site, 0.0)) if own else f'MISSING: {reason}'}")
         told += [f"{head}  WARNING: {warning}" for warning in line.warnings.get(site, [])]
     return told
 
@@ -170,9 +171,10 @@ def _head(line: "Round", rounds: int) -> str:
     return f"round {line.round:>{len(str(rounds))}}/{rounds}"
 
 
-def _numbers(own: "SiteRound", metric: str) -> str:
+def _numbers(own: "SiteRound", metric: str, step: float) -> str:
+    rounded = f" ± {step / 2:g} (rounded)" if step and own.validation is not None else ""
     return (
-        f"{metric} before {_value(own.validation)}  loss {_value(own.train_loss)}  "
+        f"{metric} before {_value(own.validation)}{rounded}  loss {_value(own.train_loss)}  "
         f"{own.samples or '–'} cases  {own.seconds:.1f} s  "
         f"up {size_text(own.bytes_up)}  down {size_text(own.bytes_down)}"
     )

@@ -120,6 +120,7 @@ class Progress(RecordPart):
     metric: str = Field(description="the name of the score")
     absent: dict[str, Text] | None = Field(None, description="site → why it did not join; `null` before all were asked")
     away: dict[str, Text] = Field({}, description="site → why it can't answer now, and since when")
+    steps: dict[str, Amount] = Field({}, description="site → the steps of its validation scores, where it rounds them")
     rounds: list[Round] = Field([], description="the rounds so far")
     turns: Turns | None = Field(None, description="who has been asked at the moment and who has answered")
     reason: Text | None = Field(None, description="why the study failed")
@@ -224,6 +225,9 @@ class SiteResult(RecordPart):
         [],
         description="the plan's structures, classes, modalities and columns that the site lacks, as it reported on "
         "joining",
+    )
+    steps: dict[str, Amount] = Field(
+        {}, description="`validation` and `test` → the steps in which the site's scores leave, where it rounds them"
     )
     contributed: Count | None = Field(None, description="rounds that the site is part of")
     missed: dict[Annotated[int, Field(ge=0)], Text] = Field({}, description="round → why the site is not part of it")

@@ -23,7 +23,7 @@ from medsilo.core.text import counted, plain
 from medsilo.site.accepted_settings import moment
 from medsilo.site.kit import KitFiles
 from medsilo.site.query_budget import QueryBudget, data_set
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import CANARY, SiteSettings
 from medsilo.site.signed import read_own, write_signed
 from medsilo.site.signing import UseKey, public_text
 
@@ -127,6 +127,11 @@ class AskingPlan(Section):
     lead: Text = ""
     sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)
     at: When
+
+    @property
+    def is_canary(self) -> bool:
+        """Return whether it calls itself a canary."""
+        return any(layer.get("name") == CANARY for layer in self.plan.get("layers") or [])
 
 
 class _RoundsRecord(Section):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import psutil
 from pydantic import Field, ValidationError, field_validator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
     from medsilo.learning.compute import Compute
 
 FILE_NAME = "medsilo.yaml"
+CANARY: Final = "canary"  # the layer of one round on synthetic data in which a hospital says whether it is ready
 LEAST_AVERAGED = 8  # images, and patients, that an average such as HarmoFL's amplitude covers at least
 MIN_PATIENTS_PER_METRIC = 5  # by default, of real data
 LEAST_MEMORY = 256  # MiB of a training process
@@ -62,10 +63,11 @@ class SiteSettings(Section):
         description="what this hospital demands of every study, and of all together: differential privacy, counted in "
         "its ledger. null: nothing",
     )
-    approval: Literal["none", "required"] = Field(
+    approval: Literal["none", "required", "except-canary"] = Field(
         "none",
         description="required: only plans run here that this hospital's engineer has approved, by their hash, with the "
-        "key of the kit (`medsilo approve`), whatever the server says",
+        "key of the kit (`medsilo approve`), whatever the server says. except-canary: the same, but a canary runs, "
+        "which is one round on synthetic data",
     )
     # Installed packages, beside medsilo, that a plan may use here: their methods, tasks and networks. "*" is any.
     packages: tuple[str, ...] = ()

@@ -130,7 +130,7 @@ def _watch(screen: Console, job: str, kit: Path) -> int:
 
     def stands(study: "Progress") -> None:
         nonlocal told, at
-        progress.planned, progress.metric = study.planned, study.metric
+        progress.planned, progress.metric, progress.steps = study.planned, study.metric, study.steps
         told, at = Moment(study.turns, away=study.away), time.monotonic()
 
     try:

@@ -28,6 +28,7 @@ SYNTHETIC = (
     f"layers=[{{name: {NAME}}}]",
 )
 MOST = 110.0  # seconds until it is cancelled
+LATE = f"no answer within {MOST:g} s, so the canary was cancelled; send another one when the hospital is less busy"
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,22 @@ def _sent(session: Session, plan: Plan, sites: list[str]) -> dict[str, CanaryRes
     with tempfile.TemporaryDirectory() as folder:
         write_job(Path(folder) / NAME, plan)
         job_id = session.submit_job(str(Path(folder) / NAME))
-    if session.monitor_job(job_id, MOST, lead.POLL) is MonitorReturnCode.TIMEOUT:
+    late = session.monitor_job(job_id, MOST, lead.POLL) is MonitorReturnCode.TIMEOUT
+    if late:
         lead.cancel_in(session, job_id)
     summary, _, refusal = lead.outcome_left(session, job_id)
     if summary is None:
         job = session.get_job_meta(job_id)
         why = refusal or "; ".join(lead.obstacles(job)) or lead.MEANT.get(job["status"], lead.NO_REASON)
-        return dict.fromkeys(sites, CanaryResult(True, why))
-    return {site: CanaryResult(True, _why_not(own), own.readiness) for site, own in sorted(summary.sites.items())}
+        return dict.fromkeys(sites, CanaryResult(True, LATE if late else why))
+    return {site: CanaryResult(True, _why_not(own, late), own.readiness) for site, own in sorted(summary.sites.items())}
 
 
-def _why_not(own: SiteResult) -> str:
-    """Return why a hospital is not ready."""
+def _why_not(own: SiteResult, late: bool = False) -> str:
+    """Return why a hospital is not ready. late: whether the canary was cancelled because it took too long."""
     readiness = own.readiness
+    if late and not any(said.startswith("refused: ") for said in own.missed_ends.values()):
+        return LATE
     if missed := [*own.missed_ends.values(), *own.missed.values()]:
         return missed[0]
     if readiness is None:

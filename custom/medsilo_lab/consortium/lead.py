@@ -465,7 +465,12 @@ def _left(session: Session, job_id: str) -> Progress | None:
     if ended is None:
         return Progress(planned=0, metric="", reason=refusal) if refusal else None
     return Progress(
-        study=ended.study, planned=ended.rounds.planned, metric=ended.metric, rounds=rounds, reason=ended.reason
+        study=ended.study,
+        planned=ended.rounds.planned,
+        metric=ended.metric,
+        steps={site: step for site, own in ended.sites.items() if (step := own.steps.get("validation"))},
+        rounds=rounds,
+        reason=ended.reason,
     )
 
 

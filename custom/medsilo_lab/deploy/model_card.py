@@ -79,6 +79,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "method_title": plan.algorithm.title,
         "network": plan.network.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "round": source.round,
         "rounds": {"planned": plan.rounds, "done": summary.rounds.done if summary else None},
         "seed": plan.seed,
         "plan_hash": plan.hash,
@@ -137,7 +138,7 @@ def _score(result: SiteResult, metric: str) -> dict[str, Any] | None:
         return None
     score, cases = result.test.get(metric), result.test.get("cases")
     interval = interval_of(metric, score, int(cases or 0)) if score is not None else None
-    return {"score": score, "cases": cases, "interval": interval}
+    return {"score": score, "cases": cases, "interval": interval, "step": result.steps.get("test")}
 
 
 def interval_of(metric: str, score: float, cases: int) -> Interval | None:

@@ -67,6 +67,7 @@ class Source:
     site_part: Path | None = (
         None  # the hospital's part of that run, where it is on this machine; else the model's folder
     )
+    round: int | None = None  # of a single model: the round after which it was kept
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:
@@ -90,7 +91,7 @@ class Source:
             raise MedsiloError(f"{name} was not made by the plan.yaml beside it (or by another version of medsilo)")
         network = _filled_network(plan, tensors, name, bool(facts.get(PLAIN)))
         told = {"kind": "model", "file": name, "plan_hash": plan.hash}
-        return cls(network.eval(), plan, told, folder, (folder / name).parent)
+        return cls(network.eval(), plan, told, folder, (folder / name).parent, facts.get("round"))
 
     @classmethod
     def _super(cls, model: SuperModel, run: Path, place: Path) -> Self:

@@ -133,6 +133,12 @@ def write_release(
     if after and after.lead != signing.public_text(key):
         raise MedsiloError("--after: that release was signed with another key; give its key with --key")
     sources = [Source.open(run, site) for run in runs]
+    if raw := [run for run, source in zip(runs, sources, strict=True) if source.round == 0]:
+        raise MedsiloError(
+            "the best model is that of round 0, before any training: no later one scored better; "
+            "repeat the study with model_selection.keep=last, or with more patients",
+            str(raw[0]),
+        )
     committee = Source.together(sources)
     facts = [model_card.card_facts(source) for source in sources]
     task, names = committee.plan.task, [f"model-{number}" for number in range(1, len(runs) + 1)]

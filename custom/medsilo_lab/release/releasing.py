@@ -53,7 +53,8 @@ def make(
         agreed = Conditions.in_file(conditions, "--conditions", "give YAML") if conditions else None
         made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN), old, agreed)
     lead = signed.fingerprint(made.lead)
-    screen.say(f"release: {out}\nsigned by {lead}; at a hospital: medsilo release test {out} --data DATA --lead {lead}")
+    test_it = f"medsilo release test {out} --as NAME --settings local --lead {lead}"
+    screen.say(f"release: {out}\nsigned by {lead}; at a hospital: {test_it}")
     screen.answer(release=out, hash=made.hash, key=lead)
     return 0
 

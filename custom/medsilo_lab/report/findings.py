@@ -16,14 +16,15 @@ from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import RunResult, same, sample, spans
 
 MOST_ABSENCE_NOTICES = 6
-STANDS_OUT = "Stands out"
+STANDS_OUT, ROUNDED = "Stands out", "Rounded scores"
+COARSE = 0.01  # by which a mean may be off before the title says so
 SYNTHETIC = (
     "The data are synthetic. The numbers show that the software works; they say nothing about patients, and the order "
     "of the methods may differ on real images."
 )
 CHOSEN = (
-    "What is tested was chosen on validation data, unless the method or the plan takes the last round, so validation "
-    "scores look better than those of new data. Test data were used once per run."
+    "Validation scores choose the round that is tested, unless the plan takes the last. So they look better than "
+    "scores of new data. Test data were used once per run."
 )
 
 
@@ -36,6 +37,11 @@ class Notice:
     text: str
 
 
+SYNTHETIC_NOTICE = Notice(
+    "synthetic", "Synthetic data", "No patient's image was used; the scores say nothing about patients."
+)
+
+
 def finding(runs: Sequence[RunResult]) -> str:
     """Return the page's title: what a run reaches; several are not ranked, since each is one seed."""
     if len(runs) > 1:
@@ -45,7 +51,15 @@ def finding(runs: Sequence[RunResult]) -> str:
         return f"{run.label} failed"
     if not _telling(run):
         return f"{run.label}: no site has a test score"
-    return f"{run.label} reaches a mean test {run.summary.metric} of {number(run.summary.mean_test)}"
+    return f"{run.label} reaches a mean test {run.summary.metric} {_mean_in_words(run)}"
+
+
+def _mean_in_words(run: RunResult) -> str:
+    """Return the mean test score; between which numbers it is where rounding could change what it says."""
+    mean, off = run.summary.mean_test, statistics.fmean(run.step(site) / 2 for site in _telling(run))
+    if mean is None or off < COARSE:
+        return f"of {number(mean)}"
+    return f"between {number(max(mean - off, 0.0))} and {number(min(mean + off, 1.0))}"
 
 
 def answer(runs: Sequence[RunResult]) -> str:
@@ -64,10 +78,15 @@ def answer(runs: Sequence[RunResult]) -> str:
     return f"The mean {over}, {sample(runs)}, with {seed}. Another seed gives other scores."
 
 
-def results(metric: str | None, scores: Mapping[str, float | None]) -> str:
-    """Return the heading of the results: where the score is lowest and highest."""
+def coarsest(runs: Sequence[RunResult]) -> float:
+    """Return the widest steps in which a site of these runs tells its test score; 0 where all tell it exactly."""
+    return max((run.step(site) for run in runs for site in run.sites), default=0.0)
+
+
+def results(metric: str | None, scores: Mapping[str, float | None], step: float = 0.0) -> str:
+    """Return the heading of the results: where the score is lowest and highest. step: how coarse the scores are."""
     known = {site: score for site, score in scores.items() if score is not None}
-    if len(known) < 2:
+    if len(known) < 2 or max(known.values()) - min(known.values()) <= step:
         return f"Test {metric or 'score'} at every site"
     low, high = min(known, key=lambda site: known[site]), max(known, key=lambda site: known[site])
     return f"Test {metric} is lowest at {low} ({known[low]:.2f}) and highest at {high} ({known[high]:.2f})"
@@ -97,10 +116,10 @@ def notices(runs: Sequence[RunResult]) -> list[Notice]:
     found += missing
     for word, lines in TOLD.items():
         found += [Notice("caution", word, f"{run.label}: {line}") for run in runs for line in lines(run.summary)]
+    found += [Notice("caution", ROUNDED, f"{run.label}: {line}.") for run in runs for line in run.rounding]
     found += [Notice("caution", "Caution", text) for text in _cautions(runs)]
     if any(run.summary.synthetic for run in runs):
-        text = "No patient's image was used; the scores say nothing about patients."
-        found.append(Notice("synthetic", "Synthetic data", text))
+        found.append(SYNTHETIC_NOTICE)
     return found
 
 
@@ -109,7 +128,17 @@ def _secure_aggregation(told: Summary) -> Iterator[str]:
         yield f"{' '.join(secure.protects)} The keys rest on {secure.keys}."
 
 
+def _untrained(told: Summary) -> Iterator[str]:
+    sites = [site for site, chosen in told.selected.rounds.items() if chosen == 0]
+    if sites and told.rounds.done:
+        yield (
+            f"the model tested at {', '.join(sites)} is that of round 0, before any training; "
+            "model_selection.keep=last takes the last round's."
+        )
+
+
 TOLD: dict[str, Callable[[Summary], Iterable[str]]] = {  # by the word that stands before it
+    "Untrained": _untrained,
     "Caution": lambda told: told.details.warnings,
     "Secure aggregation": _secure_aggregation,
     STANDS_OUT: lambda told: chain.from_iterable(told.outliers.values()),
@@ -182,7 +211,7 @@ def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
         "Network": lambda run: shown(run.summary.network),
         "Parameters": lambda run: shown(run.summary.parameters),
         "Rounds": lambda run: f"{run.summary.rounds.done} of {run.summary.rounds.planned}",
-        "Model chosen": lambda run: {"mean": "one round for all sites", "site": "per site"}.get(
+        "Model chosen": lambda run: {"mean": "one round for all sites", "site": "each site its own round"}.get(
             run.summary.selected.by or "", shown(run.summary.selected.by)
         ),
         "Engine": lambda run: shown(run.summary.engine),
@@ -228,9 +257,10 @@ def guessing_at(sites: Sequence[str], runs: Sequence[RunResult]) -> list[float |
 
 
 def _better(run: RunResult) -> float:
-    """Return the share of the way from guessing to perfect that the mean test score is at; 1 where nobody knows."""
-    told = [(run.score(site), guessing(run, site)) for site in run.sites]
-    known = [(score, base) for score, base in told if score is not None and base is not None]
+    """Return the share of the way from guessing to perfect that the mean test score is at, at most where it is
+    rounded; 1 where nobody knows."""
+    told = [(run.score(site), guessing(run, site), run.step(site) / 2) for site in run.sites]
+    known = [(score + off, base) for score, base, off in told if score is not None and base is not None]
     return way(*map(statistics.fmean, zip(*known, strict=True))) if known else 1.0
 
 
@@ -258,7 +288,8 @@ def is_still_rising(run: RunResult) -> bool:
     cuts = [len(half) * place // places for place in range(places + 1)]
     means = [statistics.fmean(half[start:end]) for start, end in pairwise(cuts)]
     falls = sum(later <= earlier for earlier, later in combinations(means, 2))
-    return falls <= (2 if places == 6 else 0) and means[-1] - means[0] >= STEEP
+    coarse = max((run.step(site, "validation") for site in run.sites), default=0.0)
+    return falls <= (2 if places == 6 else 0) and means[-1] - means[0] >= max(STEEP, coarse)
 
 
 def _hardly(run: RunResult) -> bool:

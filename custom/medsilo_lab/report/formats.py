@@ -29,6 +29,7 @@ def text_table(run: RunResult) -> str:
             "",
             f"{SUPPRESSED}: too few test patients to disclose the score (min_patients_per_metric in medsilo.yaml)",
         ]
+    lines += [f"\n{line}" for line in run.rounding]
     lines += [""] * bool(missed)  # a score without its missing rounds would look like a full one
     return "\n".join(lines + [f"{plain(site)} missing in round {spans(own)}" for site, own in missed.items()])
 

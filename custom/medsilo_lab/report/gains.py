@@ -13,13 +13,21 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted, is_safe_name
 from medsilo.runs import paths
 from medsilo_lab.report.charts import Dot, dot_chart, dot_ticks
-from medsilo_lab.report.findings import CHOSEN, SYNTHETIC, learned
+from medsilo_lab.report.findings import CHOSEN, SYNTHETIC_NOTICE, learned
 from medsilo_lab.report.formats import between, number, seconds_text
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.template import fill, save
-from medsilo_lab.study.verdict_file import REFERENCES, HospitalGain, Level, PairedDifference, Verdict, read_verdict
-from medsilo_lab.study.words import evidence_of, in_patients, in_points, needed_in_words, points
+from medsilo_lab.study.verdict_file import (
+    AGAIN,
+    REFERENCES,
+    HospitalGain,
+    Level,
+    PairedDifference,
+    Verdict,
+    read_verdict,
+)
+from medsilo_lab.study.words import evidence_of, in_patients, in_points, needed_in_words, points, repetitions
 
 TITLES = {
     "better": "federated training with {} helps",
@@ -45,7 +53,10 @@ class GainLine:
 def finding(verdict: Verdict) -> str:
     """Return the comparison's title: the answer to its first question, in a few words."""
     if verdict.first and verdict.declared:
-        words = TITLES[_word(verdict.first)].format(verdict.declared)
+        word = _word(verdict.first)
+        words = TITLES[word].format(verdict.declared)
+        if word != "inconclusive" and verdict.gains and all(one.word != word for one in verdict.gains.values()):
+            words += " on average; for no single hospital shown"
         return words[0].upper() + words[1:]
     if verdict.gains:
         better = sum(one.word == "better" for one in verdict.gains.values())
@@ -90,20 +101,31 @@ def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, An
     for site, one in verdict.gains.items():
         if sites is None or site in sites:
             name = site if verdict.declared else f"{site}, {one.method}"
-            lines.append(GainLine(name, one.word, one.gain, needed_in_words(one.needed)))
+            lines.append(GainLine(name, one.word, one.gain, needed_in_words(one.needed, one.gain)))
     asked = f"with {verdict.declared}" if verdict.declared else "with any of these methods"
     beforehand = "This question was asked before the runs. " if verdict.declared else ""
-    note = f"{beforehand}The verdicts are corrected for {counted(len(verdict.gains), 'hospital')}"
-    note += "." if verdict.declared else " and all methods."
-    return _chart(
-        f"Does federated training {asked} help, against single-site training?", "Hospital", lines, verdict, note
+    note = (
+        f"{beforehand}Verdicts and intervals of hospitals are corrected for {counted(len(verdict.gains), 'hospital')}"
     )
+    note += "." if verdict.declared else " and all methods."
+    if any(one.missing for one in lines):
+        note += " With as many patients or repetitions as a line names, four of five such studies show its difference."
+    question = f"Does federated training {asked} help, against single-site training?"
+    return _chart(question, "Hospital", lines, verdict, note, lines if sites is None else lines[-1:])
 
 
-def _chart(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict, note: str) -> dict[str, Any]:
+def _chart(
+    question: str,
+    head: str,
+    lines: Sequence[GainLine],
+    verdict: Verdict,
+    note: str,
+    about: Sequence[GainLine] | None = None,
+) -> dict[str, Any]:
+    """about: the lines of which the caption says what they rest on; None: all."""
     dots = [
-        Dot("", 100 * found.mean, LOOKS.get(one.verdict, 5), (100 * found.low, 100 * found.high), in_points(found))
-        for one, found in ((one, one.difference) for one in lines)
+        Dot("", 100 * found.mean, LOOKS.get(one.verdict, 5), (100 * low, 100 * high), in_points(found))
+        for one, found, (low, high) in ((one, one.difference, one.difference.interval) for one in lines)
     ]
     marks = dot_ticks(dots, [0.0]) if dots else []
     rows = [
@@ -127,7 +149,7 @@ def _chart(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict
         }
         for place, (one, dot) in enumerate(zip(lines, dots, strict=True))
     ]
-    told = {"caption": f"Difference in test {verdict.metric}", "n": _sample_of(lines), "lines": _lines(lines)}
+    told = {"caption": f"Difference in test {verdict.metric}", "n": _sample_of(about or lines), "lines": _lines(lines)}
     return {"question": question, "head": head, "rows": rows, "note": note, **told}
 
 
@@ -136,17 +158,18 @@ def _sample_of(lines: Sequence[GainLine]) -> str:
     patients = max((one.difference.patients or 0 for one in lines), default=0)
     seeds = max((one.difference.seeds for one in lines), default=0)
     tested = counted(patients, "test patient") if patients else "test patients not disclosed"
-    return f"n = {tested}, {counted(seeds, 'seed')}"
+    return f"n = {tested}, {repetitions(seeds)}"
 
 
 def _lines(lines: Sequence[GainLine]) -> list[list[object]]:
     """Return the lines as a CSV file has them."""
-    heads: list[object] = ["name", "verdict", "difference", "low", "high", "test patients", "seeds"]
+    ends = ["low", "high", "corrected low", "corrected high"]
+    heads: list[object] = ["name", "verdict", "difference", *ends, "test patients", "seeds"]
     return [heads, *([one.name, one.verdict, *_numbers(one.difference)] for one in lines)]
 
 
 def _numbers(found: PairedDifference) -> tuple[object, ...]:
-    return found.mean, found.low, found.high, found.patients, found.seeds
+    return found.mean, found.low, found.high, *found.interval, found.patients, found.seeds
 
 
 def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list[Path]:
@@ -174,6 +197,7 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalGain, run: RunResult
         description=run.summary.description,
         context=f"Hospital's decision · {verdict.task_title} · {counted(len(verdict.sites), 'hospital')}",
         answer=answer(verdict.metric, site, one) + learned([Subject(one.method, [run])]),
+        above=[SYNTHETIC_NOTICE] if verdict.synthetic else [],
         notices=[],
         facts=dict(_facts(verdict, site, one, run)),
         left=left,
@@ -188,7 +212,7 @@ def answer(metric: str, site: str, one: HospitalGain) -> str:
     what = f"test {metric} is {points(abs(gain.mean))[1:]} points {'higher' if gain.mean > 0 else 'lower'}"
     told = f"{one.word.capitalize()}: at {site}, {what} with {one.method} than with single-site training"
     of = in_patients(metric, gain.mean) if gain.sure else ""
-    missing = needed_in_words(one.needed)
+    missing = needed_in_words(one.needed, gain)
     said = f"{told} ({evidence_of(gain)}){f': {of}' if of else ''}."
     return f"{said} {missing[0].upper()}{missing[1:]}." if missing else said
 
@@ -205,7 +229,9 @@ def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> It
     tested = verdict.patients.get(site)
     same = tested is None or run.patients.get(site) == tested  # other seeds may test others
     words = run.tested_in_words(site) if same else f"at least {counted(tested or 0, 'test patient')}"
-    yield "Tested on", f"{words}, {counted(len(verdict.seeds), 'seed')}"
+    yield "Tested on", f"{words}, {repetitions(len(verdict.seeds))}"
+    if learned_from := _learned_from(site, run):
+        yield "Learned from", learned_from
     told = run.site(site)
     rounds = told.contributed or 0
     yield "Rounds", f"{rounds} of {run.summary.rounds.done}"
@@ -215,16 +241,24 @@ def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> It
         yield "Privacy (ε)", "no bound" if spent.study is None else f"{spent.study:.3f} at δ {spent.delta:g}"
 
 
+def _learned_from(site: str, run: RunResult) -> str:
+    """Return the training cases here and, where no hospital's follow from it, those of all."""
+    each = {own: (run.site(own).cases or {}).get("train") for own in run.sites}
+    here, everywhere = each.get(site), [cases for cases in each.values() if cases]
+    if not here:
+        return ""
+    unit = "slice" if run.summary.sliced else "case"
+    more = f", {sum(everywhere)} at {len(everywhere)} hospitals" if len(everywhere) >= LEAST else ""
+    return f"{counted(here, unit)} here{more}"
+
+
 def _level(found: Level) -> str:
     return f"{number(found.mean)} ({between((found.low, found.high))})"
 
 
 def _limits(verdict: Verdict, site: str, one: HospitalGain) -> Iterator[str]:
-    if verdict.synthetic:
-        yield SYNTHETIC
-    whom = "other seeds alone, as one patient is tested" if site in verdict.single else "other patients and other seeds"
-    seeds = counted(len(verdict.seeds), "seed")
-    yield f"The difference is of {seeds}, each one repetition; its interval is for {whom}."
+    whom = f"{AGAIN} alone, as one patient is tested" if site in verdict.single else f"other patients and {AGAIN}"
+    yield f"The difference is of {repetitions(len(verdict.seeds))}; its interval is for {whom}."
     if one.word == "inconclusive":
         yield "An inconclusive difference does not mean that there is none."
     yield CHOSEN

@@ -12,11 +12,12 @@ TERMS = {  # as a page writes it, in lower case: its meaning in one or two sente
     "single-site training": "A hospital trains a model with its own patients alone.",
     "seed": "The number that decides chance in a run: first weights, order of cases, and who is tested. Runs with "
     "other seeds show how much of a score is chance.",
+    "repetition": "One training from the start, with another seed: another order of cases and other first weights.",
     "round": "Each hospital trains for a while, then the server combines the models and returns the result.",
     "95 % interval": "The range of values that fit these patients and runs. Of 100 such studies about 95 have a range "
     "that includes the true value.",
     "significant": "Larger than chance explains: the interval leaves out zero, also after a correction for the number "
-    "of questions (Holm's). With fewer than four seeds nothing is called so.",
+    "of questions (Holm's). With fewer than four repetitions of the training nothing is called so.",
     "better": "The difference is significant, and above zero.",
     "worse": "The difference is significant, and below zero.",
     "inconclusive": "These patients and runs do not decide. It does not mean that there is no difference.",

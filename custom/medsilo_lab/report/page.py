@@ -51,7 +51,9 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         notices=findings.notices(runs),
         results=results,
         scores_title=findings.results(
-            results["metric"], {site: same(runs, partial(RunResult.score, site=site)) for site in all_sites(runs)}
+            results["metric"],
+            {site: same(runs, partial(RunResult.score, site=site)) for site in all_sites(runs)},
+            findings.coarsest(runs),
         ),
         learning_title=findings.learning(runs),
         dots=_dots(runs, looks, chances),

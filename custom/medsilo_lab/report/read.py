@@ -3,7 +3,7 @@
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import groupby, zip_longest
@@ -79,6 +79,22 @@ class RunResult:
     def withholds(self, site: str) -> bool:
         """Return whether the site does not tell the score: it has too few test cases."""
         return self.summary.metric in self.site(site).suppressed
+
+    def step(self, site: str, part: str = "test") -> float:
+        """Return the steps in which a site tells its scores over a part; 0 where it tells them exactly."""
+        return self.site(site).steps.get(part, 0.0)
+
+    @property
+    def rounding(self) -> Iterator[str]:
+        """Yield how coarse the scores of sites are that round them, one line for those that round alike."""
+        steps = {site: max(self.site(site).steps.values(), default=0.0) for site in self.sites}
+        for step in sorted({*steps.values()} - {0.0}):
+            named = [(site, self.tested_in_words(site)) for site in self.sites if steps[site] == step]
+            told = ", ".join(f"{plain(site)} ({cases})" if cases else plain(site) for site, cases in named)
+            yield (
+                f"scores of {told} are rounded to steps of {step:g}, because their patients are few: 0.000 means below "
+                f"{step / 2:g}"
+            )
 
     def tested_in_words(self, site: str) -> str:
         """Return how many test cases a site has, of how many patients; nothing where neither is known."""

@@ -13,14 +13,14 @@ from medsilo.runs import paths
 from medsilo.runs.schema import StudyFacts
 from medsilo_lab.report import data_table, deciding, findings, panels
 from medsilo_lab.report.charts import Dot, Series, band_of, line_chart, styles, swatch, values_of
-from medsilo_lab.report.findings import STANDS_OUT, Notice, guessing_at, learned, provenance
+from medsilo_lab.report.findings import ROUNDED, STANDS_OUT, Notice, guessing_at, learned, provenance
 from medsilo_lab.report.formats import between, cell, number
 from medsilo_lab.report.gains import finding, first_screen, ranking
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.template import fill, save
 from medsilo_lab.study.verdict_file import REFERENCES, Level, PairedDifference, Verdict, VerdictRow, read_verdict
-from medsilo_lab.study.words import points
+from medsilo_lab.study.words import points, repetitions
 
 DARKEST = 0.3  # the gain whose cell is darkest
 TESTED = (("Mean over sites", "declared"), ("p", "corrected"))  # the question that was declared
@@ -68,7 +68,7 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         f"{counted(len(runs), 'run')}",
         ranking=ranking(verdict),
         joined=_joined(verdict),
-        scores_title=findings.results(verdict.metric, _best_known(verdict)),
+        scores_title=findings.results(verdict.metric, _best_known(verdict), findings.coarsest(runs)),
         learning_title=findings.learning(runs),
         about=about,
         verdict=verdict,
@@ -132,7 +132,7 @@ def _description(verdict: Verdict, runs: Sequence[RunResult]) -> StudyFacts:
 
 def _sample(verdict: Verdict) -> str:
     """Return what the comparison's numbers rest on."""
-    seeds = counted(len(verdict.seeds), "seed")
+    seeds = repetitions(len(verdict.seeds))
     if not verdict.patients:
         return f"n = {counted(len(verdict.runs), 'run')}, {seeds}"
     return f"n = {counted(sum(verdict.patients.values()), 'test patient')}, {seeds}"
@@ -169,7 +169,7 @@ def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     notices += [notice for notice in of_runs if notice.kind == "missing"]
     told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.warnings}
     notices += [Notice("caution", "Caution", text) for text in sorted(told)]
-    notices += [notice for notice in of_runs if notice.word == STANDS_OUT]
+    notices += [notice for notice in of_runs if notice.word in (STANDS_OUT, ROUNDED)]
     return notices + [notice for notice in of_runs if notice.kind == "synthetic"]
 
 
@@ -195,7 +195,8 @@ def _difference(found: PairedDifference | None) -> dict[str, Any]:
     if found is None:
         return cell(None)
     look = ("higher" if found.mean > 0 else "lower") if found.sure else ""
-    return cell(100 * found.mean, points(found.mean), f"{points(found.low)} to {points(found.high)}", look)
+    low, high = found.interval
+    return cell(100 * found.mean, points(found.mean), f"{points(low)} to {points(high)}", look)
 
 
 def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], list[dict[str, Any]]]:
@@ -225,7 +226,8 @@ def _shaded(found: PairedDifference | None) -> dict[str, Any]:
     if found is None:
         return cell(None)
     look = f"{'gain' if found.mean > 0 else 'loss'}{' sure' if found.sure else ''}"
-    told = cell(100 * found.mean, points(found.mean), f"{points(found.low)} to {points(found.high)}", look)
+    low, high = found.interval
+    told = cell(100 * found.mean, points(found.mean), f"{points(low)} to {points(high)}", look)
     return told | {"heat": min(abs(found.mean) / DARKEST, 1)}
 
 
@@ -279,11 +281,11 @@ def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> Iterator[str]:
     if verdict.synthetic:
         yield findings.SYNTHETIC
     if seeds < 2:
-        yield "There is one seed: intervals are for other patients only, and there is no verdict."
+        yield "There is one training: intervals are for other patients only, and there is no verdict."
     else:
         yield (
-            f"Intervals are for {verdict.holds_for}. There are {seeds} seeds; few seeds make intervals wide where they "
-            "differ. Intervals are not for other hospitals."
+            f"Intervals are for {verdict.holds_for}. There are {repetitions(seeds)}; few make intervals wide "
+            "where they differ. Intervals are not for other hospitals."
         )
     if seeds > 1 and verdict.folds:
         yield (

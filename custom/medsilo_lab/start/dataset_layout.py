@@ -252,7 +252,7 @@ JOB, TRIAL, CHECKS = "job", "trial", "check"
 WIDTH = 118
 OF_PLAN = (
     "What all hospitals agree on, drafted by 'medsilo init' from one folder: read it, and change what you know better.",
-    "docs/reference/keys.md has every key, docs/start/your-data.md those of the task.",
+    "'make docs' writes every key to site/reference/keys.html; docs/start/your-data.md has those of the task.",
 )
 OF_SETTINGS = (
     "What only this hospital decides, drafted by 'medsilo init'. No job and no plan can change it.",

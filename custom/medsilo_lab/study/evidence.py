@@ -5,7 +5,7 @@ Patients and seeds are both drawn, and crossed: every seed is tested on the same
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -27,6 +27,7 @@ GRID = np.linspace(0.0, 1.0, 4001)
 Key = TypeVar("Key", bound=Hashable)
 Endpoint = Literal["mean", "pooled", "worst-site"]
 Interval = tuple[float, float]
+Reach = Callable[[float], tuple[float, float]]  # below the mean, and above it
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Difference:
     between: Variance = field(default=NOTHING, compare=False)  # one seed's variance
     cells: float = field(default=0.0, compare=False)  # as much of it is in the patients' part already
     alike: bool = field(default=False, compare=False)  # no seed differs from another, so their luck is not known
+    reach: Reach | None = field(default=None, compare=False, repr=False)  # of an interval, by how often it may miss
 
     @property
     def decides(self) -> bool:
@@ -92,9 +94,18 @@ class Difference:
         """One seed's variance beyond the patients' part."""
         return self.between._replace(variance=max(self.between.variance - self.cells, 0.0))
 
+    def within(self, error: float) -> Interval:
+        """Return the interval that misses with this probability."""
+        if self.reach is None:
+            return self.low, self.high
+        below, above = self.reach(error)
+        return self.mean - below, self.mean + above
+
     def reversed(self) -> "Difference":
         """Return the same difference the other way round."""
-        return replace(self, mean=-self.mean, low=-self.high, high=-self.low)
+        reach = self.reach
+        back = None if reach is None else lambda error: reach(error)[::-1]
+        return replace(self, mean=-self.mean, low=-self.high, high=-self.low, reach=back)
 
 
 def joined(folds: Sequence[Scores]) -> Scores:
@@ -283,12 +294,12 @@ class _Analysis:
         """Return the difference with its interval and its p-value."""
         mean, seeds = self.mean, self.seeds
         alike = seeds > 1 and self.between.variance <= ALIKE**2
-        low, high, p = -math.inf, math.inf, 1.0
+        low, high, p, reach = -math.inf, math.inf, 1.0, None
         if self.variances or self.resampled:  # one number tells nothing of others
             below, above = self.reach(error)
-            low, high = mean - below, mean + above
+            low, high, reach = mean - below, mean + above, self.reach
             p = self._p_value() if self.ends[0] < 0 else 1.0  # a score is held against nothing
-        return Difference(mean, low, high, p, seeds, self.people, self.patients, self.between, self.cells, alike)
+        return Difference(mean, low, high, p, seeds, self.people, self.patients, self.between, self.cells, alike, reach)
 
     def _p_value(self) -> float:
         """The probability at which the interval just touches zero."""
@@ -453,3 +464,11 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
     each = (min(1.0, (len(names) - place) * p_values[name]) for place, name in enumerate(names))
     adjusted = dict(zip(names, accumulate(each, max), strict=True))
     return {name: adjusted[name] for name in p_values}
+
+
+def errors_of(p_values: Mapping[Key, float], error: float) -> dict[Key, float]:
+    """Return how often the interval of each question may miss, so that it leaves out zero exactly where the difference
+    is significant after Holm's correction."""
+    adjusted, names = holm(p_values), sorted(p_values, key=lambda name: p_values[name])
+    left = {name: len(names) - place for place, name in enumerate(names)}
+    return {name: error / max(left[name], adjusted[name] / max(p, SMALLEST_P)) for name, p in p_values.items()}

@@ -21,6 +21,7 @@ from medsilo_lab.study.evidence import (
     Scores,
     Variance,
     compare,
+    errors_of,
     holm,
     joined,
     level,
@@ -40,10 +41,9 @@ from medsilo_lab.study.verdict_file import (
     Verdict,
     VerdictRow,
 )
-from medsilo_lab.study.words import evidence_of, in_patients, in_points, points
+from medsilo_lab.study.words import LITTLE, evidence_of, in_patients, in_points, points, repetitions
 
 DEFAULT = "fedavg"
-LITTLE = 0.02  # a difference that is worth no federation: no smaller one is planned for
 Seeds = dict[int, dict[str, Scores]]  # by seed, by site
 ENDPOINTS: tuple[Endpoint, ...] = ("mean", "pooled", "worst-site")  # the first is asked; the others explore
 
@@ -249,7 +249,7 @@ class Statistics:
         if question in self._answers:
             return self._answers[question]
         other = self._answers.get(question.reversed)
-        return other.changed(mean=-other.mean, low=-other.high, high=-other.low) if other else None
+        return _reversed(other) if other else None
 
     def _score(self, row: Row, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> Level | None:
         """The mean over seeds, its standard deviation, and the interval; no score lies beyond 0 and 1."""
@@ -309,7 +309,7 @@ class Statistics:
         if first is None or self._declared is None:
             return ""
         what, higher = self.where.removeprefix("in "), "higher" if first.mean > 0 else "lower"
-        after = f", after {first.seeds} of at most {self.planned} seeds" if self.planned else ""
+        after = f", after {first.seeds} of at most {self.planned} repetitions" if self.planned else ""
         gain = f"{what} is {points(abs(first.mean))[1:]} points {higher} than with single-site training "
         gain += f"({evidence_of(first)}{after})"
         if first.sure:
@@ -321,10 +321,11 @@ class Statistics:
     def _why(self, first: PairedDifference) -> str:
         """Return what keeps a verdict back."""
         if first.seeds < LEAST_SEEDS:
-            return f"A verdict needs {LEAST_SEEDS} seeds: fewer do not show how much training differs by chance."
+            told = f"A verdict needs {repetitions(LEAST_SEEDS)}"
+            return f"{told}: fewer do not show how much training differs by chance."
         found = next((self._difference(one) for one, told in self._answers.items() if told is first), None)
         if found and (found.alike or not found.patients.variance):
-            return "All seeds or all patients are alike, so the runs do not show how much others would differ."
+            return "All repetitions or all patients are alike, so the runs do not show how much others would differ."
         return "Such a difference may be chance."
 
     def sentence(self, differences: Mapping[Row, PairedDifference]) -> str:
@@ -338,7 +339,7 @@ class Statistics:
         if all(found.seeds < LEAST_SEEDS for found in held.values()):
             told = ",".join(map(str, range(LEAST_SEEDS)))
             return (
-                f"Fewer than {LEAST_SEEDS} seeds do not show how much training differs by chance, so no method "
+                f"Fewer than {repetitions(LEAST_SEEDS)} do not show how much training differs by chance, so no method "
                 f"is called better; repeat with --seeds {told}."
             )
         ahead = [row for row, found in held.items() if found.sure and found.mean > 0]
@@ -384,17 +385,32 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
 
 def _tested(found: Mapping[Key, Difference], error: float = 1 - LEVEL) -> dict[Key, PairedDifference]:
     """Differences with their p-values corrected for all of them; error: below which they are significant."""
-    adjusted = holm({key: difference.p for key, difference in found.items()})
-    return {
-        key: PairedDifference(
+    p_values = {key: difference.p for key, difference in found.items()}
+    adjusted, errors = holm(p_values), errors_of(p_values, error)
+    answers = {}
+    for key, difference in found.items():
+        sure = difference.decides and adjusted[key] < error
+        low, high = difference.low, difference.high
+        if errors[key] < error:
+            low, high = difference.within(errors[key])
+            if difference.decides and not sure:
+                low, high = min(low, 0.0), max(high, 0.0)
+        answers[key] = PairedDifference(
             mean=difference.mean,
             low=max(difference.low, -1.0),  # no difference of scores lies beyond
             high=min(difference.high, 1.0),
+            corrected_low=max(low, -1.0),
+            corrected_high=min(high, 1.0),
             p=difference.p,
             seeds=difference.seeds,
             patients=difference.people or None,
             adjusted=adjusted[key],
-            sure=difference.decides and adjusted[key] < error,
+            sure=sure,
         )
-        for key, difference in found.items()
-    }
+    return answers
+
+
+def _reversed(one: PairedDifference) -> PairedDifference:
+    """Return the same difference the other way round."""
+    low, high = one.interval
+    return one.changed(mean=-one.mean, low=-one.high, high=-one.low, corrected_low=-high, corrected_high=-low)

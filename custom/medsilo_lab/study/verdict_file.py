@@ -20,6 +20,7 @@ from medsilo.runs.fields import (
 )
 from medsilo.runs.reading import read_versioned
 
+AGAIN = "other repetitions of the training"
 REFERENCES = ("local", "central")  # what no federation makes: federations are held against them
 
 
@@ -37,17 +38,34 @@ class PairedDifference(RecordPart):
     """A row's score minus another's, with its interval and its test."""
 
     mean: Difference = Field(description="mean over seeds")
-    low: Difference = Field(description="lower end of the 95 % interval")
+    low: Difference = Field(description="lower end of the 95 % interval by itself")
     high: Difference = Field(description="upper end")
+    corrected_low: Difference | None = Field(
+        None,
+        description="lower end of the interval corrected for the questions asked together, on which the verdict rests; "
+        "pages show this one",
+    )
+    corrected_high: Difference | None = Field(None, description="upper end")
     p: Share = Field(description="p-value by itself")
     seeds: Count = Field(description="seeds that both rows have")
     patients: Count | None = Field(None, description="test patients behind it")
     adjusted: Share = Field(description="p-value after Holm's correction")
     sure: bool = Field(
         strict=True,
-        description="significant: the interval leaves zero out and the corrected test agrees; never with fewer than "
+        description="significant: the corrected interval leaves zero out; never with fewer than "
         "four seeds, one patient, or seeds or patients that are all alike",
     )
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval that the verdict rests on."""
+        low, high = self.corrected_low, self.corrected_high
+        return (self.low if low is None else low, self.high if high is None else high)
+
+    @property
+    def corrected(self) -> bool:
+        """Return whether that is another than the difference has by itself."""
+        return self.interval != (self.low, self.high)
 
 
 class Differences(RecordPart):
@@ -186,10 +204,10 @@ class Verdict(RecordPart):
     def holds_for(self) -> str:
         """Return for whom the intervals are, in words: patients count only where a site tests several."""
         if not self.single:
-            return "other patients and other seeds (whole patients count)"
+            return f"other patients and {AGAIN} (whole patients count)"
         if self.single == self.sites:
-            return "other people and other seeds (a site is one person); at one site seeds alone, so nothing is sure"
-        return f"other patients and other seeds, at {', '.join(self.single)} for other seeds alone (one patient each)"
+            return f"other people and {AGAIN} (a site is one person); at one site for these alone, so nothing is sure"
+        return f"other patients and {AGAIN}, at {', '.join(self.single)} for these alone (one patient each)"
 
 
 def read_verdict(folder: Path) -> Verdict:

@@ -8,6 +8,12 @@ OF_PATIENTS = {  # scores that are a share of something that a reader can count
     "concordance": "pairs of patients, {} put in the right order",
 }
 MOST = "1,000"  # test patients that are named
+LITTLE = 0.02  # a difference that is worth no federation: no smaller one is planned for
+
+
+def repetitions(number: int) -> str:
+    """Return how often the training was repeated, each time with another seed."""
+    return f"{counted(number, 'repetition')} of the training"
 
 
 def points(value: float) -> str:
@@ -18,8 +24,8 @@ def points(value: float) -> str:
 def evidence_of(found: PairedDifference) -> str:
     """Return a difference's interval, and what it rests on: test patients and seeds."""
     tested = [f"{found.patients:,} test patient{'s' * (found.patients != 1)}"] if found.patients else []
-    told = ", ".join([*tested, counted(found.seeds, "seed")])
-    return f"95 % interval {points(found.low)} to {points(found.high)}; {told}"
+    told, (low, high) = ", ".join([*tested, repetitions(found.seeds)]), found.interval
+    return f"95 % interval{', corrected,' if found.corrected else ''} {points(low)} to {points(high)}; {told}"
 
 
 def in_points(found: PairedDifference) -> str:
@@ -37,17 +43,22 @@ def in_patients(metric: str, gain: float) -> str:
     return f"of {whole:,} {OF_PATIENTS[metric].format(more)}"
 
 
-def needed_in_words(needed: Needed | None) -> str:
-    """Return what a comparison has too little of; nothing where that is not known."""
+def needed_in_words(needed: Needed | None, now: PairedDifference | None = None) -> str:
+    """Return what a comparison has too little of; nothing where that is not known. now: what it has."""
     if needed is None:
         return ""
+    of_patients = needed.of == "test patients"
+    unit, has = "test patients" if of_patients else "repetitions of the training", ""
+    if now and (here := now.patients if of_patients else now.seeds):
+        has = f" (now {here:,})"
     if needed.difference is None:
-        return f"a verdict needs {needed.number} {needed.of}"
+        return f"a verdict needs {needed.number} {unit}{has}"
     number = f"more than {MOST}" if needed.number is None else f"about {needed.number:,}"
-    return f"{number} {needed.of} would show a difference of {100 * needed.difference:.1f} points"
+    least = ", the least worth planning for" if needed.difference == LITTLE else ""
+    return f"{number} {unit}{has} would show a difference of {100 * needed.difference:.1f} points{least}"
 
 
 def verdict_in_words(found: HospitalGain) -> str:
     """Return the verdict with its difference, its interval and what it rests on, and what is missing."""
-    missing = needed_in_words(found.needed)
+    missing = needed_in_words(found.needed, found.gain)
     return f"{found.word}: {found.method} {in_points(found.gain)}{f'; {missing}' if missing else ''}"
