@@ -8,7 +8,7 @@ from medsilo.core.parent_watch import most_held
 from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.requests import Exchange
 from medsilo.federation.server_state import ServerState
-from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
+from medsilo.runs.messages import Counted, Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.outliers import standing_out
 from medsilo.runs.provenance import now
 from medsilo.runs.schema import (
@@ -124,6 +124,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _site_result(led: StudyUsage, site: str) -> SiteResult:
+    task = led.acceptance.plan.task
     lines = [line.sites.get(site) for line in led.rounds]
     known = [line for line in lines[: led.state.done] if line]
     joined, delivered, tested = led.reply("join", site), led.reply("deliver", site), led.tested(site)
@@ -132,7 +133,7 @@ def _site_result(led: StudyUsage, site: str) -> SiteResult:
         validation.append(delivered.validation if isinstance(delivered, Delivered) else None)
     reply = joined or delivered or tested
     return SiteResult(
-        cases=reply.cases.model_dump() if reply else None,
+        cases=_cases(task, reply.cases) if reply else None,
         classes=joined.classes if isinstance(joined, Joined) else None,
         machine=joined.machine if isinstance(joined, Joined) else {},
         absent=joined.absent if isinstance(joined, Joined) else [],
@@ -141,13 +142,22 @@ def _site_result(led: StudyUsage, site: str) -> SiteResult:
         missed_ends={end: own.missing[site].text for end, own in led.ends.items() if site in own.missing},
         warnings=_warnings(led, site),
         validation=validation,
-        **(tested_as(led.acceptance.plan.task, dict(tested), tested.cases.test, tested.threshold) if tested else {}),
+        **(tested_as(task, dict(tested), tested.cases.test, tested.threshold) if tested else {}),
         bytes_up=sum(line.bytes_up for line in known),
         bytes_down=sum(line.bytes_down for line in known),
         seconds=round(sum(line.seconds for line in known), 3),
         memory=max((line.memory for line in known if line.memory is not None), default=None),
         readiness=_readiness(joined, delivered),
     )
+
+
+def _cases(task: Task, told: Counted) -> dict[str, int | None]:
+    """Return a site's cases by part. A script that states none of a part may have some."""
+    return {part: _count(task, cases) for part, cases in told}
+
+
+def _count(task: Task, cases: int) -> int | None:
+    return None if task.scripted and not cases else cases
 
 
 def _readiness(joined: SiteAnswer | None, delivered: SiteAnswer | None) -> Readiness | None:
@@ -162,7 +172,7 @@ def tested_as(task: Task, told: Mapping[str, Any], cases: int, threshold: float 
     counts: Counts = told["counts"]
     known = with_derived(dict(counts), task.goal.classes, threshold)
     return {
-        "test": {task.goal.metric: told["test"], "loss": told["test_loss"], "cases": cases},
+        "test": {task.goal.metric: told["test"], "loss": told["test_loss"], "cases": _count(task, cases)},
         "figures": task.goal.figures(known),
         "suppressed": sorted(task.goal.layout.keys() - counts.keys()),
         "decisions": decisions_in(known, task.goal.classes, threshold) if CONFUSION in known else None,

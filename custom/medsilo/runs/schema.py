@@ -207,7 +207,9 @@ class SiteResult(RecordPart):
     """One site's contributions and results over the whole run. A value that is missing is None, never 0."""
 
     cases: dict[str, Count | None] | None = Field(
-        None, description="part (`train`, `validation`, `test`) → cases; `null` if the site never answered"
+        None,
+        description="part (`train`, `validation`, `test`) → cases, `null` where a script does not state them; "
+        "`null` if the site never answered",
     )
     classes: dict[str, list[Count] | None] | None = Field(
         None,

@@ -47,10 +47,12 @@ from medsilo.schedule.outcome import SiteEnd
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
 from medsilo.script.network import ScriptNetwork
+from medsilo.site.settings import DataPart
 
 Metrics = Mapping[str, float]
 Evaluate = Callable[[nn.Module], Metrics | float]
 Batch = Callable[[Any], tuple[Tensor, Tensor]]
+Samples = int | Mapping[DataPart, int] | None
 
 
 def usual_batch(batch: Any) -> tuple[Tensor, Tensor]:
@@ -291,14 +293,26 @@ class Data:
 
     loader: Iterable[Any]  # the training batches
     validation: Iterable[Any] | None = None  # for FedSM's threshold
-    samples: int | None = None  # training cases; by default those of the loader's data set
+    samples: Samples = None  # training cases, or those of parts; by default those of the loaders' data sets
     batch: Batch = usual_batch
     loss: LossFunction | None = None  # for methods whose objective is more than the script's loss
 
+    def __post_init__(self) -> None:
+        stated = self.samples if isinstance(self.samples, Mapping) else {}
+        if odd := {*stated} - {*PARTS} or {part for part, number in stated.items() if number < 0}:
+            raise MedsiloError(f"join: samples has {odd.pop()!r} wrong; give cases of {', '.join(PARTS)}")
+
+    def cases(self, part: DataPart) -> int:
+        """Return the cases of a part, as the script states or a loader counts them; 0 where nobody knows."""
+        if isinstance(self.samples, Mapping) and part in self.samples:
+            return self.samples[part]
+        if isinstance(self.samples, int) and part == "train":
+            return self.samples
+        loader = {"train": self.loader, "validation": self.validation}.get(part)
+        return 0 if loader is None else self.count(loader)
+
     def count(self, loader: Any) -> int:
         """Return the cases of a loader."""
-        if loader is self.loader and self.samples is not None:
-            return self.samples
         if isinstance(loader, Sequence):
             return sum(len(self.batch(batch)[0]) for batch in loader)
         try:
@@ -347,6 +361,17 @@ def _evaluated(evaluate: Evaluate, model: nn.Module) -> Metrics | float:
     return found
 
 
+def _refuse_lacking(plan: Plan, data: Data) -> None:
+    """Raise MedsiloError before the first round where the study's end needs what the script does not give."""
+    method, outcome = plan.algorithm, plan.algorithm.outcome
+    if outcome.one_network:
+        return
+    if data.validation is None:
+        raise MedsiloError(f"join: {method.title} needs validation=, a loader of validation batches with their labels")
+    if not outcome.scores_besides and data.loss is None:  # without a threshold its selector learns by the loss
+        raise MedsiloError(f"join: {method.title} needs loss=, the function of (output, target) that you train with")
+
+
 class ScriptSite:
     """A site of a study, without NVFlare: it is asked, and the script trains in between."""
 
@@ -368,6 +393,7 @@ class ScriptSite:
         assert isinstance(plan.network, ScriptNetwork)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise MedsiloError("join: LBFGS looks at the loss many times in a step; take another optimizer, as SGD")
+        _refuse_lacking(plan, data)
         plan.network.make_by(model)
         self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler)
         self.state: ScriptState
@@ -444,9 +470,10 @@ class ScriptSite:
             trained = work.now.name
             self._go_on()
             if work.now:
+                method, other = self.plan.algorithm.title, work.now.name
                 raise MedsiloError(
-                    f"send: this method trains {work.now.name!r} beside {trained!r}; train in a loop: for net, "
-                    "optimizer in flare.networks()"
+                    f"send: {method} has two networks, and this round trained only {trained!r}, not {other!r}; put "
+                    "'for net, optimizer in flare.networks():' around your loop, and train net by optimizer in it"
                 )
         if metrics is not None and self.evaluate is None:
             self.validated = self._score(metrics)
@@ -571,7 +598,7 @@ class ScriptSite:
     @property
     def samples(self) -> int:
         """The training cases of this site."""
-        return self.data.count(self.data.loader)
+        return self.data.cases("train")
 
     def _bench(self, number: int, hand_over: Callable[[Turn], float]) -> ScriptContext:
         data, state, plan = self.data, self.state, self.plan
@@ -608,15 +635,14 @@ class ScriptSite:
         )
 
     def _answer(self, **told: Any) -> StudyMessage:
-        asked, data = self.asked, self.data
+        asked = self.asked
         assert asked
-        held_out = 0 if data.validation is None else data.count(data.validation)
         return ANSWERS[asked.task](
             task=asked.task,
             round=asked.round,
             study=asked.study,
             packages=self.plan.code,
-            cases=Counted(train=self.samples, validation=held_out, test=0),
+            cases=Counted(**{part: self.data.cases(part) for part in PARTS}),
             seconds=time.monotonic() - self.started,
             memory=most_held(),
             warnings=[],
