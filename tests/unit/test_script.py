@@ -4,6 +4,7 @@ import doctest
 import json
 import pickle
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from inspect import Parameter, signature
@@ -16,13 +17,15 @@ import safetensors.torch
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
+from nvflare.job_config.api import FedJob
+from nvflare.recipe import SimEnv
 from nvflare.recipe.utils import set_per_site_config
 from torch import Tensor, nn
 
 from medsilo import client, recipes
 from medsilo.client import super_model
 from medsilo.core import weight_cache
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Line
@@ -417,6 +420,66 @@ def test_a_checkpoint_is_where_the_study_begins(tmp_path: Path, monkeypatch: pyt
     (plan,) = {path.read_text() for path in (tmp_path / "jobs").rglob(paths.PLAN)}
     (initial,) = {path.read_bytes() for path in (tmp_path / "jobs").rglob("initial.safetensors")}
     assert torch.equal(safetensors.torch.load(initial)["weight"], model.weight) and "script" in plan
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "told", "key"),
+    [
+        ("FedBNRecipe", {}, "nn.BatchNorm2d", "network.norm"),
+        ("HarmoFLRecipe", {}, "input_shape=", "task.size"),
+        ("FedProxRecipe", {"mu": -1}, "mu: -1", "algorithm"),
+        ("FedAvgRecipe", {"num_rounds": 0}, "num_rounds: 0", "training"),
+    ],
+)
+def test_what_is_wrong_is_told_by_the_recipes_arguments(
+    recipe: str, given: dict[str, Any], told: str, key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PlanError, match=re.escape(told)) as error:
+        getattr(recipes, recipe)(model=nn.Conv2d(1, 2, 3), min_clients=2, train_script="client.py", **given)
+    assert key not in str(error.value)
+
+
+class Simulator(SimEnv):
+    """NVFlare's, whose workspace it empties, without the training: what is left is given."""
+
+    left: Mapping[str, str] = {}
+
+    def deploy(self, job: FedJob) -> str:
+        workspace = Path(self.workspace_root) / job.name
+        shutil.rmtree(workspace, ignore_errors=True)
+        for name, text in self.left.items():
+            (workspace / name).parent.mkdir(parents=True)
+            (workspace / name).write_text(text)
+        if any(name.endswith("log.txt") for name in self.left):
+            raise RuntimeError("Simulation failed with return code 2.")
+        return job.name
+
+
+def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second run of the same name deleted the first one's study; NVFlare's last line was a return code."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "client.py").touch()
+    run(make_plan("fedavg", "training.rounds=1"), folder=tmp_path / "own")
+    env = Simulator(num_clients=2, workspace_root="workspace")
+    recipe = recipes.FedAvgRecipe(name="again", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
+    study = tmp_path / "workspace/again/server/medsilo/one"
+    env.left = {f"server/medsilo/one/{paths.SUMMARY}": (tmp_path / "own" / paths.SUMMARY).read_text()}
+    env.left |= {"site-1/medsilo/one/last": "1"}
+    recipe.execute(env)
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"medsilo report {study}")
+
+    raised = "medsilo.core.errors.MedsiloError: join: FedSM needs validation=\n"
+    env.left = {"site-2/log.txt": f"2026-11-27 - ERROR - Traceback:\n  File a\nKeyError: 1\n\n{raised}\nmore\n"}
+    with pytest.raises(MedsiloError, match="site-2: join: FedSM needs validation=; logs: .*again"):
+        recipe.execute(env)
+    kept = tmp_path / "workspace/again-earlier/one"
+    assert str(kept) in capsys.readouterr().out
+    assert (kept / "server/medsilo/one" / paths.SUMMARY).is_file() and (kept / "site-1/medsilo/one/last").is_file()
+    env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}  # a script's own, in another process
+    with pytest.raises(MedsiloError, match="site-1: KeyError: 'image'"):
+        recipe.execute(env)
 
 
 def configs(place: Path) -> dict[str, dict[str, object]]:
