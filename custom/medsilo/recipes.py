@@ -122,7 +122,7 @@ class MethodRecipe(Recipe):
                 further=plan,
             )
         except PlanError as error:
-            raise _by_arguments(error) from None
+            raise PlanError(_by_arguments(str(error))) from None
         written = Path(self._files.name) / paths.PLAN
         written.write_text(self.plan.to_yaml())
         job = FedJob(name=name or self.algorithm, min_clients=min_clients)
@@ -185,16 +185,15 @@ def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in stock}
 
 
-def _by_arguments(error: PlanError) -> PlanError:
+def _by_arguments(text: str) -> str:
     """Return what is wrong with a plan as the user of a recipe writes it.
 
-    >>> print(_by_arguments(PlanError("algorithm.mu: -1 is too small; give 0.0 or more")))
-    mu: -1 is too small; give 0.0 or more
+    >>> _by_arguments("algorithm.mu: -1 is too small; give 0.0 or more")
+    'mu: -1 is too small; give 0.0 or more'
     """
-    text = str(error)
     for key, argument in ARGUMENTS.items():
         text = text.replace(key, argument)
-    return PlanError(text)
+    return text
 
 
 def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.Module:

@@ -8,7 +8,7 @@ from medsilo.core.parent_watch import most_held
 from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.requests import Exchange
 from medsilo.federation.server_state import ServerState
-from medsilo.runs.messages import Counted, Delivered, Joined, SiteAnswer, Tested
+from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.outliers import standing_out
 from medsilo.runs.provenance import now
 from medsilo.runs.schema import (
@@ -133,7 +133,7 @@ def _site_result(led: StudyUsage, site: str) -> SiteResult:
         validation.append(delivered.validation if isinstance(delivered, Delivered) else None)
     reply = joined or delivered or tested
     return SiteResult(
-        cases=_cases(task, reply.cases) if reply else None,
+        cases={part: _count(task, cases) for part, cases in reply.cases} if reply else None,
         classes=joined.classes if isinstance(joined, Joined) else None,
         machine=joined.machine if isinstance(joined, Joined) else {},
         absent=joined.absent if isinstance(joined, Joined) else [],
@@ -151,12 +151,8 @@ def _site_result(led: StudyUsage, site: str) -> SiteResult:
     )
 
 
-def _cases(task: Task, told: Counted) -> dict[str, int | None]:
-    """Return a site's cases by part. A script that states none of a part may have some."""
-    return {part: _count(task, cases) for part, cases in told}
-
-
 def _count(task: Task, cases: int) -> int | None:
+    """Return how many cases a part has; a script that states none may have some."""
     return None if task.scripted and not cases else cases
 
 

@@ -470,10 +470,9 @@ class ScriptSite:
             trained = work.now.name
             self._go_on()
             if work.now:
-                method, other = self.plan.algorithm.title, work.now.name
                 raise MedsiloError(
-                    f"send: {method} has two networks, and this round trained only {trained!r}, not {other!r}; put "
-                    "'for net, optimizer in flare.networks():' around your loop, and train net by optimizer in it"
+                    f"send: {self.plan.algorithm.title} has two networks, and this round trained only {trained!r}; put "
+                    "'for net, optimizer in flare.networks():' around your loop, and train net"
                 )
         if metrics is not None and self.evaluate is None:
             self.validated = self._score(metrics)
