@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -99,7 +98,7 @@ class MedsiloController(Controller):
                 workspace.publish_refusal(str(error), fl_ctx)
             self.system_panic(str(error), fl_ctx)
 
-    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> Path:
+    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
         """Lead a study to its end; returns its folder."""
         settings = workspace.settings_in(fl_ctx)
         plan = workspace.plan_of_job(fl_ctx, settings)
@@ -122,7 +121,7 @@ class MedsiloController(Controller):
             self.log_info(fl_ctx, f"{ended.study} was finished when its job ended; this job hands out its results")
             workspace.publish(earlier.folder, fl_ctx)
             self._look_for_sites(plan, fl_ctx).wait_for_all(JOINING, abort_signal)
-            return earlier.folder
+            return str(earlier.folder)
         if earlier and earlier.can_go_on():
             record, resume = earlier, True
             self.log_info(fl_ctx, f"goes on with {record.folder.name}")
@@ -155,7 +154,7 @@ class MedsiloController(Controller):
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, kit)
                 GARBAGE.begin()
                 self.running.run(resume)
-                return record.folder
+                return str(record.folder)
         finally:
             # What lies in the folder is another job's until this one has written its summary.
             if self.engine == "nvflare" and record.summary() != before:

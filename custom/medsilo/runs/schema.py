@@ -208,8 +208,7 @@ class SiteResult(RecordPart):
 
     cases: dict[str, Count | None] | None = Field(
         None,
-        description="part (`train`, `validation`, `test`) → cases, `null` where a script does not state them; "
-        "`null` if the site never answered",
+        description="part (`train`, `validation`, `test`) → cases; `null`: the site never answered, or states none",
     )
     classes: dict[str, list[Count] | None] | None = Field(
         None,

@@ -650,4 +650,4 @@ class ScriptSite:
         ).parcel()
 
 
-PARTS = ("train", "validation", "test")
+PARTS: tuple[DataPart, ...] = ("train", "validation", "test")

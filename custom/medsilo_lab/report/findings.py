@@ -81,8 +81,11 @@ def _why_unranked(runs: Sequence[RunResult]) -> str:
 
 def _means_by_seed(runs: Sequence[RunResult]) -> dict[str, dict[int | None, float]]:
     """Return the mean test scores of each method, by seed; none where runs of a method share a seed."""
-    told = [(run.summary.title or run.label, run.summary.seed, run.summary.mean_test) for run in runs]
-    known = [one for one in told if one[2] is not None]
+    known = [
+        (run.summary.title or run.label, run.summary.seed, mean)
+        for run in runs
+        if (mean := run.summary.mean_test) is not None
+    ]
     found: dict[str, dict[int | None, float]] = {method: {} for method, *_ in known}
     for method, seed, mean in known:
         found[method][seed] = mean
