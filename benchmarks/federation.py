@@ -105,6 +105,11 @@ class Peaks:
 def run_stock(size: Size, sites: int, folder: Path, polling: float | None) -> Outcome:
     """NVFlare's FedAvg, as its recipe makes it; `polling` None leaves NVFlare's default."""
     job = _stock_job(size, sites, folder / "job", polling)
+    return simulate(job, sites, folder, STOCK_ROUND, size.rounds)
+
+
+def simulate(job: Path, sites: int, folder: Path, mark: re.Pattern[str], rounds: int) -> Outcome:
+    """Run a job in NVFlare's simulator as `SimEnv` does, whose server marks so many rounds in its log."""
     names = ",".join(SITES[:sites])
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(folder / "ws")]
     command += ["-c", names, "-n", str(sites), "-t", str(sites)]
@@ -112,7 +117,7 @@ def run_stock(size: Size, sites: int, folder: Path, polling: float | None) -> Ou
     with (folder / "output.txt").open("w") as output, _started(command, output) as process:
         process.wait(timeout=LIMIT)
     peaks.stop()
-    return Outcome(_median_round(folder / "output.txt", STOCK_ROUND, size.rounds), peaks.server, peaks.site)
+    return Outcome(_median_round(folder / "output.txt", mark, rounds), peaks.server, peaks.site)
 
 
 def _stock_job(size: Size, sites: int, folder: Path, polling: float | None) -> Path:
@@ -140,12 +145,17 @@ def _stock_job(size: Size, sites: int, folder: Path, polling: float | None) -> P
             server_expected_format=ExchangeFormat.PYTORCH,
         )
         recipe.export(str(folder))
-    for path in folder.rglob("config_fed_server.json"):
-        config = json.loads(path.read_text())
-        if polling is not None:
-            config["server"] = {"task_request_interval": polling}
-        path.write_text(json.dumps(config))
+    if polling is not None:
+        poll_every(polling, folder)
     return folder / "stock"
+
+
+def poll_every(seconds: float, job: Path) -> None:
+    """Let the sites of a job ask for work as often as this."""
+    for path in job.rglob("config_fed_server.json"):
+        config = json.loads(path.read_text())
+        config["server"] = {**config.get("server", {}), "task_request_interval": seconds}
+        path.write_text(json.dumps(config))
 
 
 def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -> Outcome:

@@ -37,8 +37,7 @@ from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.schema import Round
-from medsilo.site.owner import ALL_MINE
-from medsilo.site.settings import make_settings
+from medsilo.site.settings import ALL_MINE, make_settings
 
 GROWTH = (2, 8, 32, 64, 144, 1000)
 ROUNDS = 3

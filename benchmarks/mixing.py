@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from medsilo.core.mmap_store import stored
 from medsilo.core.parent_watch import most_held
 from medsilo.mixing import contributions
-from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.mixers import UniformMean, WeightedMean
+from medsilo.mixing.personal import Identity, SimilarityMix, SoftPull
 
 Model = dict[str, Tensor]
 Round = Callable[[Iterable[Model], int], list[Any]]

@@ -117,7 +117,7 @@ class Ours:
 
     def __init__(self, plan: Plan, folder: Path, place: Path, device: str = "cpu", workers: int = 0) -> None:
         source = DataSource(folder=folder / SITE)
-        settings = SiteSettings(data=source, device=device, workers=workers, public_data=True)
+        settings = SiteSettings(data=source, device=device, threads=max(1, workers), public_data=True)
         self.plan, self.site = plan, TrainingSite(Participant(SiteContext(plan, SITE, [SITE], settings, place)))
         given = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}

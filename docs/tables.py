@@ -27,7 +27,7 @@ from docs.markdown import table
 from medsilo import extend
 from medsilo.cli import all_commands
 from medsilo.cli import main as medsilo
-from medsilo.core import weight_cache
+from medsilo.core import model_folders
 from medsilo.core.section import Section
 from medsilo.extend import methods as extend_methods
 from medsilo.extend import networks as extend_networks
@@ -36,14 +36,14 @@ from medsilo.mixing import robust
 from medsilo.mixing.robust import AggregationSettings
 from medsilo.models.network import Network
 from medsilo.plan import ModelSelection, Plan, StudyDescription
-from medsilo.privacy.mechanisms import PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import paths, schema, site_files
 from medsilo.schedule.declared import PrivacyOffer
 from medsilo.schedule.participation import Participation
 from medsilo.schedule.secure_aggregation import SecureAggregationSettings
 from medsilo.schedule.transport import TransportSettings
-from medsilo.site.settings import Quotas, SiteSettings
+from medsilo.site.settings import SiteSettings
 from medsilo_lab.study import verdict_file
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
 from nvflare_reliability.timeouts import Timeouts, limits
@@ -61,6 +61,7 @@ REFERENCE = ("reference/keys.md", "reference/commands.md", "reference/run-folder
 PROTECTION = (
     "public_data",
     "min_patients_per_metric",
+    "answers",
     "state_dir",
     "studies",
     "memory_limit",
@@ -277,7 +278,7 @@ RUN_TREE: Mapping[str, str] = {
     f"{paths.SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the "
     "selector as safetensors, `plan.yaml`, and `supermodel.json` with the threshold and every file's SHA-256. Each "
     "site has one of its own, too",
-    f"{weight_cache.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
+    f"{model_folders.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
     f"{paths.JOB}/": "the submitted job (simulator only)",
     f"{paths.NVFLARE}/": "NVFlare's workspace (simulator only)",
@@ -407,7 +408,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-model-selection": lambda: section(ModelSelection, "model_selection"),
     "plan-privacy": lambda: section(PrivacyOffer, "privacy"),
     "plan-rest": top_level,
-    "limits": lambda: section(Quotas, "limits"),
     "protection": lambda: settings(PROTECTION),
     "approval": lambda: settings(APPROVAL),
     "demands": lambda: section(PrivacyRequirements, "privacy"),

@@ -44,6 +44,8 @@ def build(source: Path, dist: Path) -> None:
                     shutil.copytree(
                         package, place / "custom" / package.name, ignore=shutil.ignore_patterns("__pycache__")
                     )
+            if lab:  # what consortium.yaml names as hospitals' policies
+                shutil.copytree(source / "site_configs", place / "custom/medsilo_lab/site_configs")
             (place / "pyproject.toml").write_text(tomli_w.dumps(parted(project, lab, version[1])), "utf-8")
             command = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", dist.absolute(), place]
             subprocess.run([sys.executable, "-m", "pip", *map(str, command)], check=True)

@@ -25,7 +25,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders, weight_cache
 from medsilo.plan import Plan, parse_plan
 from medsilo.registry import METHODS
 from medsilo.runs.paths import GLOBAL, LAST
@@ -215,7 +215,7 @@ def plan_of(part: Part, row: str, epsilon: float, rate: float, seed: int, backbo
     if how.pop(START, False):
         own = {"sha256": weight_cache.hash_of_file(backbone), "bytes": backbone.stat().st_size}
         how[START] = {"file": backbone.name, "confirmed": True, **own}
-        weight_cache.look_in(backbone.parent)
+        model_folders.look_in(backbone.parent)
     first, rounds = (1, 1) if quick else part.rounds
     task = {"name": "synthetic-prostate", "size": 32, "patients": 4, "slices": 3} if quick else part.plan["task"]
     more = {"privacy": {"epsilon": epsilon, "delta": DELTA, "unit": "patient"}} if epsilon else {}

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning import layers
+from medsilo.learning import layers, steps
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.phase import Group
 from medsilo.schedule.train_context import TrainContext
@@ -58,7 +58,7 @@ class MaskedImages(Algorithm):
 
         def objective(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             hidden = blocks(inputs, self.block, self.share)
-            _, features = layers.with_given(model, inputs * (1 - hidden))
+            _, features = steps.with_given(model, inputs * (1 - hidden))
             return missed(decoder(features), inputs, hidden)
 
         def step(optimizer: Optimizer, closure: Callable[[], Tensor]) -> Tensor:

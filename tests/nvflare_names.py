@@ -910,11 +910,30 @@ def replies_of_clients(module: Any) -> None:
     assert module.MetaStatusValue.NO_REPLY != module.MetaStatusValue.OK
 
 
+@relies("fuel.utils.config_service", "ConfigService.initialize")
+def places_of_files(module: Any) -> None:
+    """Where no folder was named, NVFlare looks for files of its own in all below the current one."""
+    takes(module.ConfigService.initialize, {}, ["kit/startup"])
+    search = import_module(f"{MODULES}.fuel.utils.config_factory").ConfigFactory.search_config_format
+    source_holds(search, "if not search_dirs", "os.walk(search_dir)")
+
+
+@relies("fuel.f3.drivers.tcp_driver", "TcpDriver.__name__")
+@relies("fuel.f3.communicator", "driver_mgr.class_cache.add driver_mgr.register driver_loaded")
+def drivers(module: Any) -> None:
+    """Drivers are loaded before a connection is made, unless driver_loaded is set; one that has its name in class_cache
+    is registered, and not once more."""
+    communicator = import_module(f"{MODULES}.fuel.f3.communicator")
+    source_holds(communicator.Communicator.add_connector, "if not driver_loaded")
+    source_holds(type(communicator.driver_mgr).search_folder, "in self.class_cache")
+    takes(communicator.driver_mgr.register, "a class")
+
+
 @relies(
     "fuel.flare_api.flare_api",
     "Session.abort_job Session.clone_job Session.close Session.do_app_command Session.download_job_result",
     "Session.get_job_meta Session.get_job_status Session.get_system_info.client_info.name",
-    "Session.api.cell.core_cell.communicator.stop Session.get_system_info.server_info.start_time",
+    "Session.api.cell.core_cell.communicator.stop Session.api.scheme Session.get_system_info.server_info.start_time",
     "Session.list_jobs.get",
     "Session.monitor_job Session.submit_job Session.try_connect Session.get_client_job_status.get",
 )

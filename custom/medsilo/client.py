@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.flare.wire import flat, unflat
@@ -100,7 +100,7 @@ def join(
         name = flare.get_site_name()
     folder = _app_folder()
     plan = load_plan(folder / "config" / paths.PLAN)
-    weight_cache.look_in(folder / "config")
+    model_folders.look_in(folder / "config")
     output = folder.parents[1] / "medsilo"  # beside NVFlare's folders of jobs, which go with the job
     data = Data(loader, validation, samples, batch, loss)
     _study = _Study(ScriptSite(plan, name, output, model, optimizer, data, evaluate, test, scheduler))
@@ -201,7 +201,7 @@ def send(model: flare.FLModel | Metrics | float | None = None) -> None:
     """
     site = _joined("send").site
     if isinstance(model, flare.FLModel):
-        _refuse_other(model.params or {}, site.weights())
+        _refuse_other(model.params or {}, site.state.module.state_dict())
         model = model.metrics
     _send(site.finish(model))
 
@@ -209,8 +209,12 @@ def send(model: flare.FLModel | Metrics | float | None = None) -> None:
 def _refuse_other(params: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> None:
     """Raise MedsiloError for tensors of another model than that which joined, or for differences."""
     for name, value in params.items():
-        given = torch.as_tensor(value).cpu()
-        if name not in own or given.shape != own[name].shape or not given.allclose(own[name], 0, 0, equal_nan=True):
+        given = torch.as_tensor(value)
+        if name not in own or given.shape != own[name].shape:
+            same = False
+        else:  # most give the model's own tensors, which need no look at their values
+            same = given.data_ptr() == own[name].data_ptr() or given.allclose(own[name].to(given), 0, 0, equal_nan=True)
+        if not same:
             raise MedsiloError(
                 f"send: {name} is not that of the model that joined, which medsilo sends; give its state_dict(), or "
                 "the metrics alone"

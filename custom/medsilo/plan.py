@@ -2,26 +2,23 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 from torch import nn
 
-from medsilo.core import weight_cache
-from medsilo.core.errors import MedsiloError, PlanError, YamlError
-from medsilo.core.files import dump_yaml, load_tensors, load_yaml, read_yaml, why_unread
+from medsilo.core import model_folders, optional
+from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.files import dump_yaml, read_yaml
 from medsilo.core.package import ALWAYS, facts_of, is_here, is_ours, ours_behind
-from medsilo.core.section import SHOWN, Feature, Section, checked, in_words, near_key
-from medsilo.core.tensors import hash_of
-from medsilo.core.text import is_safe_name, plain
+from medsilo.core.section import Feature, Section, checked, in_words, near_key
+from medsilo.core.text import plain
 from medsilo.learning.seeds import seed_for, seed_torch
-from medsilo.learning.training import OWN_NUMBERS, USUAL, Training
+from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form
 from medsilo.mixing.robust import AggregationSettings
 from medsilo.models.network import Network, parameters_of
@@ -29,16 +26,14 @@ from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, chec
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.declared import PrivacyOffer, Private
 from medsilo.schedule.layer import Layer
-from medsilo.schedule.participation import MOST_SITES, Participation
+from medsilo.schedule.participation import Participation, names_for
 from medsilo.schedule.phase import ModelFactory, Phase, Schedule
 from medsilo.schedule.secure_aggregation import SecureAggregationSettings
 from medsilo.schedule.transport import TransportSettings
 from medsilo.tasks.task import Task
 
-FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
-OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
+NAMING = ("from", "question", "plans")  # keys of network and task that may name a file beside the plan
 LONGEST_LINE = 300  # bytes of a line in the lead's words
-HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class ModelSelection(Feature):
@@ -194,7 +189,7 @@ class Plan(Section):
     @property
     def _unnamed(self) -> list[str]:
         """Names for the hospitals of a plan that names none: as many as it needs."""
-        return _hospitals(self.participation.required)
+        return names_for(self.participation.required)
 
     def warnings(self, sites: Sequence[str]) -> list[str]:
         """Return what the person who starts the study should know of its numbers, one line each."""
@@ -324,56 +319,10 @@ def read_plan(path: Path | str, method: Algorithm | None = None) -> Any:
         raise PlanError(str(error)) from error
     if method and isinstance(values, dict) and TABLES["algorithm"].named_in(values.get("algorithm")) != method.name:
         values["algorithm"] = method.model_dump(mode="json")
-    return _with_files(values, path.parent)
-
-
-def _with_files(values: Any, folder: Path) -> Any:
-    """Return a plan's values with the content of the files that its task names, and the hash of the one that its
-    network begins with, in place of their names."""
-    weight_cache.look_in(folder, folder / weight_cache.FOLDER)
-    if not isinstance(values, dict):
-        return values
-    task, network = values.get("task"), values.get("network")
-    if isinstance(network, dict) and (begun := _beginning(network.get("from"), folder)):
-        values = {**values, "network": {**network, "from": begun}}
-    if not isinstance(task, dict):
-        return values
-    named = {key: task[key] for key in FROM_FILES if isinstance(task.get(key), str) and not HASH.fullmatch(task[key])}
-    return {**values, "task": {**task, **{key: _content_of(folder, key, name) for key, name in named.items()}}}
-
-
-def _beginning(told: Any, folder: Path) -> dict[str, Any] | None:
-    """Return what a network begins with, by its hash, where a plan names the file alone: its path, or a section."""
-    own = {"file": told} if isinstance(told, str) else told
-    if not isinstance(own, dict) or "sha256" in own or not isinstance(own.get("file"), str):
-        return None
-    return {**own, **_begun_with(folder, own["file"])}
-
-
-def _begun_with(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / Path(name).expanduser()  # a path as it is typed, or one that begins at the plan
-    if not is_safe_name(path.name):
-        raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")
-    path = next(filter(Path.is_file, (path / name for name in weight_cache.IN_BUNDLES)), path)
-    weight_cache.look_in(path.parent)
-    try:
-        return {"file": path.name, "sha256": weight_cache.hash_of_file(path), "bytes": path.stat().st_size}
-    except OSError as error:
-        raise PlanError(f"network.from: {path.name}: {why_unread(error, 'a file beside the plan')}") from error
-
-
-def _content_of(folder: Path, key: str, name: str) -> Any:
-    if not is_safe_name(name):
-        raise PlanError(f"task.{key}: {name!r} has odd characters; name a file in the plan's own folder")
-    try:
-        if name.endswith(".safetensors"):
-            return hash_of(load_tensors(folder / name)[0])
-        text = (folder / name).read_text(encoding="utf-8")
-        return json.loads(text) if name.endswith(".json") else load_yaml(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"task.{key}: {name}: {why_unread(error, 'a file beside the plan')}") from error
-    except (MedsiloError, ValueError, RecursionError) as error:
-        raise PlanError(f"task.{key}: {name} can't be read ({error}); correct it") from error
+    model_folders.look_in(path.parent, path.parent / model_folders.FOLDER)
+    sections = [values.get(key) for key in ("task", "network")] if isinstance(values, dict) else []
+    named = any(key in own for own in sections if isinstance(own, dict) for key in NAMING)
+    return optional.with_files(values, path.parent) if named else values
 
 
 def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY, here: bool = False) -> Plan:
@@ -389,9 +338,9 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     except (TypeError, ValueError) as error:
         raise PlanError(f"a plan holds texts, numbers, lists and mappings only ({error}); quote such values") from error
     if here:
-        _name_hospitals(values)
-    for change in sorted(changes, key=lambda change: change.partition("=")[0] not in (OPTIMIZER, NAMES)):
-        _apply(values, change)  # first what takes other keys' values away
+        optional.name_hospitals(values)
+    if changes := [*changes]:
+        optional.change(values, changes)
     if values.get("network") is None:  # which a change may say, too: the task's own then
         values.pop("network", None)
     names, given = _names_in(values), values.get("packages")
@@ -447,54 +396,3 @@ def _complete_network(values: dict[str, Any], task: str) -> None:
 def key_like(word: str) -> str | None:
     """Return the plan's key that a word most likely means."""
     return near_key(word, ["seed"], Plan) or near_key(f"{word}s", [], Plan)
-
-
-def _name_hospitals(values: dict[str, Any]) -> None:
-    part = values.get("participation")
-    if isinstance(part, dict) and not part.get("sites") and part.get("minimum") in range(1, MOST_SITES + 1):
-        values["participation"] = {**part, "sites": _hospitals(part["minimum"]), "minimum": None}
-
-
-def _hospitals(number: int) -> list[str]:
-    """Return names for so many hospitals."""
-    marks = [*ascii_lowercase] if number <= len(ascii_lowercase) else [*map(str, range(1, number + 1))]
-    return [f"hospital-{mark}" for mark in marks[:number]]
-
-
-def _apply(values: dict[str, Any], change: str) -> None:
-    key, equals, text = change.partition("=")
-    if not equals or not all(key.split(".")):
-        raise PlanError(f"--set {change!r}: write it as key.subkey=value, for example training.rounds=3")
-    *path, last = key.split(".")
-    place = values
-    for part in path:
-        inner = place.get(part)
-        place[part] = place = dict(inner) if isinstance(inner, dict) else {}
-    try:
-        value = load_yaml(text)
-    except YamlError as error:
-        shown = plain(repr(text), SHOWN)
-        raise PlanError(f"--set {key}: {shown} is not a value that YAML knows: {error.problem}; quote it") from error
-    if last == "name" and len(path) == 1 and path[0] in TABLES:
-        value = TABLES[path[0]].spelled(value) or value
-    if last == "name" and place.get("name") != value:
-        place.clear()  # another method, task or network: the numbers of the one before don't carry over
-        if path == ["task"]:
-            values.pop("network", None)  # it was the other task's
-    if key == OPTIMIZER and value in USUAL and place.get(last, "sgd") != value:
-        for number in OWN_NUMBERS:  # nor do those of another optimizer
-            place.pop(number, None)
-        place.update(USUAL[value])
-    if key == NAMES and value and not place.get(last):  # so many had to be there while nobody was named
-        place.pop("minimum", None)
-    if key == DIMENSIONS and value == 2 and place.get(last, 3) == 3:
-        _learn_slices(values)
-    place[last] = value
-
-
-def _learn_slices(values: dict[str, Any]) -> None:
-    """Leave x and y of what a plan says of volumes, and two dimensions of its network, as `init --slices` does."""
-    task, network = values["task"], values.get("network")
-    task.update({key: task[key][:2] for key in ("size", "target_spacing") if isinstance(task.get(key), list)})
-    if isinstance(network, dict) and "dimensions" in network:
-        values["network"] = {**network, "dimensions": 2}

@@ -30,8 +30,7 @@ from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import Progress, Round, Summary
-from medsilo.site.owner import ALL_MINE
-from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.site.settings import ALL_MINE, SiteSettings, make_settings
 from medsilo_lab import in_memory
 from medsilo_lab.consortium import lead
 from medsilo_lab.deploy.predictor import asked_to_predict

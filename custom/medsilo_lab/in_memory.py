@@ -26,8 +26,9 @@ from medsilo.models.network import Network
 from medsilo.registry import METHODS, NETWORKS, TASKS, Registry
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.objective import Objective, Regression
+from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.folder import goal_of
+from medsilo.tasks.regression import Regression
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.site_data import Cases, CaseSubset, SiteData
 from medsilo.tasks.sources import PARTS

@@ -23,7 +23,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import duration, size_text
 from medsilo.plan import Plan
 from medsilo.runs.watching import Row, StudyMoment, studies
-from medsilo.site.approvals import NOTHING, ApprovalLimits, AskingPlan, moment
+from medsilo.site.accepted_settings import moment
+from medsilo.site.approvals import NOTHING, ApprovalLimits, AskingPlan
 from medsilo.site.ledger import ledgers
 from medsilo.site.policy import Policy
 from medsilo_lab.report import template

@@ -68,8 +68,8 @@ class Gate:
             return self.replies.refuse(stream, "nobody waits for it any more")
         origin, size = str(stream.get_headers().get(MessageHeaderKey.ORIGIN)), stream.get_size()
         known = isinstance(size, int) and size > 0
-        if size == 0:  # a ping's
-            return self.replies.settle(stream, make_reply(CellCode.OK))
+        if size == 0:  # a ping's, or that of a process that has no such tensors
+            return self.replies.settle(stream, make_reply(stream.get_headers().get(MessageHeaderKey.RETURN_CODE)))
         with self.lock:
             total = self.taken.get(origin, 0) + (size if known else 0)
             fits = known and total <= self.most.size

@@ -24,7 +24,7 @@ from medsilo.runs.schema import Round
 from medsilo.site.approvals import ApprovalLimits, Approvals
 from medsilo.site.ledger import CountedStudy, Ledger, Spending
 from medsilo.site.query_budget import ANSWERS, QueryBudget, Requester
-from medsilo.site.settings import Quotas
+from medsilo.site.settings import SiteSettings
 from medsilo.site.signing import own_key
 from tests import inprocess
 from tests.conftest import SITES, make_plan
@@ -236,7 +236,7 @@ def test_approvals_outlive_the_power(count: int, tmp_path: Path) -> None:
 
 @often
 def test_the_query_budget_outlives_the_power(count: int, tmp_path: Path) -> None:
-    limits, asker = Quotas(), Requester("lead", "data", "study")
+    limits, asker = SiteSettings(), Requester("lead", "data", "study")
     names = [f"patient {number}" for number in range(12)]
 
     def write(disk: Disk) -> None:

@@ -17,7 +17,7 @@ from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.flare.jobs import CUSTOM, canonical_job, write_job
 from medsilo.plan import Plan
-from medsilo.privacy.mechanisms import PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan

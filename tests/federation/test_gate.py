@@ -594,6 +594,13 @@ def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
     assert torch.equal(to_parcel(fetch().payload).groups["m"]["w"], large)
 
 
+def test_tensors_that_a_process_has_no_more_are_asked_for_again(cells: Cells) -> None:
+    """A site's process died while its answer was fetched: the next one has its name, and knows nothing of them."""
+    assert cells.takes()
+    told, tensors = ChunkedTensors().download(from_fqcn=SITE, ref_id="gone", per_request_timeout=5.0, cell=cells.job)
+    assert "invalid_request" in told and tensors == {}
+
+
 def test_a_site_keeps_few_finished_streams_and_no_threads_for_them(cells: Cells) -> None:
     Gate(cells.site, Bounds()).guard_site()
     seen, news = timers(), {"TOPIC": "news", "RELIABLE": True, "RETRY_TIMEOUT": 3600.0, "RETRY_WAIT": 5.0}

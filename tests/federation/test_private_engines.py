@@ -13,7 +13,7 @@ from medsilo.federation.inprocess import Loop
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.site_context import SiteContext
 from medsilo.flare import simulator
-from medsilo.privacy.mechanisms import PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
 from medsilo.site.ledger import Ledger, ledgers

@@ -183,5 +183,5 @@ def test_only_the_own_card_is_touched() -> None:
 
 def test_several_workers_and_pinned_memory_change_nothing(tmp_path: Path, volumes: ModuleType) -> None:
     plan = volumes_study(volumes, tmp_path / "data")
-    found = [trained(plan, tmp_path / str(n), tmp_path / "data", device="cuda", workers=n) for n in (0, 2)]
+    found = [trained(plan, tmp_path / str(n), tmp_path / "data", device="cuda", threads=n) for n in (1, 2)]
     assert torch.equal(*found)

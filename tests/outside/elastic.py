@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.learning.layers import keeping_statistics
+from medsilo.learning.steps import keeping_statistics
 from medsilo.methods.bases import ServerStep, trained_weights
 from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
 from medsilo.schedule.phase import Group, ModelFactory, ServerSide

@@ -1,4 +1,4 @@
-"""docs/study/consortium.md by its text alone: five machines with addresses, accounts, disks and clocks of their own."""
+"""docs/study/consortium.md by its text alone: six machines with addresses, accounts, disks and clocks of their own."""
 
 import os
 import random
@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/study/consortium.md"
 HOSPITALS = ("st-anna", "st-bruno", "st-clara")
 PULLED = 30.0  # seconds without a cable
-CLOCKS = {"the server": 0, "the lead": -200, "st-anna": 3600, "st-bruno": -95, "st-clara": 40}  # seconds off
+OLD, NEW = "the server", "the new server"
+CLOCKS = {OLD: 0, NEW: 20, "the lead": -200, "st-anna": 3600, "st-bruno": -95, "st-clara": 40}  # seconds off
+KIT = "kits/lead@clinic.example"
 BLOCK = re.compile(r"^```(yaml)?\n(.*?)^```$", re.M | re.S)
 INSIDE = (  # a disk of its own, and root's home is hidden but for Python
     "mount -t tmpfs -o mode=755 tmpfs /srv && mkdir /srv/medsilo /srv/python && mount --bind {home} /srv/medsilo "
@@ -33,7 +35,7 @@ INSIDE = (  # a disk of its own, and root's home is hidden but for Python
 
 
 def needs() -> str:
-    """Return what this machine lacks to be five."""
+    """Return what this machine lacks to be six."""
     programs = [name for name in ("ip", "bridge", "setpriv", "cc") if not shutil.which(name)]
     if programs:
         return f"needs {', '.join(programs)}"
@@ -96,6 +98,12 @@ class Machine:
                 process.send_signal(signal.SIGKILL)
 
 
+def name_leads_to(address: str, hosts: Iterable[Path]) -> None:
+    """Point the server's name to an address, in what each machine asks for names."""
+    for path in hosts:
+        path.write_text(f"127.0.0.1 localhost\n{address} fl.example.org\n")
+
+
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
 
@@ -104,7 +112,7 @@ def ip(*words: str) -> None:
 def machines() -> Iterator[dict[str, Machine]]:
     if lacks := needs():
         pytest.skip(lacks)
-    line, names = "medsilopilot", ("the server", "the lead", *HOSPITALS)
+    line, names = "medsilopilot", (OLD, NEW, "the lead", *HOSPITALS)
     folder = Path(tempfile.mkdtemp(prefix="pilot-"))
     folder.chmod(0o755)
     subprocess.run(
@@ -115,13 +123,13 @@ def machines() -> Iterator[dict[str, Machine]]:
     try:
         for path in hosts:
             path.parent.mkdir(parents=True)
-            path.write_text("127.0.0.1 localhost\n10.77.0.1 fl.example.org\n")
+        name_leads_to("10.77.0.1", hosts)
         ip("netns", "add", line)
         ip("-n", line, "link", "add", "hub", "type", "bridge")
         ip("-n", line, "link", "set", "hub", "up")
         for number, name in enumerate(names, 1):
             made[name] = Machine(name, number, line, folder)
-        for name in names[1:]:  # the firewall: only the server is reached
+        for name in names[2:]:  # the firewall: only the servers are reached
             subprocess.run(["bridge", "-n", line, "link", "set", "dev", made[name].port, "isolated", "on"], check=True)
         yield made
     finally:
@@ -172,14 +180,17 @@ def reaches(machine: Machine, address: str, port: int) -> bool:
 
 @pytest.mark.long
 def test_the_pilot_by_its_text_alone(machines: dict[str, Machine]) -> None:
-    lead, server, hospitals = machines["the lead"], machines["the server"], [machines[name] for name in HOSPITALS]
-    shutil.copytree(ROOT / "site_configs", lead.home / "site_configs")
+    lead, server, hospitals = machines["the lead"], machines[OLD], [machines[name] for name in HOSPITALS]
     for seed, hospital in enumerate(hospitals, 1):
         patients(hospital, seed)
     post = {f"{machine.name}.tgz": [machine] for machine in hospitals}
-    post |= {"fl.example.org.tgz": [server], "plan.tgz": [lead], "job.tgz": hospitals}
+    post |= {"fl.example.org.tgz": [server], "plan.tgz": [lead], "job.tgz": hospitals, "backup-1.zip": [machines[NEW]]}
     study, typed = "", 0
     for who, commands in steps():
+        if who == NEW:
+            server.ends()
+            shutil.rmtree(server.home)
+            name_leads_to(machines[NEW].address, Path("/etc/netns").glob("medsilopilot*/hosts"))
         parties = hospitals if who == "each hospital" else [machines[who]]
         for party in parties:
             text = commands.replace("st-anna", party.name) if who == "each hospital" else commands
@@ -204,9 +215,15 @@ def test_the_pilot_by_its_text_alone(machines: dict[str, Machine]) -> None:
             assert not reaches(hospitals[0], lead.address, 8002)
     told = {machine.name: float(machine.types("python -c 'import time; print(time.time())'")) for machine in hospitals}
     assert 3500 < told["st-anna"] - told["st-clara"] < 3600 and told["st-clara"] > told["st-bruno"] + 100
-    summary = read_summary(next((lead.home / "results").rglob("summary.json")).parent)
+    summary = read_summary(next((lead.home / "runs").rglob("summary.json")).parent)
     assert summary.finished and {*summary.sites} == {*HOSPITALS}
     assert not any(one.missed for one in summary.sites.values()), "the cable cost no round"
     for hospital in hospitals:
         assert any((hospital.home / "alone").rglob("summary.json"))
-    assert (server.home / "backup-1.zip").is_file() and typed > 30
+    assert typed > 30
+    restored = time.monotonic()
+    lead.types(f"until medsilo status --kit {KIT} --require {','.join(HOSPITALS)}; do sleep 5; done")
+    assert study in lead.types(f"medsilo status --kit {KIT}")
+    lead.types(f"medsilo download {study} --kit {KIT} -o again")
+    assert read_summary(next((lead.home / "again").rglob("summary.json")).parent).finished
+    print(f"{time.monotonic() - restored:6.1f} s until the restored server had all hospitals, and gave out the study")

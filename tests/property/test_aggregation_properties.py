@@ -10,7 +10,8 @@ from torch import Tensor
 
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.late import StalenessWeightedMean, at_most
-from medsilo.mixing.mixers import Aggregator, Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
+from medsilo.mixing.personal import Identity, SimilarityMix, SoftPull
 from medsilo.mixing.robust import GeometricMedian, Median, MultiKrum, NormBound, TrimmedMean
 from medsilo.mixing.rules import capped
 from medsilo.mixing.server import DynamicStep, FedAdagrad, FedAdam, FedAvgM, FedYogi, Scaffold

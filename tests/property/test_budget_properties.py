@@ -16,10 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from medsilo.core.errors import Refused
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.mechanisms import Charge, Gaussian, PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyRequirements
+from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.site.ledger import SLACK, CountedStudy, Ledger, Spending
 from medsilo.site.query_budget import ANSWERS, QueryBudget, Requester
-from medsilo.site.settings import Quotas
+from medsilo.site.settings import SiteSettings
 from tests.property.drawn import FIXED
 
 DELTA, NOISE = 1e-5, {"one": 10.0, "two": 20.0, "three": 12.5}  # of each study, for one answer
@@ -142,7 +143,7 @@ class AnswerBudget(Budget):
 
     @initialize(most=st.integers(0, 10))
     def allow(self, most: int) -> None:
-        self.limits = Quotas(validation_answers=most)
+        self.limits = SiteSettings(answers=most)
         self.torn = 0
 
     def fresh(self) -> None:
@@ -181,7 +182,7 @@ class AnswerBudget(Budget):
     @invariant()
     def never_overspent(self) -> None:
         answered = self.book.used("data")["lead"]["validation"]
-        assert sum(self.counted.values()) <= self.limits.validation_answers
+        assert sum(self.counted.values()) <= self.limits.answers
         assert answered >= sum(self.counted.values())
         assert self.torn or answered == sum(self.counted.values())
 

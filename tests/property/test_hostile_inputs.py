@@ -201,7 +201,7 @@ SETTINGS = {
     },
     "output": "/out",
     "device": "cpu",
-    "quotas": {"disk": 10},
+    "answers": 10,
     "memory_limit": 512,
 }
 HERE = Path(__file__).resolve().parents[2]

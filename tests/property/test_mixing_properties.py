@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from medsilo.mixing import contributions, layout
-from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.mixers import UniformMean, WeightedMean
+from medsilo.mixing.personal import Identity, SimilarityMix, SoftPull
 from tests.conftest import over_all
 from tests.mixed import result_of
 

@@ -27,7 +27,7 @@ def running(
     consortium = Consortium(tmp_path_factory.mktemp(name), policies, relays=relays)
     for site, own in policies.items():
         if own == TEACHING:
-            (consortium.kit(site) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
+            (consortium.kit(site) / "local/medsilo.yaml").write_text("device: cpu\nmemory_limit: 0\n")
     try:
         consortium.start()
         yield consortium

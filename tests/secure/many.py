@@ -31,8 +31,8 @@ def measure(sites: int, rounds: int, kills: int, folder: Path) -> None:
     consortium = Consortium(folder, dict.fromkeys(names, "teaching-hospital"), relays=relays)
     killed = dict(zip(random.Random(0).sample(names, kills), _chosen(rounds, kills), strict=True))
     for name in names:
-        isolation = "true" if name in killed else "false"
-        (consortium.kit(name) / "local/medsilo.yaml").write_text(f"device: cpu\nisolation: {isolation}\n")
+        limit = "null" if name in killed else "0"
+        (consortium.kit(name) / "local/medsilo.yaml").write_text(f"device: cpu\nmemory_limit: {limit}\n")
     try:
         consortium.start(HOURS)
         changes = [f"training.rounds={rounds}", "participation.when_missing=continue", "participation.minimum=1"]

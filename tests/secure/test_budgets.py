@@ -23,7 +23,7 @@ def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_pa
     local = pair.kit(HOSPITAL) / "local/medsilo.yaml"
     before = local.read_text()
     photos = write_photos(tmp_path / "photos", NAMES)
-    own = {"device": "cpu", "isolation": False, "data": str(photos), "quotas": {"validation_answers": 5}}
+    own = {"device": "cpu", "memory_limit": 0, "data": str(photos), "answers": 5}
     local.write_text(yaml.safe_dump(own))
     try:
         for study, rounds in (("within", 2), ("over", 2)):

@@ -47,7 +47,7 @@ def eight(tmp_path: Path) -> Iterator[Consortium]:
     (tmp_path / "eight").mkdir()
     eight = Consortium(tmp_path / "eight", dict.fromkeys(NAMES, "teaching-hospital"), relays={"north": BEHIND})
     for name in NAMES:
-        (eight.kit(name) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
+        (eight.kit(name) / "local/medsilo.yaml").write_text("device: cpu\nmemory_limit: 0\n")
     try:
         yield eight
     finally:

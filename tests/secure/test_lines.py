@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders, weight_cache
 from medsilo.core.files import save_tensors
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
@@ -34,13 +34,12 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.xdist_group("pair"
 @contextmanager
 def has_models(pair: Consortium, party: str, folder: Path) -> Iterator[None]:
     """A party has the files of this folder."""
-    path = pair.kit(party) / "local" / "medsilo.yaml"
-    text = path.read_text() if path.exists() else ""
-    path.write_text(f"{text}\nmodels: ['{folder}']\n")
+    models = pair.kit(party) / "medsilo" / model_folders.FOLDER
+    shutil.copytree(folder, models, dirs_exist_ok=True)
     try:
         yield
     finally:
-        path.write_text(text)
+        shutil.rmtree(models)
 
 
 @contextmanager
@@ -113,7 +112,7 @@ def test_a_frozen_network_travels_once_over_a_line_that_breaks(pair: Consortium,
     file = tmp_path / "models" / "vit.safetensors"
     size = file.stat().st_size
     start_of = {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": size}
-    weight_cache.look_in(file.parent)
+    model_folders.look_in(file.parent)
     patient = {"sites": [A, B], "timeout": 900}
     plan = tuned_plan(of=vit, network={"from": start_of, "train": ["adapters", "head"]}, participation=patient)
     line = Line(rate=RATE, delay=0.02)

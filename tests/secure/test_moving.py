@@ -44,7 +44,7 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
 ) -> None:
     policies = dict.fromkeys((STAYS, GOES), TEACHING)
     consortium = Consortium(tmp_path, policies, with_admin)
-    (consortium.kit(STAYS) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
+    (consortium.kit(STAYS) / "local/medsilo.yaml").write_text("device: cpu\nmemory_limit: 0\n")
     lead, server, goes = consortium.kit(LEAD), consortium.kit(SERVER), consortium.kit(GOES)
     try:
         consortium.start()
@@ -147,7 +147,9 @@ def server(tmp_path: Path) -> Path:
     persistor = {"storage": {"args": {"root_dir": str(storage / "snapshots")}}}
     write_json(kit / "local/resources.json", {"components": [manager], "snapshot_persistor": {"args": persistor}})
     write_json(kit / "local/hospitals.json", {"hospitals": ["st-anna", "late"]})
-    (kit / "medsilo.service").write_text(f"ReadWritePaths=/srv/medsilo/fl {storage}\n")
+    (kit / "medsilo.service").write_text(
+        f"WorkingDirectory=/srv/medsilo/fl\nReadWritePaths=/srv/medsilo/fl {storage}\n"
+    )
     write_json(kit / "medsilo/study/rounds.json", 1)
     (kit / "medsilo/study/rounds.jsonl").write_text('{"round": 1, "asked": ["in-a-study"]}\n')
     write_json(storage / "jobs/one/meta", {"deploy_map": {"app": ["server", "in-a-job"]}})
@@ -215,7 +217,8 @@ def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, se
         assert {path.name for path in tmp_path.iterdir()} == before
         assert storage_of(kit) == storage and (storage / "jobs/one/meta").exists()
         assert str(storage / "snapshots") in (kit / "local/resources.json").read_text()
-        assert (kit / "medsilo.service").read_text() == f"ReadWritePaths=/srv/medsilo/fl {storage}\n"
+        unit = f"WorkingDirectory={kit}\nReadWritePaths={kit} {storage}\n"
+        assert (kit / "medsilo.service").read_text() == unit
         assert studies_of(kit).is_relative_to(kit) and (studies_of(kit) / "study/rounds.json").exists()
         again = tmp_path / f"again-{kit.name}"  # a restored server has a backup, too
         assert main(["kits", "backup", str(kit), "-o", str(tmp_path / f"{kit.name}.zip")]) == 0

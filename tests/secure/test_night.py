@@ -115,7 +115,7 @@ class Night:
         self.disks = {party: lines.enter_context(mounted(folder / f"disk-{party}", "8m")) for party in (SERVER, SMALL)}
         for party in (SERVER, *SIX):
             own = ["device: cpu"] if party in SIX else []
-            own += ["isolation: false"] if party in SIX and party != ISOLATED else []
+            own += ["memory_limit: 0"] if party in SIX and party != ISOLATED else []
             own += [f"output: {self.disks[party]}"] if party in self.disks else []
             (consortium.kit(party) / "local/medsilo.yaml").write_text("".join(f"{line}\n" for line in own))
         slow = Line(rate=200_000, delay=0.05, loss=0.005)

@@ -12,16 +12,8 @@ from pydantic import ValidationError
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
 from medsilo.privacy.accounting import epsilon, noise_for
-from medsilo.privacy.mechanisms import (
-    Charge,
-    Gaussian,
-    Geometric,
-    Mechanism,
-    PrivacyGuarantee,
-    PrivacyRequirements,
-    Public,
-    SampledGaussian,
-)
+from medsilo.privacy.guarantees import PrivacyGuarantee, PrivacyRequirements
+from medsilo.privacy.mechanisms import Charge, Gaussian, Geometric, Mechanism, Public, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 
 # noise, rate, steps, delta: each noise, and much and little of the data many and few times
@@ -128,7 +120,7 @@ def test_no_noise_is_enough_where_the_rest_costs_all() -> None:
 
 def test_what_a_hospital_demands_where_it_says_no_more() -> None:
     demands = PrivacyRequirements(epsilon=1.0, delta=1e-5)
-    assert (demands.study_epsilon, demands.unit) == (None, "patient")
+    assert demands.unit == "patient"
 
 
 def test_mechanisms_are_bounded() -> None:
@@ -143,7 +135,7 @@ def test_mechanisms_are_bounded() -> None:
 def test_of_what_is_offered_and_demanded_the_stricter_holds() -> None:
     offer = PrivacyGuarantee(epsilon=2, delta=1e-5)
     assert offer.under(None) == offer
-    demands = PrivacyRequirements(epsilon=10, delta=1e-6, study_epsilon=1, unit="patient")
+    demands = PrivacyRequirements(epsilon=1, delta=1e-6, unit="patient")
     assert offer.under(demands) == PrivacyGuarantee(epsilon=1, delta=1e-6, unit="patient")
     loose = PrivacyRequirements(epsilon=10, delta=1e-3, unit="record")
     assert offer.under(loose) == offer

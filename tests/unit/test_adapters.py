@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from medsilo.check.disclosure import leaks
 from medsilo.cli import main
-from medsilo.core import weight_cache
+from medsilo.core import model_folders, weight_cache
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.federation.channel import Missing
-from medsilo.federation.server_stack import FileSupply
+from medsilo.federation.file_supply import FileSupply, SuppliedSite
 from medsilo.federation.site_context import SiteContext
-from medsilo.federation.site_stack import SuppliedSite
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.compute import Compute
 from medsilo.learning.layers import head_layers
@@ -69,7 +68,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("backbone")
     drawn = tuned_plan(network={"train": "all"}, seed=7).build_networks()["model"]
     save_tensors(folder / "vit.safetensors", drawn.state_dict())
-    weight_cache.look_in(folder)
+    model_folders.look_in(folder)
     file = folder / "vit.safetensors"
     return {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size}
 
@@ -368,7 +367,7 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
 def test_what_a_file_lacks_has_to_train(tmp_path: Path) -> None:
     drawn = tuned_plan(network={"train": "all"}, seed=7).build_networks()["model"].state_dict()
     save_tensors(tmp_path / "body.safetensors", {name: own for name, own in drawn.items() if "head" not in name})
-    weight_cache.look_in(tmp_path)
+    model_folders.look_in(tmp_path)
     file = tmp_path / "body.safetensors"
     start = {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size}
     with pytest.raises(MedsiloError, match=r"lacks classification_head.weight, .* network.train"):
@@ -383,7 +382,7 @@ OTHERS = ("DenseNet121", "SwinUNETR", "ViT")
 def begun(own: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path, **start: Any) -> nn.Module:
     """Return a network that begins with a file of these tensors, for one channel and two classes."""
     save_tensors(folder / "given.safetensors", state)
-    weight_cache.look_in(folder)
+    model_folders.look_in(folder)
     file = folder / "given.safetensors"
     begins = {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size, **start}
     network = TABLES["network"].read({"name": "tuned", "of": own, "from": begins, "train": "head"})
@@ -481,7 +480,7 @@ def test_tensors_that_are_no_plain_numbers_never_become_weights(kind: str, tmp_p
     own = {"name": "small-cnn", "width": 2}
     state = TABLES["network"].read(own).build(1, 2).state_dict()
     name = next(name for name, tensor in state.items() if tensor.dim() == 4)
-    weight_cache.look_in(tmp_path)
+    model_folders.look_in(tmp_path)
     torch.save({**state, name: ODD[kind](state[name])}, file := tmp_path / "given.pt")
     begins = {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size}
     with pytest.raises(MedsiloError) as told:
@@ -570,7 +569,7 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
     folders: dict[str, dict[Path, None]] = {"server": {tmp_path / "server": None}, "a": {}}
 
     def at(who: str) -> None:
-        monkeypatch.setattr(weight_cache, "_folders", folders[who])
+        monkeypatch.setattr(model_folders, "FOLDERS", folders[who])
 
     class Line:
         """The site behind a line that counts bytes."""

@@ -24,7 +24,8 @@ from medsilo.federation.site_stack import DisclosingSite, training_site
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import StudyMessage
-from medsilo.site.approvals import MOST_ASKED, REMEMBERED, ApprovalLimits, Approvals, AskingPlan, approvals_of
+from medsilo.site.accepted_settings import REMEMBERED
+from medsilo.site.approvals import MOST_ASKED, ApprovalLimits, Approvals, AskingPlan, approvals_of
 from medsilo.site.kit import KitFiles
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings

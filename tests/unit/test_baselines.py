@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.federation.site_stack import TrainingSite
-from medsilo.learning.layers import head_layers, with_features
+from medsilo.learning.layers import head_layers
 from medsilo.learning.seeds import generator_for
+from medsilo.learning.steps import with_features
 from medsilo.methods.moon import contrast
 from medsilo.plan import Plan
 from medsilo.registry import NETWORKS

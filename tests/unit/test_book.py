@@ -16,7 +16,7 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.plan import parse_plan
 from medsilo.runs.schema import Summary
 from medsilo.site.query_budget import ANSWERS, KEY, QueryBudget, Requester, data_set
-from medsilo.site.settings import Quotas, make_settings
+from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.sources import DataSource
 from tests import inprocess
 from tests.hospital import NAMES, write_photos
@@ -24,7 +24,7 @@ from tests.unit.test_protection import STUDY
 
 FIRST, SECOND = Requester("lead@a", "data", "one"), Requester("lead@a", "data", "two")
 OTHER, ELSEWHERE = Requester("lead@b", "data", "three"), Requester("lead@a", "other data", "four")
-FEW = Quotas(validation_answers=10, test_answers=2)
+FEW = SiteSettings(answers=10)
 PLANNED = {"train": 5, "validation": 6, "test": 1}
 pytestmark = pytest.mark.usefixtures("known_key")
 
@@ -66,15 +66,18 @@ def test_a_run_is_counted_part_by_part(photos: Path, tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "_hospital").rglob("*"))
 
 
-def test_a_study_over_the_budget_is_refused_before_data_are_read(photos: Path, tmp_path: Path) -> None:
-    limits, place = {"validation_answers": 6}, tmp_path / "photos"
+def test_a_study_over_the_budget_is_refused_before_data_are_read(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("medsilo.site.settings.TESTS", 2)
+    few, place = {"answers": 6}, tmp_path / "photos"
     write_photos(place, NAMES[:40])
-    run(tmp_path / "first", place, "training.rounds=2", quotas=limits)
+    run(tmp_path / "first", place, "training.rounds=2", **few)
     place.rename(tmp_path / "away")  # who looks at the data fails in another way
     with pytest.raises(Refused, match="needs 5 answers .* has 3 left"):
-        run(tmp_path / "second", place, "training.rounds=3", quotas=limits)
+        run(tmp_path / "second", place, "training.rounds=3", **few)
     (tmp_path / "away").rename(place)
-    run(tmp_path / "third", place, "training.rounds=1", quotas=limits)
+    run(tmp_path / "third", place, "training.rounds=1", **few)
     assert answered(tmp_path)["validation"] == 5
 
 
@@ -82,7 +85,7 @@ def test_each_lead_has_a_budget_of_its_own_for_each_data_set(book: QueryBudget) 
     book.admit(FIRST, PLANNED, FEW)
     for _ in range(6):
         book.note(FIRST, {"validation": 1}, FEW)
-    with pytest.raises(Refused, match=r"needs 6 .* has 4 left .*\(quotas\.validation_answers"):
+    with pytest.raises(Refused, match=r"needs 6 .* has 4 left .*\(answers in"):
         book.admit(SECOND, PLANNED, FEW)
     book.admit(OTHER, PLANNED, FEW)
     book.admit(ELSEWHERE, PLANNED, FEW)
@@ -116,11 +119,11 @@ import sys
 from pathlib import Path
 from medsilo.core.errors import Refused
 from medsilo.site.query_budget import QueryBudget, Requester
-from medsilo.site.settings import Quotas
+from medsilo.site.settings import SiteSettings
 book, told = QueryBudget(Path(sys.argv[1])), 0
 for _ in range(int(sys.argv[3])):
     try:
-        book.note(Requester("lead", "data", sys.argv[2]), {"validation": 1}, Quotas(validation_answers=40))
+        book.note(Requester("lead", "data", sys.argv[2]), {"validation": 1}, SiteSettings(answers=40))
         told += 1
     except Refused:
         pass

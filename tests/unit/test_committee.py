@@ -16,7 +16,7 @@ from medsilo.core.files import load_tensors, save_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
-from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import ALL_MINE
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.scans import Scan
 from medsilo_lab.deploy.source import Committee, Source

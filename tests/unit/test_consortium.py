@@ -102,3 +102,15 @@ def test_what_is_no_such_file_is_one_line(text: str, tmp_path: Path) -> None:
 def test_the_example_is_right(root: Path) -> None:
     consortium = read_consortium(root / "provisioning" / "consortium.yaml")
     assert {hospital.policies.name for hospital in consortium.hospitals} == {"strict-hospital", "teaching-hospital"}
+
+
+def test_the_examples_of_policies_need_no_checkout(tmp_path: Path) -> None:
+    """A lead who has the wheels alone names them as the page does."""
+    file = write(tmp_path, put("hospitals", 0, "policies", "site_configs/strict-hospital"))
+    first, other = (hospital.policies for hospital in read_consortium(file).hospitals)
+    assert (first / "privacy.json").is_file() and other == tmp_path / "policies"
+    (tmp_path / "site_configs/strict-hospital").mkdir(parents=True)
+    (tmp_path / "site_configs/strict-hospital/medsilo.yaml").write_text("device: cpu\n")
+    assert read_consortium(file).hospitals[0].policies == tmp_path / "site_configs/strict-hospital"
+    with pytest.raises(MedsiloError, match="st-anna: site_configs/stern"):
+        read_consortium(write(tmp_path, put("hospitals", 0, "policies", "site_configs/stern")))

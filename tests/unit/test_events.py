@@ -11,6 +11,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.cli import main
+from medsilo.flare import study_events
 from medsilo.flare.kit_events import GRACE, SETTLED, SILENCE, Attendance, Seen, ServerEvents
 from medsilo.flare.study_events import StudyEvents
 from medsilo.runs import event_reading, events
@@ -69,13 +70,26 @@ def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:
     StudyEvents(None).tell("began", "in a simulation")
 
 
-def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path) -> None:
-    study = StudyEvents(tmp_path, "job-1", "lungs")
-    for wrong in ("the disk is full", "the disk is full", "", "the disk is full"):
-        study.on_answer(wrong)
-    study.on_answer("killed", died=True)
-    told = [("WARNING", "refused", "the disk is full")] * 2
-    assert columns(tmp_path, 1, 2, 6) == [*told, ("WARNING", "failed", "killed")]
+def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk fails at another file each time, and may take one in between."""
+    study, now = StudyEvents(tmp_path, "job-1", "lungs"), 0.0
+    monkeypatch.setattr(study_events.time, "monotonic", lambda: now)
+    for number in (40, 41, 42):
+        study.on_answer(f"state-{number}.safetensors could not be written: the disk is full", passing=True)
+        study.on_answer("killed", died=True, passing=True)
+        study.on_answer(f"weights of layer {number} are not finite")
+        if number == 41:
+            study.on_answer()
+    told = [("refused", "state-40.safetensors"), ("failed", "killed"), ("refused", "weights")]
+    assert [(what, text.split()[0]) for what, text in columns(tmp_path, 2, 6)] == told
+    now = study_events.QUIET + 1
+    study.on_answer("state-43.safetensors could not be written: the disk is full", passing=True)
+    assert len(columns(tmp_path, 1)) == 3  # it never answered
+    now *= 3
+    study.on_answer()
+    study.on_answer("state-44.safetensors could not be written: the disk is full", passing=True)
+    level, what, text = columns(tmp_path, 1, 2, 6)[3]
+    assert (level, what, text.split()[0]) == ("WARNING", "refused", "state-44.safetensors")
 
 
 def test_a_site_whose_process_for_the_job_died_says_so_when_another_begins(tmp_path: Path) -> None:

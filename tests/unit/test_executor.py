@@ -23,7 +23,7 @@ from medsilo.flare.wire import to_parcel, to_shareable
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
-from medsilo.site.settings import Quotas, SiteSettings
+from medsilo.site.settings import SiteSettings
 from tests.conftest import make_plan
 from tests.unit.test_approvals import make_kit
 
@@ -62,7 +62,7 @@ def test_training_that_stands_still_is_given_up_and_slow_training_is_not(monkeyp
 def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     executor = MedsiloExecutor()
     slow = SimpleNamespace(answer=lambda parcel, stop: time.sleep(3))  # a batch that can't be interrupted
-    monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock(Quotas())))
+    monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock()))
     started = time.monotonic()
     reply = executor.execute("medsilo", to_shareable(StudyMessage()), FLContext(), Abort(after=0.2))
     assert reply.get_return_code() == ReturnCode.TASK_ABORTED
@@ -73,7 +73,7 @@ def test_work_that_nobody_waits_for_is_left(monkeypatch: pytest.MonkeyPatch, tmp
     """The server stops waiting after participation.timeout; so does the site, which is free for the next round then."""
     executor = MedsiloExecutor()
     slow = SimpleNamespace(answer=lambda parcel, stop: time.sleep(3))
-    monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock(Quotas())))
+    monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock()))
     monkeypatch.setattr(executor, "_write_private", lambda error, fl_ctx: None)
     with pytest.raises(Refused, match=r"took longer than participation\.timeout"):
         to_parcel(
@@ -121,7 +121,7 @@ def at_site(folder: Path, plan: Plan, site: str = "site-1") -> FLContext:
 def test_a_site_completes_a_plan_without_names_by_who_takes_part(tmp_path: Path) -> None:
     plan, four = make_plan("fedsm", *NAMELESS), [f"site-{number}" for number in (1, 2, 3, 4)]
     context = at_site(tmp_path, plan)
-    (tmp_path / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\npublic_data: true\n")
+    (tmp_path / "local/medsilo.yaml").write_text("device: cpu\nmemory_limit: 0\npublic_data: true\n")
 
     def join(agreed: Plan, sites: list[str]) -> StudyMessage:
         told = {"task": "join", "round": 0, "study": "s", "plan": agreed.hash, "sites": sites, "packages": plan.code}

@@ -227,7 +227,7 @@ def asked_to_join(plan: Plan, folder: Path, settings: str, site: str = SITES[0],
     config = Path(kit.get_app_config_dir("job"))
     config.mkdir(parents=True, exist_ok=True)
     (config / "plan.yaml").write_text(plan.to_yaml())
-    (folder / "local" / "medsilo.yaml").write_text(f"device: cpu\nisolation: false\n{settings}")
+    (folder / "local" / "medsilo.yaml").write_text(f"device: cpu\nmemory_limit: 0\n{settings}")
     context = FLContext()
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, kit)
     context.set_prop(ReservedKey.RUN_NUM, "job")

@@ -19,15 +19,8 @@ from medsilo.check.data import HELD, data_tables, hospitals_table
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
-from medsilo.learning.partial_labels import (
-    ALIKE,
-    absent_in,
-    is_marked,
-    labels_in,
-    mark_of,
-    marks_in,
-    marks_of_classes,
-)
+from medsilo.learning.marks import marks_in
+from medsilo.learning.partial_labels import ALIKE, absent_in, is_marked, labels_in, mark_of, marks_of_classes
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan

@@ -9,9 +9,10 @@ import torch
 
 from medsilo.core.errors import Refused
 from medsilo.federation.account import Accounting, PrivacyAccount
+from medsilo.federation.file_supply import SuppliedSite
 from medsilo.federation.participant import Participant
 from medsilo.federation.site_context import SiteContext
-from medsilo.federation.site_stack import SuppliedSite, TrainingSite, answering, training_site
+from medsilo.federation.site_stack import TrainingSite, answering, training_site
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import FILES
 from medsilo.runs.paths import site_folder

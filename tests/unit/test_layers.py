@@ -5,7 +5,8 @@ import torch
 from monai.networks.nets import DenseNet121, UNet
 from torch import Tensor, nn
 
-from medsilo.learning.layers import batch_norm_buffer_names, batch_norm_names, called_with, head_names
+from medsilo.learning.layers import batch_norm_buffer_names, batch_norm_names, head_names
+from medsilo.learning.steps import called_with
 
 PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 

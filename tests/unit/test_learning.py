@@ -299,8 +299,8 @@ def test_a_gpu_number_that_torch_cannot_hold(device: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_auto_takes_what_is_there() -> None:
-    settings = SiteSettings(threads=3, workers=2, precision="bfloat16")
-    assert settings.compute() == Compute(torch.device("cpu"), "bfloat16", 3, 2)
+    settings = SiteSettings(threads=3, precision="bfloat16")
+    assert settings.compute() == Compute(torch.device("cpu"), "bfloat16", 3, 0)
 
 
 def test_reproducible_gives_the_same_numbers_and_puts_everything_back() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from medsilo.core.errors import NoRoom, ParticipationError, PlanError, Refused
 from medsilo.core.files import free_disk
+from medsilo.federation import limits
 from medsilo.federation.channel import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop, OnRound
@@ -20,7 +21,7 @@ from medsilo.federation.site_context import SiteContext
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
-from medsilo.site.settings import Quotas, SiteSettings, make_settings
+from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.case_index import CaseIndex, Entry
 from medsilo.tasks.own.own_data import divided
 from medsilo.tasks.sources import DataSource
@@ -73,17 +74,21 @@ def test_parameters_are_those_of_the_networks() -> None:
 
 PLAN = make_plan("fedavg", "participation.timeout=600", "training.rounds=12", "training.batch_size=32")
 ASKED = [
-    ("round_minutes", 10, 9),
-    ("disk", 3.8e-5, 3.6e-5),  # GiB, of 1000 parameters
+    ("MOST_MINUTES", 10, 9, r"participation\.timeout"),
+    ("MOST_DISK", 40_800, 38_600, "smaller network"),  # bytes, of 1000 parameters
 ]
 
 
-@pytest.mark.parametrize(("key", "enough", "not_enough"), ASKED)
-def test_each_limit_holds_and_says_which(key: str, enough: float, not_enough: float) -> None:
-    asked = (1000, 50, 2 << 30)
-    check_limits(PLAN, SiteSettings(quotas={key: enough}), *asked)
-    with pytest.raises(Refused, match=rf"quotas\.{key} in its medsilo\.yaml"):
-        check_limits(PLAN, SiteSettings(quotas={key: not_enough}), *asked)
+@pytest.mark.parametrize(("name", "enough", "not_enough", "remedy"), ASKED)
+def test_each_limit_holds_and_says_what_to_do(
+    name: str, enough: float, not_enough: float, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (PLAN, SiteSettings(), 1000, 50, 2 << 30)
+    monkeypatch.setattr(limits, name, enough)
+    check_limits(*asked)
+    monkeypatch.setattr(limits, name, not_enough)
+    with pytest.raises(Refused, match=remedy):
+        check_limits(*asked)
 
 
 def test_a_hospital_trains_with_as_many_patients_as_a_score_covers() -> None:
@@ -102,9 +107,10 @@ def test_a_full_disk_is_no_fault_of_the_plan() -> None:
     assert free_disk(Path("/nowhere/at/all")) > 0
 
 
-def test_a_hospital_refuses_the_study_itself(tmp_path: Path) -> None:
-    settings = SiteSettings(device="cpu", quotas={"disk": 1e-6})
-    with pytest.raises(Refused, match="GiB for a study, more than it allows"):
+def test_a_hospital_refuses_the_study_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SiteSettings(device="cpu")
+    monkeypatch.setattr(limits, "MOST_DISK", 1000)
+    with pytest.raises(Refused, match="GiB for a study, more than it gives"):
         site_of(make_plan(), "hospital-a", SITES, settings, tmp_path)
 
 
@@ -112,33 +118,25 @@ def test_a_hospital_refuses_the_study_itself(tmp_path: Path) -> None:
 GO_ON = ["participation.when_missing=continue", "participation.minimum=1", "participation.timeout=2"]
 
 
-def study(folder: Path, limits: dict[str, dict[str, float]], *changes: str, on_round: OnRound = lambda line: None):
-    """A study over hospitals of which each has limits of its own."""
-    plan = make_plan("fedavg", *SMALL, *GO_ON, *changes)
-    sites = {
-        site: site_of(
-            plan, site, SITES, SiteSettings(device="cpu", quotas=limits.get(site, {})), folder / "sites" / site
-        )
-        for site in SITES
-    }
+def study(folder: Path, on_round: OnRound, *changes: str):
+    """A study that goes on without a hospital."""
+    plan, settings = make_plan("fedavg", *SMALL, *GO_ON, *changes), SiteSettings(device="cpu")
+    sites = {site: site_of(plan, site, SITES, settings, folder / "sites" / site) for site in SITES}
     return Coordinator(plan, SITES, Loop(sites), Record(folder), "in-process", on_round).run()
 
 
 def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: Path) -> None:
     started = time.monotonic()
-    limits = {"hospital-a": {"round_minutes": 0.034}}  # two seconds, of a round that would take minutes
     plan = make_plan("fedavg", *SMALL, *GO_ON, "training.local_epochs=1000", "training.rounds=1")
     fast = make_plan("fedavg", *SMALL, *GO_ON, "training.rounds=1")
     plans = dict.fromkeys(SITES, fast) | {"hospital-a": plan}
-    sites = {
-        site: site_of(own, site, SITES, SiteSettings(device="cpu", quotas=limits.get(site, {})), tmp_path / site)
-        for site, own in plans.items()
-    }
-    summary = Coordinator(plan, SITES, Loop(sites), Record(tmp_path / "run"), "in-process").run()
+    settings = SiteSettings(device="cpu")
+    loop = Loop({site: site_of(own, site, SITES, settings, tmp_path / site) for site, own in plans.items()})
+    loop.clocks["hospital-a"].most = 0.034  # two seconds, of a round that would take minutes
+    summary = Coordinator(plan, SITES, loop, Record(tmp_path / "run"), "in-process").run()
     assert summary.status == "finished" and summary.sites["hospital-b"].contributed == 1
-    reason = "refused: this answer took longer than the 0.034 minutes that this hospital allows"
+    reason = "refused: this answer took longer than the 0.034 minutes that a hospital gives"
     assert summary.sites["hospital-a"].missed[1].startswith(reason)
-    assert "quotas.round_minutes in its medsilo.yaml" in summary.sites["hospital-a"].missed[1]
     assert time.monotonic() - started < 30
 
 
@@ -148,7 +146,7 @@ class Hurried(Loop):
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         for site in sites:
             if outgoing(site).facts["task"] == "round":
-                self.clocks[site].limits = Quotas(round_minutes=0.02)
+                self.clocks[site].most = 0.02
         return super().ask(sites, outgoing, receive, timeout)
 
 
@@ -162,7 +160,7 @@ def test_a_trainer_that_hears_nothing_is_ended_at_the_limit(tmp_path: Path, monk
         SiteContext(plan, "hospital-a", ["hospital-a"], settings, tmp_path / "run/sites/hospital-a"), Deaf
     )
     try:
-        with pytest.raises(ParticipationError, match=r"quotas\.round_minutes"):
+        with pytest.raises(ParticipationError, match=r"longer than the 0\.02 minutes"):
             Coordinator(
                 plan, ["hospital-a"], Hurried({"hospital-a": site}), Record(tmp_path / "run"), "in-process"
             ).run()
@@ -170,18 +168,19 @@ def test_a_trainer_that_hears_nothing_is_ended_at_the_limit(tmp_path: Path, monk
         site.close()
 
 
-def test_a_study_that_fills_the_disk_is_refused(tmp_path: Path) -> None:
+def test_a_study_that_fills_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(line: Round) -> None:
         (tmp_path / "sites/hospital-a/filler").write_bytes(b"x" * 3_000_000)
 
-    summary = study(tmp_path, {"hospital-a": {"disk": 0.002}}, on_round=fill)
-    assert "quotas.disk in its medsilo.yaml" in summary.sites["hospital-a"].missed[2]
+    monkeypatch.setattr(limits, "MOST_DISK", 2_000_000)
+    summary = study(tmp_path, fill)
+    assert "larger than a hospital gives" in summary.sites["hospital-a"].missed[2]
     assert summary.sites["hospital-b"].contributed == 2
 
 
 def test_a_plan_of_too_little_learning_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="learning_rate"):
-        study(tmp_path, {}, "training.learning_rate=1e-8")
+        study(tmp_path, print, "training.learning_rate=1e-8")
 
 
 def test_learning_counts_steps_over_all_rounds_of_scores() -> None:

@@ -25,8 +25,9 @@ from medsilo.federation import inprocess
 from medsilo.runs.events import Event, write
 from provisioning import metrics
 from tests.conftest import SITES, make_plan
-from tests.secure.consortium import wait_until
+from tests.secure.consortium import free_port, wait_until
 from tests.sites import CPU
+from tests.unit.test_consortium import put
 from tests.unit.test_provision import kits_of
 
 LINE = re.compile(r'medsilo_([a-z_]+)(?:\{(?:[a-z]+="[^"]*",?)*\})? -?[0-9.e+-]+')
@@ -36,7 +37,7 @@ LINE = re.compile(r'medsilo_([a-z_]+)(?:\{(?:[a-z]+="[^"]*",?)*\})? -?[0-9.e+-]+
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A server and a hospital after a study that one site was not part of in round 2."""
     folder = tmp_path_factory.mktemp("metrics")
-    kits_of(folder)
+    kits_of(folder, put("server", "port", free_port()))
     run = folder / "kits/localhost/medsilo/study"
     inprocess.run(make_plan("fedavg", "training.rounds=2"), folder=run, settings=CPU)
     return folder / "kits"

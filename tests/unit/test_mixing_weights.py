@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from medsilo.mixing import contributions, layout
-from medsilo.mixing.mixers import Aggregator, Identity, SimilarityMix, UniformMean, WeightedMean
+from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
+from medsilo.mixing.personal import Identity, SimilarityMix
 from medsilo.mixing.server import REACH, FedNova
 from tests.mixed import result_of
 

@@ -55,7 +55,7 @@ def walk(folder: Path) -> Iterator[tuple[str, str, str]]:
     config = Path(Workspace(str(folder), site_name=SITES[0]).get_app_config_dir("job"))
     config.mkdir(parents=True)
     (config / "plan.yaml").write_text(home.plan.to_yaml())
-    (folder / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\napproval: required\n")
+    (folder / "local/medsilo.yaml").write_text("device: cpu\nmemory_limit: 0\napproval: required\n")
     before = home.plan.code
     home.approve()
     others = sorted({path.parent.name for path in PLACE.glob("*/__init__.py")} - USED)

@@ -18,7 +18,8 @@ from medsilo.federation import inprocess
 from medsilo.federation.private_site import PrivateNumbers
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon, geometric_for
-from medsilo.privacy.mechanisms import Charge, Geometric, PrivacyGuarantee, PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyGuarantee, PrivacyRequirements
+from medsilo.privacy.mechanisms import Charge, Geometric
 from medsilo.runs.paths import BEST, NOISY_COUNTS, site_folder
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record

@@ -14,7 +14,8 @@ from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.methods.fedavg import FedAvg
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.mechanisms import PrivacyRequirements, SampledGaussian
+from medsilo.privacy.guarantees import PrivacyRequirements
+from medsilo.privacy.mechanisms import SampledGaussian
 from medsilo.registry import METHODS
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.declared import Private
@@ -127,7 +128,7 @@ def test_what_all_rounds_are_charged_is_what_was_promised(method: str) -> None:
 def test_the_stricter_of_plan_and_hospital_holds() -> None:
     plan = promised()
     assert at(plan).numbers.promise.unit == "record"
-    strict = at(plan, PrivacyRequirements(epsilon=10, delta=1e-4, study_epsilon=0.5, unit="patient"))
+    strict = at(plan, PrivacyRequirements(epsilon=0.5, delta=1e-4, unit="patient"))
     promise = strict.numbers.promise
     assert (promise.epsilon, promise.delta, promise.unit) == (0.5, 1e-4, "patient")
     assert strict.noise > at(plan).noise

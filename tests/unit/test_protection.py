@@ -288,7 +288,7 @@ def test_synthetic_hospitals_are_as_before() -> None:
 # ---------------------------------------------------------------------------------------------------- newcomers
 def parts_at(data: Path, study: Path) -> dict[str, str]:
     """Return the patients of each part of a study at this hospital."""
-    settings = make_settings({"device": "cpu", "data": data, "quotas": {"test_answers": 1000}}, "x")
+    settings = make_settings({"device": "cpu", "data": data, "answers": 20_000}, "x")
     site = site_of(parse_plan(STUDY), "a", ["a"], settings, study / "sites/a")
     return {name: part for part, names in site.participant.disclosure.patients.items() for name in names}
 

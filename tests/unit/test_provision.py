@@ -31,7 +31,7 @@ def kits_of(folder: Path, *changes: Any, renew: tuple[str, ...] = ()) -> list[st
         for one in changes:
             one(values)
 
-    return provision(read_consortium(write(folder, change)), folder, folder / "kits", renew)
+    return provision(read_consortium(write(folder, change)), folder / "kits", renew)
 
 
 def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
@@ -206,7 +206,7 @@ def test_what_kits_already_say_cannot_change(change: Any, words: str, tmp_path: 
 
 def test_requests_hold_no_key_and_no_project_admin(tmp_path: Path) -> None:
     consortium = read_consortium(write(tmp_path))
-    write_requests(consortium, tmp_path, tmp_path / "requests")
+    write_requests(consortium, tmp_path / "requests")
     assert yaml.safe_load((tmp_path / "requests/north/north.yaml").read_text()) == {
         "name": "trial",
         "participants": [{"name": "north", "type": "client", "org": "north"}],
@@ -215,7 +215,7 @@ def test_requests_hold_no_key_and_no_project_admin(tmp_path: Path) -> None:
     assert not any(b"PRIVATE KEY" in content for content, _ in contents(tmp_path / "requests").values())
     admin = read_consortium(write(tmp_path, put("people", 0, "role", "project_admin")))
     with pytest.raises(MedsiloError, match="lead@clinic.org another role"):
-        write_requests(admin, tmp_path, tmp_path / "others")
+        write_requests(admin, tmp_path / "others")
     assert not (tmp_path / "others").exists()
 
 
@@ -253,7 +253,7 @@ def test_a_hospital_moves_behind_a_relay_and_back_with_a_renewed_kit(tmp_path: P
     assert read_kit(north).meets == "the server" and not any((north / "local" / file).exists() for file in CONNECTIONS)
     assert (north / "local/medsilo.yaml").exists() and contents(tmp_path / "kits/st-anna") == others
     with pytest.raises(MedsiloError, match="no kits for relays"):
-        write_requests(read_consortium(write(tmp_path, put("relays", [NORTH]))), tmp_path, tmp_path / "requests")
+        write_requests(read_consortium(write(tmp_path, put("relays", [NORTH]))), tmp_path / "requests")
 
 
 def test_project_file_is_nvflares_own(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.reading import read_summary
-from medsilo.site.owner import ALL_MINE
-from medsilo.site.settings import make_settings
+from medsilo.site.settings import ALL_MINE, make_settings
 from medsilo.site.signed import fingerprint, write_signed
 from medsilo.site.signing import PrivateKey, public_text
 from medsilo.site.signing import own_key as key_in

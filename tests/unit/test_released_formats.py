@@ -12,8 +12,7 @@ import yaml
 from medsilo import cli
 from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
-from medsilo.site.owner import ALL_MINE
-from medsilo.site.settings import make_settings
+from medsilo.site.settings import ALL_MINE, make_settings
 from tests.commands import lead_of
 from tests.dicoms import write_segmentation, write_series
 from tests.hospital import affine_of, ball, write_balls

@@ -52,7 +52,10 @@ MAY: dict[tuple[str, str], str] = {
     # A hospital's own records.
     ("medsilo/site/query_budget.py", "QueryBudget._running"): "the mark of a study whose process is gone",
     ("medsilo/site/approvals.py", "Approvals.keep"): "plans that asked, without a decision, but the last ones",
-    ("medsilo/site/approvals.py", "AcceptedSettings.accept"): "what is remembered of settings that promise nothing",
+    (
+        "medsilo/site/accepted_settings.py",
+        "AcceptedSettings.accept",
+    ): "what is remembered of settings that promise nothing",
     # Kits.
     ("medsilo_lab/consortium/provision.py", "provision"): "its own draft; of a kit that --renew names startup/ and the "
     "connections in local/, which the draft takes the place of",

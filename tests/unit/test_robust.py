@@ -9,7 +9,8 @@ import torch
 
 from medsilo.core.errors import PlanError
 from medsilo.mixing.defence import Shield
-from medsilo.mixing.mixers import SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.mixers import UniformMean, WeightedMean
+from medsilo.mixing.personal import SoftPull
 from medsilo.mixing.robust import GeometricMedian, Median, MultiKrum, NormBound, TrimmedMean
 from medsilo.mixing.rules import capped
 from medsilo.mixing.server import FedAdam, FedAvgM, Scaffold

@@ -6,6 +6,7 @@ import pickle
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from medsilo import client, recipes
 from medsilo.client import super_model
-from medsilo.core import weight_cache
+from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
@@ -122,7 +123,7 @@ def scripted(own: Plan, folder: Path, anew: bool = False, **given: Any) -> tuple
     plan = plan_of_script(
         model, folder / "job", method, rounds=own.training.rounds, minimum=2, sites=SITES, input_shape=shape
     )
-    weight_cache.look_in(folder / "job")
+    model_folders.look_in(folder / "job")
     sites = {site: Script(own, plan, site, folder / site, anew, given) for site in SITES}
     record = Record(folder / "runs" / "study")
     Coordinator(plan, SITES, Line(sites), record, "in-process").run()
@@ -196,7 +197,7 @@ def ends_of(method: str, anew: bool, folder: Path) -> dict[str, Tensor]:
             torch.manual_seed(1)
             model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 2))
             plan = plan or plan_of_script(model, folder, {"name": method}, rounds=3, minimum=1, sites=["a"])
-            weight_cache.look_in(folder)
+            model_folders.look_in(folder)
             groups = [
                 {"params": model[0].parameters(), "lr": 0.1},
                 {"params": [*model[1].parameters(), *model[3].parameters()]},
@@ -256,7 +257,7 @@ def test_a_metric_may_be_of_any_size(lower_is_better: bool, tmp_path: Path) -> N
     plan = plan_of_script(
         model, tmp_path / "job", {"name": "fedavg"}, rounds=2, minimum=2, sites=SITES, further=further
     )
-    weight_cache.look_in(tmp_path / "job")
+    model_folders.look_in(tmp_path / "job")
     record = Record(tmp_path / "runs" / "study")
     sites = {site: OtherUnits(own, plan, site, tmp_path / site, False, {}) for site in SITES}
     Coordinator(plan, SITES, Line(sites), record, "in-process").run()
@@ -557,7 +558,7 @@ def stepped(
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     method_of_plan = {"name": method, **(numbers or {})}
     plan = plan_of_script(model, tmp_path, method_of_plan, rounds=2, minimum=1, sites=["a"])
-    weight_cache.look_in(tmp_path)
+    model_folders.look_in(tmp_path)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = [(torch.randn(6, 2), torch.tensor([0, 1] * 3))]
     site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data(batch))
@@ -565,6 +566,60 @@ def stepped(
     groups = {"model": dict(model.state_dict())} if method != "ditto" else {"global": dict(model.state_dict())}
     site.ask(asked.parcel(groups))
     return site, model, optimizer
+
+
+def asked_of(site: ScriptSite, task: str, number: int, last: int) -> StudyMessage:
+    """What a server asks a site of FedBN, whose batch norm stays at home."""
+    shared = {name: own.clone() for name, own in site.plan.build_networks()["model"].state_dict().items()}
+    groups = {"model": {name: own for name, own in shared.items() if not name.startswith("1.")}}
+    return Request(task=task, round=number, study="s", plan=site.plan.hash, sites=("a",), last=last).parcel(groups)
+
+
+def site_of_fedbn(tmp_path: Path, evaluate: Any = None) -> ScriptSite:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    plan = plan_of_script(model, tmp_path, {"name": "fedbn"}, rounds=4, minimum=1, sites=["a"])
+    model_folders.look_in(tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return ScriptSite(
+        plan, "a", tmp_path, model, optimizer, Data([(torch.randn(6, 2), torch.tensor([0, 1] * 3))]), evaluate
+    )
+
+
+def test_scores_that_are_sent_after_training_choose_the_model_as_it_arrived(tmp_path: Path) -> None:
+    site = site_of_fedbn(tmp_path)
+    came: list[dict[str, Tensor]] = []
+    for number, score in enumerate((0.4, 0.9, 0.6), 1):
+        assert site.ask(asked_of(site, "round", number, number - 1)) is None
+        came.append(site.weights())
+        for net, optimizer in site.networks():
+            nn.functional.cross_entropy(net(site.data.loader[0][0]), site.data.loader[0][1]).backward()
+            optimizer.step()
+        assert site.finish(score).facts["validation"] == score
+    kept, facts = load_tensors(site.state.folder / paths.BEST)
+    assert facts["round"] == 1 and all(torch.equal(kept[name], came[1][name]) for name in kept)
+    assert any(not torch.equal(kept[name], came[2][name]) for name in kept)
+
+
+def test_a_script_scores_models_in_its_own_thread(tmp_path: Path) -> None:
+    """A card, a logger or a connection that a script has chosen is that of its thread."""
+    threads = []
+
+    def evaluate(net: nn.Module) -> float:
+        threads.append(threading.current_thread())
+        return 0.5
+
+    site = site_of_fedbn(tmp_path, evaluate)
+    site.ask(asked_of(site, "round", 1, 0))
+    assert threads == [threading.main_thread()] and site.finish().facts["validation"] == 0.5
+
+
+def test_a_script_whose_saved_state_is_gone_says_so(tmp_path: Path) -> None:
+    """It went on with another batch norm, and nobody was told."""
+    site = site_of_fedbn(tmp_path)
+    site.ask(asked_of(site, "round", 3, 2))
+    (warning,) = site.finish().facts["warnings"]
+    assert "state after round 2" in warning
 
 
 def test_a_closure_at_the_scripts_own_optimizer_meets_the_methods_correction(tmp_path: Path) -> None:
@@ -626,7 +681,7 @@ def test_a_script_that_never_joined_is_told_so(monkeypatch: pytest.MonkeyPatch) 
 def test_a_server_can_not_name_a_folder_outside_of_the_sites_own(study: str, tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     plan = plan_of_script(model, tmp_path / "job", {"name": "fedavg"}, rounds=2, minimum=1, sites=["a"])
-    weight_cache.look_in(tmp_path / "job")
+    model_folders.look_in(tmp_path / "job")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     site = ScriptSite(plan, "a", tmp_path / "site", model, optimizer, Data([(torch.ones(1, 2), torch.zeros(1))]))
     before = sorted(tmp_path.rglob("*"))

@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key, lo
 from cryptography.x509 import Certificate, load_pem_x509_certificate
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.site.approvals import ApprovalLimits, accepted_of, approvals_of
+from medsilo.site.accepted_settings import AcceptedSettings
+from medsilo.site.approvals import ApprovalLimits, approvals_of
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget
@@ -67,10 +68,10 @@ def lines_of_a_kit(folder: Path) -> tuple[KitFiles, dict[KeyPurpose, dict[str, A
     kit, book = make_kit(folder, "hospital-a"), QueryBudget(folder / "medsilo/_hospital/hospital-a")
     approvals = approvals_of(book, kit, WANTED)
     approvals.decide("a" * 64, "approved", "engineer", ApprovalLimits())
-    accepted_of(kit).accept(WANTED)
+    AcceptedSettings(kit).accept(WANTED)
     ledger = ledger_of(book, DATA, kit)
     ledger.charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt", ROUND)
-    found: dict[KeyPurpose, Path] = {"approvals": approvals.file, "settings": accepted_of(kit).file}
+    found: dict[KeyPurpose, Path] = {"approvals": approvals.file, "settings": AcceptedSettings(kit).file}
     signed: dict[KeyPurpose, dict[str, Any]] = {use: json.loads(path.read_text()) for use, path in found.items()}
     return kit, signed | {"ledger": json.loads(ledger.file.read_text().splitlines()[-1])}
 
@@ -91,10 +92,10 @@ def test_who_holds_the_kits_certificate_alone_can_verify(tmp_path: Path) -> None
 
 def test_a_certification_that_was_changed_makes_a_file_void(tmp_path: Path) -> None:
     kit, signed = lines_of_a_kit(tmp_path)
-    path = accepted_of(kit).file
+    path = AcceptedSettings(kit).file
     path.write_text(path.read_text().replace(signed["settings"]["certified"], "00" * 64))
     with pytest.raises(MedsiloError, match="damaged or not signed by its key"):
-        accepted_of(kit).check()
+        AcceptedSettings(kit).check()
 
 
 def test_the_kits_own_key_signs_nothing_in_these_files(tmp_path: Path) -> None:

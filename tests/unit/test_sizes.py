@@ -9,8 +9,10 @@ import pytest
 
 from medsilo.core.lazy import places_in
 from tests import seats
+from tests.conftest import make_plan
 from tests.seats import SEATS, Grown, Seat, modules, seated, stale
 from tests.sizes import ROUND_FILES, Imports, Ratchet, attributes, from_a_run, from_the_source, reached, table
+from tests.unit.test_approvals import make_kit
 
 pytestmark = pytest.mark.xdist_group("house rules")  # which read the same files
 
@@ -62,24 +64,60 @@ STUDY = """
 import sys
 from pathlib import Path
 from medsilo.federation.inprocess import run
-from medsilo.plan import parse_plan
-sections = {"algorithm": {"name": "fedavg"}, "task": {"name": "synthetic-activity"}}
-plan = parse_plan({**sections, "participation": {"sites": ["a", "b"]}}, ["training.rounds=1"])
-run(plan, folder=Path("runs/study"))
+from medsilo.plan import load_plan
+run(load_plan("plan.yaml"), folder=Path("runs/study"))
+print(*sys.modules, sep="\\n")
+"""
+JOIN = """
+import sys
+from pathlib import Path
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
+from medsilo.flare.executor import MedsiloExecutor
+from medsilo.flare.wire import to_parcel, to_shareable
+from medsilo.plan import load_plan
+from medsilo.runs.messages import StudyMessage
+workspace, context = Workspace("kit", site_name="a"), FLContext()
+place = Path(workspace.get_app_config_dir("job"), "plan.yaml")
+place.parent.mkdir(parents=True)
+Path("plan.yaml").rename(place)
+given = {FLContextKey.WORKSPACE_OBJECT: workspace, ReservedKey.RUN_NUM: "job", ReservedKey.IDENTITY_NAME: "a"}
+for name, value in given.items():
+    context.set_prop(name, value)
+plan = load_plan(place)
+told = {"task": "join", "round": 0, "study": "s", "plan": plan.hash, "sites": ["a", "b"], "packages": plan.code}
+executor = MedsiloExecutor()
+reply = to_parcel(executor.execute("medsilo", to_shareable(StudyMessage(facts=told)), context, Signal()))
+executor.give_back()
+assert reply.facts["cases"], reply.facts
 print(*sys.modules, sep="\\n")
 """
 
 
 @pytest.mark.slow
-def test_a_plain_study_loads_nothing_that_is_optional(root: Path, tmp_path: Path) -> None:
-    """What an `optional.py` names counts for neither side's reach, so it must not run in a study that needs none."""
+@pytest.mark.parametrize(
+    ("program", "needs"),
+    [
+        (STUDY, {"medsilo.mixing.mixers", "medsilo.federation.participant"}),
+        (JOIN, {"medsilo.site.accepted_settings", "medsilo.federation.permission"}),
+    ],
+    ids=["in one process", "at a hospital with a kit"],
+)
+def test_a_plain_study_loads_nothing_that_is_optional(
+    root: Path, tmp_path: Path, program: str, needs: set[str]
+) -> None:
+    """What core/optional.py names counts for neither side's reach, so it must not run in a study that needs none."""
     known = modules()
     sides = reached("medsilo.flare.executor", known) | reached("medsilo.flare.controller", known)
-    optional = {place for file in root.glob("custom/medsilo/*/optional.py") for place in places_in(str(file)).values()}
-    program = [sys.executable, "-c", STUDY]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+    optional = {*places_in(str(root / "custom/medsilo/core/optional.py")).values(), "medsilo.core.weight_cache"}
+    make_kit(tmp_path / "kit", "a")
+    (tmp_path / "kit/local/medsilo.yaml").write_text("device: cpu\napproval: none\n")
+    (tmp_path / "plan.yaml").write_text(make_plan("fedavg", "participation.sites=[a, b]").to_yaml())
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert len(optional) > 10 and {"medsilo.mixing.mixers", "medsilo.federation.participant"} <= loaded
+    assert len(optional) > 15 and needs <= loaded
     assert optional & loaded <= sides
 
 

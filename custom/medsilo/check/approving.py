@@ -10,7 +10,8 @@ from medsilo.check.result import Finding
 from medsilo.core.package import in_words
 from medsilo.core.text import plain
 from medsilo.plan import Plan
-from medsilo.site.approvals import ApprovalLimits, accepted_of, check_there
+from medsilo.site.accepted_settings import AcceptedSettings, check_there
+from medsilo.site.approvals import ApprovalLimits
 from medsilo.site.settings import SiteSettings
 
 LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
@@ -22,7 +23,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
     if kit.party != "hospital":  # of a person or a relay, which train nothing
         return
     check_there(kit.folder.parent / "local")
-    accepted = accepted_of(files_of(kit))
+    accepted = AcceptedSettings(files_of(kit))
     since = accepted.accept(settings) if accept else accepted.begin(settings)
     if since:
         yield Finding("settings", "ok", f"local/ is as it was accepted on {since}")

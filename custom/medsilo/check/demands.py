@@ -3,14 +3,14 @@
 import secrets
 from collections.abc import Iterator
 
-from medsilo.check.result import Cell, Finding, Table
+from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import epsilon_text, size_text
 from medsilo.federation.limits import LEAST_LEARNING, asked_of, learning_per_answer
 from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
 from medsilo.plan import Plan
-from medsilo.privacy.mechanisms import PROTECTIVE_EPSILON, PrivacyRequirements, Told
+from medsilo.privacy.guarantees import PROTECTIVE_EPSILON, PrivacyRequirements, Told
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget, data_set
@@ -39,17 +39,17 @@ def source_of(
 
 def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None, survey: Survey) -> Iterator[Finding]:
     """Compare the plan with the site's limits."""
-    limits, where = settings.quotas, "quotas"
-    over = [one for one in asked_of(plan, limits, plan.parameters) if one.asked > one.most]
+    where = "quotas"
+    over = [one for one in asked_of(plan, plan.parameters) if one.asked > one.most]
     for one in over:
-        told = f"the plan asks for {one.asked:.10g} {one.unit}, and {one.most:.10g} are allowed (quotas.{one.key})"
-        yield Finding(where, "stops", told, "ask the lead for less, or allow more in medsilo.yaml")
+        told = f"the plan asks for {one.asked:.10g} {one.unit}, and a hospital gives {one.most:.10g} at most"
+        yield Finding(where, "stops", told, f"ask the lead for less: {one.remedy}")
     train = survey.parts["train"].cases if survey.parts else 0
     if train and (learning := learning_per_answer(plan, train)) < LEAST_LEARNING:
         told = f"learning rate × steps is {learning:.3g} for each answer with scores, next to nothing"
         yield Finding(where, "stops", told, f"ask the lead for a plan that trains ({LEAST_LEARNING:g} or more)")
     if not over:
-        memory = f"{size_text(settings.most_memory)} of memory for training" if settings.isolation else "any memory"
+        memory = f"{size_text(settings.most_memory)} of memory for training" if settings.isolated else "any memory"
         yield Finding(where, "ok", f"the plan stays within this site's own limits; {memory}")
     if not settings.protects(plan.task.synthetic):
         return
@@ -67,28 +67,13 @@ def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[F
     most."""
     used = book.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():
-        allowed, most = settings.quotas.answers(part), max((count[part] for count in used.values()), default=0)
+        allowed, most = settings.most_answers(part), max((count[part] for count in used.values()), default=0)
         told = f"{part}: the plan asks for {planned} answers with scores, one lead may have {allowed}"
         if planned > allowed:
-            yield Finding("quotas", "stops", told, f"see {settings.quotas.answers_key(part)}")
+            yield Finding("quotas", "stops", told, "see answers in medsilo.yaml")
         elif planned > allowed - most:
             told += f"; a lead who had {most} already would be refused"
-            yield Finding("quotas", "note", told, f"see {settings.quotas.answers_key(part)}")
-
-
-def limit_table(plan: Plan, settings: SiteSettings) -> Table:
-    """Return the site's limits, and what the plan asks for."""
-    rows: list[list[Cell]] = [
-        [one.key, _figure(one.asked), _figure(one.most), one.unit]
-        for one in asked_of(plan, settings.quotas, plan.parameters)
-    ]
-    rows.append(["studies", "1", "any" if settings.studies is None else str(settings.studies), "studies at once"])
-    return Table("This site's limits", ("limit", "the plan asks for", "allowed", "of what"), rows)
-
-
-def _figure(number: float) -> str:
-    """Return a number for people to read, a small share of one by two figures."""
-    return f"{number:.10g}" if number >= 1 else f"{number:.2g}"
+            yield Finding("quotas", "note", told, "see answers in medsilo.yaml")
 
 
 # ---------------------------------------------------------------------------------------------------- privacy
@@ -144,7 +129,7 @@ def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
         )
     return (
         f"{both}: ε = {promise.epsilon:g} is above {PROTECTIVE_EPSILON:g}",
-        "lower privacy.study_epsilon, and noise takes their place",
+        f"ask the lead for privacy.epsilon={PROTECTIVE_EPSILON:g} or less, and noise takes their place",
     )
 
 

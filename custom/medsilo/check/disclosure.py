@@ -175,7 +175,7 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
 
 def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return how coarsely numbers leave, who decides the split, how many answers there are."""
-    limits, unit, patients = settings.quotas, settings.count_unit(False), settings.patients_in_step(False)
+    unit, patients = settings.count_unit(False), settings.patients_in_step(False)
     low, high = plan.task.goal.metric_range
     steps = ", ".join(f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200))
     lines = [
@@ -196,7 +196,7 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
     if plan.task.split_by_site:
         lines.append("This hospital decides by itself which patient is in which part; task.shares is not used.")
     planned = planned_answers(plan)
-    told = ", ".join(f"{planned[part]} of {limits.answers(part)} over {part} cases" for part in PARTS)
+    told = ", ".join(f"{planned[part]} of {settings.most_answers(part)} over {part} cases" for part in PARTS)
     lines.append(f"The plan asks for so many of the answers with scores that one lead may have: {told}.")
     return lines
 

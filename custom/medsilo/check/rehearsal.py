@@ -103,7 +103,7 @@ class _Rehearsing(Participant):
 
     def enters(self, phase: Phase) -> None:
         """Receive what the server sends at first, so that everything has the form it will have."""
-        self._take_over(views(phase.given, self.place.plan.build_networks()), phase)
+        self.state.take_over(views(phase.given, self.place.plan.build_networks()), phase, self.envelope.keeps_at_home)
 
     def _wait(self) -> None:
         if self.state.compute.device.type == "cuda":

@@ -16,7 +16,7 @@ import torch
 from medsilo.check.approving import accepted_findings, approval_findings
 from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
 from medsilo.check.data import data_findings, data_tables
-from medsilo.check.demands import limit_findings, limit_table, privacy_findings, source_of
+from medsilo.check.demands import limit_findings, privacy_findings, source_of
 from medsilo.check.disclosure import leaks
 from medsilo.check.kit import Kit, check_certificates, check_expelled, check_network, check_seal
 from medsilo.check.machine import check_device, check_disk, check_environment, check_memory, required_versions
@@ -130,7 +130,8 @@ def _policy(visit: Visit, plan: Plan) -> Iterator[Finding]:
     named = plan.participation.everyone
     if named and visit.site not in named:
         told = f"the job names {', '.join(named)}, not {visit.site}"
-        yield Finding("job", "stops", told, "ask the lead to name this site in participation.sites, or give --site")
+        own = f"check it with --set 'participation.sites=[{visit.site}]'" if visit.kit else "give --site"
+        yield Finding("job", "stops", told, f"ask the lead to name this site in participation.sites, or {own}")
     if visit.local is None:
         return
     policy = Policy.read(visit.local, visit.scope)
@@ -160,7 +161,6 @@ def _look_at_data(visit: Visit, plan: Plan, settings: SiteSettings, report: Repo
     report.tables.extend(data_tables(survey, plan, least))
     with _guarded("quotas", report):
         report.findings.extend(limit_findings(plan, settings, book, survey))
-        report.tables.append(limit_table(plan, settings))
     with _guarded("privacy", report):
         report.findings.extend(privacy_findings(plan, settings, book, files_of(visit.kit) if visit.kit else None))
     if not survey.usable or any(f.where == "device" and f.severity == "stops" for f in report.findings):
@@ -173,7 +173,7 @@ def _look_at_data(visit: Visit, plan: Plan, settings: SiteSettings, report: Repo
         return
     compute = settings.compute()
     there = visit.free_memory(compute)
-    if settings.isolation and compute.device.type == "cpu":  # for a training process that is as large as this one
+    if settings.isolated and compute.device.type == "cpu":  # for a training process that is as large as this one
         there = max(0, min(there, settings.most_memory - psutil.Process().memory_info().rss))
     if too_much := check_memory(plan, there):
         report.findings.append(too_much)

@@ -135,6 +135,13 @@ def folder_of_site(folder: Path | None, site: str) -> Path | None:
     return folder / site if folder and (folder / site / FILE_NAME).is_file() else folder
 
 
+def settings_of_owner(*given: Any) -> "SiteSettings":
+    """Return settings, as `settings_of` does, of who owns all sites."""
+    from medsilo.site.settings import ALL_MINE
+
+    return settings_of(*given, **ALL_MINE)
+
+
 def settings_of(
     device: str | None,
     data: Path | None,

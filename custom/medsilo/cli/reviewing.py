@@ -84,7 +84,7 @@ def approve(
 
 def _list(screen: Console, kit: Path) -> None:
     from medsilo.check.at_home import KitAtHome
-    from medsilo.site.approvals import moment
+    from medsilo.site.accepted_settings import moment
 
     home = KitAtHome.read(kit)
     decided, asked = home.approvals.decisions(), home.approvals.asked()
@@ -185,7 +185,7 @@ def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str,
 
 
 def _line(decision: "Decision") -> str:
-    from medsilo.site.approvals import moment
+    from medsilo.site.accepted_settings import moment
 
     limits = "".join(f", {words}" for words in decision.limits.words())
     return f"{decision.plan}  {decision.verdict} by {decision.by}, {moment(decision.at)}{limits}"

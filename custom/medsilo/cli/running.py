@@ -12,7 +12,6 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted
 from medsilo.runs import paths
 from medsilo.runs.progress import StudyProgress
-from medsilo.site.owner import ALL_MINE
 
 if TYPE_CHECKING:
     from medsilo.plan import Plan
@@ -60,7 +59,7 @@ def run(
     if name and not is_safe_name(name):
         raise MedsiloError(f"--name {name!r} has odd characters; use letters, digits, '.', '_' and '-'")
     folder = out / (name or new_study(study))
-    settings = options.settings_of(device, data, site_config, **ALL_MINE)
+    settings = options.settings_of_owner(device, data, site_config)
     screen.say(*(f"warning: {line}" for line in study.warnings(study.participation.sites)))
     run_study(screen, study, folder, settings, job=found if engine == "simulator" else None, threads=threads)
     conclude(screen, folder)
@@ -82,7 +81,7 @@ def _train_further(
 
     longer = Longer(run, more)
     folder = out / (name or f"{run.resolve().name}-to-{longer.plan.rounds}")
-    settings = options.settings_of(*given, options.run_settings(run), **ALL_MINE)
+    settings = options.settings_of_owner(*given, options.run_settings(run))
     job = folder / paths.JOB if (run / paths.JOB).is_dir() and engine == "simulator" else None
     longer.begin(folder)
     if job:

@@ -1,6 +1,6 @@
 """Large files that several studies need, such as pre-trained weights. Their SHA-256 says which one is meant.
 
-Folders are noted for a whole process: a file is what its hash says, wherever it lies.
+A file is what its hash says, wherever it lies: model_folders.py has the folders.
 """
 
 import hashlib
@@ -11,20 +11,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, Refused
 
 MOST = 20 << 30  # bytes of files that a server has sent
-FOLDER = "models"  # of files that a run needs, in its own folder
 IN_BUNDLES = ("models/model.safetensors", "models/model.pt")  # weights in a MONAI bundle
 HASH = re.compile(r"[0-9a-f]{64}")
 
-_folders: dict[Path, None] = {}  # in the order in which they were noted
 _hashes: dict[tuple[str, int, int], str] = {}  # of files, by path, size and time of change
-
-
-def look_in(*folders: Path) -> None:
-    """Note folders in which this process looks for files."""
-    _folders.update(dict.fromkeys(folder.absolute() for folder in folders))
 
 
 def hash_of_file(path: Path) -> str:
@@ -39,14 +33,14 @@ def hash_of_file(path: Path) -> str:
 
 def find(sha256: str, size: int) -> Path:
     """Return a file with this hash and of so many bytes; no other is looked into."""
-    for folder in filter(Path.is_dir, _folders):
+    for folder in filter(Path.is_dir, model_folders.FOLDERS):
         for path in sorted(folder.iterdir()):
             with suppress(OSError):
                 if path.is_file() and path.stat().st_size == size and hash_of_file(path) == sha256:
                     return path
     raise MedsiloError(
-        f"the plan's pre-trained file (SHA-256 {sha256[:12]}..., {size} bytes) is not here; put it into a folder "
-        f"that 'models' in medsilo.yaml names"
+        f"the plan's pre-trained file (SHA-256 {sha256[:12]}..., {size} bytes) is not here; put it into "
+        f"{model_folders.FOLDER}/ in the folder of this party's studies"
     )
 
 
@@ -59,8 +53,8 @@ def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> No
         raise Refused("the file that arrived is not the plan's: its hash differs")
     if (size := content.nbytes) > most:
         raise Refused(
-            f"the plan's pre-trained file has {size} bytes; this party keeps {most} at most. Put it into a folder "
-            "under 'models'"
+            f"the plan's pre-trained file has {size} bytes; this party keeps {most} at most. Put it into "
+            f"{model_folders.FOLDER}/ in the folder of its studies"
         )
     older = [path for path in folder.glob("*") if HASH.fullmatch(path.name)] if folder.is_dir() else []
     sizes = {path: path.stat().st_size for path in sorted(older, key=lambda path: path.stat().st_mtime_ns)}
@@ -68,7 +62,7 @@ def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> No
         if sum(own for other, own in sizes.items() if other.exists()) + size > most:
             path.unlink()
     write_bytes(folder / sha256, content)
-    look_in(folder)
+    model_folders.look_in(folder)
 
 
 def keep_beside(files: Mapping[str, int], folder: Path) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders, weight_cache
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, write_json, write_text
 from medsilo.core.section import Section
@@ -202,7 +202,7 @@ class SuperModel(nn.Module):
         networks |= {_personal_file(site): self.expert(site) for site in self.agreed}
         for name, network in networks.items():
             save_tensors(folder / name, network.state_dict(), {"plan_hash": origin.plan.hash})
-        weight_cache.keep_beside(origin.plan.network.files, folder / weight_cache.FOLDER)
+        weight_cache.keep_beside(origin.plan.network.files, folder / model_folders.FOLDER)
         write_text(folder / PLAN, origin.plan.to_yaml())
         manifest = Manifest(
             rule=self.rule,

@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from medsilo.core.errors import PlanError
     from medsilo.core.tensors import Modules, Tensors
     from medsilo.learning.class_weights import balanced_softmax
-    from medsilo.learning.layers import (
-        batch_norm_buffer_names,
-        called_with,
-        head_layers,
-        head_names,
-        keeping_statistics,
-        learning_only,
-        names_of_last_layers,
-    )
+    from medsilo.learning.layers import batch_norm_buffer_names, head_layers, head_names, names_of_last_layers
     from medsilo.learning.loop import OutputLoss, TrainStep
-    from medsilo.learning.partial_labels import absent_in, labels_in, marks_in
+    from medsilo.learning.marks import marks_in
+    from medsilo.learning.partial_labels import absent_in, labels_in
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.learning.statistics import adapt_batch_norm
-    from medsilo.learning.steps import correcting, pull_back, pull_towards
+    from medsilo.learning.steps import (
+        called_with,
+        correcting,
+        keeping_statistics,
+        learning_only,
+        pull_back,
+        pull_towards,
+    )
     from medsilo.learning.training import Training, uncompiled
     from medsilo.methods.bases import (
         MeanOfOwn,
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from medsilo.methods.fine_tuning import FineTuning
     from medsilo.mixing.forms import ServerReadable
     from medsilo.mixing.late import SharedNumbers, Shares, StalenessWeightedMean
-    from medsilo.mixing.mixers import Aggregator, Identity, UniformMean
+    from medsilo.mixing.mixers import Aggregator, UniformMean
+    from medsilo.mixing.personal import Identity
     from medsilo.mixing.server import DynamicStep
     from medsilo.schedule.algorithm import BY_ITSELF, require
     from medsilo.schedule.declared import Private

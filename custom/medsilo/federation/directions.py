@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.mixing.mixers import Aggregator, SimilarityMix
+from medsilo.mixing.mixers import Aggregator
 from medsilo.runs.fields import LARGEST
 from medsilo.runs.schema import Round, SentUpdate
 
@@ -185,6 +185,6 @@ def rounded(value: float) -> float:
 
 def changed_weights(mixers: Iterable[Aggregator | None], rounds: Sequence[Round]) -> list[list[float]] | None:
     """Return W by which sites' models are mixed, where it is another than in the rounds before."""
-    found = (mixer.weights for mixer in mixers if isinstance(mixer, SimilarityMix))
-    weights = next((own.double().round(decimals=4).tolist() for own in found if isinstance(own, Tensor)), None)
+    found = (mixer.matrix for mixer in mixers if mixer)
+    weights = next((own.double().round(decimals=4).tolist() for own in found if own is not None), None)
     return None if weights == next((line.weights for line in reversed(rounds) if line.weights), None) else weights

@@ -1,5 +1,6 @@
 """Scoring models on a site's cases: what is measured, kept and drawn."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from medsilo.core import optional
 from medsilo.core.errors import DataError
-from medsilo.federation import optional
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.site_context import SiteContext
 from medsilo.learning.compute import Compute, Stop, is_finite
@@ -50,7 +51,9 @@ class Evaluation:
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
-        """Return mean loss, mean score, and what is measured of each case (the metric alone by default), in order."""
+        """Return mean loss and score, NaN of no cases, and what is measured of each case, by default the metric."""
+        if not len(part):  # type: ignore[arg-type]
+            return math.nan, math.nan, {}
         task, goal, order = self.task, self.task.goal, self._order(part, model)
         own = measuring(_ordered(part, order)) if measuring else None
 

@@ -62,7 +62,7 @@ class Loop(Line):
         """rests: between its answers a site holds no networks; the folders have what it needs."""
         super().__init__(participants)
         self.rests = rests
-        self.clocks = {site: Clock(own.settings.quotas) for site, own in participants.items()}
+        self.clocks = {site: Clock() for site in participants}
 
     def answer(self, site: str, parcel: StudyMessage) -> StudyMessage:
         try:

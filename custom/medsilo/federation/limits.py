@@ -1,4 +1,4 @@
-"""A hospital's own limits, held against what a plan asks for before anything of it is made."""
+"""What any hospital gives a plan at most, held against what the plan asks for before anything of it is made."""
 
 import time
 from collections.abc import Iterator
@@ -11,8 +11,10 @@ from medsilo.core.text import size_text
 from medsilo.federation.site_state import kept_states
 from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
-from medsilo.site.settings import FILE_NAME, Quotas, SiteSettings
+from medsilo.site.settings import FILE_NAME, SiteSettings
 
+MOST_MINUTES = 1440.0  # of work for one answer
+MOST_DISK = 100 << 30  # bytes of a study's folder
 LEAST_LEARNING = 1e-5  # learning rate × optimizer steps at a site for each answer with scores, on average
 MODELS, STATE = 2, 8 / 3  # of a study's files at a site, in float32 models: the models, and a state with an optimizer's
 
@@ -30,11 +32,11 @@ def check_limits(
     parameters: of all networks; train: this site's training cases, None where it does not train; free: bytes on
     the disk of its results; patients: whose these cases are, where that is known.
     """
-    limits = settings.quotas
-    for one in asked_of(plan, limits, parameters):
+    for one in asked_of(plan, parameters):
         if one.asked > one.most:
             raise Refused(
-                f"the plan asks this hospital for {one.asked:.10g} {one.unit}, more than it allows ({_where(one.key)})"
+                f"the plan asks this hospital for {one.asked:.10g} {one.unit}, more than it gives ({one.most:.10g}); "
+                f"{one.remedy}"
             )
     if free is not None and (needed := disk_needed(plan, parameters)) > free:
         raise NoRoom(
@@ -59,10 +61,11 @@ def check_limits(
 class QuotaCheck:
     """One thing that a plan asks of a hospital, against the most that it gives."""
 
-    key: str  # of limits
+    name: str
     asked: float
     most: float
     unit: str
+    remedy: str
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:
@@ -70,12 +73,12 @@ def disk_needed(plan: Plan, parameters: int) -> int:
     return int((MODELS + STATE * kept_states(plan.rounds)) * 4 * parameters)
 
 
-def asked_of(plan: Plan, limits: Quotas, parameters: int) -> list[QuotaCheck]:
+def asked_of(plan: Plan, parameters: int) -> list[QuotaCheck]:
     """Return what a plan asks for that is known before anything runs."""
-    disk = disk_needed(plan, parameters) / 2**30
+    minutes, disk = plan.participation.timeout / 60, disk_needed(plan, parameters) / 2**30
     return [
-        QuotaCheck("round_minutes", plan.participation.timeout / 60, limits.round_minutes, "minutes for a round"),
-        QuotaCheck("disk", disk, limits.disk, "GiB for a study"),
+        QuotaCheck("time", minutes, MOST_MINUTES, "minutes for a round", "lower participation.timeout"),
+        QuotaCheck("disk", disk, MOST_DISK / 2**30, "GiB for a study", "choose a smaller network"),
     ]
 
 
@@ -91,18 +94,18 @@ def learning_per_answer(plan: Plan, train: int) -> float:
     return training.learning_rate * steps * trained / plan.rounds
 
 
-def check_disk(folder: Path, limits: Quotas) -> None:
-    """Raise Refused where a study's folder has grown over what this hospital allows."""
+def check_disk(folder: Path) -> None:
+    """Raise Refused where a study's folder has grown over what a hospital gives."""
     taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if taken > limits.disk * 2**30:
-        raise Refused(f"the study's folder is larger than this hospital allows ({_where('disk')})")
+    if taken > MOST_DISK:
+        raise Refused(f"the study's folder is larger than a hospital gives ({size_text(MOST_DISK)})")
 
 
 class Clock:
     """The time that a site works for one answer."""
 
-    def __init__(self, limits: Quotas) -> None:
-        self.limits = limits
+    def __init__(self) -> None:
+        self.most = MOST_MINUTES
         self.started: float | None = None  # of the answer that is being made
 
     @contextmanager
@@ -116,12 +119,5 @@ class Clock:
 
     def check(self) -> None:
         """Raise Refused when this answer has had its time; to be asked often."""
-        if self.started is not None and time.monotonic() - self.started > 60 * self.limits.round_minutes:
-            raise Refused(
-                f"this answer took longer than the {self.limits.round_minutes:g} minutes that this hospital allows "
-                f"({_where('round_minutes')})"
-            )
-
-
-def _where(key: str) -> str:
-    return f"quotas.{key} in its {FILE_NAME}"
+        if self.started is not None and time.monotonic() - self.started > 60 * self.most:
+            raise Refused(f"this answer took longer than the {self.most:g} minutes that a hospital gives")

@@ -11,10 +11,10 @@ from dataclasses import asdict
 
 from torch import Tensor, nn
 
+from medsilo.core import optional
 from medsilo.core.errors import Refused
 from medsilo.core.files import free_disk, sweep, write_json
-from medsilo.core.tensors import Groups
-from medsilo.federation import optional
+from medsilo.core.tensors import Groups, Tensors
 from medsilo.federation.checks import check_ranges
 from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.evaluation import Evaluation
@@ -84,7 +84,7 @@ class Participant:
     def find(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
         """Do what is asked. `stop` is asked before every batch and raises to end the work."""
         work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
-        work |= dict.fromkeys(LETTERED, self._answer_letter)
+        work |= dict.fromkeys(LETTERED, lambda asked, groups, stop: ExactMessage(self.envelope.letter(asked)))
         doing, self.warnings = self.trainer.doing, []
 
         def step() -> None:
@@ -92,7 +92,7 @@ class Participant:
             doing.step()
 
         with doing.answering(asked.task, asked.round):
-            check_disk(self.place.folder, self.place.settings.quotas)
+            check_disk(self.place.folder)
             seed = seed_for(self.trainer.drawn_from, self.place.site, "work", asked.round)
             with self.state.compute.reproducible(seed):
                 return work[asked.task](asked, groups, step)
@@ -103,9 +103,6 @@ class Participant:
         if self.data.survey:
             write_json(self.place.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
         return ExactResult()
-
-    def _answer_letter(self, asked: Request, groups: Groups, stop: Stop) -> ExactMessage:
-        return ExactMessage(self.envelope.letter(asked))
 
     def _round(self, asked: Request, groups: Groups, stop: Stop) -> ExactRound:
         """Take over what was merged, validate it, train, and give back what this phase sends."""
@@ -118,6 +115,7 @@ class Participant:
         scored = self._validate(number - 1, stop)
         learns = phase.trains_at(self.place.site, number, self.place.trainers, self.place.plan.seed)
         loss = trainer.work(number, phase, stop) if learns else math.nan
+        scored = self._scored_late(number - 1) or scored
         self.state.refuse_divergence(number)
         self._refuse_impossible(number, phase)
         self.envelope.check(asked, phase, self.state.modules)
@@ -170,7 +168,7 @@ class Participant:
         self.state.load_model(paths.LAST)
         if not groups or asked.selected is None:
             return asked.round
-        self._take_over(groups, self.place.plan.course.last)
+        self.state.take_over(groups, self.place.plan.course.last, self.envelope.keeps_at_home)
         return asked.selected
 
     @property
@@ -187,22 +185,26 @@ class Participant:
 
     def _validate(self, rounds: int, stop: Stop) -> ExactScores | None:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
-        plan = self.place.plan
-        if not plan.validates(rounds):
+        if not self.place.plan.validates(rounds):
             return None
         self.trainer.doing.begin("validating")
         if self.disclosure.cases["train"]:
-            plan.algorithm.personalise(self.trainer.bench("personalise", rounds, stop))
-        found: tuple[float, float, Measures] = (math.nan, math.nan, {})
-        if self.disclosure.cases["validation"]:
-            found = self.evaluation.evaluate(self.data.validation, stop, self.state.model)
-        scored = self.disclosure.scored(rounds, *found)
+            self.place.plan.algorithm.personalise(self.trainer.bench("personalise", rounds, stop))
+        scored = self.disclosure.scored(rounds, *self.evaluation.evaluate(self.data.validation, stop, self.state.model))
+        self._consider(rounds, scored)
+        return scored
+
+    def _consider(self, rounds: int, scored: ExactScores, model: Tensors | None = None) -> None:
+        """Keep a model, by default the one that is there, where this site chooses for itself and has none better."""
         rank = self.disclosure.rank(rounds, scored)
-        usable = self._chooses and plan.course.used_as_scored(rounds)
+        usable = self._chooses and self.place.plan.course.used_as_scored(rounds)
         if usable and (self.state.best is None or rank > self.state.best):
             self.state.best = rank
-            self.state.save_model(paths.BEST, rounds)
-        return scored
+            self.state.save_model(paths.BEST, rounds, model)
+
+    def _scored_late(self, rounds: int) -> ExactScores | None:
+        """Return scores of the model as it arrived that are known only once it was trained; by default none."""
+        return None
 
     def _end(self, stop: Stop) -> SiteEnd:
         """Return what an outcome works with; a site that did not train shows its images' spacing to no study."""
@@ -227,13 +229,9 @@ class Participant:
 
     # ------------------------------------------------------------------ tensors in and out
     def _receive(self, asked: Request, groups: Groups, phase: Phase) -> None:
-        opened = self.envelope.open(asked, groups, self.state.modules)
         self.state.done = -1  # until the work is whole, what lies in memory is the state after no round
-        self._take_over(opened, phase)
-
-    def _take_over(self, groups: Groups, phase: Phase) -> None:
-        """Put what arrived into the networks; groups that this site makes by itself are not sent to it."""
-        self.state.take_over(groups, phase, self.envelope.keeps_at_home)
+        opened = self.envelope.open(asked, groups, self.state.modules)
+        self.state.take_over(opened, phase, self.envelope.keeps_at_home)  # what it makes by itself is not sent
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
         """Raise Refused for numbers that the server would refuse, while the reason is still known."""

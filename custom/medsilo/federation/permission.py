@@ -2,14 +2,19 @@
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from medsilo.core import optional
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.federation.protection import book_of
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
 from medsilo.runs.messages import Request, StudyMessage, digest_of
-from medsilo.site.approvals import Approvals, AskingPlan, Decision, accepted_of, approvals_of
+from medsilo.site.accepted_settings import AcceptedSettings
 from medsilo.site.settings import FILE_NAME
+
+if TYPE_CHECKING:
+    from medsilo.site.approvals import Approvals, Decision
 
 LOOK = 1.0  # seconds between two looks at whether a decision has changed
 
@@ -23,7 +28,7 @@ class Permission:
         """Raises Refused where approval is required and no kit is there, with whose key decisions are signed."""
         self.place = place
         self.approvals: Approvals | None = None
-        self.accepted = accepted_of(place.kit) if place.kit else None
+        self.accepted = AcceptedSettings(place.kit) if place.kit else None
         self._looked = time.monotonic()
         if place.settings.approval == "none":
             return
@@ -32,7 +37,7 @@ class Permission:
                 f"this hospital demands approvals (approval in its {FILE_NAME}), and no kit's key is here to check them"
             )
         book = book_of(place.settings, place.site, place.folder)
-        self.approvals = approvals_of(book, place.kit, place.settings)
+        self.approvals = optional.approvals_of(book, place.kit, place.settings)
 
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         asked = Request.received(parcel.facts)
@@ -50,7 +55,7 @@ class Permission:
         self.check(asked.sites, asked.round)  # the last thing before it leaves
         return reply
 
-    def check(self, sites: Sequence[str] | None = None, number: int = 0) -> Decision | None:
+    def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
         """Raise Refused unless the plan is approved with these sites up to this round, and the settings are as they
         were accepted; keep a plan that is new."""
         self._looked = time.monotonic()
@@ -86,7 +91,7 @@ class Permission:
 
     def _keep(self) -> None:
         assert self.approvals
-        asked = AskingPlan(
+        asked = optional.AskingPlan(
             plan=self.place.asked.resolved(),
             hash=self.place.asked.hash,
             study=self.place.study[:200],

@@ -26,17 +26,8 @@ from medsilo.learning.loop import steps_in
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import geometric_for, noise_for
-from medsilo.privacy.mechanisms import (
-    MOST_NOISE,
-    Charge,
-    Geometric,
-    PrivacyGuarantee,
-    PrivacyRequirements,
-    Public,
-    SampledGaussian,
-    Told,
-    Unit,
-)
+from medsilo.privacy.guarantees import PrivacyGuarantee, PrivacyRequirements, Told, Unit
+from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Geometric, Public, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import NOISY_COUNTS
 from medsilo.schedule.phase import Phase

@@ -38,7 +38,7 @@ class Protection:
             )
         if fold_refused := not_its_folds(self.plan, self.settings):
             raise Refused(fold_refused)
-        self.book.admit(self.asker, planned_answers(self.plan), self.settings.quotas)
+        self.book.admit(self.asker, planned_answers(self.plan), self.settings)
 
     def source(self) -> DataSource | None:
         """Return where the data are, with the split that this hospital decides by itself."""
@@ -72,7 +72,7 @@ class Protection:
         """Count what is about to leave; raises Refused when nothing is left of this hospital's budget."""
         told: Any = {part: int(times) for part, times in parts.items() if times}
         if self.on and told:
-            self.book.note(self.asker, told, self.settings.quotas)
+            self.book.note(self.asker, told, self.settings)
 
 
 def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -> DataSource | None:

@@ -13,48 +13,15 @@ The server's `RoundAggregation` (server_state.py) is inside of a round, since se
 has. That is a package of its own, of which this file takes the server's part by its entry point.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
-from medsilo.core import weight_cache
-from medsilo.federation.channel import Channel, Missing, Outgoing, Receive, Transport
-from medsilo.federation.ledger_watch import LedgerWatch
+from medsilo.core import optional
+from medsilo.federation.channel import Channel, Transport
 from medsilo.federation.requests import ByteCounter, Notify, RequestScheduler, Retry
 from medsilo.federation.server_state import RoundAggregation, ServerState
 from medsilo.plan import Plan
-from medsilo.runs.messages import FILES, StudyMessage
 from medsilo.site.kit import KitFiles
-
-
-class FileSupply:
-    """A channel that sends a site what it lacks: each site once, as the server had it."""
-
-    def __init__(self, inner: Channel, files: Mapping[str, int]) -> None:
-        self.inner, self.files = inner, files
-        self.sent: set[str] = set()
-
-    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
-        missing = self.inner.ask(sites, outgoing, receive, timeout)
-        lacking = sorted(site for site, gone in missing.items() if gone.lacks and site not in self.sent)
-        if not lacking:
-            return missing
-        self.sent |= set(lacking)
-        files = {file: _content(weight_cache.find(file, size), size) for file, size in self.files.items()}
-
-        def going(site: str) -> StudyMessage:
-            order = outgoing(site)
-            return replace(order, groups={**order.groups, FILES: files})
-
-        again = self.inner.ask(lacking, going, receive, timeout)
-        return {**{site: gone for site, gone in missing.items() if site not in lacking}, **again}
-
-
-def _content(path: Path, size: int) -> torch.Tensor:
-    """Return a file's bytes, which stay on the disk until they are sent."""
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
 def asking(
@@ -69,9 +36,9 @@ def asking(
     for layer in reversed(plan.layers):
         inner = layer.server(inner, plan)
     if plan.network.files:
-        inner = FileSupply(inner, plan.network.files)
+        inner = optional.FileSupply(inner, plan.network.files)
     if plan.privacy:
-        inner = LedgerWatch(inner, heads)
+        inner = optional.LedgerWatch(inner, heads)
     return Retry(inner, plan.participation, sites, channel.pause, lost), turns
 
 

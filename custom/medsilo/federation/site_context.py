@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from medsilo.core import optional
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Modules
-from medsilo.federation import optional
 from medsilo.learning.compute import Stop
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request, StudyMessage
@@ -66,9 +66,9 @@ class SiteContext:
         return sorted(set(self.sites) - set(self.plan.participation.evaluation_sites))
 
     @property
-    def models(self) -> list[Path]:
-        """The folders with files that networks begin with; the last has those that were sent."""
-        return [*self.settings.models, self.folder.parents[2] / MODELS]
+    def models(self) -> Path:
+        """The folder with files that networks begin with, those that were sent among them."""
+        return self.folder.parents[2] / MODELS
 
     def to_facts(self) -> dict[str, Any]:
         """Return the place as another process of the site is told of it."""

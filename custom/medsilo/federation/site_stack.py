@@ -17,55 +17,16 @@ point.
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
-import torch
-
-from medsilo.core import weight_cache
-from medsilo.core.errors import Lacks, MedsiloError, Refused
-from medsilo.core.mmap_store import bytes_of
+from medsilo.core import model_folders, optional
 from medsilo.core.parent_watch import forget_most, most_held
-from medsilo.core.tensors import Tensors
-from medsilo.federation import optional
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.site_context import Site, SiteContext, UpdateCodec, promises_privacy
 from medsilo.learning.compute import Stop
-from medsilo.runs.messages import ANSWERS, FILES, Request, StudyMessage
-
-
-class SuppliedSite:
-    """A site that has its network's files before anything else of it is made.
-
-    A file travels as one tensor of bytes, in pieces like all tensors. Its hash stands in the plan: nobody is
-    believed.
-    """
-
-    def __init__(self, place: SiteContext, make: Callable[[], Site]) -> None:
-        """make: makes the site behind this one, which reads the files."""
-        self.place, self.make = place, make
-        self.inner: Site | None = None
-        weight_cache.look_in(*place.models)
-
-    def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
-        groups = dict(parcel.groups)
-        self._take(groups.pop(FILES, {}))
-        for file, size in self.place.plan.network.files.items():
-            try:
-                weight_cache.find(file, size)
-            except MedsiloError as error:
-                raise Lacks(str(error)) from error
-        self.inner = self.inner or self.make()
-        return self.inner.answer(replace(parcel, groups=groups), stop)
-
-    def _take(self, came: Tensors) -> None:
-        wanted = self.place.plan.network.files
-        for name, content in came.items():
-            if name not in wanted or content.dtype is not torch.uint8:
-                raise Refused("the server sends a file that the plan does not name")
-            weight_cache.keep(name, bytes_of(content.contiguous()), self.place.models[-1])
+from medsilo.runs.messages import ANSWERS, Request, StudyMessage
 
 
 class DisclosingSite:
@@ -113,7 +74,7 @@ class TrainingSite:
 
 def training_site(place: SiteContext, kind: Callable[..., Participant] = Participant) -> TrainingSite:
     """Return a site with the layers that see what is exact."""
-    weight_cache.look_in(*place.models)
+    model_folders.look_in(place.models)
     account = optional.PrivacyAccount.of(place) if promises_privacy(place) else None  # before data are read
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):
@@ -137,7 +98,7 @@ def answering(
 ) -> Site:
     """Return what answers on NVFlare, behind a hospital's permission, which was given. tell: see isolated.py."""
     make: Callable[[], Site] = partial(training_site, place, kind)
-    if place.settings.isolation:
+    if place.settings.isolated:
         make = partial(IsolatedParticipant, place, kind, tell)
-    permission.inner = SuppliedSite(place, make) if place.plan.network.files else make()
+    permission.inner = optional.SuppliedSite(place, make) if place.plan.network.files else make()
     return permission

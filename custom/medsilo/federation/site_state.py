@@ -217,10 +217,10 @@ class SiteState:
             _restore_optimizer(optimizer, _under(tensors, f"optimizer/{name}/"))
 
     # ------------------------------------------------------------------ for the hospital
-    def save_model(self, file: str, rounds: int) -> None:
-        """Keep the model as it is, and the plan beside it, so that the hospital can use it by itself."""
+    def save_model(self, file: str, rounds: int, model: Tensors | None = None) -> None:
+        """Keep a model, by default as it is now, and the plan beside it, so that the hospital can use it by itself."""
         facts = {"round": rounds, "method": self.algorithm.name, "site": self.site, "plan_hash": self.plan.hash}
-        save_tensors(self.folder / file, self.model.state_dict(), facts)
+        save_tensors(self.folder / file, model or self.model.state_dict(), facts)
         write_text(self.folder / paths.PLAN, self.plan.to_yaml())
 
     def load_model(self, file: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from medsilo.core import optional
 from medsilo.core.errors import Refused
-from medsilo.federation import optional
 from medsilo.federation.protection import Protection
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_state import SiteState, StatusFile
@@ -43,9 +43,8 @@ class Trainer:
         """tells: a network's loss over the training cases and its score over the validation cases."""
         self.place, self.data, self.state, self.protection = place, data, state, protection
         self.private, self.tells = private, tells
-        self.compute = state.compute
         self.train: Dataset = data.train  # the training cases of this study
-        self.doing = StatusFile(place.folder, device=str(self.compute.device))
+        self.doing = StatusFile(place.folder, device=str(self.state.compute.device))
 
     @cached_property
     def drawn_from(self) -> int:
@@ -114,7 +113,7 @@ class Trainer:
         if task.draws:  # there are no passes to start again
             steps = plan.training.local_steps or steps
         private = self.private.training(number) if self.private and purpose == SHUFFLE else None
-        compute = self.compute
+        compute = self.state.compute
 
         def epoch(lessons: Sequence[TrainStep], local_epoch: int, most: int | None = None) -> float:
             order = generator_for(plan.seed, site, purpose, number, local_epoch)
@@ -170,7 +169,7 @@ class Trainer:
         layer = plan.algorithm.input_layer(self.state.modules)
         seed = seed_for(self.drawn_from, self.place.site, "in order")
         cases = drawn_cases(part, plan.task.piece, seed, self._names(part))
-        for inputs, targets in batches(cases, plan.task.evaluation_batch, self.compute):
+        for inputs, targets in batches(cases, plan.task.evaluation_batch, self.state.compute):
             stop()
             yield layer.eval()(inputs) if layer else inputs, targets
 

@@ -12,7 +12,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.parent_watch import end_with, reuse_blocks
 from medsilo.core.text import is_safe_name, plain
@@ -111,8 +111,8 @@ class MedsiloController(Controller):
         study, resume = self.study or new_study(plan), self.resume
         if not is_safe_name(study):
             raise MedsiloError(f"study name {study!r} has odd characters; use letters, digits, '.', '_' and '-'")
-        weight_cache.look_in(*settings.models, workspace.file_of_job(fl_ctx, paths.PLAN).parent)
         output = workspace.output_folder(fl_ctx, settings)
+        model_folders.look_in(output / model_folders.FOLDER, workspace.file_of_job(fl_ctx, paths.PLAN).parent)
         record = Record(output / study)
         original = workspace.cloned_from(fl_ctx)
         earlier = Record.of_job(output, original) if original else None

@@ -41,9 +41,8 @@ from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_sharea
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, submitter_of
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Request, StudyMessage
+from medsilo.runs.messages import MOST_ROUNDS, Request, StudyMessage
 from medsilo.runs.site_files import LogEntry
-from medsilo.site.approvals import MOST_ROUNDS
 from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.forked import has_started
 from nvflare_reliability.message_limits import Gate
@@ -149,7 +148,7 @@ class MedsiloExecutor(Executor):
                 add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
             died = isinstance(error, Died)
-            self.events.on_answer(reason, died)
+            self.events.on_answer(reason, died, passes(error))
             if self.folder:
                 kind = "died" if died else "refused"
                 note(self.folder, parcel.facts, kind=kind, reason=reason)
@@ -175,7 +174,7 @@ class MedsiloExecutor(Executor):
         permission = Permission(place)
         permission.begin()
         self.give_back = self.give_back or acquire_lock(plan, site, settings, self.folder)
-        clock = Clock(settings.quotas)
+        clock = Clock()
         self.events.begin(f"{plan.algorithm.title}, {plan.rounds} rounds, of {lead}")
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
         return answering(place, permission, self.participant_class, partial(self.events.tell, "failed")), clock

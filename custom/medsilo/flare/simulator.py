@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import yaml
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders, weight_cache
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import write_json, write_text
 from medsilo.core.parent_watch import end_with
@@ -95,7 +95,7 @@ def run(
     if not record.make_way() or any((record.folder / name).exists() for name in taken):
         raise MedsiloError(f"run folder {folder} exists; choose another --name, or use 'medsilo resume {folder}'")
     write_job(record.folder / paths.JOB, plan, job, study=record.folder.name, engine="simulator")
-    weight_cache.keep_beside(plan.network.files, record.folder / weight_cache.FOLDER)
+    weight_cache.keep_beside(plan.network.files, record.folder / model_folders.FOLDER)
     try:
         return _simulate(record, plan, settings, threads, on_round, say)
     except BaseException:
@@ -206,7 +206,7 @@ def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sit
 
 
 def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
-    one_machine = {"isolation": False, "memory_limit": None}  # its sites are processes of one person's run
+    one_machine = {"memory_limit": 0}  # its sites are processes of one person's run
     own = settings.model_dump(mode="json", include=set(SiteSettings.model_fields))
     write_text(folder / FILE_NAME, yaml.safe_dump({**own, **one_machine, "output": str(output)}))
 

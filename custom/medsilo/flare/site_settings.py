@@ -5,7 +5,7 @@ from nvflare.apis.fl_context import FLContext
 from medsilo.flare.workspace import file_of_job, kit_of, settings_folder, settings_in
 from medsilo.plan import load_plan
 from medsilo.runs import paths
-from medsilo.site.approvals import accepted_of, check_there
+from medsilo.site.accepted_settings import AcceptedSettings, check_there
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
 
@@ -18,11 +18,11 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
     if kit is None:
         return settings_in(fl_ctx)
     if not (local / FILE_NAME).exists() and _needs_no_settings(fl_ctx):
-        accepted_of(kit).check()  # it has not just gone
+        AcceptedSettings(kit).check()  # it has not just gone
         return SiteSettings()
     check_there(local)
     settings = SiteSettings.read(local)
-    accepted_of(kit).begin(settings)
+    AcceptedSettings(kit).begin(settings)
     return settings
 
 

@@ -1,13 +1,16 @@
 """What the processes of a study write into a kit's events.log; kit_events.py has what the kit's own process writes."""
 
+import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
 from medsilo.flare.workspace import kit_folder, kit_of
-from medsilo.runs.event_reading import RUNNING, fates
-from medsilo.runs.events import Event, What, write
+from medsilo.runs.events import RUNNING, Event, What, fates, write
+
+QUIET = 600.0  # seconds without an error of a kind until it is told once more
 
 
 class StudyEvents:
@@ -16,7 +19,7 @@ class StudyEvents:
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         self.kit, self.job, self.study = kit, job, study
         self.out = set[str]()  # sites that the last round was without
-        self.wrong = ""  # why this site could not answer the last time
+        self.wrong = dict[str, float]()  # what keeps this site from its answers, and when it did last
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> "StudyEvents":
@@ -35,11 +38,19 @@ class StudyEvents:
             self.tell("failed", "this site's process for the job was ended; another goes on")
         self.tell("resumed" if again else "began", text)
 
-    def on_answer(self, wrong: str = "", died: bool = False) -> None:
-        """Write why this site can't answer, once until it can. wrong: why, where it could not."""
-        if wrong and wrong != self.wrong:
+    def on_answer(self, wrong: str = "", died: bool = False, passing: bool = False) -> None:
+        """Write why this site can't answer, once until it can again for a while. wrong: why, where it could not.
+
+        died, passing: the kind of error, told once whatever its text: a full disk fails at another file each time.
+        """
+        now = time.monotonic()
+        if not wrong:
+            self.wrong = {kind: then for kind, then in self.wrong.items() if now - then < QUIET}
+            return
+        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)  # numbers differ each time
+        if kind not in self.wrong:
             self.tell("failed" if died else "refused", wrong, needs_somebody=True)
-        self.wrong = wrong
+        self.wrong[kind] = now
 
     def on_round(self, number: int, absences: Mapping[str, str | None]) -> None:
         """Write which sites fell out of the study in a round, and which are back. absences: site → why, or None."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.partial_labels import know_marks
+from medsilo.learning.marks import know_marks
 from medsilo.learning.seeds import seed_torch
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]

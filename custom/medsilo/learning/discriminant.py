@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
-from medsilo.learning.layers import frozen_features, head_layers
+from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import TrainStep, Watch
+from medsilo.learning.steps import frozen_features
 
 SHRINKAGE = 0.1  # share of the features' covariances that is taken for chance, as few cases can't tell them
 LEAST = 1e-6  # share of the features' mean square that a feature varies by at least

@@ -1,11 +1,6 @@
 """Kinds of layers: finds the tensors of each by the layers' types, never by their names."""
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -87,74 +82,9 @@ def head_layers(module: nn.Module) -> list[nn.Module]:
     return found[-1:]
 
 
-def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Return what a network answers with these weights in the place of its own, which are back in place afterwards.
-
-    Each place is named once: PyTorch leaves weights behind that it finds by two names in one layer, as nnU-Net has it.
-    """
-    given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
-    places = {
-        f"{prefix}.{name}" if prefix else name: given[id(own)]
-        for prefix, layer in model.named_modules()
-        for name, own in layer.named_parameters(recurse=False)
-        if id(own) in given
-    }
-    return functional_call(model, places, (inputs,), tie_weights=False)
-
-
-@contextmanager
-def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Inside, only these parameters learn; an optimizer leaves all others as they are, momentum and decay included."""
-    held = [weight for name, weight in module.named_parameters() if weight.requires_grad and name not in names]
-    for weight in held:
-        weight.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for weight in held:
-            weight.requires_grad_()
-
-
-@contextmanager
-def keeping_statistics(module: nn.Module) -> Iterator[None]:
-    """Inside, batch norms train as ever, but their running statistics and counters stay as they are."""
-    tracking = [layer for layer in batch_norm_layers(module) if layer.track_running_stats]
-    for layer in tracking:
-        layer.track_running_stats = False
-    try:
-        yield
-    finally:
-        for layer in tracking:
-            layer.track_running_stats = True
-
-
 def judges_by_batch(module: nn.Module) -> bool:
     """Return whether a batch norm keeps no running statistics: then a case's output depends on its batch, always."""
     return any(layer.running_mean is None for layer in batch_norm_layers(module))
-
-
-def with_features(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the network's output, and what its head was given, one row per case: [B, features]."""
-    output, given = with_given(model, inputs)
-    return output, given.flatten(1)
-
-
-def with_given(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the network's output, and what its head was given."""
-    given: list[Tensor] = []
-    (head,) = head_layers(model)
-    hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
-    try:
-        output = model(inputs)
-    finally:
-        hook.remove()
-    return output, given[-1]
-
-
-@torch.no_grad()
-def frozen_features(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the features of a network that doesn't learn, in evaluation."""
-    return with_features(model.eval(), inputs)[1]
 
 
 def mixes_cases(module: nn.Module) -> str | None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medsilo.learning.layers import keeping_statistics
-from medsilo.learning.steps import Closure, Step
+from medsilo.learning.steps import Closure, Step, keeping_statistics
 
 
 class PerturbedOptimizer(Optimizer):

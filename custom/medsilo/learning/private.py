@@ -18,10 +18,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.learning.compute import Case, Compute, LossFunction
-from medsilo.learning.layers import called_with
 from medsilo.learning.loop import ForCard, TrainStep
-from medsilo.learning.partial_labels import part_of
-from medsilo.learning.steps import Step, plain_step
+from medsilo.learning.marks import part_of
+from medsilo.learning.steps import Step, called_with, plain_step
 from medsilo.privacy.noise import NoiseSource
 
 AT_ONCE = 1 << 26  # numbers of single cases' gradients that are held at once

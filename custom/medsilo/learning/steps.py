@@ -1,15 +1,18 @@
 """Change the weights by one mini-batch. A step is given the optimizer and a closure that computes gradients.
 
-And Adam's memory as tensors that can travel.
+Also ways to call a network in a step, and Adam's memory as tensors that can travel.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer
+
+from medsilo.learning.layers import batch_norm_layers, head_layers
 
 Closure = Callable[[], Tensor]
 Step = Callable[[Optimizer, Closure], Tensor]
@@ -128,3 +131,68 @@ class GradientSum:
 
 def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
     return optimizer.param_groups[0]["params"]
+
+
+def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """Return what a network answers with these weights in the place of its own, which are back in place afterwards.
+
+    Each place is named once: PyTorch leaves weights behind that it finds by two names in one layer, as nnU-Net has it.
+    """
+    given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
+    places = {
+        f"{prefix}.{name}" if prefix else name: given[id(own)]
+        for prefix, layer in model.named_modules()
+        for name, own in layer.named_parameters(recurse=False)
+        if id(own) in given
+    }
+    return functional_call(model, places, (inputs,), tie_weights=False)
+
+
+@contextmanager
+def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Inside, only these parameters learn; an optimizer leaves all others as they are, momentum and decay included."""
+    held = [weight for name, weight in module.named_parameters() if weight.requires_grad and name not in names]
+    for weight in held:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in held:
+            weight.requires_grad_()
+
+
+@contextmanager
+def keeping_statistics(module: nn.Module) -> Iterator[None]:
+    """Inside, batch norms train as ever, but their running statistics and counters stay as they are."""
+    tracking = [layer for layer in batch_norm_layers(module) if layer.track_running_stats]
+    for layer in tracking:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in tracking:
+            layer.track_running_stats = True
+
+
+def with_features(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the network's output, and what its head was given, one row per case: [B, features]."""
+    output, given = with_given(model, inputs)
+    return output, given.flatten(1)
+
+
+def with_given(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the network's output, and what its head was given."""
+    given: list[Tensor] = []
+    (head,) = head_layers(model)
+    hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
+    try:
+        output = model(inputs)
+    finally:
+        hook.remove()
+    return output, given[-1]
+
+
+@torch.no_grad()
+def frozen_features(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the features of a network that doesn't learn, in evaluation."""
+    return with_features(model.eval(), inputs)[1]

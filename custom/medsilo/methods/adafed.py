@@ -25,7 +25,8 @@ from medsilo.learning.statistics import (
     statistics_of,
 )
 from medsilo.methods.pretraining import Pretraining
-from medsilo.mixing.mixers import Aggregator, ComparedOnly, SimilarityMix
+from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.personal import ComparedOnly, SimilarityMix
 from medsilo.schedule.algorithm import BY_ITSELF, Algorithm, require, require_features
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import FURTHEST, Facts, Group, ModelFactory, Phase, Ranges, ServerSide, network, site_mean

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules
 from medsilo.learning.compute import LossFunction
-from medsilo.learning.layers import called_with, keeping_statistics
 from medsilo.learning.loop import ObjectiveFunction, TrainStep
+from medsilo.learning.steps import called_with, keeping_statistics
 from medsilo.methods.bases import SharedAndOwn, copy_into
 from medsilo.schedule.phase import ModelFactory
 from medsilo.schedule.train_context import TrainContext

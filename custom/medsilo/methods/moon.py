@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.tensors import Modules
-from medsilo.learning.layers import frozen_features, with_features
+from medsilo.learning.steps import frozen_features, with_features
 from medsilo.methods.fedavg import FedAvg
 from medsilo.schedule.algorithm import require_features
 from medsilo.schedule.phase import ModelFactory

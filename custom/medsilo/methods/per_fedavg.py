@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.learning.compute import Case, Compute, LossFunction
-from medsilo.learning.layers import called_with, keeping_statistics
 from medsilo.learning.loop import ObjectiveFunction, OutputLoss, TrainStep
+from medsilo.learning.steps import called_with, keeping_statistics
 from medsilo.methods.bases import SharedAndOwn, copy_into
 from medsilo.schedule.train_context import TrainContext
 

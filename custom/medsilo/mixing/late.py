@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from medsilo.mixing.forms import Form, ServerReadable
-from medsilo.mixing.mixers import Identity, WeightedMean
+from medsilo.mixing.mixers import WeightedMean
+from medsilo.mixing.personal import Identity
 from medsilo.mixing.rules import capped
 
 LEAST = 1e-9  # share by which a weight of zero takes part in what is cut off from others

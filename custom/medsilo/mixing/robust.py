@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
+from medsilo.core import optional
 from medsilo.core.section import Feature, Section
 from medsilo.core.tensors import Modules
-from medsilo.mixing import optional
 
 if TYPE_CHECKING:
     from medsilo.mixing.defence import Shield

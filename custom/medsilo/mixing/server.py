@@ -207,7 +207,7 @@ class DynamicStep(ServerOptimizer):
 
     def update(self, d: Tensor, *memory: Tensor) -> Tensor:
         (h,) = memory
-        h.sub_(d, alpha=self.alpha * self.participation)
+        h.sub_(d, alpha=self.alpha * (len(self._answered) / len(self._sites)))
         return d - h / self.alpha
 
 
@@ -225,7 +225,7 @@ class Scaffold(UniformMean):
         """Merge what came. How many answered shows only now: the mean becomes the way to it where some did not."""
         assert self._layout is not None
         models = self._origin is None  # and not the ways to them
-        self.rate = self.participation
+        self.rate = len(self._answered) / len(self._sites)
         if models and self._total and self._origin is not None:
             for _, c, mean in self._beside(self._origin, self._layout):
                 mean.sub_(c)

@@ -6,19 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from medsilo.core.text import plain
-from medsilo.runs.events import KEPT, NAME
+from medsilo.runs.events import LAST, NAME, columns_of, is_of, read
 
 POLL = 0.5  # seconds between two looks for new lines
-COLUMNS = 7
-RUNNING, LAST = ("began", "resumed"), ("ended", "failed")  # a job, and the last words of one
-
-
-def read(kit: Path, of: str = "") -> Iterator[str]:
-    """Yield the lines of a kit, the oldest first. of: the study, or the job, that they are of."""
-    for path in (*(kit / f"{NAME}.{number}" for number in range(KEPT, 0, -1)), kit / NAME):
-        if path.is_file():
-            with path.open(encoding="utf-8", errors="replace") as file:
-                yield from (line.rstrip("\n") for line in file if _is_of(line, of))
 
 
 def follow(kit: Path, of: str = "") -> Iterator[str]:
@@ -29,11 +19,11 @@ def follow(kit: Path, of: str = "") -> Iterator[str]:
         file.seek(0, os.SEEK_END)
     while True:
         for line in file or ():
-            if _is_of(line, of):
+            if is_of(line, of):
                 yield line.rstrip("\n")
         if path.is_file() and (file is None or os.fstat(file.fileno()).st_ino != path.stat().st_ino):
             if file:
-                yield from (line.rstrip("\n") for line in file if _is_of(line, of))  # the last of the one set aside
+                yield from (line.rstrip("\n") for line in file if is_of(line, of))  # the last of the one set aside
                 file.close()
             file = path.open(encoding="utf-8", errors="replace")
             continue
@@ -43,7 +33,7 @@ def follow(kit: Path, of: str = "") -> Iterator[str]:
 def connected(kit: Path) -> dict[str, bool]:
     """Return who was connected to a server or a hospital, and whether they are, by the kit's last lines."""
     here = dict[str, bool]()
-    for columns in map(_columns, read(kit)):
+    for columns in map(columns_of, read(kit)):
         if columns is None:
             continue
         _, _, what, who, study, *_ = columns
@@ -56,35 +46,20 @@ def connected(kit: Path) -> dict[str, bool]:
 
 def jobs(kit: Path) -> dict[str, str]:
     """Return the last job of each study in a kit's lines."""
-    return {columns[4]: columns[5] for columns in map(_columns, read(kit)) if columns}
-
-
-def fates(kit: Path) -> dict[str, str]:
-    """Return by job whether the last that was written of it is that it runs, or has ended."""
-    found = (columns for columns in map(_columns, read(kit)) if columns and columns[2] in RUNNING + LAST)
-    return {columns[5]: columns[2] for columns in found}
+    return {columns[4]: columns[5] for columns in map(columns_of, read(kit)) if columns}
 
 
 def is_news(line: str) -> bool:
     """Return whether somebody is to be told of a line at once."""
-    columns = _columns(line)
+    columns = columns_of(line)
     return columns is not None and (columns[1] == "WARNING" or columns[2] in ("back", *LAST))
 
 
 def shown(line: str) -> str:
     """Return a line as people read it; what is damaged stays one line."""
-    columns = _columns(line)
+    columns = columns_of(line)
     if columns is None:
         return plain(line)
     at, level, what, who, study, job, text = map(plain, columns)
     of = " ".join(name for name in (who, study, job) if name != "-")
     return f"{at}  {level:<7}  {what:<8}  {f'{of}: ' if of else ''}{text}"
-
-
-def _columns(line: str) -> list[str] | None:
-    columns = line.rstrip("\n").split("\t", COLUMNS - 1)
-    return columns if len(columns) == COLUMNS else None
-
-
-def _is_of(line: str, of: str) -> bool:
-    return not of or of in line.split("\t", COLUMNS - 1)[4:6]

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders, optional
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import (
     append_line,
@@ -82,13 +82,14 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        weight_cache.look_in(folder / weight_cache.FOLDER)
+        model_folders.look_in(folder / model_folders.FOLDER)
 
     def begin(self, plan: Plan) -> None:
         """Write what is known before the first round. A run never writes over another that had begun to train."""
         if not self.make_way():
             raise MedsiloError(f"run folder {self.folder.name} exists; choose another name, or resume that run")
-        weight_cache.keep_beside(plan.network.files, self.folder / weight_cache.FOLDER)
+        if plan.network.files:
+            optional.weight_cache.keep_beside(plan.network.files, self.folder / model_folders.FOLDER)
         write_text(self.folder / paths.PLAN, plan.to_yaml())
         write_provenance(self.folder, plan)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from medsilo.core import optional
 from medsilo.core.section import Section
-from medsilo.schedule import optional
 from medsilo.schedule.phase import Phase
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from medsilo.core.section import Feature, Section
 from medsilo.core.tensors import Modules
 from medsilo.learning.layers import mixes_cases
-from medsilo.privacy.mechanisms import Delta, Epsilon, PrivacyGuarantee, Unit
+from medsilo.privacy.guarantees import Delta, Epsilon, PrivacyGuarantee, Unit
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A plan's `participation`: the hospitals that a study needs, and what happens when one is missing."""
 
 from collections.abc import Iterable
+from string import ascii_lowercase
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -126,3 +127,9 @@ class Participation(Feature):
             yield f"participation.sites: {named} sites, but task {plan.task.name} has {most}; name fewer"
         if self.evaluation_sites and not plan.algorithm.outcome.for_others:
             yield f"participation.evaluation_sites: {plan.algorithm.name} gives no model to sites that did not train"
+
+
+def names_for(number: int) -> list[str]:
+    """Return names for so many hospitals."""
+    marks = [*ascii_lowercase] if number <= len(ascii_lowercase) else [*map(str, range(1, number + 1))]
+    return [f"hospital-{mark}" for mark in marks[:number]]

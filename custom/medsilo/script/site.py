@@ -8,8 +8,8 @@ import json
 import math
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -23,36 +23,45 @@ import torch
 from pydantic import PrivateAttr
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import Dataset, TensorDataset
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_facts
-from medsilo.core.package import machine_facts
-from medsilo.core.parent_watch import most_held
-from medsilo.core.rounding import Resolution
 from medsilo.core.tensors import Tensors
 from medsilo.core.text import is_safe_name
+from medsilo.federation.disclosure import Disclosure
+from medsilo.federation.evaluation import Evaluation, Measuring
+from medsilo.federation.participant import Participant
+from medsilo.federation.protection import Protection
+from medsilo.federation.raw_results import ExactScores
+from medsilo.federation.site_context import Site, SiteContext, UpdateCodec
+from medsilo.federation.site_stack import training_site
 from medsilo.federation.site_state import SiteState
-from medsilo.learning.compute import Compute, LossFunction
+from medsilo.federation.trainer import SHUFFLE, Trainer
+from medsilo.learning.compute import Compute, LossFunction, Stop
 from medsilo.learning.loop import ObjectiveFunction, TrainStep, Watch, train_epoch
-from medsilo.learning.perturbation import perturbed_gradients, perturbed_step
-from medsilo.learning.seeds import generator_for, seed_for, seed_torch
+from medsilo.learning.perturbation import perturbed_gradients
+from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import ANSWERS, Counted, Request, StudyMessage
+from medsilo.runs.messages import Request, StudyMessage
 from medsilo.schedule.additions import INPUT
-from medsilo.schedule.outcome import SiteEnd
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
 from medsilo.script.network import ScriptNetwork
-from medsilo.site.settings import DataPart
+from medsilo.script.task import ScriptTask
+from medsilo.site.settings import DataPart, SiteSettings
+from medsilo.tasks.metrics import Measures
+from medsilo.tasks.site_data import SiteData
 
 Metrics = Mapping[str, float]
 Evaluate = Callable[[nn.Module], Metrics | float]
 Batch = Callable[[Any], tuple[Tensor, Tensor]]
 Samples = int | Mapping[DataPart, int] | None
+PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
 
 
 def usual_batch(batch: Any) -> tuple[Tensor, Tensor]:
@@ -149,40 +158,58 @@ class ScriptContext(TrainContext):
 
 
 class Work:
-    """A method's work in a thread of its own, which waits while the script trains a network."""
+    """An answer in the making, in a thread of its own, which waits where the script has something to do."""
 
-    def __init__(self, work: Callable[[Callable[[Turn], float]], float]) -> None:
-        self.asked: SimpleQueue[Turn | None] = SimpleQueue()
-        self.done: SimpleQueue[float] = SimpleQueue()
-        self.loss = math.nan
-        self.error: BaseException | None = None
+    def __init__(self) -> None:
+        self.asked: SimpleQueue[Turn | Callable[[], Any] | StudyMessage | BaseException | None]
+        self.done: SimpleQueue[Any]
         self.now: Turn | None = None  # the network whose turn it is
-        threading.Thread(target=self._run, args=(work,), name="medsilo-method", daemon=True).start()
-        self._next()
+        self.sends = False  # whether the script's turn is to send
+        self.answer: StudyMessage | None = None
 
-    def _run(self, work: Callable[[Callable[[Turn], float]], float]) -> None:
-        def hand_over(turn: Turn) -> float:
-            self.asked.put(turn)
-            return self.done.get()
+    def begin(self, make: Callable[[], StudyMessage]) -> None:
+        """Begin, and wait until the script has something to do."""
+        self.asked, self.done = SimpleQueue(), SimpleQueue()
+        threading.Thread(target=self._run, args=(make,), name="medsilo-site", daemon=True).start()
+        self._wait()
 
+    def _run(self, make: Callable[[], StudyMessage]) -> None:
         try:
-            self.loss = work(hand_over)
+            self.asked.put(make())
         except BaseException as error:
-            self.error = error
-        self.asked.put(None)
+            self.asked.put(error)
 
-    def _next(self) -> None:
-        self.now = self.asked.get()
-        if self.error:
-            raise self.error
+    def hand_over(self, what: Turn | Callable[[], Any] | None) -> Any:
+        """Let the script train a network, call a function, or, of None, send; returns what came of it."""
+        self.asked.put(what)
+        return self.done.get()
 
-    def trained(self, loss: float = math.nan) -> None:
-        """Go on: the script has trained the network whose turn it was."""
-        self.done.put(loss)
-        self._next()
+    def go_on(self, done: Any = None) -> None:
+        """Go on: the script has done what it was asked for."""
+        self.done.put(done)
+        self._wait()
+
+    def _wait(self) -> None:
+        asked = self.asked.get()
+        while callable(asked) and not isinstance(asked, Turn):
+            self.done.put(asked())
+            asked = self.asked.get()
+        if isinstance(asked, BaseException):
+            raise asked
+        self.now = asked if isinstance(asked, Turn) else None
+        self.answer = asked if isinstance(asked, StudyMessage) else None
+        self.sends = asked is None
 
 
 # ---------------------------------------------------------------------------------------------------- the state
+class ScriptCompute(Compute):
+    """The script's device. How exactly it computes, and with how many threads, is the script's affair."""
+
+    @contextmanager
+    def reproducible(self, seed: int) -> Iterator[None]:
+        yield
+
+
 class ScriptState(SiteState):
     """The state of a site that a script trains: "model" and its optimizer are the script's own objects."""
 
@@ -195,7 +222,7 @@ class ScriptState(SiteState):
         self.again = False  # whether a batch passes a network for the second time
         optimizer.register_step_pre_hook(partial(self._prepare, "model"))
         optimizer.register_step_post_hook(self._count)
-        super().__init__(plan, site, folder, Compute(device=next(model.parameters()).device))
+        super().__init__(plan, site, folder, ScriptCompute(device=next(model.parameters()).device))
 
     def _prepare(
         self, name: str, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -269,7 +296,7 @@ class ScriptState(SiteState):
 
     def follow(self) -> None:
         """Work where the script's model is: NVFlare's examples move it to a card and back in each round."""
-        self.compute = Compute(device=next(self.module.parameters()).device)
+        self.compute = ScriptCompute(device=next(self.module.parameters()).device)
 
     def besides(self) -> dict[str, Any]:
         if self.scheduler is None:
@@ -352,6 +379,134 @@ class Data:
             generator.set_state(kept)
 
 
+# ---------------------------------------------------------------------------------------------------- the site
+class ScriptDisclosure(Disclosure):
+    """Tells what the script tells: medsilo can't know what stands behind its numbers."""
+
+    def tells(self, part: DataPart) -> bool:
+        return True
+
+
+class ScriptEvaluation(Evaluation):
+    """Has the script score models by its own functions."""
+
+    def __init__(self, site: "ScriptSite", place: SiteContext, data: SiteData, state: ScriptState) -> None:
+        self.script, self.data, self.state = site, data, state
+        self.settings, self.task = place.settings, place.plan.task
+
+    def evaluate(
+        self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
+    ) -> tuple[float, float, Measures]:
+        script, own = self.script, self.state.module
+        tests = part is self.data.test
+        net = own if own in model.children() else model  # the script's model is behind its input layer by itself
+        if function := script.test if tests else script.evaluate:
+            return math.nan, script.score(script.work.hand_over(partial(_evaluated, function, net))), {}
+        if tests and net is not own:  # an outcome that counts its answers
+            for inputs, _ in self.in_order(part, net):
+                net(inputs)
+        return math.nan, math.nan, {}
+
+    def pieces(self, part: Dataset, purpose: str) -> Dataset:
+        return part
+
+    def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the script's validation batches."""
+        data = self.script.data
+        if data.validation is None:
+            raise MedsiloError(f"join: {self.script.plan.algorithm.name} needs validation=, batches with their labels")
+        return data.batches(data.validation, self.state.compute.device)
+
+
+class ScriptTrainer(Trainer):
+    """Has the script train networks by its own loop, and lets methods pass over its loader."""
+
+    state: ScriptState
+
+    def __init__(self, site: "ScriptSite", place: SiteContext, data: SiteData, state: ScriptState) -> None:
+        nothing = lambda model, stop: None  # noqa: E731
+        super().__init__(place, data, state, Protection(place), None, (nothing, nothing))
+        self.script, self.handed_over = site, False
+        self.told: float | None = None  # the score that the script sent with this round
+
+    def work(self, number: int, phase: Phase, stop: Stop) -> float:
+        state = self.state
+        self.script.data.seed(seed_for(self.drawn_from, self.place.site, "script", number))
+        state.steps, self.told, self.handed_over = 0, None, False
+        self.doing.begin("training")
+        loss = phase.work(self.bench(SHUFFLE, number, stop))
+        if self.handed_over:
+            self.told = self.script.work.hand_over(None)
+        return loss
+
+    def _hand_over(self, turn: Turn) -> float:
+        """Let the script train a network; its loss is the script's own."""
+        self.handed_over = True
+        self.script.work.hand_over(turn)
+        return math.nan
+
+    def bench(self, purpose: str, number: int, stop: Stop) -> ScriptContext:
+        state, data = self.state, self.script.data
+        usual = super().bench(purpose, number, stop)
+
+        def epoch(lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
+            state.by_method = True
+            try:
+                batches = data.batches(data.loader, state.compute.device)
+                return train_epoch(islice(batches, most), lessons, state.compute)
+            finally:
+                state.by_method = False
+
+        own = {"training": state.training, "epoch": epoch, "steps": data.steps}
+        hand_over = self._hand_over if purpose == SHUFFLE else lambda turn: math.nan
+        return ScriptContext(**{**vars(usual), **own}, hand_over=hand_over)
+
+    def in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.script.data.measured(self.state.compute.device)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the script's loss, for a method whose objective is more than that."""
+        if self.script.data.loss is None:
+            name = self.place.plan.algorithm.name
+            raise MedsiloError(f"join: {name} has more than a loss of your own to train; give loss=")
+        return self.script.data.loss(output, target)
+
+
+class ScriptParticipant(Participant):
+    """A participant whose script trains and scores. What the script reads and tells is its own."""
+
+    trainer: ScriptTrainer
+
+    def __init__(self, site: "ScriptSite", state: ScriptState, place: SiteContext, envelope: UpdateCodec) -> None:
+        self.place, self.envelope, self.state, self.warnings = place, envelope, state, []
+        counts = map(site.data.cases, PARTS)
+        self.data = SiteData(*(TensorDataset(torch.empty(number, 0)) for number in counts))  # cases that nobody sees
+        self.disclosure = ScriptDisclosure(place, self.data, Protection(place))
+        self.evaluation = ScriptEvaluation(site, place, self.data, state)
+        self.trainer = ScriptTrainer(site, place, self.data, state)
+        self.scores = False  # whether the script tells scores
+        self.received: Tensors | None = None  # the model as it came, where its score is told later
+
+    @property
+    def _chooses(self) -> bool:
+        return super()._chooses and (self.scores or (self.place.folder / paths.BEST).exists())
+
+    def _consider(self, rounds: int, scored: ExactScores, model: Tensors | None = None) -> None:
+        if math.isfinite(scored.score):
+            self.scores = True
+            super()._consider(rounds, scored, model)
+        elif super()._chooses:
+            self.received = {name: own.clone() for name, own in self.state.model.state_dict().items()}
+
+    def _scored_late(self, rounds: int) -> ExactScores | None:
+        told = self.trainer.told
+        if told is None or not self.place.plan.validates(rounds):
+            return None
+        scored = ExactScores(math.nan, told, {})
+        self._consider(rounds, scored, self.received)
+        return scored
+
+
 def _evaluated(evaluate: Evaluate, model: nn.Module) -> Metrics | float:
     training = model.training
     model.eval()
@@ -372,6 +527,10 @@ def _refuse_lacking(plan: Plan, data: Data) -> None:
         raise MedsiloError(f"join: {method.title} needs loss=, the function of (output, target) that you train with")
 
 
+# As of data that need no protection: what leaves is decided by the script.
+SETTINGS = SiteSettings(device="cpu", public_data=True, min_patients_per_metric=1, share_personal_model=True)
+
+
 class ScriptSite:
     """A site of a study, without NVFlare: it is asked, and the script trains in between."""
 
@@ -389,7 +548,7 @@ class ScriptSite:
     ) -> None:
         """output: the folder under which this site keeps its studies. test: scores the model that was chosen, once."""
         self.plan, self.site, self.output, self.data = plan, site, output, data
-        self.evaluate, self.tests = evaluate, test
+        self.evaluate, self.test = evaluate, test
         assert isinstance(plan.network, ScriptNetwork)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise MedsiloError("join: LBFGS looks at the loss many times in a step; take another optimizer, as SGD")
@@ -397,52 +556,31 @@ class ScriptSite:
         plan.network.make_by(model)
         self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler)
         self.state: ScriptState
-        self.work: Work | None = None
         self.asked: Request | None = None
-        self.received: Tensors | None = None  # the model as it came, where its score is told later
-        self.started = 0.0
-        self.sites: list[str] = []
+        self.work = Work()
+        self._inner: Site | None = None
 
     # ------------------------------------------------------------------ being asked
     def ask(self, parcel: StudyMessage) -> StudyMessage | None:
         """Answer a parcel; None where the script has to train first."""
         asked = self.asked = Request.received(parcel.facts)
-        self.started = time.monotonic()
         if not is_safe_name(asked.study):  # it becomes the name of a folder here
             raise Refused("the study's name has odd characters")
         self.plan = self.plan.among(asked.sites)
         if asked.plan != self.plan.hash:
             raise Refused("the job's plan at this site differs from the server's; submit the job again")
-        self.sites = sorted(self.plan.participation.sites or asked.sites)
-        if not hasattr(self, "state"):
-            folder = paths.site_folder(self.output / asked.study, self.site)
-            weight_cache.look_in(self.output)
-            self.state = self._make(folder)
+        inner = self._inner = self._inner or self._begin(asked)
         self.state.follow()
-        if asked.task == "join":
-            return self._answer(shares=True, machine=machine_facts(), absent=[], classes=dict.fromkeys(PARTS))
-        if asked.task == "deliver":
-            return self._deliver(parcel)
-        if asked.task == "test":
-            return self._test(parcel)
-        if asked.task != "round":
-            raise Refused(f"a training script does not answer requests of kind {asked.task}")
-        return self._begin_round(parcel)
+        self.work.begin(partial(inner.answer, parcel, lambda: None))
+        return self.work.answer
 
-    def _begin_round(self, parcel: StudyMessage) -> StudyMessage | None:
-        asked, state = self.asked, self.state
-        assert asked
-        phase = self.plan.course.phase_of(asked.round)
-        state.restore_after(asked.round - 1, asked.last)
-        state.done = -1
-        state.take_over(parcel.groups, phase)
-        self.validated = self._validate(asked.round - 1)
-        if not phase.trains_at(self.site, asked.round, self.sites, self.plan.seed):
-            return self._trained(phase, math.nan, sends=False)
-        self.data.seed(seed_for(self.plan.seed, self.site, "script", asked.round))
-        state.steps = 0
-        self.work = Work(lambda hand_over: phase.work(self._bench(asked.round, hand_over)))
-        return self._trained(phase, self.work.loss) if self.work.now is None else None
+    def _begin(self, asked: Request) -> Site:
+        folder = paths.site_folder(self.output / asked.study, self.site)
+        sites = sorted(self.plan.participation.sites or asked.sites)
+        model_folders.look_in(self.output)
+        self.state = self._make(folder)
+        place = SiteContext(self.plan, self.site, sites, SETTINGS, folder)
+        return training_site(place, partial(ScriptParticipant, self, self.state))
 
     def weights(self) -> Tensors:
         """Return a copy of the model's weights in memory, as they are now."""
@@ -450,22 +588,21 @@ class ScriptSite:
 
     def networks(self) -> Iterator[tuple[nn.Module, Optimizer]]:
         """Yield each network that is to be trained in this round, and the optimizer to step with."""
-        assert self.work
         while turn := self.work.now:
             yield self.state.modules[turn.name], self.state.stepping(turn.name)
             self._go_on()
 
-    def _go_on(self) -> None:
-        """Let the method go on: the script has trained the network whose turn it was."""
-        assert self.work
+    def _go_on(self, told: float | None = None) -> None:
+        """Let the site go on: the script has trained the network whose turn it was, or has sent."""
         self.state.follow()
-        self.work.trained()
+        self.work.go_on(told)
 
     def finish(self, metrics: Metrics | float | None = None) -> StudyMessage:
         """Answer the round that was asked, now that the script has trained. metrics: of the model as it arrived."""
-        asked, work = self.asked, self.work
-        if not asked or asked.task != "round" or not work:
+        work = self.work
+        if not work.now and not work.sends:
             raise MedsiloError("send: there is no round to answer; call is_running() first")
+        told = None if metrics is None or self.evaluate else self.score(metrics)
         if work.now:
             trained = work.now.name
             self._go_on()
@@ -474,180 +611,17 @@ class ScriptSite:
                     f"send: {self.plan.algorithm.title} has two networks, and this round trained only {trained!r}; put "
                     "'for net, optimizer in flare.networks():' around your loop, and train net"
                 )
-        if metrics is not None and self.evaluate is None:
-            self.validated = self._score(metrics)
-            self._consider(asked.round - 1)
-        self.work = None
-        return self._trained(self.plan.course.phase_of(asked.round), work.loss)
+        self._go_on(told)
+        assert work.answer
+        return work.answer
 
-    def _trained(self, phase: Phase, loss: float, sends: bool = True) -> StudyMessage:
-        asked, state = self.asked, self.state
-        assert asked
-        state.refuse_divergence(asked.round)
-        state.done = asked.round
-        state.save()
-        told = {"train_loss": None if math.isnan(loss) else loss, "validation": self.validated}
-        row = {**told, "validation_loss": None}
-        state.write_row(asked.round, phase.name, self.samples, row, time.monotonic() - self.started)
-        answer = self._answer(samples=self.samples, validation_loss=None, **told)
-        return StudyMessage(state.sent(phase) if sends else {}, answer.facts)
-
-    # ------------------------------------------------------------------ scores
-    def _score(self, metrics: Metrics | float) -> float | None:
+    def score(self, metrics: Metrics | float) -> float:
         """Return the value of the plan's metric, as the study counts it: higher is better."""
         task = self.plan.task
+        assert isinstance(task, ScriptTask)
         if isinstance(metrics, Mapping):
-            if task.metric not in metrics:  # type: ignore[attr-defined]
+            if task.metric not in metrics:
                 known = ", ".join(map(str, metrics)) or "none"
-                raise MedsiloError(f"metrics: no {task.metric!r} among {known}; name it in the recipe's key_metric")  # type: ignore[attr-defined]
-            metrics = metrics[task.metric]  # type: ignore[attr-defined]
-        value = float(metrics)
-        if not math.isfinite(value):
-            return None
-        return -value if task.lower_is_better else value  # type: ignore[attr-defined]
-
-    def _validate(self, rounds: int) -> float | None:
-        """Score the model as it is after so many rounds, where the script has said how."""
-        plan, state = self.plan, self.state
-        if not plan.validates(rounds):
-            return None
-        plan.algorithm.personalise(self._bench(rounds, lambda turn: math.nan))
-        personal = plan.algorithm.outcome.personal
-        if self.evaluate is None:
-            self.received = {name: own.clone() for name, own in state.model.state_dict().items()} if personal else None
-            return None
-        self.received = None
-        self.validated = self._score(_evaluated(self.evaluate, state.modules["model"]))
-        self._consider(rounds)
-        return self.validated
-
-    def _consider(self, rounds: int) -> None:
-        """Keep the model that came, where each site chooses its own best."""
-        plan, state, score = self.plan, self.state, self.validated
-        if not plan.algorithm.outcome.personal or score is None or not plan.course.used_as_scored(rounds):
-            return
-        if state.best is not None and score <= state.best:
-            return
-        state.best = score
-        trained = {name: own.clone() for name, own in state.model.state_dict().items()} if self.received else None
-        if self.received:
-            state.model.load_state_dict(self.received)
-        state.save_model(paths.BEST, rounds)
-        if trained:
-            state.model.load_state_dict(trained)
-
-    # ------------------------------------------------------------------ the end
-    def _deliver(self, parcel: StudyMessage) -> StudyMessage:
-        asked, state, plan = self.asked, self.state, self.plan
-        assert asked
-        state.restore_after(asked.round, asked.last)
-        state.done = -1
-        state.take_over(parcel.groups, plan.course.delivery)
-        scored = self._validate(asked.round)
-        state.refuse_divergence(asked.round)
-        state.save_model(paths.LAST, asked.round)
-        told = plan.algorithm.outcome.take(self._end(), asked.outcome)
-        return self._answer(validation=scored, validation_loss=None, outcome=told)
-
-    def _test(self, parcel: StudyMessage) -> StudyMessage:
-        asked, state, plan = self.asked, self.state, self.plan
-        assert asked
-        state.done = -1
-        selected = asked.round
-        if plan.algorithm.outcome.personal and (state.folder / paths.BEST).exists():
-            selected = state.load_model(paths.BEST)["round"]
-        else:
-            state.load_model(paths.LAST)
-            if parcel.groups and asked.selected is not None:
-                state.take_over(parcel.groups, plan.course.last)
-                selected = asked.selected
-        state.save_model(paths.BEST, selected)
-        end = self._end()
-        model = plan.algorithm.outcome.tested(end, state.modules["model"], asked.outcome)
-        score = None if self.tests is None else self._score(_evaluated(self.tests, model))
-        if self.tests is None and model is not state.modules["model"]:  # an outcome that counts its answers
-            for inputs, _ in end.validation():
-                model(inputs)
-        told = plan.algorithm.outcome.after_test(end, model)
-        made_of = selected if told is None else asked.round
-        return self._answer(test=score, test_loss=None, selected=made_of, counts={}, outcome=told)
-
-    def _end(self) -> SiteEnd:
-        data, state = self.data, self.state
-
-        def validation() -> Iterator[tuple[Tensor, Tensor]]:
-            if data.validation is None:
-                raise MedsiloError(f"join: {self.plan.algorithm.name} needs validation=, batches with their labels")
-            return data.batches(data.validation, state.compute.device)
-
-        return SiteEnd(
-            self.plan,
-            self.site,
-            state.modules,
-            state.folder,
-            self.plan.task,
-            state.compute,
-            validation,
-            [],
-            {"validation": Resolution(), "test": Resolution()},
-            lambda: None,
-        )
-
-    # ------------------------------------------------------------------ tools
-    @property
-    def samples(self) -> int:
-        """The training cases of this site."""
-        return self.data.cases("train")
-
-    def _bench(self, number: int, hand_over: Callable[[Turn], float]) -> ScriptContext:
-        data, state, plan = self.data, self.state, self.plan
-
-        def loss(output: Tensor, target: Tensor) -> Tensor:
-            if data.loss is None:
-                raise MedsiloError(f"join: {plan.algorithm.name} has more than a loss of your own to train; give loss=")
-            return data.loss(output, target)
-
-        def epoch(lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
-            state.by_method = True
-            try:
-                return train_epoch(
-                    islice(data.batches(data.loader, state.compute.device), most), lessons, state.compute
-                )
-            finally:
-                state.by_method = False
-
-        return ScriptContext(
-            self.site,
-            self.sites,
-            state.modules,
-            state.optimizers,
-            state.training,
-            loss,
-            state.compute,
-            epoch,
-            lambda: data.measured(state.compute.device),
-            self.samples,
-            data.steps,
-            generator_for(plan.seed, self.site, "method", number),
-            partial(perturbed_step, perturbed.alpha) if (perturbed := plan.algorithm.perturbation) else None,
-            hand_over=hand_over,
-        )
-
-    def _answer(self, **told: Any) -> StudyMessage:
-        asked = self.asked
-        assert asked
-        return ANSWERS[asked.task](
-            task=asked.task,
-            round=asked.round,
-            study=asked.study,
-            packages=self.plan.code,
-            cases=Counted(**{part: self.data.cases(part) for part in PARTS}),
-            seconds=time.monotonic() - self.started,
-            memory=most_held(),
-            warnings=[],
-            suppressed=[],
-            **told,
-        ).parcel()
-
-
-PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
+                raise MedsiloError(f"metrics: no {task.metric!r} among {known}; name it in the recipe's key_metric")
+            metrics = metrics[task.metric]
+        return -float(metrics) if task.lower_is_better else float(metrics)

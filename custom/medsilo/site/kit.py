@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from medsilo.core import optional
 from medsilo.core.errors import MedsiloError
-from medsilo.site.signing import KeyPurpose, UseKey, read_pair
+
+if TYPE_CHECKING:  # many studies sign nothing
+    from medsilo.site.signing import KeyPurpose, UseKey
 
 HOSPITALS = "hospitals.json"  # in a server's local/: the hospitals' names
 
@@ -34,7 +38,7 @@ class KitFiles:
             ) from error
         return certificate, key, root
 
-    def key_for(self, use: KeyPurpose) -> UseKey:
+    def key_for(self, use: "KeyPurpose") -> "UseKey":
         """Return the key that signs for this use alone, which the key of the kit certifies."""
         certificate, key, _ = self.read()
-        return UseKey.of(read_pair(certificate, key)[1], use)
+        return optional.UseKey.of(optional.read_pair(certificate, key)[1], use)

@@ -32,7 +32,8 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, LockedFolder, sync_names
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
-from medsilo.privacy.mechanisms import Charge, Mechanism, PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyRequirements
+from medsilo.privacy.mechanisms import Charge, Mechanism
 from medsilo.site.kit import KitFiles
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import FILE_NAME
@@ -375,19 +376,13 @@ class CountedStudy:
         if self.demands is None:
             return
         demands, where = self.demands, f"in its {FILE_NAME}"
-        alone = epsilon_of(asked, demands.delta)
-        if demands.study_epsilon is not None and alone > demands.study_epsilon + over:
-            raise Refused(
-                f"the study costs {_as_epsilon(alone)} at δ = {demands.delta:g}, and this hospital allows "
-                f"{demands.study_epsilon:g} for one study (privacy.study_epsilon {where})"
-            )
         others: Counter[Mechanism] = Counter()
         for other in standing.studies():
             if other != self.name:
                 others += standing.most_of(other) if self.runs(other) else standing.of(other)
         total = epsilon_of(others + Counter(asked), demands.delta)
         if total > demands.epsilon + over:
-            spent = epsilon_of(others, demands.delta)
+            alone, spent = epsilon_of(asked, demands.delta), epsilon_of(others, demands.delta)
             raise Refused(
                 f"the study costs {_as_epsilon(alone)} at δ = {demands.delta:g}, with earlier studies of these data "
                 f"{_as_epsilon(total)}; this hospital allows {demands.epsilon:g} (privacy.epsilon {where}), "

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, LockedFolder, append_line, make_folder, write_text
-from medsilo.site.settings import FILE_NAME, DataPart, Quotas
+from medsilo.site.settings import FILE_NAME, DataPart, SiteSettings
 from medsilo.tasks.sources import DataSource, Draw, Memory
 
 PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
@@ -136,33 +136,33 @@ class QueryBudget:
         return found
 
     # ------------------------------------------------------------------ answers
-    def admit(self, asker: Requester, planned: Mapping[DataPart, int], limits: Quotas) -> None:
+    def admit(self, asker: Requester, planned: Mapping[DataPart, int], settings: SiteSettings) -> None:
         """Let a study in that will ask for so many scored answers, or raise Refused; other studies that run are counted
         with all that they planned."""
         with self._locked.alone():
             counts = self.counts()
             for part in PARTS:
-                self._check(counts, asker, part, max(planned[part], counts[asker].answered[part]), limits)
+                self._check(counts, asker, part, max(planned[part], counts[asker].answered[part]), settings)
             self._add(ANSWERS, {**vars(asker), "planned": dict(planned), "time": int(time.time())})
 
-    def note(self, asker: Requester, parts: Mapping[DataPart, int], limits: Quotas) -> None:
+    def note(self, asker: Requester, parts: Mapping[DataPart, int], settings: SiteSettings) -> None:
         """Count an answer that is about to leave, or raise Refused: it stays then."""
         with self._locked.alone():
             counts = self.counts()
             for part, times in parts.items():
-                self._check(counts, asker, part, counts[asker].answered[part] + times, limits)
+                self._check(counts, asker, part, counts[asker].answered[part] + times, settings)
             self._add(ANSWERS, {**vars(asker), "answered": dict(parts), "time": int(time.time())})
 
     def _check(
-        self, counts: Mapping[Requester, Count], asker: Requester, part: DataPart, wanted: int, limits: Quotas
+        self, counts: Mapping[Requester, Count], asker: Requester, part: DataPart, wanted: int, settings: SiteSettings
     ) -> None:
         """Raise Refused where this many answers of one study are more than is left."""
         others = [own for own in counts if (own.lead, own.data) == (asker.lead, asker.data) and own != asker]
-        left = limits.answers(part) - sum(self._most(other, counts[other], part) for other in others)
+        left = settings.most_answers(part) - sum(self._most(other, counts[other], part) for other in others)
         if wanted > left:
             raise Refused(
                 f"the study needs {wanted} answers with scores over {part} cases of this hospital, which has "
-                f"{max(left, 0)} left for this lead ({limits.answers_key(part)} in its {FILE_NAME})"
+                f"{max(left, 0)} left for this lead (answers in its {FILE_NAME})"
             )
 
     def _most(self, asker: Requester, count: Count, part: DataPart) -> int:

@@ -2,17 +2,18 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import psutil
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import read_yaml
 from medsilo.core.rounding import Resolution
 from medsilo.core.section import Section, checked, in_words
-from medsilo.privacy.mechanisms import PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.tasks.sources import DataSource
 
 if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
@@ -21,36 +22,20 @@ if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
 FILE_NAME = "medsilo.yaml"
 LEAST_AVERAGED = 8  # images, and patients, that an average such as HarmoFL's amplitude covers at least
 MIN_PATIENTS_PER_METRIC = 5  # by default, of real data
+LEAST_MEMORY = 256  # MiB of a training process
 SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
 TRAIN_ANSWERS = 2000  # losses over training cases that leave at least, per lead and data set
+TESTS = 20  # times as many scores over validation cases leave as over test cases
 SCORE_ROUNDING = 2  # patients whose influence is a score's step, of patients' data
 DataPart = Literal["train", "validation", "test"]
-
-
-class Quotas(Section):
-    """The most that a plan may ask of this hospital."""
-
-    round_minutes: float = Field(
-        1440, gt=0, description="maximum minutes that this hospital computes for one round; a plan may not ask for more"
-    )
-    disk: float = Field(100, gt=0, description="GiB that a study's folder may take here")
-    validation_answers: int = Field(
-        TRAIN_ANSWERS,
-        ge=0,
-        description="scores over validation cases that leave, per lead and data set; of losses over training cases "
-        f"as many, and {TRAIN_ANSWERS} at least",
-    )
-    test_answers: int = Field(100, ge=0, description="scores over test cases, likewise")
-
-    def answers(self, part: DataPart) -> int:
-        """Return how many scored answers over a part one lead may have."""
-        most = {"train": max(TRAIN_ANSWERS, self.validation_answers), "validation": self.validation_answers}
-        return most.get(part, self.test_answers)
-
-    @staticmethod
-    def answers_key(part: DataPart) -> str:
-        """Return the key that says how many scored answers over a part one lead may have."""
-        return f"quotas.{'test' if part == 'test' else 'validation'}_answers"
+# Where one person owns all sites, as in the simulator: nobody else sees the numbers, so that they are exact.
+ALL_MINE: dict[str, Any] = {
+    "pictures": True,
+    "share_personal_model": True,
+    "packages": ("*",),
+    "public_data": True,
+    "studies": None,
+}
 
 
 class SiteSettings(Section):
@@ -62,22 +47,21 @@ class SiteSettings(Section):
     output: Path | None = None  # where results are kept; by default `medsilo/` in the kit
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
-    threads: int = Field(1, ge=1, le=1024)  # CPU threads; another number may change the last digits of results
-    workers: int = Field(0, ge=0, le=256)  # processes that read data
-    isolation: bool = True  # train in a process of its own, whose death costs a round and not the study
+    threads: int = Field(1, ge=1, le=1024)  # of the CPU; beside a GPU, two or more also read the cases, as processes
     memory_limit: int | None = Field(
         None,
-        ge=256,
+        ge=0,
         description=f"MiB that a study's training process may take; null: {SHARE:.0%} of the machine's memory, divided "
-        "by `studies`",
+        "by `studies`; 0: train in NVFlare's own process, whose death ends the study",
     )
     studies: int | None = Field(
         2, ge=1, le=64, description="studies that train here at once, over all processes; null: any number"
     )
-    quotas: Quotas = Quotas()  # of what a plan may ask for
-    models: tuple[Path, ...] = Field(
-        (),
-        description="folders with files that networks begin with (`network.from`); which one is meant its hash decides",
+    answers: int = Field(
+        2000,
+        ge=0,
+        description="scores over validation cases that leave, per lead and data set; over test cases a twentieth; of "
+        f"losses over training cases as many, and {TRAIN_ANSWERS} at least",
     )
     privacy: PrivacyRequirements | None = Field(
         None,
@@ -97,8 +81,8 @@ class SiteSettings(Section):
     share_personal_model: bool | None = None
     public_data: bool = Field(
         False,
-        description="true: the data need no protection (a published set). Then plans "
-        "decide the split, numbers leave exactly, and answers are not counted",
+        description="true: the data need no protection (a published set). Then plans decide the split, numbers leave "
+        "exactly, and answers are not counted",
     )
     min_patients_per_metric: int | None = Field(
         None,
@@ -126,11 +110,17 @@ class SiteSettings(Section):
             raise ValueError(f"{device!r} is not known; use auto, cpu, cuda or cuda:<number>")
         return device
 
-    @model_validator(mode="after")
-    def _limits_a_process_of_its_own(self) -> Self:
-        if self.memory_limit and not self.isolation:
-            raise ValueError("memory_limit holds for the training process of its own: set isolation: true")
-        return self
+    @field_validator("memory_limit")
+    @classmethod
+    def _enough(cls, limit: int | None) -> int | None:
+        if limit and limit < LEAST_MEMORY:
+            raise ValueError(f"{limit} MiB are too few; give {LEAST_MEMORY} or more, or 0 for no process of its own")
+        return limit
+
+    @property
+    def isolated(self) -> bool:
+        """Return whether a process of its own trains, whose death costs a round and not the study."""
+        return self.memory_limit != 0
 
     @property
     def most_memory(self) -> int:
@@ -138,6 +128,11 @@ class SiteSettings(Section):
         if self.memory_limit:
             return self.memory_limit << 20
         return int(SHARE * psutil.virtual_memory().total / (self.studies or 1))
+
+    def most_answers(self, part: DataPart) -> int:
+        """Return how many scored answers over a part one lead may have."""
+        most = {"train": max(TRAIN_ANSWERS, self.answers), "test": -(-self.answers // TESTS)}
+        return most.get(part, self.answers)
 
     def protects(self, synthetic: bool) -> bool:
         """Return whether there are patients behind what is told of the data."""
@@ -192,7 +187,8 @@ class SiteSettings(Section):
         """The device and precision that train; an error when the device is not there."""
         from medsilo.learning.compute import Compute
 
-        return Compute.choose(self.device, precision=self.precision, threads=self.threads, workers=self.workers)
+        chosen = Compute.choose(self.device, precision=self.precision, threads=self.threads)
+        return replace(chosen, workers=self.threads) if chosen.on_card and self.threads > 1 else chosen
 
 
 class EachSites(SiteSettings):

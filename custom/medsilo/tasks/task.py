@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medsilo.core import optional
 from medsilo.core.errors import DataError, Refused
 from medsilo.core.section import Section
 from medsilo.core.text import plain
 from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
-from medsilo.tasks import optional
 from medsilo.tasks.objective import Objective
 from medsilo.tasks.sources import PARTS, DataSource, links_out
 

@@ -11,7 +11,6 @@ from medsilo.cli.running import conclude, run_study
 from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
-from medsilo.site.owner import ALL_MINE
 
 if TYPE_CHECKING:
     from medsilo_lab.study.verdict_file import Verdict
@@ -141,7 +140,7 @@ def compare(
     out = beside(out) if again else out
     cells = Asked(task, plan, methods, row, numbers, changes, out, folds).all_cells()
     about = About(title=title, machine=f"{os.cpu_count()} CPU cores")
-    settings = options.settings_of(device, data, site_config, **ALL_MINE)
+    settings = options.settings_of_owner(device, data, site_config)
     show, side_by_side = partial(write_study, out), at_once or most_at_once()
     study = Study(out, about, cells, baseline, show, settings, side_by_side, screen.say)
     with screen.busy("comparing") as tell_more:
@@ -212,7 +211,7 @@ def resume(
 
     Record(folder).check_unfinished()
     plan = load_plan(folder / "plan.yaml")
-    settings = options.settings_of(device, data, site_config, options.run_settings(folder), **ALL_MINE)
+    settings = options.settings_of_owner(device, data, site_config, options.run_settings(folder))
     job = folder / paths.JOB  # which a run with --engine inprocess has not
     run_study(screen, plan, folder, settings, job=job if job.is_dir() else None, threads=threads, resumes=True)
     conclude(screen, folder)

@@ -32,11 +32,11 @@ def make(
 
     described = read_consortium(consortium)
     if requests:
-        write_requests(described, consortium.parent, out)
+        write_requests(described, out)
         screen.say(f"requests: {out}; provisioning/README.md says how each party goes on")
         screen.answer(requests=out)
         return
-    new = provision(described, consortium.parent, out, renew)
+    new = provision(described, out, renew)
     screen.say(*(f"kit: {out / name}" for name in new))
     screen.say(f"{len(new)} kits are new; the others are as they were. Keep {out / 'private-root'} to yourself")
     screen.answer(kits=[out / name for name in new])

@@ -10,7 +10,6 @@ from medsilo.cli.options import option
 from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs.progress import StudyProgress
-from medsilo.site.owner import ALL_MINE
 
 if TYPE_CHECKING:
     from medsilo.check.result import Report
@@ -57,15 +56,15 @@ def init(
 
     from medsilo.core.text import duration
     from medsilo.runs import paths
-    from medsilo.site.shared_cache import keeping_ready
     from medsilo_lab.start import dataset_layout
     from medsilo_lab.start.trial import alone, machine_of
+    from medsilo_lab.study.reading_once import keeping_ready
     from medsilo_lab.study.sequential_test import enough_minutes
 
     dataset_layout.refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
     with screen.busy("opening files"):
-        machine = partial(machine_of, options.settings_of(device, None))
+        machine = partial(machine_of, options.settings_of_owner(device, None))
         own = dataset_layout.DatasetLayout(folder.resolve(), site, machine, device, by_slices=slices, target=target)
         sight = dataset_layout.first_sight(own)
     found, choices = sight.summary, sight.choices
@@ -84,7 +83,7 @@ def init(
             tried = alone(plan)
             about = f": about {duration(tried.rounds * a_round)}" if a_round else ""
             screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other{about}")
-            settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan.task, Path(ready))
+            settings = keeping_ready(options.settings_of_owner(device, None, out), plan.task, Path(ready))
             _tried(screen, tried, settings, trial)
     page = trial / paths.REPORT if trial else None
     screen.say("", *(f"{what}\n    {command}" if command else what for what, command in steps))

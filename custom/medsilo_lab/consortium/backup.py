@@ -130,7 +130,7 @@ def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Colle
         was = _unpacked(file, place)
         _check_known(expelled, _names(place, was.expelled))
         kept = was.moved(kit, storage)
-        _lead_to(place / KIT, was, kept)
+        _lead_to(place / KIT, was, kept, kit.absolute())
         if out := sorted({*kept.expelled, *expelled}):
             write_json(place / KIT / EXPELLED, {"disabled_clients": out})
         parts = {part: path for part, path in kept.places(kit).items() if (place / part).is_dir()}
@@ -170,16 +170,18 @@ def _names(place: Path, expelled: Collection[str]) -> set[str]:
     return {name for name in names if is_safe_name(name)} - {SERVER}
 
 
-def _lead_to(kit: Path, was: Backup, now: Backup) -> None:
-    """Let an unpacked kit look for its jobs and studies where they will be."""
-    resources = kit / "local/resources.json"
-    text = json.dumps(was.storage)[1:-1], json.dumps(now.storage)[1:-1]
+def _lead_to(unpacked: Path, was: Backup, now: Backup, kit: Path) -> None:
+    """Let an unpacked kit look for itself, its jobs and its studies where they will be."""
+    resources = unpacked / "local/resources.json"
+    parts = json.dumps(was.storage)[1:-1], json.dumps(now.storage)[1:-1]
     if resources.is_file():
-        write_text(resources, resources.read_text(encoding="utf-8").replace(f'"{text[0]}/', f'"{text[1]}/'))
-    if (unit := kit / SERVICE).is_file():
-        write_text(unit, unit.read_text(encoding="utf-8").replace(f" {was.storage}\n", f" {now.storage}\n"))
+        write_text(resources, resources.read_text(encoding="utf-8").replace(f'"{parts[0]}/', f'"{parts[1]}/'))
+    if (unit := unpacked / SERVICE).is_file():
+        text = unit.read_text(encoding="utf-8").replace(f" {was.storage}\n", f" {now.storage}\n")
+        lay = re.search("^WorkingDirectory=(/.+)$", text, re.MULTILINE)
+        write_text(unit, text.replace(lay[1], str(kit)) if lay else text)
     if now.studies:
-        own = kit / "local" / FILE_NAME
+        own = unpacked / "local" / FILE_NAME
         values = read_yaml(own, f"local/{FILE_NAME}", "that of a server")
         write_text(own, dump_yaml({**values, "output": now.studies}))
 

@@ -12,6 +12,7 @@ from medsilo.core.files import read_yaml
 from medsilo.core.section import Section
 
 EXAMPLE = "provisioning/consortium.yaml"
+POLICIES = "site_configs"  # the folder of examples, in a checkout and in medsilo-lab
 SERVICE = "medsilo.service"  # in a kit
 PRIVATE = "private-root"  # the folder beside the kits that never leaves the lead
 ROOT = "server"  # NVFlare's own name for the server
@@ -68,7 +69,7 @@ class Hospital(Section):
     name: Name
     organisation: Organisation
     contact: Email
-    policies: Path  # the folder that goes into the kit's local/; relative to the consortium's file
+    policies: Path  # the folder that goes into the kit's local/; in the file relative to it
 
 
 class Relay(Section):
@@ -192,10 +193,20 @@ def read_consortium(path: Path) -> Consortium:
     if not isinstance(values, dict) or not values.keys() & set(needed[1:]):
         raise MedsiloError(f"{path.name} is no consortium's file: {', '.join(needed)} are missing; see {EXAMPLE}")
     consortium = Consortium.from_values(values, path.name)
-    for hospital in consortium.hospitals:
-        if not (path.parent / hospital.policies / "medsilo.yaml").is_file():
-            raise MedsiloError(
-                f"{path.name}: policies of {hospital.name}: {hospital.policies} has no medsilo.yaml; "
-                "name a folder like site_configs/strict-hospital, relative to this file"
-            )
-    return consortium
+    found = [one.model_copy(update={"policies": _policies(one, path)}) for one in consortium.hospitals]
+    return consortium.model_copy(update={"hospitals": found})
+
+
+def _policies(hospital: Hospital, file: Path) -> Path:
+    """Return the absolute folder of a hospital's policies: beside the file, or else the example of medsilo-lab."""
+    name, folders = hospital.policies, [file.parent / hospital.policies]
+    if name.parent.name == POLICIES:
+        package = Path(__file__).resolve().parents[1]
+        folders += [place / POLICIES / name.name for place in (package, package.parents[1])]  # of a wheel, a checkout
+    for folder in folders:
+        if (folder / "medsilo.yaml").is_file():
+            return folder.resolve()
+    raise MedsiloError(
+        f"{file.name}: policies of {hospital.name}: {name} has no medsilo.yaml; "
+        f"name a folder relative to this file, or {POLICIES}/strict-hospital"
+    )

@@ -42,10 +42,10 @@ OWN_COMPONENTS = {  # of the server's own process
 }
 
 
-def provision(consortium: Consortium, policies: Path, kits: Path, renew: Collection[str] = ()) -> list[str]:
+def provision(consortium: Consortium, kits: Path, renew: Collection[str] = ()) -> list[str]:
     """Make the kits that are not there yet, under the same root, and give `renew` new certificates; who got something.
 
-    `policies` is the folder that the hospitals' policies are relative to. A kit that is there is left as it is.
+    A kit that is there is left as it is.
     """
     root = kits / PRIVATE
     make_folder(root)
@@ -58,7 +58,7 @@ def provision(consortium: Consortium, policies: Path, kits: Path, renew: Collect
     _forget(state, renew)
     fresh = _build(project, root)
     try:
-        _complete(consortium, policies, fresh)
+        _complete(consortium, fresh)
         _seal([fresh / name / "startup" for name in names], state)
         new = [name for name in names if not (kits / name).exists()]
         for name in new:
@@ -77,7 +77,7 @@ def provision(consortium: Consortium, policies: Path, kits: Path, renew: Collect
     return [*new, *sorted(set(renew) - set(new))]
 
 
-def write_requests(consortium: Consortium, policies: Path, folder: Path) -> None:
+def write_requests(consortium: Consortium, folder: Path) -> None:
     """For the way in which every party makes its own key: what NVFlare's 'cert' and 'package' commands read.
 
     The lead keeps project_profile.yaml; each party gets the folder with its name.
@@ -98,7 +98,7 @@ def write_requests(consortium: Consortium, policies: Path, folder: Path) -> None
         definition = {"name": consortium.name, "participants": [asked]}
         write_text(folder / asked["name"] / f"{asked['name']}.yaml", yaml.safe_dump(definition, sort_keys=False))
     with tempfile.TemporaryDirectory() as unused:  # kits of a root that nobody gets, for what is in their local/
-        for name in provision(consortium, policies, Path(unused) / "kits"):
+        for name in provision(consortium, Path(unused) / "kits"):
             shutil.copytree(Path(unused) / "kits" / name / "local", folder / name / "local", dirs_exist_ok=True)
 
 
@@ -179,11 +179,11 @@ def _seal(folders: list[Path], state: Path) -> None:
         sign_folders(str(folder), key, signature_file=ProvFileName.SIGNATURE_JSON)
 
 
-def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
+def _complete(consortium: Consortium, fresh: Path) -> None:
     """Each hospital's own policies; a server with a disk of its own for jobs, that forgets none, takes little of each
     sender and tells leads of their own; our classes."""
     for hospital in consortium.hospitals:
-        shutil.copytree(policies / hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
+        shutil.copytree(hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
         SiteSettings.read(fresh / hospital.name / "local")
         guard(fresh / hospital.name)
         supervise(fresh / hospital.name, "hospital")

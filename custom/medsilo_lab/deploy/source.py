@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from medsilo.core import weight_cache
+from medsilo.core import model_folders, weight_cache
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, write_text
 from medsilo.core.text import is_safe_name
@@ -140,7 +140,7 @@ class Source:
             out.mkdir(parents=True)
             shutil.copyfile(self.run / paths.PLAN, out / paths.PLAN)
             shutil.copyfile(self.run / self.facts["file"], out / paths.BEST)
-        weight_cache.keep_beside(self.plan.network.files, out / weight_cache.FOLDER)
+        weight_cache.keep_beside(self.plan.network.files, out / model_folders.FOLDER)
 
 
 def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:

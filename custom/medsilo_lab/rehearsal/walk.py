@@ -186,8 +186,6 @@ def _at_home(consortium: Path, folder: Path) -> dict[str, Any]:
     described["server"] |= own
     for relay, free in zip(described["relays"], ports, strict=True):
         relay |= {"host": HERE, "port": free}
-    for hospital in described["hospitals"]:
-        hospital["policies"] = str((consortium.parent / hospital["policies"]).resolve())
     return described
 
 

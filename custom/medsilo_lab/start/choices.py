@@ -101,6 +101,7 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
     return {
         **(alone if "" in patients else {"participation.sites": (training, "the folder's hospitals")}),
         **({"participation.evaluation_sites": (list(few), why)} if few else {}),
+        "participation.resume": (3, "times that a study goes on by itself after its job or the server died"),
         "seed": (0, "the same seed gives the same numbers"),
         "protocol": ("default", "choices on validation data; test data are used once"),
     }

@@ -19,7 +19,7 @@ from medsilo_lab.study.differing import differences
 from medsilo_lab.study.verdict_file import read_verdict
 
 # Settings that decide how fast a run is, or whether it begins at all, and never a number of it.
-WITHOUT_EFFECT = {"workers", "isolation", "memory_limit", "studies", "approval", "output", "quotas"}
+WITHOUT_EFFECT = {"memory_limit", "studies", "approval", "output", "answers"}
 MOST_NAMES = 3  # in one line
 
 

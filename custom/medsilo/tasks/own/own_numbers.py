@@ -14,8 +14,9 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.objective import Objective, Regression
+from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.own_data import OwnData, OwnFolder
+from medsilo.tasks.regression import Regression
 from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.sources import DataSource, as_tuple
 from medsilo.tasks.survival import EVENTS, Survival

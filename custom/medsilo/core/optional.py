@@ -1,0 +1,35 @@
+"""The parts of the engine that only some studies need, by name: each is imported when one uses it.
+
+This names modules of all rooms, as registry.py does; a room still uses none but those below its own.
+"""
+
+from typing import TYPE_CHECKING
+
+from medsilo.core.lazy import lazily, places_in
+
+if TYPE_CHECKING:
+    from medsilo.core import weight_cache
+    from medsilo.federation.account import Accounting, PrivacyAccount
+    from medsilo.federation.file_supply import FileSupply, SuppliedSite
+    from medsilo.federation.ledger_watch import LedgerWatch
+    from medsilo.federation.private_site import PrivateNumbers, PrivateSite
+    from medsilo.learning.amplitude import AmplitudeNorm
+    from medsilo.learning.class_weights import balanced, weighted
+    from medsilo.learning.perturbation import perturbed_step
+    from medsilo.mixing import rules
+    from medsilo.mixing.defence import Shield
+    from medsilo.privacy.noise import NoiseSource
+    from medsilo.schedule.amplitude_phases import behind
+    from medsilo.schedule.plan_changes import change, name_hospitals
+    from medsilo.schedule.plan_files import with_files
+    from medsilo.site.approvals import Approvals, AskingPlan, approvals_of
+    from medsilo.site.signed import read_own, write_signed
+    from medsilo.site.signing import UseKey, read_pair
+    from medsilo.tasks.inference import Inference
+    from medsilo.tasks.lazy_cases import LazyCases, Memory
+    from medsilo.tasks.overlays import draw_found, draw_images
+    from medsilo.tasks.site_data import folded, labels_of
+    from medsilo.tasks.survey import Survey, surveyed
+
+__all__ = [*places_in(__file__)]
+__getattr__ = lazily(__name__, __file__)

@@ -1,0 +1,81 @@
+"""Files that a plan's network begins with: a site says that it lacks one, and the server sends it, once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from medsilo.core import model_folders, weight_cache
+from medsilo.core.errors import Lacks, MedsiloError, Refused
+from medsilo.core.mmap_store import bytes_of
+from medsilo.core.tensors import Tensors
+from medsilo.runs.messages import FILES, StudyMessage
+
+if TYPE_CHECKING:  # neither side loads the other's
+    from medsilo.federation.channel import Channel, Missing, Outgoing, Receive
+    from medsilo.federation.site_context import Site, SiteContext
+    from medsilo.learning.compute import Stop
+
+
+class SuppliedSite:
+    """A site that has its network's files before anything else of it is made.
+
+    A file travels as one tensor of bytes, in pieces like all tensors. Its hash stands in the plan: nobody is
+    believed.
+    """
+
+    def __init__(self, place: "SiteContext", make: "Callable[[], Site]") -> None:
+        """make: makes the site behind this one, which reads the files."""
+        self.place, self.make = place, make
+        self.inner: Site | None = None
+        model_folders.look_in(place.models)
+
+    def answer(self, parcel: StudyMessage, stop: "Stop") -> StudyMessage:
+        groups = dict(parcel.groups)
+        self._take(groups.pop(FILES, {}))
+        for file, size in self.place.plan.network.files.items():
+            try:
+                weight_cache.find(file, size)
+            except MedsiloError as error:
+                raise Lacks(str(error)) from error
+        self.inner = self.inner or self.make()
+        return self.inner.answer(replace(parcel, groups=groups), stop)
+
+    def _take(self, came: Tensors) -> None:
+        wanted = self.place.plan.network.files
+        for name, content in came.items():
+            if name not in wanted or content.dtype is not torch.uint8:
+                raise Refused("the server sends a file that the plan does not name")
+            weight_cache.keep(name, bytes_of(content.contiguous()), self.place.models)
+
+
+class FileSupply:
+    """A channel that sends a site what it lacks: each site once, as the server had it."""
+
+    def __init__(self, inner: "Channel", files: Mapping[str, int]) -> None:
+        self.inner, self.files = inner, files
+        self.sent: set[str] = set()
+
+    def ask(
+        self, sites: Sequence[str], outgoing: "Outgoing", receive: "Receive", timeout: float
+    ) -> "Mapping[str, Missing]":
+        missing = self.inner.ask(sites, outgoing, receive, timeout)
+        lacking = sorted(site for site, gone in missing.items() if gone.lacks and site not in self.sent)
+        if not lacking:
+            return missing
+        self.sent |= set(lacking)
+        files = {file: _content(weight_cache.find(file, size), size) for file, size in self.files.items()}
+
+        def going(site: str) -> StudyMessage:
+            order = outgoing(site)
+            return replace(order, groups={**order.groups, FILES: files})
+
+        again = self.inner.ask(lacking, going, receive, timeout)
+        return {**{site: gone for site, gone in missing.items() if site not in lacking}, **again}
+
+
+def _content(path: Path, size: int) -> torch.Tensor:
+    """Return a file's bytes, which stay on the disk until they are sent."""
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)

@@ -1,0 +1,66 @@
+"""Changes of a plan that somebody types: `a.b=value` after --set, and names for hospitals that are all made here."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from medsilo.core.errors import PlanError, YamlError
+from medsilo.core.files import load_yaml
+from medsilo.core.section import SHOWN
+from medsilo.core.text import plain
+from medsilo.learning.training import OWN_NUMBERS, USUAL
+from medsilo.registry import TABLES
+from medsilo.schedule.participation import MOST_SITES, names_for
+
+OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
+
+
+def change(values: dict[str, Any], changes: Iterable[str]) -> None:
+    """Change a plan's values: first what takes other keys' values away."""
+    for one in sorted(changes, key=lambda one: one.partition("=")[0] not in (OPTIMIZER, NAMES)):
+        _apply(values, one)
+
+
+def name_hospitals(values: dict[str, Any]) -> None:
+    """Name as many hospitals as a plan needs, where it names none."""
+    part = values.get("participation")
+    if isinstance(part, dict) and not part.get("sites") and part.get("minimum") in range(1, MOST_SITES + 1):
+        values["participation"] = {**part, "sites": names_for(part["minimum"]), "minimum": None}
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not all(key.split(".")):
+        raise PlanError(f"--set {change!r}: write it as key.subkey=value, for example training.rounds=3")
+    *path, last = key.split(".")
+    place = values
+    for part in path:
+        inner = place.get(part)
+        place[part] = place = dict(inner) if isinstance(inner, dict) else {}
+    try:
+        value = load_yaml(text)
+    except YamlError as error:
+        shown = plain(repr(text), SHOWN)
+        raise PlanError(f"--set {key}: {shown} is not a value that YAML knows: {error.problem}; quote it") from error
+    if last == "name" and len(path) == 1 and path[0] in TABLES:
+        value = TABLES[path[0]].spelled(value) or value
+    if last == "name" and place.get("name") != value:
+        place.clear()  # another method, task or network: the numbers of the one before don't carry over
+        if path == ["task"]:
+            values.pop("network", None)  # it was the other task's
+    if key == OPTIMIZER and value in USUAL and place.get(last, "sgd") != value:
+        for number in OWN_NUMBERS:  # nor do those of another optimizer
+            place.pop(number, None)
+        place.update(USUAL[value])
+    if key == NAMES and value and not place.get(last):  # so many had to be there while nobody was named
+        place.pop("minimum", None)
+    if key == DIMENSIONS and value == 2 and place.get(last, 3) == 3:
+        _learn_slices(values)
+    place[last] = value
+
+
+def _learn_slices(values: dict[str, Any]) -> None:
+    """Leave x and y of what a plan says of volumes, and two dimensions of its network, as `init --slices` does."""
+    task, network = values["task"], values.get("network")
+    task.update({key: task[key][:2] for key in ("size", "target_spacing") if isinstance(task.get(key), list)})
+    if isinstance(network, dict) and "dimensions" in network:
+        values["network"] = {**network, "dimensions": 2}

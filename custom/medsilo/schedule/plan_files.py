@@ -1,0 +1,61 @@
+"""Files that a plan names beside itself: what they say takes the place of their names."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from medsilo.core import model_folders, weight_cache
+from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.files import load_tensors, load_yaml, why_unread
+from medsilo.core.tensors import hash_of
+from medsilo.core.text import is_safe_name
+
+FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
+HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def with_files(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a plan's values with the content of the files that its task names, and the hash of the one that its
+    network begins with, in place of their names."""
+    task, network = values.get("task"), values.get("network")
+    if isinstance(network, dict) and (begun := _beginning(network.get("from"), folder)):
+        values = {**values, "network": {**network, "from": begun}}
+    if not isinstance(task, dict):
+        return values
+    named = {key: task[key] for key in FROM_FILES if isinstance(task.get(key), str) and not HASH.fullmatch(task[key])}
+    return {**values, "task": {**task, **{key: _content_of(folder, key, name) for key, name in named.items()}}}
+
+
+def _beginning(told: Any, folder: Path) -> dict[str, Any] | None:
+    """Return what a network begins with, by its hash, where a plan names the file alone: its path, or a section."""
+    own = {"file": told} if isinstance(told, str) else told
+    if not isinstance(own, dict) or "sha256" in own or not isinstance(own.get("file"), str):
+        return None
+    return {**own, **_begun_with(folder, own["file"])}
+
+
+def _begun_with(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / Path(name).expanduser()  # a path as it is typed, or one that begins at the plan
+    if not is_safe_name(path.name):
+        raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")
+    path = next(filter(Path.is_file, (path / name for name in weight_cache.IN_BUNDLES)), path)
+    model_folders.look_in(path.parent)
+    try:
+        return {"file": path.name, "sha256": weight_cache.hash_of_file(path), "bytes": path.stat().st_size}
+    except OSError as error:
+        raise PlanError(f"network.from: {path.name}: {why_unread(error, 'a file beside the plan')}") from error
+
+
+def _content_of(folder: Path, key: str, name: str) -> Any:
+    if not is_safe_name(name):
+        raise PlanError(f"task.{key}: {name!r} has odd characters; name a file in the plan's own folder")
+    try:
+        if name.endswith(".safetensors"):
+            return hash_of(load_tensors(folder / name)[0])
+        text = (folder / name).read_text(encoding="utf-8")
+        return json.loads(text) if name.endswith(".json") else load_yaml(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"task.{key}: {name}: {why_unread(error, 'a file beside the plan')}") from error
+    except (MedsiloError, ValueError, RecursionError) as error:
+        raise PlanError(f"task.{key}: {name} can't be read ({error}); correct it") from error
