@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from medsilo.site.owner import ALL_MINE
 from torch import nn
 
 from medsilo.cli.options import run_settings, settings_of
@@ -22,7 +21,7 @@ from medsilo.federation.site_context import SiteContext
 from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.schema import Summary
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import ALL_MINE, SiteSettings
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.study.external_test import finished_run
 

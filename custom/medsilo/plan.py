@@ -184,12 +184,8 @@ class Plan(Section):
     def _blueprint(self) -> ModelFactory:
         task = self.task
         make = partial(self.network.build, task.channels, task.goal.outputs)
-        return ModelFactory(make, task.shape, task.channels, self.participation.sites or self._unnamed)
-
-    @property
-    def _unnamed(self) -> list[str]:
-        """Names for the hospitals of a plan that names none: as many as it needs."""
-        return names_for(self.participation.required)
+        sites = self.participation.sites or names_for(self.participation.required)
+        return ModelFactory(make, task.shape, task.channels, sites)
 
     def warnings(self, sites: Sequence[str]) -> list[str]:
         """Return what the person who starts the study should know of its numbers, one line each."""
@@ -273,7 +269,7 @@ class Plan(Section):
     @property
     def on_one_machine(self) -> "Plan":
         """This plan with names for its hospitals, where it names none and all of them are made here."""
-        return self.among(self._unnamed)
+        return self.among(names_for(self.participation.required))
 
     def with_changes(self, changes: Iterable[str]) -> "Plan":
         """This plan with `a.b=value` changes."""

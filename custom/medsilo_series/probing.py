@@ -221,12 +221,11 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
             f"too few patients have each label, so labels may be names: {len(seen.labels)} labels {seen.where}; add "
             f"patients of each, or combine rare labels"
         )
-    counts = folder.counted(words, seen.labels, labels)
     by_time = "by the times of the recordings" if seen.rate else "a guess, as no column has times: correct it"
-    gaps = f"{seen.gaps} of {seen.opened} recordings have gaps or missing values" if seen.gaps else "none has gaps"
+    gaps = "some recordings have gaps or missing values" if seen.gaps else "none has gaps"
     plan = {
         "task.signals": (list(seen.signals), "all columns of numbers, in turn: leave out those that reveal the answer"),
-        "task.labels": (labels, f"{seen.where}, with their patients: {counts}"),
+        "task.labels": (labels, f"{seen.where}; what few patients have is 'other'"),
         "task.rate": (seen.rate or USUAL_RATE, f"steps in a second, {by_time}"),
         "task.window": (window, why),
         "task.step": (step, "windows overlap by half"),

@@ -31,7 +31,8 @@ def refused(kit: Path, monkeypatch: pytest.MonkeyPatch, *deployments: Any) -> st
     newcomer: Any = SimpleNamespace(get_clients=lambda: [SimpleNamespace(name="newcomer")])
     said = FLContext()
     monkeypatch.setattr(said, "get_engine", lambda: newcomer)
-    said.set_prop(FLContextKey.JOB_META, {"deploy_map": {"app": list(deployments)}}, private=True, sticky=False)
+    meta = {"deploy_map": {"app": list(deployments)}, "submitter_name": "lead@clinic.org"}
+    said.set_prop(FLContextKey.JOB_META, meta, private=True, sticky=False)
     KnownHospitals().handle_event(EventType.SUBMIT_JOB, said)
     return said.get_prop(FLContextKey.JOB_BLOCK_REASON)
 
@@ -44,7 +45,8 @@ def test_the_server_takes_jobs_for_hospitals_that_exist(kit: Path, monkeypatch: 
     assert refused(kit, monkeypatch, {"sites": ["server", "north"]}, {"targets": ["elsewhere"]})
     told = refused(kit, monkeypatch, "server", "north", "nowhere")
     assert told and "'nowhere'" in told and "known: newcomer, north, st-anna" in told
-    assert [line.split("\t")[2] for line in event_reading.read(kit)] == ["refused", "refused"]
+    lines = [line.split("\t") for line in event_reading.read(kit)]
+    assert [(line[2], "lead@clinic.org" in line[6]) for line in lines] == [("refused", True)] * 2
 
 
 def test_status_says_for_whom_a_job_waits(monkeypatch: pytest.MonkeyPatch) -> None:

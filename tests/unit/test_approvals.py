@@ -1,6 +1,7 @@
 """A hospital's approvals: nothing runs without one, whatever the server says, and nothing but its key makes one."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -104,8 +105,8 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
     with pytest.raises(Refused) as error:
         home.site()
     assert str(error.value) == (
-        f"this hospital has not approved plan {home.plan.hash}; its engineer decides there: "
-        f"medsilo approve {home.plan.hash} --kit KIT"
+        f"this hospital has not approved plan {home.plan.hash[:12]}; its engineer decides there: "
+        f"medsilo approve {home.plan.hash[:12]} --kit KIT"
     )
     [asked] = home.approvals.asked()
     assert (asked.hash, asked.study, asked.lead) == (home.plan.hash, "study", "lead@clinic.example")
@@ -189,7 +190,7 @@ def test_a_plan_without_names_is_approved_as_it_was_submitted(home: Home) -> Non
     nameless = parse_plan(values)
     for sites in (SITES, SITES[:2]):
         place = SiteContext(nameless.among(sites), A, sites, WANTED, home.place, "lead", home.kit, nameless)
-        with pytest.raises(Refused, match=f"has not approved plan {nameless.hash};"):
+        with pytest.raises(Refused, match=f"has not approved plan {nameless.hash[:12]};"):
             Permission(place).check()
         home.approvals.decide(nameless.hash, "approved", "engineer", code=nameless.code)
         Permission(place).check()
@@ -306,7 +307,7 @@ def test_what_another_signed_or_somebody_edited_does_not_count(home: Home, tmp_p
     home.approve(expires=int(time.time()) - 1)
     true = home.approvals.file.read_bytes()
     longer = edited(home, lambda own: own["decisions"][0]["limits"].update(expires=int(time.time()) + 3600))
-    twice = edited(home, lambda own: own["decisions"].append(own["decisions"][0] | {"quotas": {}}))
+    twice = edited(home, lambda own: own["decisions"].append(own["decisions"][0] | {"beside": {}}))
     empty = edited(home, lambda own: own.update(decisions=[]))
     unsigned = json.dumps(json.loads(true) | {"signature": ""}, indent=1).encode() + b"\n"
     for content in (longer, twice, empty, unsigned, b"", b"[]", b"{" * 9000, *other_signer(home, tmp_path)):
@@ -380,7 +381,8 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
     """Also while a study runs, and whichever of the hospital's own files was changed."""
     file = home.folder / "local/medsilo.yaml"
     home.approve()
-    assert "ok local/ is as it was accepted on" in checked(home)
+    assert "note local/ is signed as it is now, which nobody confirmed" in checked(home)
+    assert "ok nothing in local/ changed since" in checked(home)
     permission = home.permission()
     permission.check()
     for name, text in (
@@ -414,7 +416,7 @@ def test_an_engineer_says_that_a_change_is_meant(home: Home) -> None:
     checked(home)
     (home.folder / "local/medsilo.yaml").write_text(f"{SETTINGS}threads: 2\n")
     refused(home, "changed since")
-    assert "ok local/ is as it was accepted on" in checked(home, "--accept")
+    assert "ok local/ is accepted as it is now" in checked(home, "--accept")
     refused(home, "has not approved")
     (home.folder / "local/medsilo.yaml").write_text("device: cpu\n")
     refused(home, "changed since")
@@ -476,6 +478,37 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     ):
         assert main([*wrong, *kit]) != 0
         assert words in capsys.readouterr().err
+
+
+def test_a_person_reads_what_a_study_is_for_before_deciding(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Title, purpose and contact, in the list and before the question; without them, that nothing is stated."""
+    kit, said = ["--kit", str(home.folder)], {"title": "Lungs", "purpose": "find nodules", "contact": "lead@clinic.org"}
+    home.permission()._keep()
+    assert main(["approve", *kit]) == 0
+    assert capsys.readouterr().out.count(": not stated") == 3
+    home.plan = home.plan.with_changes([f"study.{name}={words}" for name, words in said.items()])
+    home.permission()._keep()
+    assert main(["approve", *kit]) == 0
+    told = capsys.readouterr().out
+    assert all(f"{name}: {words}" in told for name, words in said.items())
+
+    def answer(word: str, *more: str) -> tuple[int, str]:
+        terminal = StringIO(f"{word}\n")
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr("sys.stdin", terminal)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        return main(["approve", home.plan.hash[:12], *kit, *more]), capsys.readouterr().out
+
+    code, told = answer("n")
+    assert code == 1 and home.approvals.last(home.plan.hash) is None
+    assert all(words in told for words in (*said.values(), "training on this hospital's patients", "Approve plan"))
+    code, told = answer("", "--yes")
+    assert code == 0 and "Approve plan" not in told
+    home.approvals.decide(home.plan.hash, "withdrawn", "engineer")
+    assert answer("y")[0] == 0
+    assert home.approvals.last(home.plan.hash).verdict == "approved"  # type: ignore[union-attr]
 
 
 def test_a_changed_plan_of_a_job_is_approved_by_its_own_hash(

@@ -27,7 +27,7 @@ from cryptography.x509.oid import NameOID
 from packaging.requirements import Requirement
 
 from medsilo import cli
-from medsilo.check.data import NOT_TOLD, data_findings, shown_counts
+from medsilo.check.data import SUPPRESSED, data_findings, data_tables, shown_counts
 from medsilo.check.demands import source_of
 from medsilo.check.kit import check_certificates, check_network, check_seal, read_kit
 from medsilo.check.machine import check_environment, kept, required_versions
@@ -45,7 +45,17 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo.tasks.survey import PartFacts, Survey
 from tests.conftest import METHODS, SITES, make_plan
-from tests.hospital import NAMES, Volume, affine_of, ball, write_balls, write_photos, write_table, write_volume
+from tests.hospital import (
+    NAMES,
+    Volume,
+    affine_of,
+    ball,
+    write_balls,
+    write_photos,
+    write_pixels,
+    write_table,
+    write_volume,
+)
 from tests.sites import CPU, site_of
 from tests.unit.test_docs import commands
 from tests.unit.test_nuclei import draw
@@ -540,10 +550,22 @@ def test_the_time_and_memory_of_a_round_by_hand() -> None:
 def test_small_counts_are_not_told() -> None:
     assert shown_counts([10, 4, 3, 0], 5, exclusive=True) == [10, "fewer than 5", "fewer than 5", 0]
     # One alone could be reckoned from the part's cases, so the next smallest goes with it.
-    assert shown_counts([10, 7, 3, 0], 5, exclusive=True) == [10, NOT_TOLD, "fewer than 5", 0]
+    assert shown_counts([10, 7, 3, 0], 5, exclusive=True) == [10, SUPPRESSED, "fewer than 5", 0]
     assert shown_counts([10, 7, 3], 5, exclusive=False) == [10, 7, "fewer than 5"]
     assert shown_counts([3], 5, exclusive=True) == ["fewer than 5"]
     assert shown_counts([2, 1], 1, exclusive=True) == [2, 1]
+
+
+def test_few_patients_of_a_part_are_not_on_the_screen() -> None:
+    """It may be mailed."""
+    plan = parse_plan({"algorithm": {"name": "fedavg"}, "task": BALLS, "participation": {"sites": ["a"]}})
+    parts = {"train": (26, 24), "validation": (4, 4), "test": (30, 3)}
+    survey = Survey({name: PartFacts(cases, patients, {}) for name, (cases, patients) in parts.items()})
+    table = next(table for table in data_tables(survey, plan, 5) if table.title == "Cases")
+    few = "fewer than 5"
+    assert [list(row) for row in table.rows] == [["train", 26, 24], ["validation", few, few], ["test", 30, few]]
+    said = " ".join(finding.what for finding in data_findings(survey, plan, 5))
+    assert few in said and " 4 " not in said and "3 test patients" not in said
 
 
 def windows(folder: Path, **changes: np.ndarray) -> Path:
@@ -594,6 +616,25 @@ def test_faults_of_windows(changes: dict, severity: str, words: str, tmp_path: P
     report = look(windows(tmp_path / "d", **changes), WINDOWS, "hospital-a")
     assert [f for f in found(report, "data", severity) if words in f.what], report.findings
     assert report.go is (severity != "stops")
+
+
+@pytest.mark.parametrize(("own", "counts"), [({}, []), ({"naevus": "benign"}, ["benign", "malignant"])])
+def test_labels_that_the_plan_lacks_are_no_class_of_it(own: dict, counts: list[str], tmp_path: Path) -> None:
+    """The screen may be mailed: it says what is wrong, and nothing about classes that nobody has."""
+    folder = tmp_path / "photos"
+    for number in range(40):
+        path = folder / ("naevus" if number % 2 else "melanoma") / f"{number}.png"
+        write_pixels(path, np.full((16, 16, 3), number, np.uint8))
+    values = {"name": "image-folder", "kind": "classification", "labels": ["benign", "malignant"], "size": [64, 64]}
+    plan = parse_plan({"algorithm": {"name": "fedavg"}, "task": values, "participation": {"sites": ["a"]}})
+    source = DataSource(folder=folder, images="*/*.png", label_map=own)
+    report = check(visit(site="a", plan=plan, source=source))
+    (stop,) = found(report, "data", "stops")
+    assert "label_map: {your name: benign}" in stop.remedy
+    tables = {table.title: table.rows for table in report.tables}
+    assert [row[0] for row in tables.get("Cases of each class", ())] == counts
+    assert all(row[1] == 0 for row in tables.get("Cases of each class", ()) if row[0] == "malignant")
+    assert not any("one class" in finding.what for finding in report.findings)
 
 
 # ---------------------------------------------------------------------------------------------------- volumes
@@ -658,6 +699,11 @@ def test_every_fault_of_a_folder_is_in_the_table_without_a_name(balls: Path, tmp
     (ranges,) = [table for table in report.tables if table.title == "Ranges"]
     told = {row[0]: row[1:] for row in ranges.rows}
     assert told["spacing z, mm"] == [2.5, 2.5] and told["size x, voxels"] == [20, 20]
+
+
+def test_a_hospital_with_too_few_patients_reads_what_to_do(balls: Path) -> None:
+    (stop,) = found(look(balls, BALLS, "hospital-a", least=32), "rehearsal", "stops")
+    assert "min_patients_per_metric" in stop.what and "lower it" in stop.remedy
 
 
 def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
@@ -809,6 +855,8 @@ def test_the_hospital_s_guide_works_on_a_fresh_kit(
         Path(name).symlink_to(root / name)
     assert cli.main(["kits", "make", "provisioning/consortium.yaml", "-o", "kits"]) == 0
     (tmp_path / "data").mkdir()
+    Path("st-anna").symlink_to("kits/st-anna")  # unpacked
+    Path("job").symlink_to(root / "jobs/fedavg")
     settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
     described = f"{{folder: {tmp_path}/data, images: images/*.nii.gz, label_map: {{1: ball}}}}"  # as init writes it
     text = settings.read_text().replace("/srv/medsilo/data", described)

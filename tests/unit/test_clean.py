@@ -120,6 +120,7 @@ def test_a_servers_kit_gives_back_what_jobs_left(run: Path, tmp_path: Path) -> N
         write_json(tmp_path / "storage/jobs" / job / "meta", {"status": status})
         write_text(kit / job / "meta.json", "{}")
         write_text(kit / job / "app/log.txt", "x" * 100)
+        write_text(kit / job / "audit.log", "medsilo refused: the plan is not approved")
         if name in ("done", "open"):
             shutil.copytree(run, kit / "medsilo" / name)
             write_text(kit / "medsilo" / name / "jobs.txt", job + "\n")
@@ -136,7 +137,9 @@ def test_a_servers_kit_gives_back_what_jobs_left(run: Path, tmp_path: Path) -> N
     assert "open" not in {path.name for one in old for path in one.path.parents}
     assert ids["open"] in {one.path.name for one in find_in_kit(kit, 7, 9) if one.path.parent.name == "jobs"}
     remove(old)
-    assert not (kit / ids["done"]).exists() and (kit / ids["runs"]).exists() and (kit / "medsilo/done/global").exists()
+    assert (kit / ids["runs"]).exists() and (kit / "medsilo/done/global").exists()
+    assert [path.name for path in (kit / ids["done"]).iterdir()] == ["audit.log"], "evidence goes"
+    assert ids["done"] not in {one.path.name for one in find_in_kit(kit, 0)}
 
 
 def test_no_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

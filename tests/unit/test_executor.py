@@ -19,12 +19,14 @@ from medsilo.federation.refusals import public_reason
 from medsilo.flare.controller import MedsiloController
 from medsilo.flare.executor import Busy, MedsiloExecutor
 from medsilo.flare.site_settings import settings_of_site
+from medsilo.flare.study_events import StudyEvents
 from medsilo.flare.wire import to_parcel, to_shareable
 from medsilo.plan import Plan, parse_plan
+from medsilo.runs import events
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from tests.conftest import make_plan
+from tests.conftest import SITES, make_plan
 from tests.unit.test_approvals import make_kit
 
 
@@ -134,6 +136,24 @@ def test_a_site_completes_a_plan_without_names_by_who_takes_part(tmp_path: Path)
         join(plan.among(four), four[:3])
     with pytest.raises(Refused, match="lacks this site"):
         join(plan.among(four[1:]), four[1:])
+
+
+def test_a_rejection_is_evidence_in_the_kits_own_log(tmp_path: Path) -> None:
+    """Who asked for what, in which study and job, and why the hospital said no."""
+    plan, kit = make_plan("fedavg"), tmp_path / SITES[0]
+    make_kit(kit, SITES[0])  # with approval: required
+    context = at_site(kit, plan, SITES[0])
+    Path(context.get_prop(FLContextKey.WORKSPACE_OBJECT).get_job_meta_path("job")).write_text(
+        '{"submitter_name": "lead@clinic.org"}'
+    )
+    own = MedsiloExecutor()
+    own.events = StudyEvents.of(context, "client")
+    told = {"task": "join", "round": 0, "study": "lungs", "plan": plan.hash, "sites": SITES, "packages": plan.code}
+    with pytest.raises(Refused, match="has not approved"):
+        to_parcel(own.execute("medsilo", to_shareable(StudyMessage(facts=told)), context, Signal()))
+    [line] = events.read(kit)
+    assert line.split("\t")[1:6] == ["WARNING", "refused", "-", "lungs", "job"]
+    assert all(words in line for words in (plan.hash, "of lead@clinic.org", "has not approved"))
 
 
 def test_a_study_goes_on_with_those_who_were_there_when_it_began(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Supervision of kits: units that systemd takes, a loop that goes on, a probe, and a site that lacks medsilo."""
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -66,7 +67,8 @@ def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(k
     fake += "[ -f stays ] && exec sleep 100\nexit 3\n"
     (kit / "startup/sub_start.sh").write_text(fake)
     (kit / "startup/sub_start.sh").chmod(0o700)
-    environment = {**os.environ, "MEDSILO_LONGEST_WAIT": "0"}
+    activated = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "MEDSILO_LONGEST_WAIT": "0", "PATH": activated}
     loop = subprocess.Popen(["bash", kit / RUN], env=environment, stderr=subprocess.PIPE, text=True)
     starts = kit / "starts"
     try:
@@ -79,7 +81,7 @@ def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(k
         loop.kill()
     assert loop.returncode == 0 and sum("ended with code 3" in line for line in said) > 5
     (kit / "ends").touch()
-    done = run("bash", kit / RUN)
+    done = run("bash", kit / RUN, PATH=activated)
     assert done.returncode == 0 and "shut down" in done.stderr
     (kit / "ends").unlink()
     starts.unlink()
@@ -91,6 +93,15 @@ def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(k
     finally:
         loop.kill()
     assert loop.returncode == 0 and len(said) == 1 and "stop_fl.sh" in said[0]
+
+
+def test_the_loop_says_at_once_that_its_environment_is_not_active(kits: Path, tmp_path: Path) -> None:
+    """Started with another Python than medsilo's it ran into a missing module again and again, in a log file."""
+    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')  # no packages
+    (tmp_path / "python3").chmod(0o700)
+    done = run("bash", kits / "north" / RUN, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", PYTHONPATH="")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "no nvflare" in done.stderr and "activate" in done.stderr
 
 
 @pytest.mark.slow

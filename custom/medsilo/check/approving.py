@@ -11,7 +11,7 @@ from medsilo.core.package import in_words
 from medsilo.core.text import plain
 from medsilo.plan import Plan
 from medsilo.site.accepted_settings import AcceptedSettings, check_there
-from medsilo.site.approvals import ApprovalLimits
+from medsilo.site.approvals import ApprovalLimits, study_in_words
 from medsilo.site.settings import SiteSettings
 
 LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
@@ -24,9 +24,15 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
         return
     check_there(kit.folder.parent / "local")
     accepted = AcceptedSettings(files_of(kit))
-    since = accepted.accept(settings) if accept else accepted.begin(settings)
-    if since:
-        yield Finding("settings", "ok", f"local/ is as it was accepted on {since}")
+    if not accept and (since := accepted.check()):
+        yield Finding("settings", "ok", f"nothing in local/ changed since {since}")
+    elif not accepted.accept(settings):  # they promise nothing
+        return
+    elif accept:
+        yield Finding("settings", "ok", "local/ is accepted as it is now")
+    else:
+        what = "local/ is signed as it is now, which nobody confirmed"
+        yield Finding("settings", "note", what, "read it; a change from now on stops this site until --accept")
 
 
 def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
@@ -63,7 +69,7 @@ def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
     training, who, own = plan.training, plan.participation, plan.privacy
     promise = f"ε = {own.epsilon:g} at δ = {own.delta:g} for each {own.unit}" if own else "none"
     return [
-        *((name, told or f"not stated (study.{name} in the plan)") for name, told in plan.study.model_dump().items()),
+        *study_in_words(plan.study.model_dump()),
         ("method", f"{plan.algorithm.title} ({plan.algorithm.name})"),
         ("task", f"{plan.task.name}, scored by {plan.task.goal.metric}"),
         ("network", f"{plan.network.name}, {plan.parameters:,} parameters of all networks together"),

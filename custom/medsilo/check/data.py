@@ -8,7 +8,7 @@ from medsilo.plan import Plan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
-NOT_TOLD = "not told"
+SUPPRESSED, UNREAD = "suppressed", "not read"  # a count that would tell a small one; data that something stops
 HELD = " by structure, channel and column"  # ends the title of a table
 SMALL = 10  # patients of whom a score says little
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
@@ -24,15 +24,16 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         left = "; left out" if problem.severity == "left out" else ""
         severity: Severity = "stops" if problem.severity == "stops" else "note"
         yield Finding(where, severity, f"{what}{left}", remedy, problem.private)
-    if not survey.parts:
+    if not survey.parts or not survey.usable:  # no conclusion from what may be wrong
         return
     if plan.task.goal.classifies:
         classes = plan.task.goal.label_names
         optional = {*getattr(plan.task, "may_be_absent", ())} & {*classes}
         hint = "name under data.unannotated what nobody looked for here" if optional else ""
         yield from _balance(survey.parts["train"].classes, len({*classes} - {*survey.absent}), least, unit, hint)
-    told = f"{', '.join(f'{part.cases} {name}' for name, part in survey.parts.items())} {unit} read"
-    if tested := survey.parts["test"].patients:
+    read = ", ".join(f"{_shown(part.cases, least)} {name}" for name, part in survey.parts.items())
+    told = f"{read} {unit} read"
+    if (tested := survey.parts["test"].patients) >= least and tested:
         margin = min(98 / math.sqrt(tested), 50)
         told += f"; with {tested} test patients the 95 % margin of a share is ± {margin:.0f} points"
     yield Finding(where, "ok", told)
@@ -69,11 +70,11 @@ def _balance(classes: Mapping[str, int], known: int, least: int, unit: str, hint
 
 def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
     """Cases by part and class; sizes, spacings and intensities."""
-    if not survey.parts:
+    if not any(part.cases for part in survey.parts.values()):
         return []
     unit = unit_of(plan)
-    rows: list[list[Cell]] = [[name, part.cases, part.patients] for name, part in survey.parts.items()]
-    tables = [Table(unit.capitalize(), ("part", unit, "patients"), rows)]
+    rows = [[name, _shown(part.cases, least), _shown(part.patients, least)] for name, part in survey.parts.items()]
+    tables = [Table(unit.capitalize(), ("part", unit, "patients"), rows, _note(least))]
     labels = sorted({label for part in survey.parts.values() for label in part.classes}, key=_number_first)
     if labels:
         tables.append(_classes(survey, labels, unit, least, plan.task.goal.classifies))
@@ -108,8 +109,18 @@ def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclu
     rows = zip(labels, zip(*columns, strict=True), strict=True)
     lines = [[label, *(none if label in survey.absent else counts)] for label, counts in rows]
     title, first = (f"{unit} of each class", "class") if exclusive else (f"{unit} that show each label", "label")
-    note = f"Counts from 1 to {least - 1} are suppressed (min_patients_per_metric)." if least > 1 else ""
-    return Table(title.capitalize(), (first, *survey.parts), lines, note)
+    return Table(title.capitalize(), (first, *survey.parts), lines, _note(least))
+
+
+def _note(least: int) -> str:
+    """Say which counts a table does not have."""
+    beside = "and where one of them would follow from the others, the next smallest"
+    return f"Counts from 1 to {least - 1} are suppressed, {beside} (min_patients_per_metric)." if least > 1 else ""
+
+
+def _shown(count: int, least: int) -> Cell:
+    """Return a count, if it is none of the small ones."""
+    return shown_counts([count], least, exclusive=False)[0]
 
 
 def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
@@ -144,20 +155,20 @@ def hospitals_table(each: Mapping[str, Sequence[Table]]) -> Table:
 
 def _in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
     if row is None:
-        return "has it" if told else NOT_TOLD
+        return "has it" if told else UNREAD
     have, none, lack = row
     if have == "at least 0":
-        return NOT_TOLD
+        return SUPPRESSED
     return f"lacks it ({lack})" if lack else f"{have}, none in {none}" if none else have
 
 
 def shown_counts(counts: list[int], least: int, exclusive: bool) -> list[Cell]:
-    """Counts without the small ones; where only one is hidden and the sum is known, the next smallest is hidden too."""
+    """Counts without the small ones; where only one is hidden and the sum is known, the next smallest, too."""
     hidden = [0 < count < least for count in counts]
     shown: list[Cell] = [f"fewer than {least}" if small else count for count, small in zip(counts, hidden, strict=True)]
     others = [place for place, small in enumerate(hidden) if not small and counts[place]]
     if exclusive and sum(hidden) == 1 and others:
-        shown[min(others, key=lambda place: counts[place])] = NOT_TOLD
+        shown[min(others, key=lambda place: counts[place])] = SUPPRESSED
     return shown
 
 

@@ -10,6 +10,7 @@ from medsilo.core.text import aligned, counted
 
 Severity = Literal["ok", "note", "stops"]
 Cell = str | int | float
+HELP = "look it up in docs/study/help.md, or ask the lead"
 MARKS: dict[Severity, str] = {"ok": "ok   ", "note": "note ", "stops": "STOPS"}
 
 
@@ -27,7 +28,7 @@ class Finding:
     def stopping(cls, where: str, told: str, private: str = "") -> "Finding":
         """Return what stops a site, of an error's words: what is wrong, and after a semicolon what to do."""
         what, _, remedy = told.partition("; ")
-        return cls(where, "stops", what, remedy, (private,) if private else ())
+        return cls(where, "stops", what, remedy or HELP, (private,) if private else ())
 
     def as_json(self) -> dict[str, str]:
         return {"where": self.where, "severity": self.severity, "what": self.what, "remedy": self.remedy}

@@ -1,6 +1,7 @@
 """Commands that say what there is and what leaves, before anything runs, and decide: approve, leak-report, list."""
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ LINK, REFERENCE = re.compile(r"\[([^]]*)\]\([^)]*\)"), re.compile(r" \(\[[^]]*\]
 SAID = {"when": "worth a try", "leaves": "leaves a hospital", "bytes": "bytes a round", "work": "extra work"}
 SITE_PAGE = "site"  # among the entry points of pages
 HOURS = {"h": 1, "d": 24, "w": 168}
+INDENT = " " * 14  # of what belongs to a plan, below its hash
 
 
 def lasting(value: object) -> int:
@@ -54,6 +56,7 @@ def approve(
     ] = None,
     sites: Annotated[str, option("SITE,SITE", "only these hospitals may take part")] = "",
     decline: Annotated[bool, typer.Option("--decline", help="reject the plan, or withdraw its approval")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="approve without asking, on a terminal, too")] = False,
     by: Annotated[str, option("NAME", "who decides (default: this account's name)")] = "",
     page: Annotated[
         bool, typer.Option("--page", help="serve a page on this machine to read plans, decide, and watch studies")
@@ -63,7 +66,8 @@ def approve(
     """At a hospital: approve or decline a plan, or list the plans that asked to run here.
 
     With 'approval: required' in medsilo.yaml, no other plan runs. The kit's key signs each decision, and the last one
-    counts. Without a plan, the command lists the plans that asked and all decisions. --decline rejects a plan, or
+    counts. Without a plan, the command lists the plans that asked and all decisions. On a terminal, it shows the plan
+    and what would leave, and asks before it approves. --decline rejects a plan, or
     withdraws its approval: the study stops here before its next answer leaves. What has left can not be taken back.
     --page serves a page at a one-time address until Ctrl-C; studies go on.
     """
@@ -75,7 +79,7 @@ def approve(
         limits = ApprovalLimits.lasting(expires, rounds, sites)
         if decline and limits.words():
             raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
-        _decide(screen, "declined" if decline else "approved", kit, hash, by, limits, changes)
+        _decide(screen, "declined" if decline else "approved", kit, hash, by, limits, changes, yes)
     elif decline:
         raise MedsiloError("which plan? give a job or the beginning of a hash")
     else:
@@ -85,6 +89,7 @@ def approve(
 def _list(screen: Console, kit: Path) -> None:
     from medsilo.check.at_home import KitAtHome
     from medsilo.site.accepted_settings import moment
+    from medsilo.site.approvals import study_in_words
 
     home = KitAtHome.read(kit)
     decided, asked = home.approvals.decisions(), home.approvals.asked()
@@ -96,6 +101,8 @@ def _list(screen: Console, kit: Path) -> None:
         names = ", ".join(parts)
         by = f", submitted by {one.lead}" if one.lead else ""
         screen.say(f"{one.hash[:12]}  {verdict}: {names}, study {one.study or '–'}{by}, asked {moment(one.at)}")
+        if one.hash not in last:
+            screen.say(*(f"{INDENT}{name}: {words}" for name, words in study_in_words(one.plan.get("study", {}))))
     screen.say(*map(_line, decided))
     screen.answer(
         approval=home.settings.approval,
@@ -131,6 +138,7 @@ def _decide(
     by: str,
     limits: "ApprovalLimits",
     changes: Sequence[str],
+    yes: bool,
 ) -> None:
     import getpass
 
@@ -140,11 +148,15 @@ def _decide(
     meant, asked = _meant(home, given, changes)
     if asked and verdict == "approved":  # the others need no plan that can be read
         from medsilo.check.approving import never_runs, plan_in_words
+        from medsilo.check.disclosure import left_in_short
 
         plan = home.plan_of(asked)
         if why := never_runs(home, plan, limits, asked.sites):
             raise MedsiloError(f"it would never run here: {why}; nothing is approved")
-        screen.say(*(f"{name}: {words}" for name, words in plan_in_words(plan)))
+        screen.say(*(f"{name}: {words}" for name, words in plan_in_words(plan)), "What leaves this hospital:")
+        screen.say(*(f"{INDENT}{line}" for line in left_in_short(plan)))
+        if screen.watched and sys.stdin.isatty() and not (yes or typer.confirm(f"Approve plan {meant[:12]}?")):
+            raise MedsiloError("nothing is approved, as you answered; --decline rejects the plan")
     if asked and given.strip(HEXADECIMAL):
         home.approvals.keep(asked)  # also a plan that did not ask
     before = home.approvals.last(meant)

@@ -53,7 +53,7 @@ def check_limits(
     if min(train, train if patients is None else patients) < settings.count_unit(plan.task.synthetic):
         raise Refused(
             "this hospital has fewer training cases or patients than it trains with (min_patients_per_metric in its "
-            f"{FILE_NAME})"
+            f"{FILE_NAME}); bring more patients, or lower it there"
         )
 
 

@@ -58,7 +58,7 @@ class Permission:
     def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
         """Raise Refused unless the plan is approved with these sites up to this round, and the settings are as they
         were accepted; keep a plan that is new."""
-        self._looked = time.monotonic()
+        self._looked, plan = time.monotonic(), f"plan {self.place.asked.hash[:12]}"
         if self.accepted:
             self.accepted.check()
         if self.approvals is None:
@@ -67,7 +67,6 @@ class Permission:
             decision = self.approvals.last(self.place.asked.hash)
         except MedsiloError as error:
             raise Refused(str(error), private=error.private) from error
-        plan = f"plan {self.place.asked.hash}"
         if decision is None:
             self._keep()
             raise Refused(self._refusal(f"has not approved {plan}"))
@@ -85,9 +84,8 @@ class Permission:
         self.check()
 
     def _refusal(self, objection: str) -> str:
-        return (
-            f"this hospital {objection}; its engineer decides there: medsilo approve {self.place.asked.hash} --kit KIT"
-        )
+        command = f"medsilo approve {self.place.asked.hash[:12]} --kit KIT"
+        return f"this hospital {objection}; its engineer decides there: {command}"
 
     def _keep(self) -> None:
         assert self.approvals

@@ -36,7 +36,8 @@ class KnownHospitals(FLComponent):
             told = f"no hospital here is called {', '.join(map(repr, unknown))}; known: {', '.join(sorted(known))}"
             reason = plain(f"{told}. A new one connects first")
             fl_ctx.set_prop(FLContextKey.JOB_BLOCK_REASON, reason, private=True, sticky=False)
-            events.write(kit_folder(fl_ctx), events.Event("refused", f"a job: {reason}"))
+            lead = meta.get(JobMetaKey.SUBMITTER_NAME.value) or "nobody"
+            events.write(kit_folder(fl_ctx), events.Event("refused", f"a job of {lead}: {reason}"))
 
 
 def named_in(deploy_map: object) -> set[str]:

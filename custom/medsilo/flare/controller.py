@@ -102,6 +102,7 @@ class MedsiloController(Controller):
         """Lead a study to its end; returns its folder."""
         settings = workspace.settings_in(fl_ctx)
         plan = workspace.plan_of_job(fl_ctx, settings)
+        self.events.plan = plan.hash
         if plan.algorithm.pooled:
             raise MedsiloError(
                 f"{plan.algorithm.name} pools all data and never runs on NVFlare; give --engine inprocess"

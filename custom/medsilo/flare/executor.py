@@ -156,16 +156,17 @@ class MedsiloExecutor(Executor):
 
     def _begin(self, parcel: StudyMessage, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
         """Return this site in the parcel's study, and its clock; asked once per process, unless it is refused."""
-        served = parcel.facts.get("packages")
-        check_engine(served)
         study, site = parcel.facts["study"], fl_ctx.get_identity_name()
-        settings = settings_of_site(fl_ctx)
-        submitted = plan_of_job(fl_ctx, settings)
-        plan = self._among(submitted, Request.received(parcel.facts).sites, site)
-        check_packages(plan.code, served)
         if not is_safe_name(study):
             raise Refused("the study's name has odd characters")
         self.events.study = study
+        served = parcel.facts.get("packages")
+        check_engine(served)
+        settings = settings_of_site(fl_ctx)
+        submitted = plan_of_job(fl_ctx, settings)
+        self.events.plan = submitted.hash
+        plan = self._among(submitted, Request.received(parcel.facts).sites, site)
+        check_packages(plan.code, served)
         self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)
         if plan.hash != parcel.facts["plan"]:
             raise Refused("the job's plan at this site differs from the server's; submit the job again")
@@ -175,7 +176,7 @@ class MedsiloExecutor(Executor):
         permission.begin()
         self.give_back = self.give_back or acquire_lock(plan, site, settings, self.folder)
         clock = Clock()
-        self.events.begin(f"{plan.algorithm.title}, {plan.rounds} rounds, of {lead}")
+        self.events.begin(f"{plan.algorithm.title}, {plan.rounds} rounds")
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
         return answering(place, permission, self.participant_class, partial(self.events.tell, "failed")), clock
 

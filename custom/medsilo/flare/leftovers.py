@@ -16,6 +16,7 @@ from medsilo.site.settings import FILE_NAME, SiteSettings
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # as NVFlare names jobs and their folders
 ENDED = "FINISHED:"  # so begins the status of a job that runs no more
 RUNS = ("DISPATCHED", "RUNNING")
+AUDIT = "audit.log"  # of a job, by NVFlare: who asked for what, and each rejection
 
 
 def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Old]:
@@ -28,7 +29,7 @@ def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Ol
     found = find_old(studies, days, unfinished) if studies.is_dir() else []
     running = command_lines()
     found += [
-        Old.of(folder, "folder of a job that runs no more")
+        Old.of(folder, f"folder of a job that runs no more, without its {AUDIT}", AUDIT)
         for folder in sorted(kit.iterdir())
         if JOB.fullmatch(folder.name) and (folder / "meta.json").is_file() and folder.name not in running
     ]

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
-from medsilo.flare.workspace import kit_folder, kit_of
+from medsilo.flare.workspace import kit_folder, kit_of, submitter_of
 from medsilo.runs.events import RUNNING, Event, What, fates, write
 
 QUIET = 600.0  # seconds without an error of a kind until it is told once more
+
+EVIDENCE: tuple[What, ...] = ("refused", "failed", "resumed", "began")  # of who asked for what
 
 
 class StudyEvents:
@@ -18,16 +20,22 @@ class StudyEvents:
 
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         self.kit, self.job, self.study = kit, job, study
+        self.lead = self.plan = ""  # who submitted the job, and its plan's hash, where these are known
         self.out = set[str]()  # sites that the last round was without
         self.wrong = dict[str, float]()  # what keeps this site from its answers, and when it did last
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> "StudyEvents":
         """Return what writes for the job of a process. party: client or server."""
-        return cls(kit_folder(fl_ctx) if kit_of(fl_ctx, party) else None, fl_ctx.get_job_id())
+        found = cls(kit_folder(fl_ctx) if kit_of(fl_ctx, party) else None, fl_ctx.get_job_id())
+        found.lead = submitter_of(fl_ctx) or ""
+        return found
 
     def tell(self, what: What, text: str, who: str = "", needs_somebody: bool = False) -> None:
-        """Write one event."""
+        """Write one event; one that is evidence, with the plan's hash and its lead."""
+        if what in EVIDENCE:
+            asked = [f"{name} {value}" for name, value in (("plan", self.plan), ("of", self.lead)) if value]
+            text = ": ".join(([" ".join(asked)] if asked else []) + [text])
         if self.kit:
             write(self.kit, Event(what, text, who, self.study, self.job, needs_somebody))
 

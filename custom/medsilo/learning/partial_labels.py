@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medsilo.learning.marks import BYTE, marks_in
+from medsilo.learning.compute import BYTE, marks_in
 
 MOST = 15  # labels with a bit: MONAI moves labels as float32, which holds 24 bits exactly
 ALIKE = BYTE + MOST + 1  # where the bits of classes stand that a case may have instead of its label's

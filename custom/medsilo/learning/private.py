@@ -17,9 +17,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.compute import Case, Compute, LossFunction
+from medsilo.learning.compute import Case, Compute, LossFunction, part_of
 from medsilo.learning.loop import ForCard, TrainStep
-from medsilo.learning.marks import part_of
 from medsilo.learning.steps import Step, called_with, plain_step
 from medsilo.privacy.noise import NoiseSource
 

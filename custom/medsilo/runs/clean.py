@@ -28,14 +28,26 @@ class Old:
     bytes: int
     why: str
     days: float  # since it was last changed
+    stays: str = ""  # a file right in the folder that is evidence, and with it the folder
 
     @classmethod
-    def of(cls, path: Path, why: str) -> "Old":
+    def of(cls, path: Path, why: str, stays: str = "") -> "Old":
         """Return a file, or a folder with the files in it. Links are not followed."""
         within = [Path(place) / name for place, _, names in os.walk(path) for name in names]
-        facts = [one.lstat() for one in within or [path]]
+        facts = [one.lstat() for one in within if not stays or one != path / stays] or [path.lstat()]
         age = time.time() - max(fact.st_mtime for fact in facts)
-        return cls(path, sum(fact.st_size for fact in facts), why, age / DAY)
+        return cls(path, sum(fact.st_size for fact in facts), why, age / DAY, stays)
+
+    def remove(self) -> None:
+        """Delete it, but for the file that stays."""
+        evidence = bool(self.stays) and (self.path / self.stays).exists()
+        for path in self.path.iterdir() if evidence else [self.path]:
+            if evidence and path.name == self.stays:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Old]:
@@ -54,10 +66,7 @@ def remove(old: Sequence[Old]) -> int:
     freed = 0
     for one in old:
         try:
-            if one.path.is_dir() and not one.path.is_symlink():
-                shutil.rmtree(one.path)
-            else:
-                one.path.unlink()
+            one.remove()
         except OSError as error:
             raise MedsiloError("a file could not be removed; check whose it is", f"{one.path}: {error}") from error
         freed += one.bytes

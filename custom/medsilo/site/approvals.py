@@ -243,6 +243,12 @@ class Approvals:
         return sorted((one for one in found if one.hash.startswith(beginning)), key=lambda one: (-one.at, one.hash))
 
 
+def study_in_words(study: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the lead's own words about a study: title, purpose and contact. study: that section of a plan."""
+    said = ((name, plain(study.get(name) or "")) for name in ("title", "purpose", "contact"))
+    return [(name, words or f"not stated (study.{name} in the plan)") for name, words in said]
+
+
 def approvals_of(book: QueryBudget, kit: KitFiles, settings: SiteSettings) -> Approvals:
     """Return a site's approvals, which it signs with a key of its kit."""
     return Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")

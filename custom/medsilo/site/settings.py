@@ -29,13 +29,7 @@ TESTS = 20  # times as many scores over validation cases leave as over test case
 SCORE_ROUNDING = 2  # patients whose influence is a score's step, of patients' data
 DataPart = Literal["train", "validation", "test"]
 # Where one person owns all sites, as in the simulator: nobody else sees the numbers, so that they are exact.
-ALL_MINE: dict[str, Any] = {
-    "pictures": True,
-    "share_personal_model": True,
-    "packages": ("*",),
-    "public_data": True,
-    "studies": None,
-}
+ALL_MINE = dict[str, Any](pictures=True, share_personal_model=True, packages=("*",), public_data=True, studies=None)
 
 
 class SiteSettings(Section):

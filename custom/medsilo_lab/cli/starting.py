@@ -56,15 +56,15 @@ def init(
 
     from medsilo.core.text import duration
     from medsilo.runs import paths
+    from medsilo.tasks.own.own_data import keeping_ready
     from medsilo_lab.start import dataset_layout
     from medsilo_lab.start.trial import alone, machine_of
-    from medsilo_lab.study.reading_once import keeping_ready
     from medsilo_lab.study.sequential_test import enough_minutes
 
     dataset_layout.refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
     with screen.busy("opening files"):
-        machine = partial(machine_of, options.settings_of_owner(device, None))
+        machine = partial(machine_of, options.settings_of(device, None))
         own = dataset_layout.DatasetLayout(folder.resolve(), site, machine, device, by_slices=slices, target=target)
         sight = dataset_layout.first_sight(own)
     found, choices = sight.summary, sight.choices

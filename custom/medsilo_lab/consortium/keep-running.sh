@@ -3,6 +3,11 @@
 # shut down from NVFlare's console or by startup/stop_fl.sh. It never gives up: after a start that lasted less than a
 # minute it waits longer, five minutes at most.
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
+if ! python3 -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("nvflare") is None)'; then
+  told="medsilo: $(command -v python3 || echo python3) has no nvflare; activate medsilo's environment first"
+  if [[ ! -t 2 ]]; then { echo "$told" >/dev/tty; } 2>/dev/null; fi  # a person sees it, also with the output in a file
+  echo "$told" >&2; exit 1
+fi
 trap 'kill "$child" 2>/dev/null; wait "$child"; exit 0' TERM INT
 longest="${MEDSILO_LONGEST_WAIT:-300}" pause=5
 while true; do

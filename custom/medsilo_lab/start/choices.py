@@ -11,7 +11,7 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo_lab.start.dataset_facts import DatasetFacts, ranges
 from medsilo_lab.start.fitting import Fit, Step
-from medsilo_lab.start.wording import LEAST_NAMED, counted, plans_words, renamed
+from medsilo_lab.start.wording import LEAST_NAMED, plans_words, renamed
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (min_patients_per_metric)
 LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED
@@ -96,8 +96,7 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
     alone = {"participation.sites": ([site], "this hospital alone; the consortium's lead adds the others")}
     training = trained_of(patients)
     few = {name: count for name, count in patients.items() if name not in training}
-    told = ", ".join(f"{name} has {count}" for name, count in few.items())  # LEAST_NAMED at least
-    why = f"tested and not trained on, as fewer than {LEAST_TRAINED} patients are too few for three parts: {told}"
+    why = f"tested and not trained on, as fewer than {LEAST_TRAINED} patients are too few for three parts"
     return {
         **(alone if "" in patients else {"participation.sites": (training, "the folder's hospitals")}),
         **({"participation.evaluation_sites": (list(few), why)} if few else {}),
@@ -131,11 +130,10 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
             f"each, or combine rare classes",
             ", ".join(words),
         )
-    counts = counted(words, looks.patients_of, own)
     where = "the table's" if looks.layout.by_table else "the folders' names"
     spelt = dict(zip(own, names, strict=True))
     changed = renamed({here: spelt[plans] for here, plans in words.items()})
-    return Choice(names, f"{where}, with their patients: {counts}"), dict(changed)
+    return Choice(names, f"{where}; what few patients have is 'other'"), dict(changed)
 
 
 def channels_of(looks: DatasetFacts) -> Choices:
@@ -144,7 +142,7 @@ def channels_of(looks: DatasetFacts) -> Choices:
     if looks.flat:
         told = "all images have three channels" if channels == 3 else "all images have 1 channel"
         if channels == 3 and looks.grey:
-            told = f"{looks.grey} of {len(looks.looked)} images are grey, and are read as three equal channels"
+            told = "images in grey are read as three equal channels"
         if channels not in (1, 3):
             raise DataError(f"flat images have {channels} channels; save them in grey, or in RGB without transparency")
         return {"task.colours": ("rgb" if channels == 3 else "grey", told)}
@@ -210,9 +208,9 @@ def shares_of(patients: Mapping[str, int]) -> Choice:
     """Return the shares of patients in training, validation and test, as they suit the largest hospital; small ones
     have shares of their own (`shares_of_small`)."""
     most = max(patients.values())
-    told = f"of patients in training, validation, test; {most} patients, {_tested(most)} of them tested"
-    small = sum(_shares(count) != _shares(most) for count in patients.values())
-    return Choice(_shares(most), f"{told}{f'; small hospitals have their own ({small})' * bool(small)}")
+    small = any(_shares(count) != _shares(most) for count in patients.values())
+    more = _few(_tested(most)) + "; small hospitals have their own" * small
+    return Choice(_shares(most), f"of patients in training, validation, test{more}")
 
 
 def shares_of_small(patients: Mapping[str, int]) -> dict[str, Choices]:
@@ -220,7 +218,8 @@ def shares_of_small(patients: Mapping[str, int]) -> dict[str, Choices]:
     usual, found = shares_of(patients).value, dict[str, Choices]()
     for site in trained_of(patients):
         if (own := _shares(patients[site])) != usual:
-            told = f"{_tested(patients[site])} of {patients[site]} patients are tested, enough to disclose their score"
+            tested = _tested(patients[site])
+            told = f"{tested} of {patients[site]} patients are tested, enough to disclose their score"
             found[site] = {"data.shares": (own, told)}
     return found
 
@@ -230,10 +229,12 @@ def _shares(patients: int) -> list[float]:
     return [0.6, 0.2, 0.2] if part == 0.2 or part > 1 / 3 else [round(1 - 2 * part, 2), part, part]
 
 
-def _tested(patients: int) -> str:
-    least = math.floor(_shares(patients)[2] * patients + 1e-9)
-    few = f" (too few, as scores of fewer than {LEAST_TESTED} are suppressed)" if least < LEAST_TESTED else ""
-    return f"{least}{few}"
+def _tested(patients: int) -> int:
+    return math.floor(_shares(patients)[2] * patients + 1e-9)
+
+
+def _few(tested: int) -> str:
+    return f"; too few are tested, as scores of fewer than {LEAST_TESTED} are suppressed" * (tested < LEAST_TESTED)
 
 
 def size_of(looks: DatasetFacts, step: Step, spacing: Choice | None, limit: str) -> Choices:
@@ -316,7 +317,8 @@ def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
     if looks.layout.images:
         images = looks.layout.images[0] if len(looks.layout.images) == 1 else list(looks.layout.images)
         series = ", a DICOM series in each folder" if looks.layout.images[0].endswith("/") else ""
-        found["data.images"] = images, f"the text that * matches is a case's name{series}"
+        each = "" if source.patient or looks.layout.table else "; each counts as one patient, without a line 'patient'"
+        found["data.images"] = images, f"the text that * matches is a case's name{series}{each}"
     if looks.layout.labels:
         found["data.labels"] = looks.layout.labels, "a mask finds its image by that name"
     if table := looks.layout.table:

@@ -28,7 +28,7 @@ from medsilo_lab.start.dataset_facts import DatasetFacts, look_at, look_of, look
 from medsilo_lab.start.file_table import FileTable, table_of_files
 from medsilo_lab.start.fitting import Fit, Machine, Step, largest_that_fits, steps_for
 from medsilo_lab.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder, sites_of
-from medsilo_lab.start.wording import LEAST_NAMED, counted, plans_words
+from medsilo_lab.start.wording import LEAST_NAMED, plans_words
 
 DATASET_PROBES = PluginTable("medsilo.dataset_probes", "types:FunctionType", {})
 
@@ -63,7 +63,6 @@ class DatasetLayout:
     patient_in = staticmethod(patient_in)
     sites_of = staticmethod(sites_of)
     plans_words = staticmethod(plans_words)
-    counted = staticmethod(counted)
 
     @cached_property
     def files(self) -> Mapping[str, Path]:
@@ -111,7 +110,7 @@ class DatasetLayout:
         cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]
         usual = {
             "algorithm.name": choices.METHOD,
-            "task.name": (task, found[0]),
+            "task.name": (task, found[0].partition(":")[0]),  # without its counts: a plan is mailed
             **{key: own for key, own in plan.items() if key.startswith("task.") and key not in choices.BEHIND_SHARES},
             **({"task.shares": shares} if divided else {}),
             **choices.steps_of(int(cases), plan.get("training.batch_size", choices.BATCH)),

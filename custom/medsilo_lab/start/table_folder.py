@@ -18,7 +18,7 @@ from medsilo.tasks.sources import PARTS, Columns, DataSource
 from medsilo.tasks.table_reader import ENDINGS, TableReader, as_written
 from medsilo_lab.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo_lab.start.dataset_layout import DatasetLayout
-from medsilo_lab.start.wording import LEAST_NAMED, OTHER, counted, names_somebody, plans_words, renamed
+from medsilo_lab.start.wording import LEAST_NAMED, OTHER, names_somebody, plans_words, renamed
 
 PATIENTS = ("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
 SITES = (
@@ -384,7 +384,7 @@ def _why_not(table: CaseTable, name: str) -> str:
         return ""
     texts = sum(TableReader.number(cell, table.decimal) is None for cell in table.known(name))
     if texts < RARE * table.lines:
-        return f"has {texts} lines that are no numbers: name what stands there for no value in data.missing"
+        return "has lines that are no numbers: name what stands there for no value in data.missing"
     return "has too many different values for a category"
 
 
@@ -449,10 +449,9 @@ def _learned(looks: TableFacts) -> Choices:
         ]
         why = "round numbers around what is there: a line outside is refused, so widen it where others may have more"
         return {"task.target": target, "task.range": (list(_around(min(known), max(known))), why)}
-    counts = counted(looks.words[looks.target], looks.labels, looks.classes)
     return {
         "task.target": target,
-        "task.labels": (looks.classes, f"the column's values, with their patients: {counts}"),
+        "task.labels": (looks.classes, f"the column's values; what few patients have is {OTHER!r}"),
     }
 
 

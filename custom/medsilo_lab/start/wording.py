@@ -1,13 +1,14 @@
 """Keep names of people out of a plan: which columns name somebody, and which of a hospital's own words a plan has.
 
 A plan goes to every hospital. A value that few patients have may be a name, a file or an address, whatever its column
-is called. So a plan has the values that at least `LEAST_NAMED` patients have; the others are "other" there.
+is called. So a plan has the values that at least `LEAST_NAMED` patients have; the others are "other" there. Nor does a
+comment of it say how many patients there are.
 """
 
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 LEAST_NAMED = 5  # patients who have a value that a plan names; a hospital's usual min_patients_per_metric
 OTHER = "other"
@@ -70,16 +71,3 @@ def plans_words(patients: Mapping[str, int]) -> dict[str, str]:
 def renamed(words: Mapping[str, str]) -> dict[str, str]:
     """Return the values that a plan calls something else."""
     return {own: plans for own, plans in words.items() if own != plans}
-
-
-def counted(words: Mapping[str, str], patients: Mapping[str, int], order: Iterable[str]) -> str:
-    """Say how many patients have each of a plan's words, small counts excepted."""
-    counts = Counter[str]()
-    for own, plans in words.items():
-        counts[plans] += patients[own]
-    return ", ".join(f"{name} {public_count(counts[name])}" for name in order)
-
-
-def public_count(count: int) -> str:
-    """Return a count of patients as a plan's comment may have it."""
-    return str(count) if count >= LEAST_NAMED else f"fewer than {LEAST_NAMED}"

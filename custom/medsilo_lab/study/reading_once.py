@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from medsilo.core.parent_watch import end_with
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.own.own_data import OwnFolder
-from medsilo.tasks.task import Task
+from medsilo.tasks.own.own_data import OwnFolder, keeping_ready
 
 
 @contextmanager
@@ -51,18 +50,3 @@ def _read_site(one: Work) -> int:
     plan, site, settings = one
     survey = plan.task.survey(site, sorted(plan.participation.everyone), plan.seed, settings.of(site).data)
     return sum(part.cases for part in survey.parts.values())
-
-
-def keeping_ready(settings: SiteSettings, task: Task, folder: Path) -> SiteSettings:
-    """Return settings under which images that are ready for the network lie in a folder, too, and are made once.
-
-    Where a hospital names a folder for them itself, or wants none in memory, that stays.
-    """
-    if settings.data is None or not isinstance(task, OwnFolder):
-        return settings
-    data = settings.data
-    if data.cache_memory and not data.cache_folder:
-        data = data.model_copy(update={"cache_folder": folder})
-    sites = getattr(settings, "sites", {})
-    more = {"sites": {site: keeping_ready(own, task, folder) for site, own in sites.items()}} if sites else {}
-    return settings.model_copy(update={"data": data, **more})

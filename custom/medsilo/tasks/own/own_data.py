@@ -140,7 +140,10 @@ class OwnData(Task):
         return ("test",) if source.only_tested else PARTS
 
     def _note_empty_parts(self, listing: CaseIndex, parts: dict[str, PartFacts], source: DataSource) -> None:
-        """Note parts that are empty, and a training part from which nothing is learned."""
+        """Note parts that are empty, and a training part from which nothing is learned; nothing while something stops
+        these data, as what is missing may be that."""
+        if any(problem.severity == "stops" for problem in listing.problems):
+            return
         for part in self._needed(source):
             if not parts[part].cases:
                 lost = any(problem.severity == "left out" for problem in listing.problems)
@@ -285,15 +288,20 @@ class OwnFolder(OwnData):
         return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
     def classes_of(self, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
-        """Return the class of every entry of a classification, by its name; None where nothing is learned of it."""
+        """Return the class of every entry of a classification, by its name; None where nothing is learned of it.
+
+        Entries of a class that the plan does not have count as none of its classes: they leave the listing.
+        """
         if not self.goal.classifies:
             return {}
         known = self._known_classes(source)
         strangers = [entry for entry in listing.entries if str(entry.label) not in known]
         here = ", ".join(name for name in self.goal.label_names if name not in self.not_here(source))
-        what = f"cases have a label that is not among the plan's ({here}); add it to data.label_map"
+        example = f"label_map: {{your name: {here.partition(', ')[0]}}}"
+        what = f"cases have a label that is not among the plan's ({here}); say under data what it is: {example}"
         listing.add("stops", what, [f"{entry.name}: {entry.label}" for entry in strangers])
-        return {entry.name: known.get(str(entry.label), 0) for entry in listing.entries}
+        listing.entries = [entry for entry in listing.entries if str(entry.label) in known]
+        return {entry.name: known[str(entry.label)] for entry in listing.entries}
 
     def _known_classes(self, source: DataSource) -> dict[str, int]:
         """Return the classes of a classification, by what a site may call them."""
@@ -402,3 +410,18 @@ def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]],
         except Exception as error:
             wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)
     return held
+
+
+def keeping_ready(settings: Any, task: Task, folder: Path) -> Any:
+    """Return settings under which images that are ready for the network lie in a folder, too, and are made once.
+
+    Where a hospital names a folder for them itself, or wants none in memory, that stays.
+    """
+    if settings.data is None or not isinstance(task, OwnFolder):
+        return settings
+    data = settings.data
+    if data.cache_memory and not data.cache_folder:
+        data = data.model_copy(update={"cache_folder": folder})
+    sites = getattr(settings, "sites", {})
+    more = {"sites": {site: keeping_ready(own, task, folder) for site, own in sites.items()}} if sites else {}
+    return settings.model_copy(update={"data": data, **more})
