@@ -124,9 +124,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _site_result(led: StudyUsage, site: str) -> SiteResult:
-    task = led.acceptance.plan.task
+    task, lines = led.acceptance.plan.task, [line.sites.get(site) for line in led.rounds]
     unstated = None if task.scripted else 0  # cases of which a script says nothing
-    lines = [line.sites.get(site) for line in led.rounds]
     known = [line for line in lines[: led.state.done] if line]
     joined, delivered, tested = led.reply("join", site), led.reply("deliver", site), led.tested(site)
     validation = [line.validation if line else None for line in lines]

@@ -154,8 +154,7 @@ class MedsiloController(Controller):
                 tell, kit = partial(self._tell, fl_ctx), workspace.kit_of(fl_ctx, "server")
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, kit)
                 GARBAGE.begin()
-                self.running.run(resume)
-                return str(record.folder)
+                return str(output / f"{self.running.run(resume).study}")
         finally:
             # What lies in the folder is another job's until this one has written its summary.
             if self.engine == "nvflare" and record.summary() != before:
