@@ -133,7 +133,7 @@ def studies() -> str:
         told = [_score(scores.get(name)) for name in (ALONE, average, highest, POOLED)]
         named = f"{told[2]} ({highest})"
         rows.append((study.name, study.size, study.differs, *told[:2], named, _difference(difference), told[3]))
-    heads = ("set", "n", "what differs", "single-site", "FedAvg", "highest federated", "less FedAvg", "centralised")
+    heads = ("set", "n", "what differs", "single-site", "FedAvg", "highest federated", "minus FedAvg", "centralised")
     return table(heads, rows)
 
 
@@ -145,7 +145,7 @@ def headlines() -> str:
         bases = [next((name for name in scores if name.startswith(base)), None) for base in ("fedavg", "fedbn", ALONE)]
         for name in (name for name in scores if re.fullmatch(HEADLINES, name)):
             rows.append((study.name, name, _score(scores[name]), *(_less(study, name, base) for base in bases)))
-    return table(("set", "method", MEAN, "less FedAvg", "less FedBN", "less single-site"), rows)
+    return table(("set", "method", MEAN, "minus FedAvg", "minus FedBN", "minus single-site"), rows)
 
 
 def _less(study: Study, name: str, base: str | None) -> str:
@@ -173,7 +173,7 @@ def declared() -> str:
     """Return the answers to the questions that were declared of two laboratories."""
     found = [line for line in rows_of(FOLDER / f"{LABORATORIES.file}.csv") if line["part"] == DECLARED]
     return table(
-        ("configuration", "less", "points"),
+        ("configuration", "minus", "points"),
         [(line["configuration"], line["baseline"], _difference(line)) for line in found],
     )
 

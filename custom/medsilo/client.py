@@ -34,7 +34,7 @@ from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.messages import StudyMessage
 from medsilo.script.network import ScriptNetwork
-from medsilo.script.site import Batch, Data, Evaluate, Metrics, ScriptSite, usual_batch
+from medsilo.script.site import Batch, Data, Evaluate, Metrics, Samples, ScriptSite, usual_batch
 
 __all__ = [
     *("is_evaluate", "is_running", "is_submit_model", "is_train", "join", "networks", "receive", "send", "super_model")
@@ -72,7 +72,7 @@ def join(
     validation: Iterable[Any] | None = None,
     loss: LossFunction | None = None,
     scheduler: Any = None,
-    samples: int | None = None,
+    samples: Samples = None,
     batch: Batch = usual_batch,
 ) -> None:
     """Join the study of this job with a model, its optimizer and the loader of its training batches.
@@ -81,10 +81,11 @@ def join(
 
     - evaluate: takes a network, returns its metrics on validation data. Then every model is scored, also the last.
     - test: the same on test data, by which nothing was chosen. It is called once, with the model that was chosen.
-    - validation: batches with labels, by which FedSM finds its threshold.
-    - loss: of (output, target), for MOON, APFL and pFedMe, whose objective is more than a loss.
+    - validation: batches with labels; FedSM finds its threshold by them, and FedSM-extra counts its choices.
+    - loss: of (output, target), for MOON, APFL, pFedMe and FedSM-extra, whose objective is more than a loss.
     - scheduler: kept with the optimizer's state, should the script start anew.
-    - samples: training cases, if the loader does not say.
+    - samples: training cases, if the loader does not say; or cases by part, for the report: {"validation": 40,
+      "test": 200}.
     - batch: takes a batch apart; by default (inputs, targets), or MONAI's "image" and "label".
 
     >>> join(model, optimizer, loader, evaluate=evaluate)

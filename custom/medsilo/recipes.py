@@ -23,17 +23,32 @@ from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
 from nvflare.client.config import ExchangeFormat
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.script_runner import ScriptRunner
-from nvflare.recipe.spec import Recipe
+from nvflare.recipe import Run, SimEnv
+from nvflare.recipe.spec import ExecEnv, Recipe
 from torch import nn
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.flare.controller import MedsiloController
+from medsilo.flare.simulator_workspace import failure_in, keep_finished, studies_in
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.runs import paths
 from medsilo.script.study import INITIAL, plan_of_script
 from nvflare_reliability.timeouts import limits
 
 RENAMED = {"train_script": "script", "train_args": "script_args"}  # by NVFlare, in its runner of scripts
+
+ARGUMENTS = {  # of a recipe, by what plans call them
+    "algorithm.name: ": "",
+    "algorithm.": "",
+    "training.rounds": "num_rounds",
+    "participation.minimum": "min_clients",
+    "participation.sites": "sites",
+    "task.metric": "key_metric",
+    "task.size": "input_shape=(channels, height, width)",
+    "network.norm=batch": "nn.BatchNorm2d behind each convolution",
+    "network.name=mlp for a table": "two linear layers for a table",
+    "=null": "=None",
+}
 
 
 class MethodRecipe(Recipe):
@@ -92,19 +107,22 @@ class MethodRecipe(Recipe):
         self._sites: dict[str, dict[str, Any]] = {}
         module = _module(model, initial_ckpt)
         self._files = TemporaryDirectory(prefix="medsilo-recipe-")
-        self.plan = plan_of_script(
-            module,
-            Path(self._files.name),
-            {"name": self.algorithm, **self.numbers, **_numbers(method)},
-            rounds=num_rounds,
-            minimum=min_clients,
-            sites=sites,
-            metric=key_metric,
-            lower_is_better=key_metric_mode == "min",
-            input_shape=input_shape,
-            seed=seed,
-            further=plan,
-        )
+        try:
+            self.plan = plan_of_script(
+                module,
+                Path(self._files.name),
+                {"name": self.algorithm, **self.numbers, **_numbers(method)},
+                rounds=num_rounds,
+                minimum=min_clients,
+                sites=sites,
+                metric=key_metric,
+                lower_is_better=key_metric_mode == "min",
+                input_shape=input_shape,
+                seed=seed,
+                further=plan,
+            )
+        except PlanError as error:
+            raise PlanError(_by_arguments(str(error))) from None
         written = Path(self._files.name) / paths.PLAN
         written.write_text(self.plan.to_yaml())
         job = FedJob(name=name or self.algorithm, min_clients=min_clients)
@@ -115,6 +133,27 @@ class MethodRecipe(Recipe):
         for file in (written, written.with_name(INITIAL)):
             job.add_file_to_server(str(file), app_folder_type="config")
         super().__init__(job)
+
+    def process_env(self, env: ExecEnv) -> None:
+        """Keep the finished study of an earlier run, whose workspace NVFlare's simulator empties."""
+        if isinstance(env, SimEnv) and (kept := keep_finished(self._workspace(env))):
+            print(f"medsilo: the finished study of the earlier run is now in {kept}")
+
+    def run(self, env: ExecEnv, *given: Any, **more: Any) -> Run:
+        """Run the recipe. The simulator's last line is where the study is, or why it failed."""
+        if not isinstance(env, SimEnv):
+            return super().run(env, *given, **more)
+        workspace = self._workspace(env)
+        try:
+            ended = super().run(env, *given, **more)
+        except RuntimeError as error:  # which names NVFlare's return code alone
+            raise MedsiloError(f"{failure_in(workspace) or error}; logs: {workspace}") from error
+        for study in studies_in(workspace)[-1:]:
+            print(f"medsilo: finished; for the page of this study, type: medsilo report {study}")
+        return ended
+
+    def _workspace(self, env: SimEnv) -> Path:
+        return Path(env.workspace_root).resolve() / self._job.name
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
         """Take what NVFlare's `set_per_site_config` gives each site, such as its own `train_args`."""
@@ -144,6 +183,17 @@ def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
         if name in stock and value != stock[name].default:
             raise MedsiloError(f"{name}: the method decides this, not NVFlare's FedAvg at the server; leave it out")
     return {name: value for name, value in given.items() if name not in stock}
+
+
+def _by_arguments(text: str) -> str:
+    """Return what is wrong with a plan as the user of a recipe writes it.
+
+    >>> _by_arguments("algorithm.mu: -1 is too small; give 0.0 or more")
+    'mu: -1 is too small; give 0.0 or more'
+    """
+    for key, argument in ARGUMENTS.items():
+        text = text.replace(key, argument)
+    return text
 
 
 def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.Module:

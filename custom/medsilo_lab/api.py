@@ -587,6 +587,6 @@ def _frame(rows: Sequence[Mapping[str, Any]], index: str | list[str]) -> "DataFr
     try:
         from pandas import DataFrame
     except ImportError:
-        raise MedsiloError("tables need the Python package pandas: pip install 'medsilo[notebook]'") from None
+        raise MedsiloError("tables need the Python package pandas: pip install pandas") from None
     keys = [index] if isinstance(index, str) else index
     return DataFrame(rows, columns=None if rows else keys).set_index(index)

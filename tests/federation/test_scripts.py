@@ -41,7 +41,7 @@ def simulated(
     found = list(place.glob(f"workspace/{name}/server/medsilo/*/{paths.SUMMARY}"))
     assert said.returncode == 0 and len(found) == 1, said.stderr[-2000:]
     summary = json.loads(found[0].read_text())
-    assert summary["status"] == "finished"
+    assert summary["status"] == "finished" and f"medsilo report {found[0].parent}" in said.stdout
     return found[0].parent, summary
 
 

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from docs.screenshots import NUMBERS
+from medsilo.cli import main
 from medsilo_lab.cli.comparing import DEMO_SEEDS, seeds_of
 from medsilo_lab.report.study_page import write_demo
 from medsilo_lab.report.template import HERE
@@ -54,6 +55,31 @@ def test_the_picture_in_the_readme_shows_what_a_fresh_run_gives(root: Path, tmp_
     """FedAvg with the demo's first seed. Another processor may give other last bits, and so a few other cases."""
     run = inprocess.run(plan_of(demo_plan(12), Row.parse(ROWS[1]), []), folder=tmp_path / "fresh")
     assert run.summary.mean_test == pytest.approx(pictured(root)["scores"][TOGETHER][0], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("command", "halts", "told"),
+    [
+        (["demo"], "medsilo_lab.study.compare.Study.run", "begins anew"),
+        (["compare", "--methods", "local"], "medsilo_lab.study.compare.Asked.all_cells", "the same command goes on"),
+        (["kits", "rehearse"], "medsilo_lab.rehearsal.walk.Walk.study", "is stopped"),
+    ],
+)
+def test_who_stops_a_command_is_told_how_it_goes_on(
+    command: list[str],
+    halts: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(halts, stop)
+    assert main([*command, "-o", str(tmp_path / "out")]) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert told in last and ("out" in last or command[0] == "compare")
 
 
 @pytest.mark.slow

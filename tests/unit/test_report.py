@@ -293,6 +293,20 @@ def test_single_runs_side_by_side_are_not_ranked(folders: list[Path]) -> None:
     assert "0.850" not in parsed.header_text
 
 
+def test_runs_of_several_seeds_tell_how_methods_differ_by_seed(tmp_path: Path) -> None:
+    """The page said that there was one seed, and told nothing of the others."""
+    means = {("FedAvg", 0): 0.5, ("FedAvg", 1): 0.7, ("FedBN", 0): 0.8, ("FedBN", 1): 0.9}
+    told = [
+        summary_of(title.lower(), title, {"a": mean, "b": mean}, seed=seed, task="script", study=f"{title}-{seed}")
+        for (title, seed), mean in means.items()
+    ]
+    folders = [save(tmp_path, one) for one in told]
+    text, parsed = rendered(folders)
+    assert "FedBN minus FedAvg: +0.250" in parsed.header_text and "(+0.200 to +0.300 by seed)" in parsed.header_text
+    assert "2 seeds" in parsed.header_text and "medsilo.compare" in parsed.header_text
+    assert "single seed" not in text and "has one seed" not in text
+
+
 def test_all_figures_are_shown_and_what_is_withheld_is_called_so(tmp_path: Path) -> None:
     told = {
         "a": {"figures": {"accuracy": 0.5, "auroc": 0.8125}},

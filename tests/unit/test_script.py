@@ -4,9 +4,10 @@ import doctest
 import json
 import pickle
 import re
+import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ import safetensors.torch
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
+from nvflare.job_config.api import FedJob
+from nvflare.recipe import SimEnv
 from nvflare.recipe.utils import set_per_site_config
 from torch import Tensor, nn
 
 from medsilo import client, recipes
 from medsilo.client import super_model
 from medsilo.core import model_folders
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Line
@@ -35,7 +38,7 @@ from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
 from medsilo.runs import paths
-from medsilo.runs.messages import Request, StudyMessage
+from medsilo.runs.messages import PARTS, Request, StudyMessage
 from medsilo.runs.record import Record
 from medsilo.script.network import ScriptNetwork, skeleton
 from medsilo.script.site import Data, ScriptSite
@@ -67,8 +70,8 @@ class Shuffled:
 class Script:
     """A site with a training script, which is started anew for each answer if `anew`."""
 
-    def __init__(self, own: Plan, plan: Plan, site: str, folder: Path, anew: bool, closures: bool) -> None:
-        self.own, self.plan, self.name, self.folder, self.anew, self.closures = own, plan, site, folder, anew, closures
+    def __init__(self, own: Plan, plan: Plan, site: str, folder: Path, anew: bool, given: Mapping[str, Any]) -> None:
+        self.own, self.plan, self.name, self.folder, self.anew, self.given = own, plan, site, folder, anew, given
         self.data = own.task.site_data(site, SITES, own.seed, None)
         self.started: ScriptSite | None = None
 
@@ -79,8 +82,10 @@ class Script:
         self.loader = Shuffled(self.own, self.name, self.data.train)
         validation = list(batches(self.data.validation, 64, Compute()))
         joint = self.own.algorithm.name in JOINT
-        data = Data(self.loader, validation, loss=self.own.task.goal.loss if joint else None)
-        return ScriptSite(self.plan, self.name, self.folder, self.model, optimizer, data, self.evaluate, self.test)
+        more = {"validation": validation, "loss": self.own.task.goal.loss if joint else None, "test": self.test}
+        more |= self.given
+        test, data = more.pop("test"), Data(self.loader, **more)
+        return ScriptSite(self.plan, self.name, self.folder, self.model, optimizer, data, self.evaluate, test)
 
     def evaluate(self, net: nn.Module) -> float:
         right = [(net(x).argmax(1) == y).double() for x, y in batches(self.data.validation, 64, Compute())]
@@ -110,10 +115,8 @@ class Script:
         return site.finish()
 
 
-def scripted(
-    own: Plan, folder: Path, anew: bool = False, **more: object
-) -> tuple[Record, dict[str, dict[str, Tensor]]]:
-    """Run the same study as `own` by scripts; returns its record, and each site's last model."""
+def scripted(own: Plan, folder: Path, anew: bool = False, **given: Any) -> tuple[Record, dict[str, dict[str, Tensor]]]:
+    """Run the same study as `own` by scripts; returns its record, and each site's last model. given: to `join`."""
     model = own.build_networks()["model"]
     method = own.algorithm.model_dump(mode="json")
     shape = own.task.shape if own.algorithm.amplitude else None
@@ -121,7 +124,7 @@ def scripted(
         model, folder / "job", method, rounds=own.training.rounds, minimum=2, sites=SITES, input_shape=shape
     )
     model_folders.look_in(folder / "job")
-    sites = {site: Script(own, plan, site, folder / site, anew, False) for site in SITES}
+    sites = {site: Script(own, plan, site, folder / site, anew, given) for site in SITES}
     record = Record(folder / "runs" / "study")
     Coordinator(plan, SITES, Line(sites), record, "in-process").run()
     kept = paths.site_folder
@@ -256,7 +259,7 @@ def test_a_metric_may_be_of_any_size(lower_is_better: bool, tmp_path: Path) -> N
     )
     model_folders.look_in(tmp_path / "job")
     record = Record(tmp_path / "runs" / "study")
-    sites = {site: OtherUnits(own, plan, site, tmp_path / site, False, False) for site in SITES}
+    sites = {site: OtherUnits(own, plan, site, tmp_path / site, False, {}) for site in SITES}
     Coordinator(plan, SITES, Line(sites), record, "in-process").run()
     found = record.summary().mean_test
     assert found and (-100 <= found < 0 if lower_is_better else found == pytest.approx(100 * expected.mean_test))
@@ -418,6 +421,66 @@ def test_a_checkpoint_is_where_the_study_begins(tmp_path: Path, monkeypatch: pyt
     (plan,) = {path.read_text() for path in (tmp_path / "jobs").rglob(paths.PLAN)}
     (initial,) = {path.read_bytes() for path in (tmp_path / "jobs").rglob("initial.safetensors")}
     assert torch.equal(safetensors.torch.load(initial)["weight"], model.weight) and "script" in plan
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "told", "key"),
+    [
+        ("FedBNRecipe", {}, "nn.BatchNorm2d", "network.norm"),
+        ("HarmoFLRecipe", {}, "input_shape=", "task.size"),
+        ("FedProxRecipe", {"mu": -1}, "mu: -1", "algorithm"),
+        ("FedAvgRecipe", {"num_rounds": 0}, "num_rounds: 0", "training"),
+    ],
+)
+def test_what_is_wrong_is_told_by_the_recipes_arguments(
+    recipe: str, given: dict[str, Any], told: str, key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PlanError, match=re.escape(told)) as error:
+        getattr(recipes, recipe)(model=nn.Conv2d(1, 2, 3), min_clients=2, train_script="client.py", **given)
+    assert key not in str(error.value)
+
+
+class Simulator(SimEnv):
+    """NVFlare's, whose workspace it empties, without the training: what is left is given."""
+
+    left: Mapping[str, str] = {}
+
+    def deploy(self, job: FedJob) -> str:
+        workspace = Path(self.workspace_root) / job.name
+        shutil.rmtree(workspace, ignore_errors=True)
+        for name, text in self.left.items():
+            (workspace / name).parent.mkdir(parents=True)
+            (workspace / name).write_text(text)
+        if any(name.endswith("log.txt") for name in self.left):
+            raise RuntimeError("Simulation failed with return code 2.")
+        return job.name
+
+
+def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second run of the same name deleted the first one's study; NVFlare's last line was a return code."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "client.py").touch()
+    run(make_plan("fedavg", "training.rounds=1"), folder=tmp_path / "own")
+    env = Simulator(num_clients=2, workspace_root="workspace")
+    recipe = recipes.FedAvgRecipe(name="again", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
+    study = tmp_path / "workspace/again/server/medsilo/one"
+    env.left = {f"server/medsilo/one/{paths.SUMMARY}": (tmp_path / "own" / paths.SUMMARY).read_text()}
+    env.left |= {"site-1/medsilo/one/last": "1"}
+    recipe.execute(env)
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"medsilo report {study}")
+
+    raised = "medsilo.core.errors.MedsiloError: join: FedSM needs validation=\n"
+    env.left = {"site-2/log.txt": f"2026-11-27 - ERROR - Traceback:\n  File a\nKeyError: 1\n\n{raised}\nmore\n"}
+    with pytest.raises(MedsiloError, match="site-2: join: FedSM needs validation=; logs: .*again"):
+        recipe.execute(env)
+    kept = tmp_path / "workspace/again-earlier/one"
+    assert str(kept) in capsys.readouterr().out
+    assert (kept / "server/medsilo/one" / paths.SUMMARY).is_file() and (kept / "site-1/medsilo/one/last").is_file()
+    env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}  # a script's own, in another process
+    with pytest.raises(MedsiloError, match="site-1: KeyError: 'image'"):
+        recipe.execute(env)
 
 
 def configs(place: Path) -> dict[str, dict[str, object]]:
@@ -667,8 +730,55 @@ def test_the_guides_iteration_lets_monais_trainer_step_by_harmofl(root: Path, tm
 
 def test_a_loop_that_trains_one_network_of_two_is_told_to_train_both(tmp_path: Path) -> None:
     site, *_ = stepped(tmp_path, "ditto")
-    with pytest.raises(MedsiloError, match=r"networks\(\)"):
+    with pytest.raises(MedsiloError, match=r"Ditto.*for net, optimizer in flare\.networks\(\):"):
         site.finish()
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "lacks"), [("fedsm", {}, "validation="), ("fedsm-extra", {"validation": []}, "loss=")]
+)
+def test_what_the_end_of_a_study_needs_is_asked_for_at_the_join(
+    method: str, given: dict[str, Any], lacks: str, tmp_path: Path
+) -> None:
+    """It was missed after the last round."""
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+    plan = plan_of_script(model, tmp_path, {"name": method}, rounds=3, minimum=1, sites=["a"])
+    with pytest.raises(MedsiloError, match=f"join: FedSM.*{lacks}"):
+        ScriptSite(plan, "a", tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1), Data([], **given))
+
+
+def test_choices_over_validation_cases_are_not_called_choices_over_test_cases(tmp_path: Path) -> None:
+    own = make_plan("fedsm", "training.rounds=1")
+    record, _ = scripted(own, tmp_path, test=None)
+    told = page.render(read_all([record.folder]), "study")
+    assert "Test cases in FedSM" not in told and "with the chosen γ" in told
+
+
+def test_cases_that_a_script_states_are_counted_and_no_others_are_made_up(tmp_path: Path) -> None:
+    loader = [(torch.ones(6, 2), torch.zeros(6))]
+    assert [Data(loader).cases(part) for part in PARTS] == [6, 0, 0]
+    assert [Data(loader, validation=loader).cases(part) for part in PARTS] == [6, 6, 0]
+    stated = {"validation": 40, "test": 200}
+    assert [Data(loader, samples=stated).cases(part) for part in PARTS] == [6, 40, 200]
+    assert [Data(iter([]), samples=7).cases(part) for part in PARTS] == [7, 0, 0]
+    for odd in ({"tests": 4}, {"test": -4}):
+        with pytest.raises(MedsiloError, match="test"):
+            Data(loader, samples=odd)
+
+
+@pytest.mark.parametrize("stated", [None, {"validation": 40, "test": 200}])
+def test_the_page_of_a_script_has_the_cases_that_it_states_and_never_none(
+    stated: dict[str, int] | None, tmp_path: Path
+) -> None:
+    own = make_plan("fedavg", "training.rounds=1")
+    record, _ = scripted(own, tmp_path, validation=None, samples=stated)
+    summary, told = record.summary(), page.render(read_all([record.folder]), "study")
+    assert summary
+    for result in summary.sites.values():
+        found = [result.cases["validation"], result.cases["test"], result.test["cases"]]
+        assert found == ([40, 200, 200] if stated else [None] * 3)
+    assert not re.search(r"\b0 (\w+ )?cases", told) and ("validation cases not stated" in told) == (not stated)
+    assert ("200 cases" in told and f"n = {40 * len(SITES)} validation cases" in told) == bool(stated)
 
 
 def test_a_metric_that_the_recipe_does_not_name_is_told_with_those_that_came(tmp_path: Path) -> None:

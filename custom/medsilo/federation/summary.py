@@ -124,7 +124,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _site_result(led: StudyUsage, site: str) -> SiteResult:
-    lines = [line.sites.get(site) for line in led.rounds]
+    task, lines = led.acceptance.plan.task, [line.sites.get(site) for line in led.rounds]
+    unstated = None if task.scripted else 0  # cases of which a script says nothing
     known = [line for line in lines[: led.state.done] if line]
     joined, delivered, tested = led.reply("join", site), led.reply("deliver", site), led.tested(site)
     validation = [line.validation if line else None for line in lines]
@@ -132,7 +133,7 @@ def _site_result(led: StudyUsage, site: str) -> SiteResult:
         validation.append(delivered.validation if isinstance(delivered, Delivered) else None)
     reply = joined or delivered or tested
     return SiteResult(
-        cases=reply.cases.model_dump() if reply else None,
+        cases={part: cases or unstated for part, cases in reply.cases} if reply else None,
         classes=joined.classes if isinstance(joined, Joined) else None,
         machine=joined.machine if isinstance(joined, Joined) else {},
         absent=joined.absent if isinstance(joined, Joined) else [],
@@ -142,7 +143,7 @@ def _site_result(led: StudyUsage, site: str) -> SiteResult:
         missed_ends={end: own.missing[site].text for end, own in led.ends.items() if site in own.missing},
         warnings=_warnings(led, site),
         validation=validation,
-        **(tested_as(led.acceptance.plan.task, dict(tested), tested.cases.test, tested.threshold) if tested else {}),
+        **(tested_as(task, dict(tested), tested.cases.test or unstated, tested.threshold) if tested else {}),
         bytes_up=sum(line.bytes_up for line in known),
         bytes_down=sum(line.bytes_down for line in known),
         seconds=round(sum(line.seconds for line in known), 3),
@@ -158,7 +159,7 @@ def _readiness(joined: SiteAnswer | None, delivered: SiteAnswer | None) -> Readi
     return found.changed(line=measured.line) if found and measured else found
 
 
-def tested_as(task: Task, told: Mapping[str, Any], cases: int, threshold: float | None) -> dict[str, Any]:
+def tested_as(task: Task, told: Mapping[str, Any], cases: int | None, threshold: float | None) -> dict[str, Any]:
     """Return a site's test as the summary has it; `suppressed` names what the site keeps because of too few cases."""
     counts: Counts = told["counts"]
     known = with_derived(dict(counts), task.goal.classes, threshold)

@@ -99,8 +99,8 @@ class MedsiloController(Controller):
                 workspace.publish_refusal(str(error), fl_ctx)
             self.system_panic(str(error), fl_ctx)
 
-    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str | None:
-        """Lead a study to its end; returns its name."""
+    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
+        """Lead a study to its end; returns its folder."""
         settings = workspace.settings_in(fl_ctx)
         plan = workspace.plan_of_job(fl_ctx, settings)
         self.events.plan = plan.hash
@@ -123,7 +123,7 @@ class MedsiloController(Controller):
             self.log_info(fl_ctx, f"{ended.study} was finished when its job ended; this job hands out its results")
             workspace.publish(earlier.folder, fl_ctx)
             self._look_for_sites(plan, fl_ctx).wait_for_all(JOINING, abort_signal)
-            return ended.study
+            return str(earlier.folder)
         if earlier and earlier.can_go_on():
             record, resume = earlier, True
             self.log_info(fl_ctx, f"goes on with {record.folder.name}")
@@ -155,7 +155,7 @@ class MedsiloController(Controller):
                 tell, kit = partial(self._tell, fl_ctx), workspace.kit_of(fl_ctx, "server")
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, kit)
                 GARBAGE.begin()
-                return self.running.run(resume).study
+                return str(output / f"{self.running.run(resume).study}")
         finally:
             # What lies in the folder is another job's until this one has written its summary.
             if self.engine == "nvflare" and record.summary() != before:

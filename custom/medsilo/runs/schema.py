@@ -208,7 +208,8 @@ class SiteResult(RecordPart):
     """One site's contributions and results over the whole run. A value that is missing is None, never 0."""
 
     cases: dict[str, Count | None] | None = Field(
-        None, description="part (`train`, `validation`, `test`) → cases; `null` if the site never answered"
+        None,
+        description="part (`train`, `validation`, `test`) → cases; `null`: the site never answered, or states none",
     )
     classes: dict[str, list[Count] | None] | None = Field(
         None,

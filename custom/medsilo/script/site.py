@@ -60,6 +60,8 @@ from medsilo.tasks.site_data import SiteData
 Metrics = Mapping[str, float]
 Evaluate = Callable[[nn.Module], Metrics | float]
 Batch = Callable[[Any], tuple[Tensor, Tensor]]
+Samples = int | Mapping[DataPart, int] | None
+PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
 
 
 def usual_batch(batch: Any) -> tuple[Tensor, Tensor]:
@@ -318,14 +320,26 @@ class Data:
 
     loader: Iterable[Any]  # the training batches
     validation: Iterable[Any] | None = None  # for FedSM's threshold
-    samples: int | None = None  # training cases; by default those of the loader's data set
+    samples: Samples = None  # training cases, or those of parts; by default those of the loaders' data sets
     batch: Batch = usual_batch
     loss: LossFunction | None = None  # for methods whose objective is more than the script's loss
 
+    def __post_init__(self) -> None:
+        stated = self.samples if isinstance(self.samples, Mapping) else {}
+        if odd := {*stated} - {*PARTS} or {part for part, number in stated.items() if number < 0}:
+            raise MedsiloError(f"join: samples has {odd.pop()!r} wrong; give cases of {', '.join(PARTS)}")
+
+    def cases(self, part: DataPart) -> int:
+        """Return the cases of a part, as the script states or a loader counts them; 0 where nobody knows."""
+        if isinstance(self.samples, Mapping) and part in self.samples:
+            return self.samples[part]
+        if isinstance(self.samples, int) and part == "train":
+            return self.samples
+        loader = {"train": self.loader, "validation": self.validation}.get(part)
+        return 0 if loader is None else self.count(loader)
+
     def count(self, loader: Any) -> int:
         """Return the cases of a loader."""
-        if loader is self.loader and self.samples is not None:
-            return self.samples
         if isinstance(loader, Sequence):
             return sum(len(self.batch(batch)[0]) for batch in loader)
         try:
@@ -465,9 +479,7 @@ class ScriptParticipant(Participant):
 
     def __init__(self, site: "ScriptSite", state: ScriptState, place: SiteContext, envelope: UpdateCodec) -> None:
         self.place, self.envelope, self.state, self.warnings = place, envelope, state, []
-        own = site.data
-        held_out = 0 if own.validation is None else own.count(own.validation)
-        counts = own.count(own.loader), held_out, 0
+        counts = map(site.data.cases, PARTS)
         self.data = SiteData(*(TensorDataset(torch.empty(number, 0)) for number in counts))  # cases that nobody sees
         self.disclosure = ScriptDisclosure(place, self.data, Protection(place))
         self.evaluation = ScriptEvaluation(site, place, self.data, state)
@@ -504,6 +516,17 @@ def _evaluated(evaluate: Evaluate, model: nn.Module) -> Metrics | float:
     return found
 
 
+def _refuse_lacking(plan: Plan, data: Data) -> None:
+    """Raise MedsiloError before the first round where the study's end needs what the script does not give."""
+    method, outcome = plan.algorithm, plan.algorithm.outcome
+    if outcome.one_network:
+        return
+    if data.validation is None:
+        raise MedsiloError(f"join: {method.title} needs validation=, a loader of validation batches with their labels")
+    if not outcome.scores_besides and data.loss is None:  # without a threshold its selector learns by the loss
+        raise MedsiloError(f"join: {method.title} needs loss=, the function of (output, target) that you train with")
+
+
 # As of data that need no protection: what leaves is decided by the script.
 SETTINGS = SiteSettings(device="cpu", public_data=True, min_patients_per_metric=1, share_personal_model=True)
 
@@ -529,6 +552,7 @@ class ScriptSite:
         assert isinstance(plan.network, ScriptNetwork)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise MedsiloError("join: LBFGS looks at the loss many times in a step; take another optimizer, as SGD")
+        _refuse_lacking(plan, data)
         plan.network.make_by(model)
         self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler)
         self.state: ScriptState
@@ -584,8 +608,8 @@ class ScriptSite:
             self._go_on()
             if work.now:
                 raise MedsiloError(
-                    f"send: this method trains {work.now.name!r} beside {trained!r}; train in a loop: for net, "
-                    "optimizer in flare.networks()"
+                    f"send: {self.plan.algorithm.title} has two networks, and this round trained only {trained!r}; put "
+                    "'for net, optimizer in flare.networks():' around your loop, and train net"
                 )
         self._go_on(told)
         assert work.answer

@@ -51,6 +51,7 @@ def demo(
 
     with screen.busy("running the demo") as tell_more:
         study = demo_study(out, rounds, seeds, screen.say)
+        screen.goes_on = f"finished runs are in {study.folder}; the same command begins anew"
         tell_more(study.under_way)
         failures = study.run()
     screen.doing("writing the page")
@@ -127,6 +128,7 @@ def compare(
     if minutes:
         asked_for = f"as many seeds as have room in {minutes:g} minutes"
     screen.begin(f"comparing {shown_rows or 'methods'} with {asked_for}: reading the rows' plans")
+    screen.goes_on = "what is finished is kept, and the same command goes on"
     import os
     from functools import partial
 
@@ -141,7 +143,6 @@ def compare(
     settings = options.settings_of_owner(device, data, site_config)
     show, side_by_side = partial(write_study, out), at_once or most_at_once()
     study = Study(out, about, cells, baseline, show, settings, side_by_side, screen.say)
-    screen.goes_on = "what is finished is kept, and the same command goes on"
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)
         failures = study.run_within(minutes) if minutes else study.run()

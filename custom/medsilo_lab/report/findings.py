@@ -43,7 +43,7 @@ SYNTHETIC_NOTICE = Notice(
 
 
 def finding(runs: Sequence[RunResult]) -> str:
-    """Return the page's title: what a run reaches; several are not ranked, since each is one seed."""
+    """Return the page's title: what a run reaches; several are not ranked, since no interval is known."""
     if len(runs) > 1:
         return f"{len(runs)} runs side by side, none ranked"
     (run,) = runs
@@ -65,10 +65,8 @@ def _mean_in_words(run: RunResult) -> str:
 def answer(runs: Sequence[RunResult]) -> str:
     """Return what the title rests on."""
     if len(runs) > 1:
-        return (
-            "Each run has one seed, and another seed may change their order, so none is ranked. 'medsilo compare' "
-            "ranks methods."
-        )
+        ranks = "medsilo.compare" if all(run.summary.task == "script" for run in runs) else "'medsilo compare'"
+        return f"{_why_unranked(runs)} {ranks} ranks methods."
     (run,) = runs
     telling = _telling(run)
     if run.failed or not telling:
@@ -76,6 +74,41 @@ def answer(runs: Sequence[RunResult]) -> str:
     over = f"over {len(telling)} sites" if len(telling) > 1 else "at the one site"
     seed = "one seed" if run.summary.seed is None else f"one seed ({run.summary.seed})"
     return f"The mean {over}, {sample(runs)}, with {seed}. Another seed gives other scores."
+
+
+def _why_unranked(runs: Sequence[RunResult]) -> str:
+    """Return why several runs are not ranked; of methods with the same seeds also by how much their means differ."""
+    if not repeats_seeds(runs):
+        return "Each run has one seed, and another seed may change their order, so none is ranked."
+    means = _means_by_seed(runs)
+    base, *others = means
+    told = ""
+    for method in others:
+        shared = [means[method][seed] - mean for seed, mean in means[base].items() if seed in means[method]]
+        if len(shared) > 1:
+            told += (
+                f"{method} minus {base}: {statistics.fmean(shared):+.3f} mean test {runs[0].summary.metric} over "
+                f"{len(shared)} seeds ({min(shared):+.3f} to {max(shared):+.3f} by seed). "
+            )
+    return f"{told}Seeds alone do not say how sure a difference is for other patients, so none is ranked."
+
+
+def _means_by_seed(runs: Sequence[RunResult]) -> dict[str, dict[int | None, float]]:
+    """Return the mean test scores of each method, by seed; none where runs of a method share a seed."""
+    known = [
+        (run.summary.title or run.label, run.summary.seed, mean)
+        for run in runs
+        if (mean := run.summary.mean_test) is not None
+    ]
+    found: dict[str, dict[int | None, float]] = {method: {} for method, *_ in known}
+    for method, seed, mean in known:
+        found[method][seed] = mean
+    return found if sum(map(len, found.values())) == len(known) else {}
+
+
+def repeats_seeds(runs: Sequence[RunResult]) -> bool:
+    """Return whether a method has runs of several seeds here."""
+    return any(len(own) > 1 for own in _means_by_seed(runs).values())
 
 
 def coarsest(runs: Sequence[RunResult]) -> float:
@@ -149,10 +182,11 @@ def limits(runs: Sequence[RunResult]) -> Iterator[str]:
     """Yield what no reader may conclude from this page."""
     if any(run.summary.synthetic for run in runs):
         yield SYNTHETIC
-    yield (
-        "Each run has a single seed. Another seed changes every score, by an unknown amount, and without repeated "
-        "runs any difference between methods may be chance."
-    )
+    if not repeats_seeds(runs):
+        yield (
+            "Each run has a single seed. Another seed changes every score, by an unknown amount, and without repeated "
+            "runs any difference between methods may be chance."
+        )
     yield from limits_of_all(runs)
 
 

@@ -178,7 +178,7 @@ def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
                 "run": run,
                 "chart": _chart(f"curve-{position}", run.label, series, runs if alike else [run]) if series else None,
                 **_validated(run, sites),
-                "n": f"n = {counted(run.cases_in('validation'), 'validation case')}",
+                "n": run.validated_in_words,
             }
         )
     return {

@@ -92,7 +92,9 @@ def super_models(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
         facts = [one for run in subject.runs if (one := run.summary.details.super_model)]
         sites, rule = facts[0].sites, facts[0].rule
         names = ["global", *(site for site in sites if any(site in one.agreed for one in facts))]
-        tables = [(("Test cases", ""), [one.tested for one in facts])]
+        untested = all(run.summary.task == "script" and run.summary.mean_test is None for run in subject.runs)
+        tested = ("Validation cases", "with the chosen γ") if untested else ("Test cases", "")  # those that it asked of
+        tables = [(tested, [one.tested for one in facts])]
         if rule == "threshold":
             tables.insert(0, (("Validation cases", "with γ = 0"), [one.validated for one in facts]))
         panels.append(

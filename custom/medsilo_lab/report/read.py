@@ -113,6 +113,12 @@ class RunResult:
         """Return the cases of a part of the data at all sites, as far as they disclose them."""
         return sum((self.site(site).cases or {}).get(part) or 0 for site in self.sites)
 
+    @property
+    def validated_in_words(self) -> str:
+        """Return the validation cases of all sites, as far as they disclose them, as a caption says it."""
+        cases = self.cases_in("validation")
+        return f"n = {counted(cases, 'validation case')}" if cases else "validation cases not stated"
+
     def class_names(self, count: int) -> list[str]:
         """Return the names of so many classes; their numbers where the plan names none."""
         names = [plain(name, LONGEST_NAME) for name in self.summary.labels]
