@@ -269,11 +269,15 @@ def constants(module: Any) -> None:
     assert core.index("self.in_filter_reg.find(") < core.index("self.message_interceptor, *")
 
 
-@relies("apis.job_def", "ALL_SITES JobMetaKey.DEPLOY_MAP.value SERVER_SITE_NAME")
+@relies("apis.job_def", "ALL_SITES JobMetaKey.DEPLOY_MAP.value JobMetaKey.SUBMITTER_NAME.value SERVER_SITE_NAME")
 def all_sites(module: Any) -> None:
-    """A job for all connected hospitals is deployed to this name, and to the server's, as our meta.json has it."""
+    """A job for all connected hospitals is deployed to this name, and to the server's, as our meta.json has it, which
+    NVFlare completes by who submitted it."""
     assert (module.ALL_SITES, module.SERVER_SITE_NAME) == ("@ALL", "server")
-    assert module.JobMetaKey.DEPLOY_MAP.value == "deploy_map"
+    assert (module.JobMetaKey.DEPLOY_MAP.value, module.JobMetaKey.SUBMITTER_NAME.value) == (
+        "deploy_map",
+        "submitter_name",
+    )
 
 
 @relies("apis.signal", "Signal.triggered")

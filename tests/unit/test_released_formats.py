@@ -80,10 +80,8 @@ def test_a_hospital_without_a_kit_validates_and_predicts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     study, data, files = kind(tmp_path / "patients")
-    training = {"rounds": 1, "batch_size": 8}
-    plan = parse_plan(
-        {"algorithm": {"name": "fedavg"}, "training": training, "participation": {"sites": ["a"]}, **study}
-    )
+    own = {"training": {"rounds": 1, "batch_size": 8}, "model_selection": {"keep": "last"}}  # what has not learned
+    plan = parse_plan({"algorithm": {"name": "fedavg"}, "participation": {"sites": ["a"]}, **own, **study})
     settings = make_settings({**ALL_MINE, "data": data, "device": "cpu"}, "a test")
     inprocess.run(plan, folder=tmp_path / "study", settings=settings)
     assert cli.main(["release", "make", "study", "-o", "release"]) == 0

@@ -37,6 +37,10 @@ MAY: dict[tuple[str, str], str] = {
     ("medsilo/core/weight_cache.py", "keep_beside"): "the same file under the same hash",
     # What a run needs to go on, when it is over or begins anew.
     ("medsilo/flare/simulator.py", "run"): "what this call made itself, where the run did not even begin",
+    (
+        "medsilo/flare/simulator_workspace.py",
+        "keep_finished",
+    ): "nothing: a finished study of a recipe goes beside the workspace that NVFlare empties",
     ("medsilo/flare/simulator.py", "resume"): "the summary of a run that did not end, before it goes on",
     ("medsilo/runs/record.py", "Record.make_way"): "a run that no site had to train for",
     ("medsilo/runs/record.py", "Record.tell_now"): "the progress of a run that has ended",
