@@ -70,7 +70,7 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
         wait_until(lambda: "its connection was closed" in status()[1][B]["doing"][0], 30, "the reason")
         code, hospitals = status()
         assert code == 1 and [hospitals[site]["connected"] for site in (A, B)] == [True, False]
-        assert hospitals[B]["heard"] > time.time() - 60
+        assert hospitals[B]["last_heard"] > time.time() - 60
         returned = back(pair, B)
         wait_until(lambda: B in record.rounds()[-1].answered, 90, "its first answer")
         taken_in = time.monotonic() - returned

@@ -245,7 +245,7 @@ def test_a_site_that_dies_within_a_round_loses_that_round_alone(
         patches[running[0]].append(own[0][0])
         return own
 
-    monkeypatch.setattr(NnUNetFolder, "drawn", drawn)
+    monkeypatch.setattr(NnUNetFolder, "draw_batches", drawn)
     folder, plans = hospitals[0], narrow(hospitals[1])
     training = {"rounds": 4, "batch_size": 2, "local_steps": 3, "momentum": 0.9, "schedule": "poly"}
     agreed = {"sites": list(SITES), "when_missing": "continue", "minimum": 1}
