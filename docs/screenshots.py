@@ -41,7 +41,7 @@ def main() -> None:
         page = next(demo.glob("*/report.html"))
         style = f"<style>{LEFT_OUT} {{ display: none }}</style></head>"
         page.write_text(page.read_text("utf-8").replace("</head>", style, 1), "utf-8")
-        take(browser, page, HERE / "demo.png", 880, 1470, numbers_of(page.parent))
+        take(browser, page, HERE / "demo.png", 880, 1530, numbers_of(page.parent))
         take(browser, study / "report.html", HERE / "study.png", 1000, 1130)
         take(browser, study / "run.html", HERE / "run.png", 1000, 1240)
 

@@ -123,8 +123,9 @@ def _chart(
     about: Sequence[GainLine] | None = None,
 ) -> dict[str, Any]:
     """about: the lines of which the caption says what they rest on; None: all."""
+    differ = len({one.difference.seeds for one in lines}) > 1  # else the caption says how many there are
     dots = [
-        Dot("", 100 * found.mean, LOOKS.get(one.verdict, 5), (100 * low, 100 * high), in_points(found))
+        Dot("", 100 * found.mean, LOOKS.get(one.verdict, 5), (100 * low, 100 * high), in_points(found, differ))
         for one, found, (low, high) in ((one, one.difference, one.difference.interval) for one in lines)
     ]
     marks = dot_ticks(dots, [0.0]) if dots else []

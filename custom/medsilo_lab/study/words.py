@@ -21,16 +21,19 @@ def points(value: float) -> str:
     return f"{100 * value:+.1f}".replace("-", "−")
 
 
-def evidence_of(found: PairedDifference) -> str:
-    """Return a difference's interval, and what it rests on: test patients and seeds."""
+def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
+    """Return a difference's interval, and what it rests on: test patients and, unless it is said beside, seeds."""
     tested = [f"{found.patients:,} test patient{'s' * (found.patients != 1)}"] if found.patients else []
-    told, (low, high) = ", ".join([*tested, repetitions(found.seeds)]), found.interval
+    told, (low, high) = (
+        ", ".join([*tested, *([repetitions(found.seeds)] if seeds or not tested else [])]),
+        found.interval,
+    )
     return f"95 % interval{', corrected,' if found.corrected else ''} {points(low)} to {points(high)}; {told}"
 
 
-def in_points(found: PairedDifference) -> str:
-    """Return a difference with its interval, its test patients and its seeds."""
-    return f"{points(found.mean)} points ({evidence_of(found)})"
+def in_points(found: PairedDifference, seeds: bool = True) -> str:
+    """Return a difference with its interval, its test patients and, unless it is said beside, its seeds."""
+    return f"{points(found.mean)} points ({evidence_of(found, seeds)})"
 
 
 def in_patients(metric: str, gain: float) -> str:
