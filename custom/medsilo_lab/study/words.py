@@ -22,17 +22,18 @@ def points(value: float) -> str:
 
 
 def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
-    """Return a difference's interval, and what it rests on: test patients and, unless it is said beside, seeds."""
+    """Return a difference's interval, and what it rests on. seeds: whether nothing beside says how many there are, and
+    that it is corrected."""
     tested = [f"{found.patients:,} test patient{'s' * (found.patients != 1)}"] if found.patients else []
     told, (low, high) = (
         ", ".join([*tested, *([repetitions(found.seeds)] if seeds or not tested else [])]),
         found.interval,
     )
-    return f"95 % interval{', corrected,' if found.corrected else ''} {points(low)} to {points(high)}; {told}"
+    return f"95 % interval{', corrected,' if found.corrected and seeds else ''} {points(low)} to {points(high)}; {told}"
 
 
 def in_points(found: PairedDifference, seeds: bool = True) -> str:
-    """Return a difference with its interval, its test patients and, unless it is said beside, its seeds."""
+    """Return a difference with its interval, and what it rests on; seeds as above."""
     return f"{points(found.mean)} points ({evidence_of(found, seeds)})"
 
 
