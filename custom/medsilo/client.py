@@ -209,12 +209,10 @@ def send(model: flare.FLModel | Metrics | float | None = None) -> None:
 def _refuse_other(params: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> None:
     """Raise MedsiloError for tensors of another model than that which joined, or for differences."""
     for name, value in params.items():
-        given = torch.as_tensor(value)
-        if name not in own or given.shape != own[name].shape:
-            same = False
-        else:  # most give the model's own tensors, which need no look at their values
-            same = given.data_ptr() == own[name].data_ptr() or given.allclose(own[name].to(given), 0, 0, equal_nan=True)
-        if not same:
+        given, mine = torch.as_tensor(value), own.get(name)
+        if mine is not None and given.is_set_to(mine):  # the model's own tensor, as most scripts give it
+            continue
+        if mine is None or given.shape != mine.shape or not given.allclose(mine.to(given), 0, 0, equal_nan=True):
             raise MedsiloError(
                 f"send: {name} is not that of the model that joined, which medsilo sends; give its state_dict(), or "
                 "the metrics alone"

@@ -390,6 +390,21 @@ def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch
     assert not torch.equal(arrived["0.weight"], model.state_dict()["0.weight"])
 
 
+def test_only_the_model_that_joined_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another view of the same memory is another tensor."""
+    known = words(tmp_path, monkeypatch)
+    model = known["model"]
+    client.join(model, known["optimizer"], known["loader"])
+    assert client.is_running()
+    whole, name = model.state_dict(), "0.weight"
+    others = [whole[name] + 1, whole[name].as_strided((4, 2), (1, 4)), whole[name].T, (whole[name] + 1).numpy()]
+    for params in (*({name: other} for other in others), {"more": whole[name]}):
+        with pytest.raises(MedsiloError, match="send: (0.weight|more) is not that of the model that joined"):
+            client.send(FLModel(params=params))
+    known["train"](model, known["optimizer"])
+    client.send(FLModel(params={**whole, name: whole[name].numpy(), "2.bias": whole["2.bias"].clone()}))
+
+
 def test_the_example_of_a_super_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = make_plan("fedsm")
     run(own, folder=tmp_path / "study")
