@@ -92,6 +92,14 @@ def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monk
     assert (level, what, text.split()[0]) == ("WARNING", "refused", "state-44.safetensors")
 
 
+def test_a_server_that_provokes_many_errors_does_not_fill_the_log(tmp_path: Path) -> None:
+    """Else it could push out the evidence of what was asked before."""
+    study = StudyEvents(tmp_path, "job-1", "lungs")
+    for number in range(1000):
+        study.on_answer(f"the surplus tensor {chr(97 + number % 26) * (1 + number // 26)}")
+    assert len(columns(tmp_path, 2)) == study_events.MOST_KINDS
+
+
 def test_a_site_whose_process_for_the_job_died_says_so_when_another_begins(tmp_path: Path) -> None:
     for job in ("job-1", "job-1", "job-2"):
         StudyEvents(tmp_path, job, "lungs").begin("FedAvg")

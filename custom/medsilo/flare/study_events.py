@@ -10,7 +10,8 @@ from nvflare.apis.fl_context import FLContext
 from medsilo.flare.workspace import kit_folder, kit_of, submitter_of
 from medsilo.runs.events import RUNNING, Event, What, fates, write
 
-QUIET = 600.0  # seconds without an error of a kind until it is told once more
+QUIET = 600.0  # seconds: an error that a site reported is reported again only after so long without it
+MOST_KINDS = 20  # of errors that one job may write down, so that a server which provokes them fills no log
 
 EVIDENCE: tuple[What, ...] = ("refused", "failed", "resumed", "began")  # of who asked for what
 
@@ -57,6 +58,8 @@ class StudyEvents:
             return
         kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)  # numbers differ each time
         if kind not in self.wrong:
+            if len(self.wrong) == MOST_KINDS:
+                return
             self.tell("failed" if died else "refused", wrong, needs_somebody=True)
         self.wrong[kind] = now
 
