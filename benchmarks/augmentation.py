@@ -33,9 +33,9 @@ from monai.transforms import (
     RandStdShiftIntensityd,
 )
 from timing import note, run
-from volumes import SPACINGS, Ours, Size, seconds, write_hospital
+from volumes import SPACINGS, Ours, Size, seconds, study_of, write_hospital
 
-from medsilo.plan import Plan, parse_plan
+from medsilo.plan import Plan
 
 KEYS = ("image", "label")
 AUGMENTATION = ("flip-x", "affine", "intensity", "noise")
@@ -50,15 +50,7 @@ def plan_of(name: str, size: Size) -> Plan:
     grid = {"2-D slices": {"dimensions": 2, "size": size.grid[:0:-1]}, "3-D pieces": {"size": size.piece[::-1]}}[name]
     spacing = {} if "dimensions" in grid else {"target_spacing": SPACINGS[SITE]}
     task = {"name": "nifti-folder", "labels": ["ball"], "augmentation": AUGMENTATION, **grid, **spacing}
-    training = {"batch_size": BATCHES[name], "optimizer": "adam", "learning_rate": 0.001, "rounds": 1000}
-    return parse_plan(
-        {
-            "algorithm": {"name": "fedavg"},
-            "task": task,
-            "participation": {"sites": list(SPACINGS)},
-            "training": training,
-        }
-    )
+    return study_of(task, BATCHES[name])
 
 
 class Plain:

@@ -56,6 +56,21 @@ class Size:
     residual_units: int
     rounds: int
 
+    @property
+    def unet(self) -> dict[str, Any]:
+        """Return MONAI's UNet of this size, as a recipe takes it."""
+        numbers = {
+            "spatial_dims": 2,
+            "in_channels": 1,
+            "out_channels": 2,
+            "channels": list(self.features),
+            "strides": [2] * (len(self.features) - 1),
+            "num_res_units": self.residual_units,
+            "act": "RELU",
+            "norm": "BATCH",
+        }
+        return {"class_path": "monai.networks.nets.UNet", "args": numbers}
+
 
 SMALL = Size("1.3 k parameters", (3, 6, 9), 0, 8)
 LARGE = Size("29 M parameters", (32, 64, 128, 256, 512, 512, 512), 2, 6)
@@ -124,21 +139,11 @@ def _stock_job(size: Size, sites: int, folder: Path, polling: float | None) -> P
     from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
     from nvflare.client.config import ExchangeFormat
 
-    network = {
-        "spatial_dims": 2,
-        "in_channels": 1,
-        "out_channels": 2,
-        "channels": list(size.features),
-        "strides": [2] * (len(size.features) - 1),
-        "num_res_units": size.residual_units,
-        "act": "RELU",
-        "norm": "BATCH",
-    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         recipe = FedAvgRecipe(
             name="stock",
-            model={"class_path": "monai.networks.nets.UNet", "args": network},
+            model=size.unet,
             min_clients=sites,
             num_rounds=size.rounds + 1,  # the last has no next whose start would end it
             train_script=str(PARTS / "stock_site.py"),

@@ -39,20 +39,10 @@ NAME = "own-script"
 
 def recipe_of(make: Callable[..., Any], api: str, size: Size, sites: int, rounds: int, **more: Any) -> Any:
     """Return a recipe of the benchmark's script."""
-    network = {
-        "spatial_dims": 2,
-        "in_channels": 1,
-        "out_channels": 2,
-        "channels": list(size.features),
-        "strides": [2] * (len(size.features) - 1),
-        "num_res_units": size.residual_units,
-        "act": "RELU",
-        "norm": "BATCH",
-    }
     features = ",".join(map(str, size.features))
     return make(
         name=NAME,
-        model={"class_path": "monai.networks.nets.UNet", "args": network},
+        model=size.unet,
         min_clients=sites,
         num_rounds=rounds,
         train_script=str(PARTS / "script_site.py"),

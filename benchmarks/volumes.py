@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,15 +99,14 @@ def plan_of(size: Size) -> Plan:
         "target_spacing": SPACINGS["a"],
         "augmentation": ["flip-x", "flip-y", "intensity", "noise"],
     }
-    training = {"batch_size": BATCH, "optimizer": "adam", "learning_rate": 0.001, "rounds": 1000}
-    return parse_plan(
-        {
-            "algorithm": {"name": "fedavg"},
-            "task": task,
-            "participation": {"sites": list(SPACINGS)},
-            "training": training,
-        }
-    )
+    return study_of(task, BATCH)
+
+
+def study_of(task: dict[str, Any], batch: int) -> Plan:
+    """Return the study of a task whose sites are measured."""
+    training = {"batch_size": batch, "optimizer": "adam", "learning_rate": 0.001, "rounds": 1000}
+    sites = {"sites": list(SPACINGS)}
+    return parse_plan({"algorithm": {"name": "fedavg"}, "task": task, "participation": sites, "training": training})
 
 
 # ---------------------------------------------------------------------------------------------------- medsilo

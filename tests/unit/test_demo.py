@@ -60,7 +60,7 @@ def test_the_picture_in_the_readme_shows_what_a_fresh_run_gives(root: Path, tmp_
 @pytest.mark.parametrize(
     ("command", "halts", "told"),
     [
-        (["demo"], "medsilo_lab.study.compare.Study.run", "begins anew"),
+        (["demo"], "medsilo_lab.study.compare.Study.run", "starts again"),
         (["compare", "--methods", "local"], "medsilo_lab.study.compare.Asked.all_cells", "the same command goes on"),
         (["kits", "rehearse"], "medsilo_lab.rehearsal.walk.Walk.study", "is stopped"),
     ],

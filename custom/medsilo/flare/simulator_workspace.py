@@ -31,10 +31,10 @@ def keep_finished(workspace: Path) -> Path | None:
 
 
 def failure_in(workspace: Path) -> str | None:
-    """Return the first error that a site's log tells, one of medsilo's before others, else the server's reason."""
+    """Return the first error in the log of a site, one of medsilo's before others, else the server's reason."""
     for log in sorted(workspace.glob("*/log.txt")):
-        told = RAISED.findall(log.read_text(errors="replace"))
-        for kind, text in sorted(told, key=lambda one: bool(one[0])):
+        if found := RAISED.findall(log.read_text(errors="replace")):
+            kind, text = min(found, key=lambda one: bool(one[0]))
             return f"{log.parent.name}: {f'{kind}: ' if kind else ''}{text}"
     studies = [study for study in studies_in(workspace) if (study / paths.SUMMARY).is_file()]
     return read_summary(studies[-1]).reason if studies else None

@@ -53,6 +53,7 @@ from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
 from medsilo.script.network import ScriptNetwork
 from medsilo.script.task import ScriptTask
+from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import DataPart, SiteSettings
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.site_data import SiteData
@@ -61,7 +62,6 @@ Metrics = Mapping[str, float]
 Evaluate = Callable[[nn.Module], Metrics | float]
 Batch = Callable[[Any], tuple[Tensor, Tensor]]
 Samples = int | Mapping[DataPart, int] | None
-PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
 
 
 def usual_batch(batch: Any) -> tuple[Tensor, Tensor]:
@@ -381,7 +381,7 @@ class Data:
 
 # ---------------------------------------------------------------------------------------------------- the site
 class ScriptDisclosure(Disclosure):
-    """Tells what the script tells: medsilo can't know what stands behind its numbers."""
+    """Discloses what the script sends: medsilo can't know which cases its numbers cover."""
 
     def tells(self, part: DataPart) -> bool:
         return True
@@ -427,16 +427,16 @@ class ScriptTrainer(Trainer):
         nothing = lambda model, stop: None  # noqa: E731
         super().__init__(place, data, state, Protection(place), None, (nothing, nothing))
         self.script, self.handed_over = site, False
-        self.told: float | None = None  # the score that the script sent with this round
+        self.sent_score: float | None = None  # of the model as it arrived, if the script sent one
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         state = self.state
         self.script.data.seed(seed_for(self.drawn_from, self.place.site, "script", number))
-        state.steps, self.told, self.handed_over = 0, None, False
+        state.steps, self.sent_score, self.handed_over = 0, None, False
         self.doing.begin("training")
         loss = phase.work(self.bench(SHUFFLE, number, stop))
         if self.handed_over:
-            self.told = self.script.work.hand_over(None)
+            self.sent_score = self.script.work.hand_over(None)
         return loss
 
     def _hand_over(self, turn: Turn) -> float:
@@ -473,7 +473,7 @@ class ScriptTrainer(Trainer):
 
 
 class ScriptParticipant(Participant):
-    """A participant whose script trains and scores. What the script reads and tells is its own."""
+    """A participant whose script trains and scores. The script decides what it reads and sends."""
 
     trainer: ScriptTrainer
 
@@ -484,8 +484,8 @@ class ScriptParticipant(Participant):
         self.disclosure = ScriptDisclosure(place, self.data, Protection(place))
         self.evaluation = ScriptEvaluation(site, place, self.data, state)
         self.trainer = ScriptTrainer(site, place, self.data, state)
-        self.scores = False  # whether the script tells scores
-        self.received: Tensors | None = None  # the model as it came, where its score is told later
+        self.scores = False  # whether the script sends scores
+        self.received: Tensors | None = None  # the model as it arrived, until the script sends its score
 
     @property
     def _chooses(self) -> bool:
@@ -499,10 +499,10 @@ class ScriptParticipant(Participant):
             self.received = {name: own.clone() for name, own in self.state.model.state_dict().items()}
 
     def _scored_late(self, rounds: int) -> ExactScores | None:
-        told = self.trainer.told
-        if told is None or not self.place.plan.validates(rounds):
+        score = self.trainer.sent_score
+        if score is None or not self.place.plan.validates(rounds):
             return None
-        scored = ExactScores(math.nan, told, {})
+        scored = ExactScores(math.nan, score, {})
         self._consider(rounds, scored, self.received)
         return scored
 
@@ -592,17 +592,17 @@ class ScriptSite:
             yield self.state.modules[turn.name], self.state.stepping(turn.name)
             self._go_on()
 
-    def _go_on(self, told: float | None = None) -> None:
+    def _go_on(self, score: float | None = None) -> None:
         """Let the site go on: the script has trained the network whose turn it was, or has sent."""
         self.state.follow()
-        self.work.go_on(told)
+        self.work.go_on(score)
 
     def finish(self, metrics: Metrics | float | None = None) -> StudyMessage:
         """Answer the round that was asked, now that the script has trained. metrics: of the model as it arrived."""
         work = self.work
         if not work.now and not work.sends:
             raise MedsiloError("send: there is no round to answer; call is_running() first")
-        told = None if metrics is None or self.evaluate else self.score(metrics)
+        score = None if metrics is None or self.evaluate else self.score(metrics)
         if work.now:
             trained = work.now.name
             self._go_on()
@@ -611,7 +611,7 @@ class ScriptSite:
                     f"send: {self.plan.algorithm.title} has two networks, and this round trained only {trained!r}; put "
                     "'for net, optimizer in flare.networks():' around your loop, and train net"
                 )
-        self._go_on(told)
+        self._go_on(score)
         assert work.answer
         return work.answer
 

@@ -51,7 +51,7 @@ def demo(
 
     with screen.busy("running the demo") as tell_more:
         study = demo_study(out, rounds, seeds, screen.say)
-        screen.goes_on = f"finished runs are in {study.folder}; the same command begins anew"
+        screen.goes_on = f"finished runs are in {study.folder}; the same command starts again"
         tell_more(study.under_way)
         failures = study.run()
     screen.doing("writing the page")

@@ -69,7 +69,7 @@ def init(
         sight = dataset_layout.first_sight(own)
     found, choices = sight.summary, sight.choices
     plan, told = dataset_layout.write_start(out, choices), dataset_layout.rows(choices)
-    screen.goes_on = f"the settings and the plan are in {out}; to begin anew, remove it first"
+    screen.goes_on = f"the settings and the plan are in {out}; to start again, remove it first"
     screen.say(*found, "", *dataset_layout.shown_lines(choices))
     screen.say(f"with their reasons, all choices: {out / 'medsilo.yaml'}, {out / dataset_layout.JOB}")
     with TemporaryDirectory(prefix="medsilo-") as ready:  # so that images are prepared once

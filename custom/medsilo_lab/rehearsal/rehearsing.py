@@ -30,7 +30,7 @@ def rehearse(
 
     if out.exists():
         raise MedsiloError(f"{out} is there already; name another folder with -o, or remove it")
-    screen.goes_on = f"all that it started is stopped; what was written is in {out}, and another -o begins anew"
+    screen.goes_on = f"all that it started is stopped; what was written is in {out}, and another -o starts again"
     with Walk(screen, consortium, out) as walk:
         run = walk.study(job, changes)
         if keep:
