@@ -428,9 +428,7 @@ class RetryingRequests:
         reply_once(cell, f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}")
         self.fetchers = ThreadPoolExecutor(256, "pieces")  # nearly all that one does is wait
         self.lines: defaultdict[str, Pace] = defaultdict(Pace)  # by who has the tensors
-        self.informed = set[
-            str
-        ]()  # senders that are told that all has come; for one that does not hear it, the next waits
+        self.informed = set[str]()  # senders that know that all has come; for one that does not, the next waits
 
     def request(self, *given: Any, **asked: Any) -> Message:
         """Send a request and return the reply, in the place of NVFlare's cell."""

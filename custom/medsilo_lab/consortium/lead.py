@@ -238,11 +238,8 @@ class HospitalState:
 
     def line(self) -> str:
         """Return the hospital in one line."""
-        heard = (
-            None
-            if self.last_heard is None
-            else f"last heard {datetime.fromtimestamp(self.last_heard, UTC):%H:%M:%S} UTC"
-        )
+        at = self.last_heard
+        heard = None if at is None else f"last heard {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
         here = "connected" if self.connected else "NOT CONNECTED"
         return "; ".join([f"{self.name}: {here}", *filter(None, [heard]), *self.doing])
 

@@ -64,9 +64,7 @@ class Source:
     plan: Plan
     facts: dict[str, Any]  # for predictions.json: which model this is
     run: Path | None = None  # the folder of the run that made it, where the model lies in one
-    site_part: Path | None = (
-        None  # the hospital's part of that run, where it is on this machine; else the model's folder
-    )
+    site_part: Path | None = None  # the hospital's part of that run, if it is here; else the model's folder
     round: int | None = None  # of a single model: the round after which it was kept
 
     @classmethod
