@@ -248,12 +248,21 @@ class AnswerReader:
         self._take(_Read(headers, answer))
 
 
+class _Unspoken(Shareable):
+    """An answer that is not spelt out: NVFlare makes a line of debugging of it, tensors and all, whether or not it is
+    logged. For 29 M parameters that took 0.3 s."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} items>"
+
+
 class _Read:
     """A message that was read already, in the form in which NVFlare takes one that it has to read."""
 
     def __init__(self, headers: dict, payload: Shareable) -> None:
         self.headers = {key: value for key, value in headers.items() if key != StreamHeaderKey.PAYLOAD_ENCODING}
-        self.payload = payload
+        self.payload = _Unspoken()
+        self.payload.update(payload)
 
     def result(self) -> Shareable:
         return self.payload

@@ -186,6 +186,12 @@ def test_an_honest_answer_passes_as_it_was_sent(cells: Cells, no_exit: list[int]
     assert cells.takes() and no_exit == []
 
 
+def test_no_answer_is_spelt_out_for_a_line_that_nobody_logs(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    spelt: list[str] = []
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda tensor, **how: spelt.append("out") or "")
+    assert cells.takes() and not spelt
+
+
 def test_answers_do_not_wait_for_the_threads_that_they_are_read_in(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -351,7 +352,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     (tmp_path / INITIAL).rename(tmp_path / "app/config" / INITIAL)
     monkeypatch.syspath_prepend(tmp_path / "app/custom")
     monkeypatch.setattr(client, "_study", None)
-    monkeypatch.setattr(client, "flare", Flare(plan.among(("a",)), {"model": dict(model.state_dict())}))
+    monkeypatch.setattr(client, "flare", Flare(plan.among(("a",)), {"model": deepcopy(model).state_dict()}))
     loader = [(torch.randn(6, 2), torch.tensor([0, 1] * 3))]
 
     def train(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:

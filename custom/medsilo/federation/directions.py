@@ -24,7 +24,7 @@ WIDTH = 4093  # a prime, so that numbers that follow each other in rows of a wei
 ROWS = 16
 SAMPLED = ROWS * WIDTH
 PIECE = 1 << 18  # numbers of a tensor that are measured at once
-SERIAL = 16 << 10  # numbers whose squares torch sums in one thread, so that any number of threads gives the same norm
+SERIAL = 16 << 10  # numbers that torch takes in one thread: any number of threads gives the same norm, and none waits
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Sketcher:
         stream, end = torch.zeros(SAMPLED, dtype=dtype), 0
         for (name, first), stretch in zip(self.pieces, self.stretches, strict=True):
             there, here = (own[name].flatten()[first : first + PIECE].to(dtype) for own in (sent, given))
-            update = there - here
-            norms += (torch.linalg.vector_norm(part) for part in update.split(SERIAL))
-            sketched = update[stretch]
+            parts = zip(there.split(SERIAL), here.split(SERIAL), strict=True)
+            norms += (torch.linalg.vector_norm(part - before) for part, before in parts)
+            sketched = there[stretch] - here[stretch]
             stream[end : end + len(sketched)] = sketched
             end += len(sketched)
         norm = float(torch.stack(norms).double().square().sum().sqrt()) if norms else 0.0

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset, TensorDataset
 from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_facts
-from medsilo.core.tensors import Tensors
+from medsilo.core.tensors import Groups, Tensors
 from medsilo.core.text import is_safe_name
 from medsilo.federation.disclosure import Disclosure
 from medsilo.federation.evaluation import Evaluation, Measuring
@@ -49,7 +49,7 @@ from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.schedule.additions import INPUT
-from medsilo.schedule.phase import Phase
+from medsilo.schedule.phase import Phase, views
 from medsilo.schedule.train_context import TrainContext
 from medsilo.script.network import ScriptNetwork
 from medsilo.script.task import ScriptTask
@@ -557,13 +557,15 @@ class ScriptSite:
         self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler)
         self.state: ScriptState
         self.asked: Request | None = None
+        self.came: Groups = {}  # with the question
         self.work = Work()
         self._inner: Site | None = None
 
     # ------------------------------------------------------------------ being asked
     def ask(self, parcel: StudyMessage) -> StudyMessage | None:
         """Answer a parcel; None where the script has to train first."""
-        asked = self.asked = Request.received(parcel.facts)
+        asked, self.came = Request.received(parcel.facts), parcel.groups
+        self.asked = asked
         if not is_safe_name(asked.study):  # it becomes the name of a folder here
             raise Refused("the study's name has odd characters")
         self.plan = self.plan.among(asked.sites)
@@ -583,8 +585,22 @@ class ScriptSite:
         return training_site(place, partial(ScriptParticipant, self, self.state))
 
     def weights(self) -> Tensors:
-        """Return a copy of the model's weights in memory, as they are now."""
-        return {name: own.detach().to("cpu", copy=True) for name, own in self.state.module.state_dict().items()}
+        """Return the model's weights in memory of their own, as they are now: what arrived, and copies of the rest."""
+        assert self.asked
+        came, self.came, phase = self.came, {}, self.plan.course.phase_of(self.asked.round)
+        arrived = {
+            own.data_ptr(): came[group][name]
+            for group, tensors in views(phase.given, self.state.modules).items()
+            for name, own in tensors.items()
+            if name in came.get(group, {})
+        }
+
+        def weight(own: Tensor) -> Tensor:
+            there = arrived.get(own.data_ptr())
+            same = there is not None and there.device == own.device and there.dtype == own.dtype
+            return there if same and there.equal(own) else own.to("cpu", copy=True)
+
+        return {name: weight(own.detach()) for name, own in self.state.module.state_dict().items()}
 
     def networks(self) -> Iterator[tuple[nn.Module, Optimizer]]:
         """Yield each network that is to be trained in this round, and the optimizer to step with."""
