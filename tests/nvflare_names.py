@@ -1,9 +1,9 @@
 """The one list of NVFlare's names that the package uses, with what it relies on of each.
 
 Each contract names what it covers and says in words what must hold. Of what every study does, the tests of studies are
-the use; a contract whose use only a long test would show has a small real one for its body. tests/federation/test_nvflare_names.py runs them, and holds
-the list to what the package uses: a new use without a line here fails, and so does a line without a use. Whoever tries
-another NVFlare (`make upgrade`) reads here what changed.
+the use; a contract whose use only a long test would show has a small real one for its body.
+tests/federation/test_nvflare_names.py runs them, and holds the list to what the package uses: a new use without a line
+here fails, and so does a line without a use. Whoever tries another NVFlare (`make upgrade`) reads here what changed.
 """
 
 import inspect
