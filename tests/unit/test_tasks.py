@@ -93,24 +93,6 @@ def test_no_part_is_empty_and_no_patient_is_in_two(name, count):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_smallest_sizes_still_fill_every_part(name):
-    numbers = {"persons": 3, "windows": 1} if name == "synthetic-activity" else {"patients": 3}
-    for site in hospitals(2):
-        assert all(len(getattr(small(name, **numbers).load(site, hospitals(2), 0, None), part)) for part in PARTS)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_loss_and_scores_fit_the_default_network(name):
-    task = small(name)
-    cases = task.load("a", ["a"], 0, None).train
-    output = task.default_network().build(task.channels, task.goal.classes)(cases.inputs[:6])
-    loss, scores = task.goal.loss(output, cases.targets[:6]), task.goal.case_scores(output, cases.targets[:6])
-    assert loss.ndim == 0 and loss.isfinite()
-    loss.backward()
-    assert scores.shape == (6,) and scores.dtype == torch.float32 and 0 <= scores.min() <= scores.max() <= 1
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_unknown_sites_are_plan_errors(name):
     with pytest.raises(PlanError, match=r"participation\.sites: 'd' is not"):
         small(name).load("d", ["a", "b"], 0, None)
