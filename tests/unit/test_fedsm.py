@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ from tests import inprocess
 from tests.conftest import SITES, SMALL, make_plan, slow_but
 from tests.sites import site_of, with_settings
 from tests.unit.test_algorithms import CPU, listen
-from tests.unit.test_coordinator import Answers, Study, assert_equal
+from tests.unit.test_coordinator import Answers, Study
 from tests.unit.test_report import Page
 
 A, B, C = SITES
@@ -581,25 +580,6 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
     assert summary.details.super_model.curve == []
     with pytest.raises(PlanError, match=r"training\.rounds: .* trains models before 3 rounds"):
         planned("training.rounds=3", "algorithm.selector_rounds=3", method=method)
-
-
-# ---------------------------------------------------------------------------------------------------- Table 6
-
-
-def test_a_study_with_another_personal_method_that_stopped_goes_on(tmp_path: Path) -> None:
-    plan = planned("algorithm.personal_method.name=ditto")
-
-    def stop(record: dict[str, Any]) -> None:
-        if record.round == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        inprocess.run(plan, folder=tmp_path / "run", on_round=stop)
-    resumed = inprocess.run(plan, folder=tmp_path / "run", resume=True).summary
-    whole = inprocess.run(plan, folder=tmp_path / "whole").summary
-    assert resumed.details == whole.details
-    one, other = (SuperModel.load(tmp_path / run / "supermodel").state_dict() for run in ("run", "whole"))
-    assert_equal(one, other)
 
 
 # ---------------------------------------------------------------------------------------------------- protocols

@@ -18,7 +18,6 @@ from medsilo.methods.fedper import FedPer
 from medsilo.plan import Plan
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Round
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import Cases
@@ -285,30 +284,6 @@ def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_
     _, coordinator = listen(plan, tmp_path / "run", participants)
     assert "lost the amplitude" in coordinator.rounds[2].refused["hospital-c"]
     assert sorted(coordinator.rounds[3].sites) == SITES
-
-
-# ---------------------------------------------------------------------------------------------------- resuming
-@pytest.mark.slow
-@pytest.mark.parametrize("stop_after", [1, 2, 3])
-def test_resuming_across_the_phases_changes_nothing(stop_after: int, tmp_path: Path) -> None:
-    assert_resumes(harmofl("training.rounds=4", "algorithm.server_lr=0.9"), stop_after, tmp_path)
-
-
-def assert_resumes(plan: Plan, stop_after: int, tmp_path: Path) -> None:
-    whole = inprocess.run(plan, folder=tmp_path / "whole")
-
-    class Stop(Exception):
-        pass
-
-    def on_round(record: Round) -> None:
-        if record.round == stop_after + 1:  # the round is trained, but not yet saved
-            raise Stop
-
-    with pytest.raises(Stop):
-        inprocess.run(plan, folder=tmp_path / "again", on_round=on_round)
-    again = inprocess.run(plan, folder=tmp_path / "again", resume=True)
-    assert_same_models(whole, again)
-    assert whole.summary.mean_test == again.summary.mean_test
 
 
 # ---------------------------------------------------------------------------------------------------- evaluation

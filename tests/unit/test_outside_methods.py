@@ -22,7 +22,7 @@ from tests.unit.test_algorithms import (
     load_data,
 )
 from tests.unit.test_baselines import PLAIN_SGD, Local, Server, Site, plain, study
-from tests.unit.test_harmofl import assert_resumes
+from tests.unit.test_participant import assert_same_run, stop_and_resume
 
 FILES = Path(__file__).parents[1] / "outside"
 
@@ -93,4 +93,6 @@ def test_elastic_aggregation_refuses_a_sensitivity_below_0(tmp_path: Path) -> No
 def test_it_comes_through_the_registry_and_resumes(tmp_path: Path) -> None:
     plan = planned("training.rounds=3")
     assert list(plan.packages) == ["outside-methods"]
-    assert_resumes(plan, 2, tmp_path)
+    inprocess.run(plan, folder=tmp_path / "whole")
+    stop_and_resume(plan, tmp_path / "run", 2)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
