@@ -290,18 +290,6 @@ def test_scaffold_is_refused_with_adam_unless_the_plan_says_so() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- MOON
-def test_the_contrast_is_equation_3() -> None:
-    generator = torch.Generator().manual_seed(0)
-    z, near, far = (torch.randn(5, 7, generator=generator) for _ in range(3))
-
-    def cosine(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        return (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
-
-    a, b, c = (one.double().numpy() for one in (z, near, far))
-    positive, negative = np.exp(cosine(a, b) / 0.5), np.exp(cosine(a, c) / 0.5)
-    expected = np.mean(-np.log(positive / (positive + negative)))
-    assert float(contrast(z, near, far, 0.5)) == pytest.approx(expected, abs=1e-6)
-    assert float(contrast(z, near, near, 0.5)) == pytest.approx(np.log(2), abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "exact"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 0.02)])

@@ -154,15 +154,6 @@ def test_wrong_use_is_2(arguments: list[str], tmp_path: Path, capsys: pytest.Cap
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_a_site_that_must_not_go_ends_with_1(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
-    (local / "medsilo.yaml").write_text("device: cuda:7\n")
-    arguments = ["check", str(job_of(tmp_path / "job")), "--site", SITES[0], "--settings", str(local)]
-    assert cli.main([*arguments, "--private", str(tmp_path / "p.txt")]) == 1
-    text = capsys.readouterr().out
-    assert "STOPS  device" in text and "device cuda:7" in text
-    assert text.splitlines()[-1].startswith("NO-GO: 1 finding must be settled first")
-
-
 def test_without_a_job_the_machine_is_looked_at(local: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["check", "--settings", str(local)]) == 0
     text = capsys.readouterr().out

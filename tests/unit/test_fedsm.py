@@ -30,8 +30,8 @@ from medsilo_lab.report import page
 from medsilo_lab.report.read import read_all
 from tests import inprocess
 from tests.conftest import SITES, SMALL, make_plan, slow_but
-from tests.sites import site_of, with_settings
-from tests.unit.test_algorithms import CPU, listen
+from tests.sites import CPU, site_of, with_settings
+from tests.unit.test_algorithms import listen
 from tests.unit.test_coordinator import Answers, Study
 from tests.unit.test_report import Page
 

@@ -23,9 +23,8 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import Cases
 from tests import inprocess
 from tests.conftest import FEDSM, METHODS, SITES, make_plan, slow_but
-from tests.sites import site_of, sites_of
+from tests.sites import CPU, site_of, sites_of
 from tests.unit.test_algorithms import (
-    CPU,
     SMALL,
     Listening,
     State,

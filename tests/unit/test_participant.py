@@ -3,8 +3,7 @@
 import csv
 import json
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from medsilo.tasks.site_data import Cases, SiteData
 from tests import inprocess
 from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, SMALL, make_plan, slow_but
 from tests.sites import CPU, site_of, sites_of
+from tests.unit.test_files import files_of_at_most
 
 A = SITES[0]
 KINDS = [("fedavg", []), ("apfl", ["algorithm.adaptive=true"]), ("scaffold", [])]  # one of each kind
@@ -530,17 +530,6 @@ def test_a_torn_line_of_rounds_is_forgotten(tmp_path: Path, whole: Callable[[Pla
 
 
 # ---------------------------------------------------------------------------------------------------- a full disk
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """The system refuses to let any file of this process grow beyond `size` bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def test_a_checkpoint_that_does_not_fit_costs_only_its_round(tmp_path: Path, whole: Callable[[Plan], Path]) -> None:
     """The server's checkpoint (the model) is too large from round 2 on; the sites' files stay smaller."""
     plan = planned("fedavg", ["training.optimizer_state=reset"])
