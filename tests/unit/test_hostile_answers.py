@@ -430,20 +430,6 @@ def test_no_answer_at_random_ends_a_study(method: str, seed: int, tmp_path: Path
     assert all(text and text.isprintable() for text in refused)
 
 
-def test_most_answers_at_random_are_refused() -> None:
-    """Else the changes above would be none."""
-    drawn, refused = random.Random(0), list[str]()
-    for _ in range(10):
-
-        def change(site: str, task: str, round_: int, reply: StudyMessage) -> StudyMessage:
-            if site == C:
-                mutate(reply, drawn)
-            return reply
-
-        refused += again("fedavg", Path(mkdtemp()) / "run", change)
-    assert len(refused) >= 40 and len(set(refused)) >= 25
-
-
 # ---------------------------------------------------------------------------------------------------- the wire
 def test_a_refusal_of_many_megabytes_is_cut_where_it_comes_in() -> None:
     with pytest.raises(Refused) as caught:

@@ -2,7 +2,6 @@
 method written out by hand."""
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +26,7 @@ from tests.unit.test_participant import assert_same_run, stop_and_resume
 FILES = Path(__file__).parents[1] / "outside"
 
 
-@pytest.fixture(autouse=True)
-def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Its file as an installed package whose entry point names it."""
-    place = tmp_path_factory.mktemp("installed")
-    with installed_as("outside-methods", "[medsilo.methods]\nelastic = elastic:Elastic\n", place, monkeypatch):
-        yield
+installed = installed_as("outside-methods", "[medsilo.methods]\nelastic = elastic:Elastic\n")
 
 
 def planned(*changes: str) -> Plan:
