@@ -31,8 +31,6 @@ TRACED = (
     "site/ledger.py",
     "core/files.py",
     "federation/account.py",
-    "federation/account.py",
-    "core/files.py",
     "tests/histories.py",
 )
 DATA = "0123456789abcdef"

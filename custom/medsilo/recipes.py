@@ -210,7 +210,7 @@ def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.
         raise MedsiloError(f"model: a {type(model).__name__} is no torch module; give one, or its class_path and args")
     if checkpoint:
         try:
-            model.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True))
+            model.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True))  # noqa: TID251
         except Exception as error:  # whatever is in the file
             told = f"initial_ckpt: {Path(checkpoint).name} can't be loaded ({type(error).__name__})"
             raise MedsiloError(f"{told}; give a file here with a state dict of this model") from error

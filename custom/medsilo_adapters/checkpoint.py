@@ -62,7 +62,7 @@ def _of(file: BinaryIO | BytesIO, is_safe: bool) -> dict[str, Tensor]:
     if is_safe:
         return safetensors.torch.load(file.read())
     with torch.serialization.safe_globals(NUMBERS):
-        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+        found: Any = torch.load(file, map_location="cpu", weights_only=True)  # noqa: TID251
     for _ in range(2):
         inner = next((found[key] for key in INSIDE if isinstance(found.get(key), Mapping)), None)
         found = inner if inner is not None else found

@@ -195,7 +195,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
     """The arrays of these names in a file of numpy; nothing in it is run."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:  # noqa: TID251
             missing = [name for name in names if name not in file.files]
             found = [] if missing else [file[name] for name in names]
     except Exception as error:  # numpy raises anything over damaged headers

@@ -1,8 +1,7 @@
 """Features as somebody outside of medsilo writes them, and how a test installs their files as a package."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,22 @@ import pytest
 from medsilo.core import package
 
 
-@contextmanager
-def installed_as(name: str, entries: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the files of this folder be a package, inside. entries: its entry points; place: an empty folder."""
-    info = place / f"{name.replace('-', '_')}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(entries)
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    monkeypatch.syspath_prepend(place)
-    package.facts_of.cache_clear()
-    yield
-    for file in Path(__file__).parent.glob("*.py"):
-        sys.modules.pop(file.stem, None)
-    package.facts_of.cache_clear()
+def installed_as(name: str, entries: str) -> Callable[..., Iterator[None]]:
+    """Make a fixture in which the files of this folder are a package. entries: its entry points."""
+
+    @pytest.fixture(autouse=True)
+    def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        place = tmp_path_factory.mktemp("installed")
+        info = place / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(entries)
+        monkeypatch.syspath_prepend(Path(__file__).parent)
+        monkeypatch.syspath_prepend(place)
+        package.facts_of.cache_clear()
+        yield
+        for file in Path(__file__).parent.glob("*.py"):
+            sys.modules.pop(file.stem, None)
+        package.facts_of.cache_clear()
+
+    return installed

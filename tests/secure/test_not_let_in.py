@@ -25,7 +25,6 @@ from tests.secure.consortium import MEMBER, SERVER, Consortium, wait_until, writ
 from tests.secure.test_strict_hospital import change
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
-SIGNATURE = "startup/signature.json"
 
 
 # ---------------------------------------------------------------------------------------------------- who

@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 
 from medsilo import cli
-from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs import event_reading
 from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan
 from tests.faults.test_orphans import living
-from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium, wait_until
-from tests.secure.test_mutual_tls import gathered
 from tests.secure.test_resume import ended
 
 A, B = SITES[:2]
@@ -96,34 +93,3 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
         [line.split("\t")[2] for line in event_reading.read(pair.kit(B), "seconds")],
     )
     assert first.split("\t")[2:4] == ["joined", "the server"] and at_b == ["began", "failed", "resumed"]
-
-
-@pytest.mark.long
-@pytest.mark.first
-def test_under_stop_the_round_waits_for_it_and_nothing_is_lost(
-    pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """All that runs at a hospital dies, and then what NVFlare runs there for the job alone."""
-    changes = ["training.rounds=50", "participation.timeout=600"]
-    inprocess.run(make_plan("fedbn", *changes, sites=[A, B]), folder=tmp_path / "loop")
-    job, record = start(pair, tmp_path, "waited-for", *changes)
-
-    def answers() -> float:
-        done, since = len(record.rounds()), time.monotonic()
-        assert done < 45
-        wait_until(lambda: len(record.rounds()) > done + 1, 90, "its first answer")
-        return time.monotonic() - since
-
-    die(pair, B)
-    back(pair, B)
-    whole = answers()
-    (process,) = pair.family(B, "client.worker_process")
-    process.kill()
-    process.wait()
-    alone = answers()
-    with capsys.disabled():
-        print(f"first answer {whole:.1f} s after its return, and {alone:.1f} s after its job's process died")
-    assert whole < 85 and alone < 85  # beside other tests
-    assert ended(pair.kit(LEAD), job) == "FINISHED:COMPLETED"
-    assert all(site.missed == {} for site in record.summary().sites.values())
-    assert_same_outcome(tmp_path / "loop", gathered(pair, "waited-for", [A, B], tmp_path / "secure"))

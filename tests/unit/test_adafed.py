@@ -337,12 +337,6 @@ def test_f_from_a_file(tmp_path: Path) -> None:
         inprocess.run(plan)
 
 
-def test_the_summary_states_the_public_share_and_the_start() -> None:
-    facts = inprocess.run(quick("adafed")).summary.details.pretraining
-    assert facts["data"].startswith("20% of every site's training cases, declared public")
-    assert facts["start"] is False and facts["epochs"] == 2
-
-
 def test_models_can_start_from_f() -> None:
     scores = []
     for start in ("false", "true"):

@@ -18,8 +18,8 @@ from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.tasks.site_data import SiteData
 from tests import inprocess
-from tests.conftest import AS_ANOTHER, FEDSM, METHODS, SITES, make_plan
-from tests.sites import CPU, site_of, sites_of
+from tests.conftest import SITES, make_plan
+from tests.sites import sites_of
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.weight_decay=0.01"]
 State = dict[str, Tensor]
@@ -193,30 +193,6 @@ def test_three_rounds_equal_those_written_by_hand(
     assert_run_is(plan, inprocess.run(plan), curve, personal)
 
 
-def test_the_choices_make_a_difference() -> None:
-    """Else the test above could not tell them apart."""
-    plan = make_plan("fedavg", *SMALL)
-    ends = [
-        study_by_hand(plan, travels, **how)[-1]["hospital-b"]["4.weight"]
-        for _, _, travels, how, _ in CASES
-        if travels is not all_but_statistics
-    ]
-    ends.append(
-        study_by_hand(plan.with_changes(["training.optimizer_state=reset"]), everything)[-1]["hospital-b"]["4.weight"]
-    )
-    for place, one in enumerate(ends):
-        for other in ends[:place]:
-            assert (one - other).abs().max() > 1e-5
-
-
-def test_averaging_leaves_all_sites_with_the_same_model_and_the_others_do_not() -> None:
-    for method, same in (("fedavg", True), ("fedprox", True), ("fedbn", False), ("fedper", False), ("local", False)):
-        run = inprocess.run(make_plan(method, *SMALL))
-        one, other = (run.models[site].state_dict() for site in SITES[:2])
-        assert all(torch.equal(one[name], other[name]) for name in one) == same, method
-        assert run.summary.selected.by == ("mean" if same else "site")
-
-
 # ---------------------------------------------------------------------------------------------------- the wire
 class Listening(inprocess.Loop):
     """The loop, with a copy of all that it carries."""
@@ -297,27 +273,6 @@ def test_half_precision_halves_what_travels_and_rounds_it(method: str, tmp_path:
             torch.testing.assert_close(other.to(tensor.dtype), tensor, rtol=0.05, atol=0.05)
     floats = sum(tensor.numel() for tensor in sent[0][1].groups["model"].values() if tensor.is_floating_point())
     assert full.received[3][1].size() - sent[0][1].size() == 2 * floats
-
-
-@pytest.mark.slow
-def test_twins_average_to_what_each_would_have_alone(tmp_path: Path) -> None:
-    """Three sites with the same data and the same order of batches: federation changes nothing, bit for bit."""
-    ends = {}
-    for method in METHODS:
-        plan = make_plan(method, *SMALL)
-        if method in (*FEDSM, "fedrdn", "cyclic", *AS_ANOTHER):
-            continue  # its sites learn who they are, or take turns; or it does here what another does
-        data = plan.task.load("hospital-a", SITES, plan.seed, None)
-        folder = tmp_path / method
-        twins = {site: site_of(plan, "twin", SITES, CPU, folder / "sites" / site, data) for site in SITES}
-        listen(plan, folder, twins)
-        states = [twin.participant.state.model.state_dict() for twin in twins.values()]
-        assert all(torch.equal(states[0][name], other[name]) for other in states[1:] for name in states[0])
-        ends[method] = Record(folder).summary().sites["hospital-c"], states[0]
-    for method in ("fedavg", "fedbn", "fedper"):
-        assert all(torch.equal(ends["local"][1][name], ends[method][1][name]) for name in ends["local"][1]), method
-        assert ends["local"][0].validation == ends[method][0].validation
-        assert ends["local"][0].test == ends[method][0].test
 
 
 # ---------------------------------------------------------------------------------------------------- Central

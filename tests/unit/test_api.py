@@ -49,42 +49,15 @@ def nothing_given() -> Iterator[None]:
 
 SMALL = ["task.persons=6", "task.windows=20", "training.rounds=2"]
 SIGNATURES = {
-    "load_plan": ["path", "changes", "allowed", "method"],
-    "run": [
-        "plan",
-        "task",
-        "sites",
-        "model",
-        "method",
-        "loss",
-        "engine",
-        "folder",
-        "changes",
-        "data",
-        "device",
-        "on_round",
-    ],
-    "compare": [
-        "methods",
-        "plan",
-        "task",
-        "sites",
-        "model",
-        "loss",
-        "seeds",
-        "folder",
-        "changes",
-        "against",
-        "data",
-        "device",
-        "say",
-    ],
-    "Lead": ["kit", "say"],
-    "predict": ["model", "images", "out", "site", "device", "site_config"],
-    "Run": ["folder"],
-    "Comparison": ["folder"],
-    "AmplitudeNorm": ["shape", "decay", "band", "start"],
-    "PerturbedOptimizer": ["base", "alpha", "eps", "module"],
+    "load_plan": "path changes allowed method",
+    "run": "plan task sites model method loss engine folder changes data device on_round",
+    "compare": "methods plan task sites model loss seeds folder changes against data device say",
+    "Lead": "kit say",
+    "predict": "model images out site device site_config",
+    "Run": "folder",
+    "Comparison": "folder",
+    "AmplitudeNorm": "shape decay band start",
+    "PerturbedOptimizer": "base alpha eps module",
 }
 MEMBERS = {
     "Run": {"folder", "plan", "summary", "history", "models", "table", "report"}
@@ -115,7 +88,7 @@ def test_a_dozen_names_are_public_and_documented(root: Path) -> None:
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures_stay(name: str) -> None:
     parameters = inspect.signature(getattr(medsilo, name)).parameters
-    assert list(parameters) == SIGNATURES[name]
+    assert list(parameters) == SIGNATURES[name].split()
     assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters.values())
 
 
@@ -232,18 +205,6 @@ def test_a_run_without_a_folder_goes_when_its_result_goes() -> None:
     assert (folder / "summary.json").is_file()
     del done
     assert not folder.exists()
-
-
-@pytest.mark.long
-def test_both_engines_give_the_same_numbers(small: medsilo.Run, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(medsilo.__file__).parents[1]))
-    other = medsilo.run(small.plan, engine="simulator", folder=tmp_path / "run", device="cpu")
-    assert other.plan == small.plan
-    scores = [run.table["accuracy"].to_list() for run in (small, other)]
-    assert scores[0] == scores[1]
-    for site, model in other.models.items():
-        mine = small.models[site].state_dict()
-        assert all(tensor.equal(mine[name]) for name, tensor in model.state_dict().items())
 
 
 def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypatch: Any) -> None:
@@ -517,16 +478,6 @@ def test_adafed_pretrains_on_a_share_of_data_that_a_notebook_has() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- as commands
-@pytest.mark.slow
-def test_what_the_command_line_takes_python_takes(tmp_path: Path) -> None:
-    plan = make_plan("fedavg", *SMALL)
-    by = [
-        medsilo.compare("fedavg", plan=plan, device="cpu", changes=one) for one in ("seed=3", {"seed": 3}, ["seed=3"])
-    ]
-    assert len({repr(one) for one in by}) == 1
-    assert medsilo.run("local", changes="training.rounds=1", device="cpu").plan.algorithm.name == "local"
-    with pytest.raises(MedsiloError, match="exists; choose another name"):
-        medsilo.run(plan, folder=by[0].folder, device="cpu")
 
 
 def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
@@ -589,15 +540,6 @@ def test_images_are_predicted_as_by_the_command_line(tmp_path: Path) -> None:
     command = ["predict", str(run.folder), str(images), "-o", str(tmp_path / "other"), "--device", "cpu"]
     assert main(command) == 1  # one image failed
     assert json.loads((tmp_path / "other/predictions.json").read_text("utf-8"))["cases"] == found
-
-
-def test_images_that_all_fail_are_told(tmp_path: Path) -> None:
-    small = ["task.name=synthetic-prostate", "task.patients=4", "task.size=32", "training.rounds=1"]
-    run = medsilo.run(make_plan("fedavg", *small, "training.batch_size=8"), folder=tmp_path / "run", device="cpu")
-    (tmp_path / "broken.nii.gz").write_bytes(b"no image")
-    (row,) = medsilo.predict(run.folder, tmp_path / "broken.nii.gz", tmp_path / "out", device="cpu")
-    assert "can't be read" in row["error"]
-    assert "can't be read" in (tmp_path / "out/predictions.csv").read_text("utf-8")
 
 
 # ---------------------------------------------------------------------------------------------------- pages

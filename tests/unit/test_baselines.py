@@ -22,10 +22,10 @@ from medsilo.plan import Plan
 from medsilo.registry import NETWORKS
 from medsilo.runs.messages import StudyMessage
 from tests import inprocess
-from tests.conftest import SITES, STEPPING, make_plan, slow_but
+from tests.conftest import SITES, make_plan
 from tests.sites import sites_of
 from tests.unit.test_algorithms import SMALL, State, assert_close, initial, listen, load_data, with_state
-from tests.unit.test_harmofl import HALVES, assert_resumes
+from tests.unit.test_harmofl import HALVES
 
 PLAIN_SGD = ["training.momentum=0", "training.learning_rate=0.05"]
 UNIFORM = "algorithm.weighting=uniform"
@@ -290,18 +290,6 @@ def test_scaffold_is_refused_with_adam_unless_the_plan_says_so() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- MOON
-def test_the_contrast_is_equation_3() -> None:
-    generator = torch.Generator().manual_seed(0)
-    z, near, far = (torch.randn(5, 7, generator=generator) for _ in range(3))
-
-    def cosine(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        return (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
-
-    a, b, c = (one.double().numpy() for one in (z, near, far))
-    positive, negative = np.exp(cosine(a, b) / 0.5), np.exp(cosine(a, c) / 0.5)
-    expected = np.mean(-np.log(positive / (positive + negative)))
-    assert float(contrast(z, near, far, 0.5)) == pytest.approx(expected, abs=1e-6)
-    assert float(contrast(z, near, near, 0.5)) == pytest.approx(np.log(2), abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "exact"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 0.02)])
@@ -393,10 +381,6 @@ def test_stragglers_do_a_part_of_their_steps(tmp_path: Path) -> None:
         assert sum(steps[site]) == sum(expected)
 
 
-def test_stragglers_are_the_same_after_a_stop(tmp_path: Path) -> None:
-    assert_resumes(make_plan("fedprox", *SMALL, "training.rounds=4", "algorithm.partial=0.7"), 2, tmp_path)
-
-
 def test_no_partial_work_where_amplitudes_are_averaged() -> None:
     with pytest.raises(PlanError, match=r"algorithm\.partial: .*partial=0 or amplitude=null"):
         make_plan("fedprox", *SMALL, "algorithm.partial=0.5", HALVES[0])
@@ -410,11 +394,6 @@ def test_both_halves_of_harmofl_under_a_server_step_that_is_the_mean() -> None:
     for method, changes in (("fednova", []), ("fedavgm", ["algorithm.server_momentum=0"])):
         composed = inprocess.run(make_plan(method, *SMALL, *equal, *HALVES, *changes))
         assert_close(composed.models["hospital-b"].state_dict(), reference)
-
-
-@pytest.mark.parametrize("method", slow_but(["scaffold"], STEPPING))
-def test_the_servers_state_survives_a_stop(method: str, tmp_path: Path) -> None:
-    assert_resumes(make_plan(method, *SMALL, "training.rounds=4"), 2, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -433,6 +412,3 @@ def test_wrong_numbers_are_refused_in_one_line(method: str, change: str, says: s
     with pytest.raises(PlanError) as caught:
         make_plan(method, change)
     assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
-
-
-# ---------------------------------------------------------------------------------------------------- a known optimum

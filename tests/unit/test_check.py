@@ -154,15 +154,6 @@ def test_wrong_use_is_2(arguments: list[str], tmp_path: Path, capsys: pytest.Cap
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_a_site_that_must_not_go_ends_with_1(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
-    (local / "medsilo.yaml").write_text("device: cuda:7\n")
-    arguments = ["check", str(job_of(tmp_path / "job")), "--site", SITES[0], "--settings", str(local)]
-    assert cli.main([*arguments, "--private", str(tmp_path / "p.txt")]) == 1
-    text = capsys.readouterr().out
-    assert "STOPS  device" in text and "device cuda:7" in text
-    assert text.splitlines()[-1].startswith("NO-GO: 1 finding must be settled first")
-
-
 def test_without_a_job_the_machine_is_looked_at(local: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["check", "--settings", str(local)]) == 0
     text = capsys.readouterr().out
@@ -523,13 +514,6 @@ def test_every_method_can_be_rehearsed(method: str, tmp_path: Path) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_networks_and_gradients_are_counted(tmp_path: Path) -> None:
-    data = PLAN.task.load(SITES[0], SITES, PLAN.seed, None)
-    (one,) = rehearse(PLAN, SITES[0], SITES, CPU, data, tmp_path)
-    model = PLAN.build_networks()["model"]
-    assert one.peak >= 2 * sum(parameter.nbytes for parameter in model.parameters())
-
-
 def test_the_time_and_memory_of_a_round_by_hand() -> None:
     plan = make_plan("fedavg", "training.local_epochs=3", "training.batch_size=16", "training.rounds=5")
     one = Rehearsal("train", 5, 0.5, 0.1, 1000)
@@ -792,25 +776,6 @@ def test_an_unexpected_error_tells_its_kind_alone(monkeypatch: pytest.MonkeyPatc
     assert finding.what == "it failed with KeyError"
     assert "mueller" not in json.dumps(report.as_json()) + report.as_text()
     assert any("4711" in line for line in finding.private)
-
-
-def test_pages_are_in_the_installed_package(root: Path) -> None:
-    shipped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["medsilo"]
-    package = root / "custom/medsilo"
-    pages = set(package.rglob("*.html"))
-    assert pages == {path for pattern in shipped for path in package.glob(pattern) if path.suffix == ".html"}
-
-
-def test_the_real_tiles_may_go(shared_data: Path, tmp_path: Path) -> None:
-    if not (shared_data / "nuclei_he").is_dir():
-        pytest.skip("the nuclei tiles are absent")
-    values = {"algorithm": {"name": "fedavg"}, "task": {"name": "nuclei", "size": 16}}
-    plan = parse_plan({**values, "participation": {"sites": ["tnbc"]}, "training": {"rounds": 1, "batch_size": 8}})
-    report = check(visit(site="tnbc", plan=plan, source=DataSource(folder=shared_data / "nuclei_he")))
-    assert report.go
-    (cases,) = [table for table in report.tables if table.title == "Cases"]
-    assert sum(int(row[1]) for row in cases.rows) == 68
-    assert "TCGA" not in json.dumps(report.as_json())
 
 
 def test_a_site_is_checked_with_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,6 +1,5 @@
 """The real coordinator and real participants; between them a transport that loses, repeats and falsifies on purpose."""
 
-import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refused
@@ -32,7 +30,6 @@ from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
 from medsilo.tasks.site_data import SiteData
-from tests import inprocess
 from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, SMALL, WEIGHED, make_plan, slow_but
 from tests.sites import CPU, site_of
 
@@ -146,148 +143,6 @@ def undisturbed() -> dict[str, Tensor]:
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
-def change_tensor(name: str, change: Callable[[Tensor], Any]) -> Callable[[StudyMessage], None]:
-    def falsify(reply: StudyMessage) -> None:
-        reply.groups["model"][name] = change(reply.groups["model"][name])
-
-    return falsify
-
-
-def poison(value: float) -> Callable[[Tensor], Tensor]:
-    def put(tensor: Tensor) -> Tensor:
-        tensor.view(-1)[-1] = value
-        return tensor
-
-    return put
-
-
-def change_group(change: Callable[[dict], Any]) -> Callable[[StudyMessage], None]:
-    return lambda reply: change(reply.groups["model"])
-
-
-def change_facts(**facts: Any) -> Callable[[StudyMessage], None]:
-    return lambda reply: reply.facts.update(facts)
-
-
-def medsilo_with(**facts: str) -> dict[str, Any]:
-    """The packages of a plan that no plug-in brings, with another medsilo."""
-    own = make_plan("fedavg").code
-    return {**own, ENGINE: {**own[ENGINE], **facts}}
-
-
-def samples(value: Any) -> Callable[[StudyMessage], None]:
-    return change_facts(samples=value)
-
-
-LAST = "6.weight"  # the last tensor but one: everything before it is in order
-STEPS = "0.1.num_batches_tracked"
-FALSE = {
-    "NaN": (change_tensor(LAST, poison(float("nan"))), "model/6.weight holds NaN or infinity"),
-    "infinity": (change_tensor(LAST, poison(float("inf"))), "model/6.weight holds NaN or infinity"),
-    "minus infinity": (
-        change_tensor("0.1.running_var", poison(float("-inf"))),
-        "0.1.running_var holds NaN or infinity",
-    ),
-    "shape": (change_tensor(LAST, lambda t: t[:-1]), "model/6.weight has shape [5, 64], expected [6, 64]"),
-    "turned": (change_tensor(LAST, lambda t: t.t()), "has shape [64, 6], expected [6, 64]"),
-    "flat": (change_tensor(LAST, lambda t: t.flatten()), "has shape [384], expected [6, 64]"),
-    "scalar": (change_tensor(LAST, lambda t: t[0, 0]), "has shape [], expected [6, 64]"),
-    "counter as vector": (change_tensor(STEPS, lambda t: t.view(1)), "has shape [1], expected []"),
-    "double": (change_tensor(LAST, lambda t: t.double()), "has dtype torch.float64, expected torch.float32"),
-    "half": (change_tensor(LAST, lambda t: t.bfloat16()), "has dtype torch.bfloat16, expected torch.float32"),
-    "integer": (change_tensor(LAST, lambda t: t.long()), "has dtype torch.int64, expected torch.float32"),
-    "counter as float": (change_tensor(STEPS, lambda t: t.float()), "has dtype torch.float32, expected torch.int64"),
-    "numpy": (change_tensor(LAST, lambda t: t.numpy()), "model/6.weight is a ndarray, not a tensor"),
-    "list": (change_tensor(LAST, lambda t: t.tolist()), "model/6.weight is a list, not a tensor"),
-    "nothing": (change_tensor(LAST, lambda t: None), "model/6.weight is a NoneType, not a tensor"),
-    "missing key": (change_group(lambda group: group.pop(LAST)), "group model: lacks 6.weight"),
-    "no keys": (change_group(dict.clear), "group model: lacks 0.0.bias, 0.0.weight, 0.1.bias, ..."),
-    "surplus key": (change_group(lambda group: group.update(extra=torch.ones(1))), "has the surplus extra"),
-    "renamed key": (change_group(lambda group: group.update(x=group.pop(LAST))), "group model: lacks 6.weight"),
-    "missing group": (lambda reply: reply.groups.clear(), "groups: lacks model"),
-    "surplus group": (lambda reply: reply.groups.update(head={}), "groups: has the surplus head"),
-    "round before": (lambda reply: reply.facts.update(round=reply.facts["round"] - 1), "of another study, not round"),
-    "round after": (lambda reply: reply.facts.update(round=reply.facts["round"] + 1), "of another study, not round"),
-    "no round": (change_facts(round=None), "answers round None of another study"),
-    "another task": (change_facts(task="test"), "answers test"),
-    "another study": (change_facts(study="the-other-one"), "of another study, not round"),
-    "another package": (change_facts(packages=medsilo_with(hash="0" * 64)), "(000000000000), the server"),
-    "another version": (change_facts(packages=medsilo_with(version="0.0.9")), "runs medsilo 0.0.9"),
-    "no packages": (change_facts(packages=None), "install the same package at both"),
-    "no samples": (samples(0), "its samples: input should be greater than or equal to 1"),
-    "negative samples": (samples(-5), "its samples: input should be greater than or equal to 1"),
-    "too many samples": (samples(10**12), "its samples: input should be less than or equal to 10000000"),
-    "half a sample": (samples(1.5), "its samples: input should be a valid integer"),
-    "true samples": (samples(True), "its samples: input should be a valid integer"),
-    "samples in words": (samples("30"), "its samples: input should be a valid integer"),
-    "samples NaN": (samples(float("nan")), "its samples: input should be a valid integer"),
-    "samples None": (samples(None), "its samples: input should be a valid integer"),
-}
-FALSE_FACTS = {
-    "package in words": (change_facts(packages="medsilo"), "install the same package at both"),
-    "a list of packages": (change_facts(packages=["medsilo"]), "install the same package at both"),
-    "validation NaN": (
-        lambda reply: reply.facts.update(validation=float("nan")),
-        "its validation: input should be a finite number",
-    ),
-    "validation in words": (
-        lambda reply: reply.facts.update(validation="good"),
-        "its validation: input should be a valid number",
-    ),
-    "a metric infinite": (lambda reply: reply.facts.update(train_loss=float("inf")), "train_loss"),
-    "no warnings": (lambda reply: reply.facts.pop("warnings"), "its warnings: field required"),
-    "a long warning": (change_facts(warnings=["x" * 401]), "its warnings.0: string should have at most 400 characters"),
-    "many warnings": (change_facts(warnings=["x"] * 10), "its warnings: list should have at most 9 items"),
-    "a number as a warning": (change_facts(warnings=[7]), "its warnings.0: input should be a valid string"),
-    "no seconds": (lambda reply: reply.facts.pop("seconds"), "seconds"),
-    "seconds in words": (change_facts(seconds="long"), "seconds"),
-    "seconds NaN": (change_facts(seconds=float("nan")), "seconds"),
-    "a score beyond its range": (
-        lambda reply: reply.facts.update(validation=7.5),
-        "its validation score 7.5 is outside 0 to 1",
-    ),
-    "a loss beyond float32": (
-        lambda reply: reply.facts.update(train_loss=1e308),
-        "its train_loss: input should be less than or equal to 1000",
-    ),
-    "negative seconds": (change_facts(seconds=-1.0), "seconds: input should be greater than or equal to 0"),
-    "negative memory": (change_facts(memory=-1), "memory: input should be greater than or equal to 0"),
-    "no memory": (lambda reply: reply.facts.pop("memory"), "memory"),
-    "no whole samples": (change_facts(samples=7.0), "samples"),
-}
-BAD_PARCELS = {**FALSE, **FALSE_FACTS}
-
-
-@pytest.mark.slow
-def test_a_false_parcel_is_refused_by_name_and_nothing_of_it_counts(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """One study, in which one site tells another falsehood in every round."""
-    cases = list(BAD_PARCELS.values())
-
-    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-        task, number = task_and_round(asked)
-        reply = work()
-        if site == C and task == "round":
-            cases[number - 1][0](reply)
-        return [(site, reply)]
-
-    plan = make_plan("fedavg", *SMALL, *GO_ON, f"training.rounds={len(cases)}")
-    study = Study(plan, tmp_path / "run", script)
-    summary = study.run()
-    assert summary == study.summary
-    assert summary.status == "finished"
-    missed = summary.sites[C].missed
-    assert list(missed) == list(range(1, len(cases) + 1))
-    for record, (name, (_, reason)) in zip(study.rounds, BAD_PARCELS.items(), strict=True):
-        with subtests.test(name):
-            assert record.answered == [A, B]
-            assert list(record.refused) == [C]
-            assert reason in record.refused[C]
-            assert record.lost == {}
-            assert C not in record.sites
-            told = missed[record.round]
-            assert told.startswith("refused: ") and reason in told and "\n" not in told
-    assert [summary.sites[site].contributed for site in SITES] == [len(cases), len(cases), 0]
-    assert_equal(study.model("global/last"), without_c(rounds=len(cases)))
 
 
 def test_without_c_is_another_model() -> None:
@@ -388,17 +243,6 @@ def test_an_answer_to_the_round_before_is_refused(tmp_path: Path) -> None:
     assert study.rounds[0].lost == {C: "no answer"}
     assert study.rounds[1].refused[C].startswith("answers round 1") and len(study.rounds[1].refused) == 1
     assert_equal(study.model("global/last"), without_c())
-
-
-def test_an_answer_to_a_question_without_tensors_may_bring_none(tmp_path: Path) -> None:
-    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-        reply = work()
-        if site == B and asked.facts["task"] == "join":
-            reply.groups = {"model": {LAST: torch.ones(6, 64)}}
-        return [(site, reply)]
-
-    with pytest.raises(ParticipationError, match="groups: has the surplus model"):
-        Study(make_plan("fedavg", *SMALL), tmp_path / "run", script).run()
 
 
 # ---------------------------------------------------------------------------------------------------- participation
@@ -583,26 +427,6 @@ def before_batch_norm(model: nn.Module) -> set[str]:
     layers = [(name, layer) for name, layer in model.named_modules() if not list(layer.children())]
     pairs = pairwise(layers)
     return {f"{name}.bias" for (name, _), (_, following) in pairs if isinstance(following, nn.BatchNorm1d)}
-
-
-def test_a_bias_before_batch_norm_has_no_gradient_but_by_rounding(tmp_path: Path) -> None:
-    """So pFedMe leaves it where it was drawn, which all sites know, to within some units in the last place: such a bias
-    may be the same at two sites by chance and holds nothing of either. Every other weight moves."""
-    plan = make_plan("pfedme", *SMALL, "training.rounds=3")
-    model = plan.build_networks()["model"]
-    inputs, targets = plan.task.load(A, SITES, plan.seed, None).train.tensors
-    wide = copy.deepcopy(model).double()
-    functional.cross_entropy(wide(inputs.double()), targets).backward()
-    steep = {name: float(parameter.grad.abs().max()) for name, parameter in wide.named_parameters()}
-    flat = before_batch_norm(model)
-    assert flat == {"0.0.bias", "1.0.bias"} == {name for name, most in steep.items() if most < 1e-15}
-    assert min(most for name, most in steep.items() if name not in flat) > 1e-4
-    first = dict(model.named_parameters())
-    run = inprocess.run(plan, folder=tmp_path / "run")
-    for site in SITES:
-        own = run.models[site].named_parameters()
-        moved = {name: float((parameter - first[name]).detach().abs().max()) for name, parameter in own}
-        assert max(moved[name] for name in flat) < 1e-8 < 1e-3 < min(moved[name] for name in moved.keys() - flat)
 
 
 @pytest.mark.parametrize("method", slow_but(["fedavg", "apfl", "scaffold", "harmofl", "adafed", "fedsm"], METHODS, ()))
@@ -878,15 +702,3 @@ def test_a_study_that_a_site_had_to_train_for_does_not(broken: Missing | OSError
     with pytest.raises(MedsiloError, match="run folder run exists"):
         Study(make_plan("fedbn", *SMALL), tmp_path / "run").run()
     assert study.summary == before and state.exists() and study.record.load_checkpoint()
-
-
-def test_the_summary_of_a_finished_run_survives_a_second_one(tmp_path: Path) -> None:
-    first = Study(make_plan("fedavg", *SMALL), tmp_path / "run")
-    first.run()
-    before = first.summary
-    with pytest.raises(MedsiloError, match="exists"):
-        Study(make_plan("fedavg", *SMALL), tmp_path / "run").run()
-    assert first.summary == before
-    with pytest.raises(MedsiloError, match="another plan"):
-        Study(make_plan("fedavg", *SMALL, "seed=1"), tmp_path / "run").coordinator.run(resume=True)
-    assert first.summary == before

@@ -14,7 +14,6 @@ from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.unit.test_algorithms import SMALL, assert_close, initial, load_data, plan_sgd, train_by_hand, with_state
 from tests.unit.test_coordinator import GO_ON, LOST, A, Answers, B, C, Study, assert_equal, task_and_round
-from tests.unit.test_harmofl import assert_resumes
 
 ROUNDS = 5
 
@@ -71,12 +70,6 @@ def test_a_model_out_of_turn_is_refused_and_a_missed_turn_leaves_the_model_as_it
     assert second.answered == [A, C] and B in second.lost and not any(own.share for own in second.sites.values())
     assert_equal(given[A, 3].groups["model"], given[A, 2].groups["model"])
     assert not torch.equal(given[A, 2].groups["model"]["6.weight"], given[A, 1].groups["model"]["6.weight"])
-
-
-@pytest.mark.slow
-def test_it_takes_harmofls_halves_where_all_measure_before(tmp_path: Path) -> None:
-    halves = ['algorithm.amplitude={"measured": "before"}', "algorithm.perturbation={}"]
-    assert_resumes(make_plan("cyclic", *SMALL, "training.rounds=4", *halves), 3, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -226,10 +226,6 @@ def test_of_patients_only_places_of_a_tenth_are_told(tmp_path: Path, monkeypatch
     assert books[A]["validation"] == planned_answers(plan)["validation"] == books[B]["validation"] + 1
 
 
-def test_the_plan_says_which_threshold() -> None:
-    assert planned_answers(make_plan("fedavg"))["validation"] == 3
-
-
 def test_impossible_sums_and_thresholds_are_refused() -> None:
     labels, told = torch.tensor([0, 1, 1]), two([0.05, 0.35, 0.95])
     plan, cases = histology(), Counted(train=3, validation=3, test=3)

@@ -231,19 +231,6 @@ def test_no_damaged_study_trains_and_none_stops_the_others(kinds: tuple[str, ...
         assert not re.search(r"good-|bad |1\.2\.8|IM0|q\d|DOE", problem.what)
 
 
-@pytest.mark.long
-def test_of_500_damaged_studies_none_trains_and_none_stops_the_others(tmp_path: Path) -> None:
-    kinds = list(DAMAGE.items())
-    for number in range(6):
-        write_study(tmp_path / f"good-{number}", f"p{number}", number)
-    for number in range(500):
-        kinds[number % len(kinds)][1][0](write_study(tmp_path / f"bad-{number}", f"q{number}", 10 + number))
-    survey = survey_of(tmp_path)
-    assert survey.usable and sum(part.cases for part in survey.parts.values()) == 6
-    private = " ".join(name for one in survey.problems if one.severity == "left out" for name in one.private)
-    assert all(f"bad-{number}/" in private for number in range(500))
-
-
 def test_where_nothing_matches_it_is_said(tmp_path: Path) -> None:
     (tmp_path / "note").write_text("no DICOM")
     assert "no DICOM series" in survey_of(tmp_path).problems[0].what

@@ -92,16 +92,6 @@ def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch:
     assert len(found) > 50
 
 
-FORMER = {"provision", "clean", "validate", "rehearse", "leak-report", "limits", "limits:", "monitor"}
-
-
-def test_no_page_names_a_former_command_or_key(root: Path) -> None:
-    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("*/**/README.md")]
-    written = [page for page in pages if page.name != "CHANGELOG.md" and ".venv" not in page.parts]
-    found = {(page.name, word) for page in written for word in re.findall(r"`([^`\n]+)`", page.read_text())}
-    assert len(found) > 1000 and [name for name in sorted(found) if name[1] in FORMER] == []
-
-
 def test_the_guide_explains_each_place_of_a_check(root: Path) -> None:
     page = text_of(root / "docs/study/join.md").partition("| where |")[2].partition("\n\n")[0]
     told = {word.strip() for line in page.splitlines()[1:] for word in line.split("|")[1].split(",")}
@@ -238,21 +228,6 @@ def test_each_example_has_its_picture_and_its_time(root: Path) -> None:
         picture = ElementTree.parse(root / f"examples/pictures/{name}.svg").getroot()
         assert picture.tag.endswith("svg") and f"](pictures/{name}.svg)" in row, name
         assert re.search(r"\| \d+ s\b[^|]*\|$", row), name
-
-
-def test_the_glossaries_are_sorted_and_short(root: Path) -> None:
-    for file, most, needed in (
-        ("docs/study/reading.md", 30, {"disclosure report", "plan", "secure aggregation", "suppressed"}),
-        (
-            "CONTRIBUTING.md",
-            30,
-            {"channel", "coordinator", "disclosure", "group", "layer", "aggregator", "participant"},
-        ),
-    ):
-        page = (root / file).read_text("utf-8").partition("## Glossary")[2].partition("\n## ")[0]
-        words = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")][1:]
-        assert words == sorted(words, key=str.lower) and 15 < len(words) <= most, file
-        assert needed <= set(words), file
 
 
 # ---------------------------------------------------------------------------------------------------- links

@@ -1,7 +1,5 @@
 """FedRDN: statistics, draws and rounds written out by hand; who is normalised by whose; what is refused."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.unit import test_baselines as baselines
 from tests.unit.test_algorithms import SMALL, assert_close, initial, load_data
-from tests.unit.test_harmofl import assert_resumes
 
 PLAN = make_plan("fedrdn", *SMALL)
 
@@ -100,11 +97,6 @@ def test_a_hospital_that_did_not_train_is_normalised_by_its_own() -> None:
     mean, deviation = (torch.from_numpy(values).float() for values in measured(images.double().numpy()))
     torch.testing.assert_close(state["input.mean"], mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(state["input.deviation"], deviation, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_it_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    assert_resumes(PLAN, 2, tmp_path)
 
 
 def row(place: int, deviation: float = 0.5) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.errors import ParticipationError, PlanError, Refused
-from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
 from medsilo.federation.channel import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
@@ -31,10 +29,10 @@ from medsilo_lab.deploy.source import Source
 from medsilo_lab.report import page
 from medsilo_lab.report.read import read_all
 from tests import inprocess
-from tests.conftest import INSIDE_FEDSM, SITES, SMALL, make_plan, slow_but
-from tests.sites import site_of, with_settings
-from tests.unit.test_algorithms import CPU, listen
-from tests.unit.test_coordinator import Answers, Study, assert_equal
+from tests.conftest import SITES, SMALL, make_plan, slow_but
+from tests.sites import CPU, site_of, with_settings
+from tests.unit.test_algorithms import listen
+from tests.unit.test_coordinator import Answers, Study
 from tests.unit.test_report import Page
 
 A, B, C = SITES
@@ -251,32 +249,6 @@ def test_the_paper_s_selector_has_its_size() -> None:
     assert sum(p.numel() for p in plan.build_networks()["selector"].parameters()) < 500_000
 
 
-@pytest.mark.parametrize("sync", ["closed-form", "server-adam", "adam-moments", "none"])
-def test_bytes_of_a_round_are_two_models_and_a_selector(sync: str, tmp_path: Path) -> None:
-    plan = planned(f"algorithm.selector_sync={sync}", "training.rounds=1")
-    networks = plan.build_networks()
-    model = sum(tensor.nbytes for tensor in networks["model"].state_dict().values())
-    selector = sum(tensor.nbytes for tensor in networks["selector"].state_dict().values())
-    features = networks["selector"][-1].in_features
-    sums = 8 * (3 + 3 * features + features**2)
-    beside = {"adam-moments": 2 * selector + 4, "closed-form": sums}.get(sync, 0)
-    summary = Study(plan, tmp_path / "run").run()
-    for site in SITES:
-        facts = summary.sites[site]
-        assert facts.bytes_up == facts.bytes_down == 2 * model + selector + beside
-
-
-def test_impossible_moments_are_refused(tmp_path: Path) -> None:
-    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-        reply = work()
-        if site == C and asked.facts["task"] == "round":
-            reply.groups["moments"]["second_0"] = -reply.groups["moments"]["second_0"]
-        return [(site, reply)]
-
-    study = Study(planned(*GO_ON, MOMENTS), tmp_path / "run", script)
-    assert "only 0 to 1e+12 is possible there" in study.run().sites[C].missed[1]
-
-
 # ---------------------------------------------------------------------------------------------------- in closed form
 def features_of(plan: Plan, site: str) -> np.ndarray:
     """Return the input of the untrained selector's last layer for a hospital's training cases."""
@@ -416,19 +388,6 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
     )  # else equality would say nothing
 
 
-def test_every_hospital_s_best_file_has_the_score_that_was_recorded(tmp_path: Path) -> None:
-    plan = planned("training.rounds=4")
-    summary = inprocess.run(plan, folder=tmp_path / "run").summary
-    for site in SITES:
-        tensors, facts = load_tensors(tmp_path / "run/sites" / site / "best.safetensors")
-        curve = summary.sites[site].validation
-        assert facts["round"] == int(np.argmax(curve))
-        model = plan.build_networks()["model"]
-        model.load_state_dict(tensors)
-        part = plan.task.load(site, SITES, plan.seed, None).validation.tensors
-        assert right(model, *part).mean() == pytest.approx(max(curve))
-
-
 def refusing(study: Study, *sites: str) -> Study:
     for site in sites:
         study.participants[site].participant.disclosure.settings = SiteSettings(
@@ -476,28 +435,6 @@ def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypat
     with_settings(study.participants[A], share_personal_model=True)
     answers.append(study.participants[A].answer(joined).facts["shares"])
     assert answers == [True, False, True]
-
-
-FALSE = {
-    "nothing": (None, "has no results of the super model"),
-    "no counts": ({"chosen": {}, "sums": [0.0] * 8}, "how often each model was chosen"),
-    "half a case": ({"chosen": {A: 0.5}, "sums": [0.0] * 8}, f"chosen.{A}: input should be a valid integer"),
-    "a stranger": ({"chosen": {"x": 5}, "sums": [0.0] * 8}, "it chose models of 'x', which is not a site of the study"),
-    "too few sums": ({"chosen": {A: 6}, "sums": [0.0] * 7}, "does not give 8 sums"),
-    "no number": ({"chosen": {A: 5}, "sums": [float("nan")] * 8}, "its sums.0: input should be a finite number"),
-}
-
-
-@pytest.mark.parametrize(("told", "reason"), FALSE.values(), ids=FALSE)
-def test_false_scores_of_a_super_model_are_refused(told: Any, reason: str, tmp_path: Path) -> None:
-    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-        reply = work()
-        if site == C and asked.facts["task"] == "deliver":
-            reply.facts["outcome"] = told
-        return [(site, reply)]
-
-    with pytest.raises(ParticipationError, match=reason):
-        Study(planned("training.rounds=1"), tmp_path / "run", script).run()
 
 
 def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_path: Path) -> None:
@@ -643,52 +580,6 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
     assert summary.details.super_model.curve == []
     with pytest.raises(PlanError, match=r"training\.rounds: .* trains models before 3 rounds"):
         planned("training.rounds=3", "algorithm.selector_rounds=3", method=method)
-
-
-# ---------------------------------------------------------------------------------------------------- Table 6
-@pytest.mark.slow
-@pytest.mark.parametrize("method", INSIDE_FEDSM)
-def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, tmp_path: Path) -> None:
-    """The selector learns beside it from the same batches and changes nothing of it."""
-    plan = planned(f"algorithm.personal_method.name={method}")
-    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training.rounds)] == [
-        ("train", 2),
-        ("collect", 1),
-    ]
-    study = Study(plan, tmp_path / "fedsm")
-    found = study.run().details.super_model
-    alone = Study(planned(method=method), tmp_path / "alone")
-    alone.run()
-    assert_equal(study.model("global/last"), alone.model("global/last"))
-    model = SuperModel.load(study.folder / "supermodel")
-    assert found.agreed == SITES
-    for site in SITES:
-        own = alone.model(f"sites/{site}/last")
-        if method in ("fine-tuning", "per-fedavg"):  # they go through the data again, in another order
-            close(model.expert(site).state_dict(), wide(own), 0.3)
-        else:
-            assert_equal(dict(model.expert(site).state_dict()), own)
-    sent = [
-        set(parcel.groups) for site, parcel in study.transport.sent if site == A and parcel.facts["task"] == "round"
-    ]
-    assert sent == [{"global", "selector", "sums"}] * 3
-    assert not torch.equal(*(next(iter(model.expert(site).state_dict().values())) for site in (A, B)))
-
-
-def test_a_study_with_another_personal_method_that_stopped_goes_on(tmp_path: Path) -> None:
-    plan = planned("algorithm.personal_method.name=ditto")
-
-    def stop(record: dict[str, Any]) -> None:
-        if record.round == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        inprocess.run(plan, folder=tmp_path / "run", on_round=stop)
-    resumed = inprocess.run(plan, folder=tmp_path / "run", resume=True).summary
-    whole = inprocess.run(plan, folder=tmp_path / "whole").summary
-    assert resumed.details == whole.details
-    one, other = (SuperModel.load(tmp_path / run / "supermodel").state_dict() for run in ("run", "whole"))
-    assert_equal(one, other)
 
 
 # ---------------------------------------------------------------------------------------------------- protocols

@@ -7,19 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import from_shareable
 from nvflare.apis.filter import Filter
-from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from torch import Tensor
 
-from medsilo.core.errors import Refused
-from medsilo.flare.filters import OnlyTheseGroups
-from medsilo.flare.wire import refusal, to_parcel, to_shareable
+from medsilo.flare.wire import to_parcel, to_shareable
 from medsilo.runs.messages import StudyMessage
 
 FACTS = {"round": 3, "task": "round", "packages": {"medsilo": {"version": "1"}}}
@@ -47,18 +43,6 @@ def through(sent: StudyMessage, *filters: Filter) -> StudyMessage:
 def assert_same(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) and mine[name].dtype == theirs[name].dtype for name in mine)
-
-
-# ---------------------------------------------------------------------------------------------------- ours
-def test_refusals_pass_and_what_is_not_medsilos_does_not() -> None:
-    ours, answer = OnlyTheseGroups(["model"]), refusal("no data")
-    assert ours.process(answer, FLContext()) is answer
-    for stranger in (
-        DXO(DataKind.WEIGHTS, data={"w": torch.ones(2)}).to_shareable(),
-        DXO(DataKind.COLLECTION, data={"model": DXO(DataKind.WEIGHTS, data={"w": torch.ones(2)})}).to_shareable(),
-    ):
-        with pytest.raises(Refused, match="medsilo has no answer"):
-            ours.process(stranger, FLContext())
 
 
 # ---------------------------------------------------------------------------------------------------- NVFlare's
@@ -116,17 +100,6 @@ def test_what_is_excluded_is_missing_and_the_sites_own_copy_is_not() -> None:
     sent = parcel()
     got = through(sent, ExcludeVars("bn"))
     assert list(got.groups["model"]) == ["weight"] and len(sent.groups["model"]) == 3
-
-
-def test_bfloat16_is_nvflares_limit_and_the_answer_is_held_back() -> None:
-    """Its two privacy filters work on numpy, which has no bfloat16: NVFlare turns the exception into a refusal."""
-    for theirs in (PercentilePrivacy(10, 0.5), SVTPrivacy(fraction=0.5, epsilon=1.0)):
-        with pytest.raises(TypeError, match="BFloat16"):
-            through(parcel(torch.bfloat16), theirs)
-    answer = Shareable()
-    answer.set_return_code(ReturnCode.TASK_RESULT_FILTER_ERROR)
-    with pytest.raises(Refused, match="a privacy filter of the site"):
-        to_parcel(answer)
 
 
 def test_what_came_as_no_number_is_not_made_one() -> None:

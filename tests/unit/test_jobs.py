@@ -14,16 +14,10 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_yaml
 from medsilo.flare.job_source import SHIPPED, PlanSource, shipped_plans
 from medsilo.flare.jobs import (
-    CLIENT,
     CONFIG,
     CUSTOM,
-    NO_CODE,
-    PLAN,
-    SERVER,
-    canonical_job,
     check_components,
     find_job,
-    has_code,
     plan_of,
     scope_of,
     write_job,
@@ -58,25 +52,6 @@ def test_the_jobs_are_what_make_jobs_writes(tmp_path: Path) -> None:
     assert written.keys() == committed.keys(), "say make jobs, and remove what has no source"
     changed = [path for path in written if written[path] != committed[path]]
     assert not changed, "edit custom/medsilo/jobs, never these, and say make jobs"
-
-
-@over_all("method", FEDERATED)
-def test_jobs_have_the_canonical_form(method: str) -> None:
-    job = JOBS / method
-    plan = plan_of(job)
-    assert plan.algorithm.name == method
-    written = {Path(path): content for path, content in files(job).items() if not path.startswith("plans/")}
-    assert written.keys() == {*canonical_job(plan), PLAN, NO_CODE}
-    assert json.loads(written[Path("meta.json")])["deploy_map"] == {"app": ["@ALL"]}
-    assert plan.participation.sites == () and not has_code(job)
-
-
-def test_all_jobs_have_the_same_two_files_for_nvflare_beside_their_plan() -> None:
-    """What is a job's own is its plan; NVFlare's part comes from one template."""
-    folders = [JOBS / method / "app/config" for method in FEDERATED]
-    assert {tuple(sorted(files(folder))) for folder in folders} == {(CLIENT, SERVER, PLAN.name)}
-    for name in (CLIENT, SERVER):
-        assert len({(folder / name).read_bytes() for folder in folders}) == 1, name
 
 
 def test_a_source_says_what_is_different_from_its_base(tmp_path: Path) -> None:
@@ -216,14 +191,6 @@ def test_a_wheel_has_every_plan_of_a_job(root: Path) -> None:
     matched = {path for pattern in given for path in (root / "custom/medsilo").glob(pattern)}
     assert {*SHIPPED.rglob("*.yaml")} <= matched
     assert len([*shipped_plans()]) == len([*JOBS.glob("*/app/config/plan.yaml"), *JOBS.glob("*/plans/*.yaml")])
-
-
-@over_all("method", FEDERATED)
-def test_adam_is_one_change_on_every_job(method: str) -> None:
-    more = ["algorithm.optimizer=any"] if method == "scaffold" else []  # it says itself for which one it is made
-    for optimizer in ("adam", "adamw"):
-        training = plan_of(JOBS / method, [f"training.optimizer={optimizer}", *more]).training
-        assert (training.optimizer, training.momentum, training.learning_rate) == (optimizer, 0, 0.001)
 
 
 def test_names_take_the_place_of_a_number_of_hospitals() -> None:

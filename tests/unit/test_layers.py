@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from monai.networks.nets import DenseNet121, UNet
+from monai.networks.nets import UNet
 from torch import Tensor, nn
 
 from medsilo.learning.layers import batch_norm_buffer_names, batch_norm_names, head_names
@@ -41,12 +41,6 @@ def test_every_batch_norm_is_one(norm: type[nn.Module]) -> None:
     assert batch_norm_names(nn.Sequential(nn.ReLU(), norm(3))) == full("1")
 
 
-def test_a_converted_network_keeps_its_names() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Sequential(nn.BatchNorm2d(3)))
-    before = batch_norm_names(model)
-    assert batch_norm_names(nn.SyncBatchNorm.convert_sync_batchnorm(model)) == before == full("1", "2.0")
-
-
 def test_batch_norm_without_some_of_its_tensors() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2, affine=False), nn.BatchNorm1d(2, track_running_stats=False))
     assert batch_norm_names(model) == [*full("0", parts=PARTS[2:]), "1.weight", "1.bias"]
@@ -82,20 +76,6 @@ def test_shared_layers_are_found_under_all_their_names() -> None:
     assert head_names(model) == ["decode.weight", "decode.bias", "again.weight", "again.bias"]
 
 
-class Tied(nn.Module):
-    """Its first layer is registered again as the last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = nn.Linear(2, 2)
-        self.middle = nn.Linear(2, 2)
-        self.decode = self.encode
-
-
-def test_the_last_registered_layer_is_the_head_also_when_it_is_shared() -> None:
-    assert head_names(Tied()) == ["encode.weight", "encode.bias", "decode.weight", "decode.bias"]
-
-
 @pytest.mark.parametrize("layer", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d])
 def test_a_convolution_may_be_the_head(layer: type[nn.Module]) -> None:
     model = nn.Sequential(nn.Linear(2, 2), layer(2, 1, 1), nn.BatchNorm1d(1), nn.Softmax(1))
@@ -128,20 +108,6 @@ def test_monai_unet(residual: int) -> None:
     with torch.no_grad():
         model.state_dict()[head[-1]].add_(1.0)
     torch.testing.assert_close(model(probe), before + 1.0)  # the head's bias is the output's
-
-
-def test_monai_unet_with_instance_norm_has_no_batch_norm() -> None:
-    model = UNet(2, 1, 2, channels=(4, 8), strides=(2,), norm=("INSTANCE", {"affine": True}))
-    assert batch_norm_names(model) == []
-    assert head_names(model)
-
-
-def test_monai_densenet() -> None:
-    model = DenseNet121(spatial_dims=2, in_channels=1, out_channels=3, init_features=4, growth_rate=2)
-    names = batch_norm_names(model)
-    assert set(names) == by_hand(model)
-    assert len(names) % 5 == 0
-    assert head_names(model) == ["class_layers.out.weight", "class_layers.out.bias"]
 
 
 def test_other_weights_are_gone_afterwards_also_where_a_layer_has_two_names() -> None:

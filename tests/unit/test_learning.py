@@ -120,16 +120,6 @@ def test_the_loop_equals_one_written_by_hand(training: Training, kind: type) -> 
     assert mean_loss == float(total / 18)
 
 
-def test_the_mean_training_loss_weighs_batches_by_their_cases() -> None:
-    data = TensorDataset(torch.tensor([[1.0], [1.0], [1.0], [4.0], [4.0]]), torch.zeros(5))
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.ones_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
-    loader = batches(data, 3, CPU)
-    loss = one_epoch(model, loader, lambda output, target: output.mean(), optimizer)
-    assert loss == pytest.approx((3 * 1 + 2 * 4) / 5)
-
-
 def test_stop_is_asked_before_every_batch() -> None:
     asked = []
 
@@ -178,32 +168,6 @@ def test_with_batches_of_one_no_case_is_left_out() -> None:
     assert sorted(seen_in(batches(numbered(5), 1, CPU, generator_for(0)))) == list(range(5))
 
 
-def test_the_case_left_out_is_another_one_each_time() -> None:
-    left_out = {
-        (set(range(9)) - set(seen_in(batches(numbered(9), 4, CPU, generator_for(0, epoch))))).pop()
-        for epoch in range(20)
-    }
-    assert len(left_out) > 3
-
-
-def test_the_order_depends_on_its_purpose_alone() -> None:
-    def order(*purpose: str | int) -> list[list[int]]:
-        return order_of(batches(numbered(32), 5, CPU, generator_for(*purpose)))
-
-    first = order(0, "a", "shuffle", 1, 0)
-    torch.manual_seed(99)
-    torch.rand(5)
-    assert order(0, "a", "shuffle", 1, 0) == first
-    others = [
-        (1, "a", "shuffle", 1, 0),
-        (0, "b", "shuffle", 1, 0),
-        (0, "a", "shuffle", 2, 0),
-        (0, "a", "shuffle", 1, 1),
-    ]
-    orders = [first, *(order(*purpose) for purpose in others)]
-    assert len({str(one) for one in orders}) == len(orders)
-
-
 def test_seeds_are_the_same_on_every_machine() -> None:
     """From `printf '0\\x1finitial weights' | sha256sum`: a change would change every published number."""
     assert seed_for(0, "initial weights") == 5343337840799183452
@@ -235,14 +199,6 @@ def test_evaluation_is_a_mean_over_cases_whatever_the_batches(batch_size: int) -
     right = [row.index(max(row)) == label for row, label in zip(output.tolist(), data.tensors[1].tolist(), strict=True)]
     assert measured["right"].tolist() == right
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_evaluation_and_training_set_the_mode_of_every_layer() -> None:
-    model, data = network(), cases(8)
-    evaluate(model, batches(data, 4, CPU), functional.cross_entropy, correct, CPU)
-    assert not any(module.training for module in model.modules())
-    one_epoch(model, batches(data, 4, CPU), functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert all(module.training for module in model.modules())
 
 
 def test_mixed_precision_trains_in_it_and_scores_in_single() -> None:

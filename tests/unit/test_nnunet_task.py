@@ -13,7 +13,6 @@ import torch
 import yaml
 from torch.utils.data import Subset
 
-import medsilo
 from medsilo.core.errors import PlanError
 from medsilo.learning.compute import Compute
 from medsilo.learning.loop import OutputLoss, lesson
@@ -240,27 +239,6 @@ def test_epochs_are_those_of_nnunets_trainer(hospitals: Path, data: SiteData, tr
             assert float(learn(images, labels)) == float(trainer.train_step(batch)["loss"])
     for mine, other in zip(ours.parameters(), trainer.network.parameters(), strict=True):
         assert torch.equal(mine, other)
-
-
-def test_whole_volumes_go_through_nnunets_windows(plan: Plan, data: SiteData) -> None:
-    image, labels = data.test[0]
-    network = plan.build_networks()["model"].eval()
-    with torch.no_grad():
-        output = plan.task.infer(network, image[None])
-    assert output.shape == (1, 2, *labels.shape)
-    assert plan.task.goal.loss(output, labels[None]).isfinite()
-    assert 0 <= float(plan.task.goal.case_scores(output, labels[None])) <= 1
-
-
-@pytest.mark.long
-def test_a_study_learns_and_its_numbers_are_the_same_again(hospitals: Path) -> None:
-    plan = plan_of(hospitals, training={"rounds": 3, "batch_size": 4, "local_steps": 3, "momentum": 0.9})
-    runs = [medsilo.run(plan, data=hospitals) for _ in range(2)]
-    first, *_, last = (sum(site.train_loss or 0 for site in line.sites.values()) for line in runs[0].history)
-    assert last < first - 0.3  # of three hospitals together
-    one, other = (run.models["north"].state_dict() for run in runs)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from inspect import isfunction
 from pathlib import Path
 
@@ -27,16 +26,10 @@ PAGE = Path(__file__).parents[2] / "docs/research/extend.md"
 NOISE = 'layers=[{"name": "group-noise", "group": "model", "noise": %s, "bound": %s}]'
 
 
-@pytest.fixture(autouse=True)
-def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    place = tmp_path_factory.mktemp("installed")
-    with installed_as(
-        "outside-layers",
-        "[medsilo.layers]\ngroup-noise = group_noise:GroupNoise\nhourly-bytes = hourly_bytes:HourlyBytes\n",
-        place,
-        monkeypatch,
-    ):
-        yield
+installed = installed_as(
+    "outside-layers",
+    "[medsilo.layers]\ngroup-noise = group_noise:GroupNoise\nhourly-bytes = hourly_bytes:HourlyBytes\n",
+)
 
 
 def test_noise_on_one_group_changes_what_leaves_and_nothing_else(tmp_path: Path) -> None:

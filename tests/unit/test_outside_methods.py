@@ -2,7 +2,6 @@
 method written out by hand."""
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +21,12 @@ from tests.unit.test_algorithms import (
     load_data,
 )
 from tests.unit.test_baselines import PLAIN_SGD, Local, Server, Site, plain, study
-from tests.unit.test_harmofl import assert_resumes
+from tests.unit.test_participant import assert_same_run, stop_and_resume
 
 FILES = Path(__file__).parents[1] / "outside"
 
 
-@pytest.fixture(autouse=True)
-def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Its file as an installed package whose entry point names it."""
-    place = tmp_path_factory.mktemp("installed")
-    with installed_as("outside-methods", "[medsilo.methods]\nelastic = elastic:Elastic\n", place, monkeypatch):
-        yield
+installed = installed_as("outside-methods", "[medsilo.methods]\nelastic = elastic:Elastic\n")
 
 
 def planned(*changes: str) -> Plan:
@@ -93,4 +87,6 @@ def test_elastic_aggregation_refuses_a_sensitivity_below_0(tmp_path: Path) -> No
 def test_it_comes_through_the_registry_and_resumes(tmp_path: Path) -> None:
     plan = planned("training.rounds=3")
     assert list(plan.packages) == ["outside-methods"]
-    assert_resumes(plan, 2, tmp_path)
+    inprocess.run(plan, folder=tmp_path / "whole")
+    stop_and_resume(plan, tmp_path / "run", 2)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")

@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,7 @@ notes = notes:look
 TEXTS = {"well": "Walked a mile. Ate well.", "ill": "Pain in his hip! Fits in bits. Chill."}
 
 
-@pytest.fixture(autouse=True)
-def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    place = tmp_path_factory.mktemp("installed")
-    with installed_as("outside-notes", ENTRIES, place, monkeypatch):
-        yield
+installed = installed_as("outside-notes", ENTRIES)
 
 
 @pytest.fixture

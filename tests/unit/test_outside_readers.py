@@ -1,7 +1,7 @@
 """A reader of another installed package, for a hospital's own files in a format that medsilo does not know."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +21,7 @@ ENTRIES = "[medsilo.tasks]\ncurves = curves:Curves\n"
 STEPS = 40  # of a curve: two pieces of 16, and what is left
 
 
-@pytest.fixture(autouse=True)
-def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    place = tmp_path_factory.mktemp("installed")
-    with installed_as("outside-curves", ENTRIES, place, monkeypatch):
-        yield
+installed = installed_as("outside-curves", ENTRIES)
 
 
 def curve(wild: float, seed: str) -> str:

@@ -2,10 +2,8 @@
 
 import csv
 import json
-import os
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,9 @@ from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import Cases, SiteData
 from tests import inprocess
-from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, SMALL, make_plan, mounted, slow_but
+from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, SMALL, make_plan, slow_but
 from tests.sites import CPU, site_of, sites_of
+from tests.unit.test_files import files_of_at_most
 
 A = SITES[0]
 KINDS = [("fedavg", []), ("apfl", ["algorithm.adaptive=true"]), ("scaffold", [])]  # one of each kind
@@ -485,12 +484,6 @@ def stop_and_resume(plan: Plan, folder: Path, *stops: int) -> None:
     assert inprocess.run(plan, folder=folder, resume=True).summary.status == "finished"
 
 
-def test_a_study_may_stop_often_and_twice_in_the_same_round(tmp_path: Path, whole: Callable[[Plan], Path]) -> None:
-    plan = planned("fedbn", [])
-    stop_and_resume(plan, tmp_path / "run", 2, 2, 3, 4)
-    assert_same_run(whole(plan), tmp_path / "run")
-
-
 def test_a_finished_study_that_is_resumed_is_the_same(tmp_path: Path, whole: Callable[[Plan], Path]) -> None:
     plan = planned("fedper", [])
     inprocess.run(plan, folder=tmp_path / "run")
@@ -537,17 +530,6 @@ def test_a_torn_line_of_rounds_is_forgotten(tmp_path: Path, whole: Callable[[Pla
 
 
 # ---------------------------------------------------------------------------------------------------- a full disk
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """The system refuses to let any file of this process grow beyond `size` bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def test_a_checkpoint_that_does_not_fit_costs_only_its_round(tmp_path: Path, whole: Callable[[Plan], Path]) -> None:
     """The server's checkpoint (the model) is too large from round 2 on; the sites' files stay smaller."""
     plan = planned("fedavg", ["training.optimizer_state=reset"])
@@ -571,27 +553,6 @@ def test_a_checkpoint_that_does_not_fit_costs_only_its_round(tmp_path: Path, who
     assert (summary.status, summary.reason) == ("failed", text)
     inprocess.run(plan, folder=folder, resume=True)
     assert_same_run(whole(plan), folder)
-
-
-def test_a_study_on_a_disk_that_fills_up_is_resumed_when_there_is_room(
-    tmp_path: Path, whole: Callable[[Plan], Path]
-) -> None:
-    """A real file system that is full to the last byte in the middle of the study, then larger."""
-    plan = planned("fedbn", [])
-    with mounted(tmp_path / "disk", "3m") as disk:
-
-        def on_round(record: Round) -> None:
-            if record.round == 2:
-                (disk / "filler").write_bytes(b"x" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize))
-
-        with pytest.raises(MedsiloError) as caught:
-            inprocess.run(plan, folder=disk / "run", on_round=on_round)
-        assert "free space" in str(caught.value)
-        assert len(str(caught.value).splitlines()) == 1
-        assert Record(disk / "run").load_checkpoint()[1]["round"] == 1
-        (disk / "filler").unlink()
-        inprocess.run(plan, folder=disk / "run", resume=True)
-        assert_same_run(whole(plan), disk / "run")
 
 
 # ---------------------------------------------------------------------------------------------------- in process

@@ -330,19 +330,6 @@ def test_table_6_the_methods_inside_fedsm_are_those_of_the_equations(case: Case,
             np.testing.assert_allclose(mine[number][name], expected[number][name], rtol=0, atol=1e-12)
 
 
-def test_alpha_moves_at_every_site_and_stays_a_share(start: Array) -> None:
-    algorithm = METHODS["apfl"](alpha=1.0, adaptive=True)
-    site = Site("a", algorithm, regression(start))
-    with torch.no_grad():
-        site.modules["local"][0].weight.add_(torch.tensor([[[3.0]], [[-5.0]], [[1.0]]]))
-    seen = []
-    for _ in range(6):
-        site.phase.work(site.bench)
-        seen.append(float(site.modules["share"].alpha))
-    assert all(0 <= alpha <= 1 for alpha in seen)
-    assert len(set(seen)) > 2
-
-
 # ---------------------------------------------------------------------------------------------------- batch norm
 @pytest.fixture
 def pair() -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
@@ -431,16 +418,6 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor], statistics: bool 
     assert one.keys() == other.keys()
     names = [name for name in one if statistics or not is_statistic(name)]
     return max(float((one[name] - other[name]).abs().max()) for name in names)
-
-
-@pytest.mark.slow
-def test_the_lead_gets_the_shared_network_and_every_site_ends_with_its_own(tmp_path: Path) -> None:
-    for method in PERSONAL:
-        ends = run(method, tmp_path / method)
-        for place, one in enumerate(SITES):
-            assert distance(ends[one], ends["global"]) > 0, method
-            assert all(distance(ends[one], ends[other]) > 0 for other in SITES[:place]), method
-        assert not (tmp_path / method / "global" / "best.safetensors").exists()  # chosen by each site for itself
 
 
 @pytest.mark.parametrize("method", all_but_newer(*PERSONAL))

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import BaseModel
 
-from medsilo import registry
-from medsilo.check.method_facts import FACTS
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_yaml
-from medsilo.learning.training import Training
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import NETWORKS, TASKS
 from tests.conftest import METHODS, SITES, make_plan
@@ -48,17 +46,14 @@ def from_text(tmp_path: Path, text: str) -> Plan:
 WRONG = [
     # numbers out of range, each key its own
     (["training.rounds=0"], "training.rounds", "0", "1 or more"),
-    (["training.rounds=-3"], "training.rounds", "-3", "1 or more"),
     (["training.rounds=1000000000"], "training.rounds", "1000000000", "10000 or less"),
     (["training.rounds=2.5"], "training.rounds", "2.5", "integer"),
     (["training.rounds=three"], "training.rounds", "three", "integer"),
     (["training.rounds="], "training.rounds", "None", "integer"),
     (["training.local_epochs=0"], "training.local_epochs", "0", "1 or more"),
     (["training.batch_size=0"], "training.batch_size", "0", "1 or more"),
-    (["training.learning_rate=-0.1"], "training.learning_rate", "-0.1", "1e-08 or more"),
     (["training.learning_rate=0"], "training.learning_rate", "0", "1e-08 or more"),
     (["training.learning_rate=.nan"], "training.learning_rate", "nan", "finite"),
-    (["training.learning_rate=.inf"], "training.learning_rate", "inf", "finite"),
     (["training.learning_rate=1e999"], "training.learning_rate", "inf", "finite"),
     (["training.learning_rate=fast"], "training.learning_rate", "fast", "number"),
     (["training.momentum=1"], "training.momentum", "1", "less than 1"),
@@ -114,7 +109,6 @@ WRONG = [
     (["participation.sites=[a, a]"], "participation.sites", "twice", "once"),
     (["participation.sites=[]", "participation.minimum=0"], "participation.minimum", "0", "1 or more"),
     (["participation.minimum=4"], "participation", "minimum 4", "lower it"),
-    (["participation.when_missing=continue"], "participation", "continue", "lower minimum"),
     (["participation.when_missing=continue", "participation.minimum=3"], "participation", "continue", "lower minimum"),
     (["participation.sites=hospital-a"], "participation.sites", "hospital-a", ""),
     (["participation.sites=[1, 2]"], "participation.sites.0", "1", "string"),
@@ -235,11 +229,6 @@ def test_what_is_nearly_right_gets_a_suggestion(change: str, meant: str) -> None
     assert refusal([change]).endswith(f"(did you mean {meant}?)")
 
 
-def test_a_name_may_be_written_in_any_case_and_one_that_is_nearly_right_gets_a_suggestion() -> None:
-    assert make_plan("fedavg", "algorithm.name=FedBN").algorithm.name == "fedbn"
-    assert "did you mean 'fedavg'?" in refusal(["algorithm.name=fedavgg"])
-
-
 def test_a_site_whose_name_looks_like_a_number_keeps_it() -> None:
     plan = parse_plan({**make_plan().resolved(), "participation": {"sites": ["1e5", "2"], "minimum": 2}})
     assert parse_plan(load_yaml(plan.to_yaml())) == plan
@@ -333,73 +322,6 @@ def test_the_order_of_keys_and_sites_does_not_change_the_hash(tmp_path: Path) ->
     assert from_text(tmp_path, turned).hash == from_text(tmp_path, GOOD).hash
 
 
-# a second value for every key of the plan
-OTHERS = {
-    "algorithm.weighting": "uniform",
-    "algorithm.mu": 0.02,
-    "algorithm.partial": 0.1,
-    "algorithm.amplitude": "{}",
-    "algorithm.perturbation": "{}",
-    "algorithm.name": "local",
-    "task.name": "synthetic-histology",
-    "task.shift": "label",
-    "task.alpha": 0.2,
-    "task.persons": 41,
-    "task.windows": 81,
-    "task.steps": 65,
-    "task.fold": "{number: 1, of: 3}",
-    "network.hidden": 65,
-    "network.norm": "group",
-    "training.rounds": 3,
-    "training.local_epochs": 2,
-    "training.batch_size": 33,
-    "training.learning_rate": 0.051,
-    "training.momentum": 0.8,
-    "training.weight_decay": 1e-9,
-    "training.optimizer_state": "reset",
-    "training.truncate": True,
-    "training.local_steps": 5,
-    "training.nesterov": True,
-    "training.optimizer": "adam",
-    "training.schedule": "poly",
-    "training.warmup": 1,
-    "training.clip": 1.0,
-    "training.class_weights": "balanced",
-    "study.title": "Kidneys",
-    "study.purpose": "to find kidneys",
-    "study.contact": "lead@clinic.example",
-    "participation.sites": "[hospital-a, hospital-b]",
-    "participation.evaluation_sites": "[hospital-z]",
-    "participation.minimum": 2,
-    "participation.when_missing": "wait",
-    "participation.timeout": 121,
-    "participation.resume": 3,
-    "participation.retry_timeout": 3601,
-    "participation.heartbeat_timeout": 300,
-    "participation.require_same_versions": "[nvflare, torch]",
-    "transport.precision": "bfloat16",
-    "transport.slowest": 64,
-    "secure_aggregation.mode": "pairwise",
-    "secure_aggregation.clip": 8.0,
-    "secure_aggregation.threshold": 2,
-    "model_selection.keep": "last",
-    "model_selection.validate_every": 2,
-    "aggregation.robust": "{name: median}",
-    "aggregation.max_weight": 0.5,
-    "seed": 1,
-    "protocol": "paper",
-}
-# Changing one of these alone is refused
-BOUND = {"training.betas", "network.name", "privacy", "layers"}
-
-
-def keys_of(values: dict, prefix: str = "") -> set[str]:
-    keys = set()
-    for key, value in values.items():
-        keys |= keys_of(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}"}
-    return keys
-
-
 def test_the_lead_s_words_are_one_line_each() -> None:
     with pytest.raises(PlanError, match=r"study\.purpose"):
         parse_plan(make_plan("fedavg").resolved() | {"study": {"purpose": "one\ntwo"}})
@@ -407,18 +329,13 @@ def test_the_lead_s_words_are_one_line_each() -> None:
         parse_plan(make_plan("fedavg").resolved() | {"study": {"title": "x" * 400}})
 
 
-def test_the_hash_changes_with_any_value() -> None:
-    plan = make_plan("fedprox")
-    unsaid = {"training.warmup"}  # where it says nothing, a plan keeps the hash that it had before there was such a key
-    assert keys_of(plan.resolved()) | unsaid == OTHERS.keys() | BOUND  # a new key needs a line above
-    hashes = {plan.hash}
-    for key, value in OTHERS.items():
-        changes = [f"{key}={value}"]
-        if key == "task.name":
-            changes.append("network.name=small-cnn")
-        hashes.add(plan.with_changes(changes).hash)
-    hashes.add(plan.with_changes(["training.optimizer=adam", "training.betas=[0.8, 0.999]"]).hash)
-    assert len(hashes) == 1 + len(OTHERS) + 1
+def test_every_key_counts_in_the_hash() -> None:
+    """Which is of what the plan says written out: of other values in tests/property/test_message_properties.py."""
+    plan = make_plan("fedprox", "training.warmup=1", "aggregation.robust={name: median}")
+    for name, told in plan.resolved().items():
+        section = getattr(plan, name)
+        if isinstance(section, BaseModel):
+            assert told.keys() == type(section).model_fields.keys(), name
 
 
 def test_another_optimizer_brings_its_own_numbers() -> None:
@@ -457,13 +374,6 @@ def test_one_key_has_a_plan_of_volumes_learned_slice_by_slice(root: Path) -> Non
     assert own.hash == load_plan(path, ["task.dimensions=2", "task.size=[48, 32]"]).hash
 
 
-def test_a_plan_cannot_be_changed() -> None:
-    plan = make_plan()
-    for section, key in ((plan, "seed"), (plan.training, "rounds"), (plan.algorithm, "weighting")):
-        with pytest.raises(ValueError, match="frozen"):
-            setattr(section, key, 1)
-
-
 # ---------------------------------------------------------------------------------------------------- networks
 def weights(plan: Plan) -> torch.Tensor:
     return torch.cat([tensor.flatten().double() for tensor in plan.build_networks()["model"].state_dict().values()])
@@ -489,26 +399,11 @@ def test_a_plan_leaves_torchs_generator_alone() -> None:
     assert torch.tensor(0.0).device == torch.device("cpu")  # the check on the meta device has ended
 
 
-def test_rounds_and_phases() -> None:
-    plan = make_plan("fedavg", "training.rounds=4")
-    assert plan.rounds == 4
-    assert [plan.course.phase_of(number).name for number in (1, 4, 5)] == ["train"] * 3
-
-
 def test_what_participation_requires() -> None:
     assert make_plan().participation.required == len(SITES)
     assert make_plan("fedavg", "participation.minimum=2").participation.required == 2
     free = make_plan("fedavg", "participation.sites=[]", "participation.minimum=1").participation
     assert (free.sites, free.required) == ((), 1)
-
-
-def test_the_table_of_methods_is_keyed_by_name() -> None:
-    assert set(FACTS) == {*METHODS, "central"}
-    for name, method in registry.METHODS.items():
-        assert method().name == name
-        assert method.title
-        assert method.paper
-        assert method().phases(Training().rounds)
 
 
 def test_a_plan_reaches_another_process_whole(subtests: pytest.Subtests) -> None:

@@ -12,7 +12,7 @@ from medsilo.registry import TASKS
 from medsilo.runs.messages import StudyMessage
 from medsilo.schedule.phase import FURTHEST
 from tests.conftest import SITES, make_plan
-from tests.unit.test_coordinator import GO_ON, SMALL, Answers, Study, assert_equal, task_and_round, without_c
+from tests.unit.test_coordinator import GO_ON, SMALL, Answers, Study, task_and_round
 
 A, B, C = SITES
 IMAGES = [
@@ -55,7 +55,6 @@ def assert_blamed(study: Study, told: str) -> None:
         ("fedavg", "model", "running_var", 1e30, "running_var holds 1e+30; only 0 to 1e+12"),
         ("fedavg", "model", "running_mean", -1e30, "running_mean holds -1e+30; only -1e+06 to 1e+06"),
         ("fedadam", "buffers", "running_var", 1e30, "buffers/"),
-        ("ditto", "global", "running_var", -1e-3, "global/"),
         ("fedsm", "personal", "running_var", 1e30, "personal/"),
         ("f-adafed", "statistics", "0_variance", 1e30, "statistics/layer0_variance holds 1e+30; only 0 to 1e+12"),
         ("f-adafed", "statistics", "0_mean", 1e30, "statistics/layer0_mean holds 1e+30"),
@@ -84,22 +83,6 @@ def test_adams_memory_has_ranges_too(tmp_path: Path) -> None:
     plan = make_plan("fedsm", *SMALL, *GO_ON, "algorithm.selector_sync=adam-moments")
     study = poisoned(tmp_path / "run", plan, "moments", "second_0", lambda tensor: tensor.fill_(-1.0))
     assert_blamed(study, "moments/second_0 holds -1; only 0 to 1e+12")
-
-
-def test_the_sum_is_that_without_the_site(tmp_path: Path) -> None:
-    plan = make_plan("fedavg", *SMALL, *GO_ON)
-
-    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-        reply = work()
-        if site == C and asked.facts["task"] == "round":
-            own = reply.groups["model"]
-            name = next(name for name in own if name.endswith("running_var"))
-            reply.groups["model"] = {**own, name: own[name] * 1e30}
-        return [(site, reply)]
-
-    study = Study(plan, tmp_path / "run", script)
-    study.run()
-    assert_equal(study.model("global/last"), without_c())
 
 
 @pytest.mark.parametrize("name", sorted(name for name in TASKS if name.startswith("synthetic")))

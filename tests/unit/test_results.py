@@ -13,9 +13,6 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.synthetic.activity import COMMON, FAMILIES
-from medsilo.tasks.synthetic.histology import SyntheticHistology
-from medsilo.tasks.synthetic.prostate import SyntheticProstate
 from medsilo_lab.study.cells import Row
 from results import __main__ as command_line
 from results import result_files
@@ -24,25 +21,19 @@ from results.looks import looking
 from results.making import Comparison, Places, comparisons, make
 from results.page import changed, command, study
 from results.pages import (
-    ANATOMY,
     BRAINS,
     BRCA,
     CELLS,
     HEART,
     LABORATORIES,
     LOOKS,
-    OF_LABORATORIES,
     PAGES,
-    PLAIN,
-    SELF_MADE,
     SENSORS,
     Page,
     Part,
-    Shift,
 )
 from results.result_files import DECLARED, MEAN, parsed
 from results.shifts import picture
-from results.sites import apart, differing
 from tests.conftest import slow_but, wanted
 from tests.patients import write_hearts, write_survival
 from tests.unit.test_nuclei import draw
@@ -147,14 +138,6 @@ def test_every_study_has_a_file_whose_command_makes_it(root: Path) -> None:
         assert {"title", "data", "date", "declared", "runs"} <= {*files[name]}
 
 
-def test_two_laboratories_have_each_method_on_each_look_as_declared(root: Path) -> None:
-    """AdaFed on changed images was missing."""
-    found = {line["configuration"] for line in result_files.rows_of(root / "results/laboratories.csv")}
-    methods = {row.partition(": ")[0] for row in (*PLAIN, *OF_LABORATORIES)}
-    looks = ("", *(f", {look}" for look in SELF_MADE))
-    assert len(methods) == 8 and {f"{name}{look}" for name in methods for look in looks} <= found
-
-
 def test_the_index_is_that_of_the_files(root: Path) -> None:
     """`python -m results.result_files` writes it again."""
     assert (root / "results/README.md").read_text("utf-8") == result_files.index(root / "results")
@@ -236,26 +219,6 @@ def test_a_page_of_shifts_has_each_gain_by_power(places: Places, tmp_path: Path)
     assert picture(parts, tmp_path / "shift.png").stat().st_size > 5000
 
 
-def test_hospitals_differ_by_the_power_that_is_given() -> None:
-    assert [apart(family, 0.0) for family in FAMILIES] == [COMMON] * 2
-    assert all(np.allclose(apart(family, 1.0).gains, family.gains) for family in FAMILIES)
-    assert apart(FAMILIES[1], 2.0).gains[0] == pytest.approx(2 * FAMILIES[1].gains[0] - 1)
-    task, sites = SyntheticProstate(patients=3, slices=3, size=32), ["a", "b", "c"]
-    for power in (0, 2):
-        with differing(Shift(ANATOMY, power, "", "")):
-            cases = [task.load(site, sites, 0, None).train for site in sites]
-        bright = [bool(one.inputs[:, 0][one.targets == 1].mean() > one.inputs.mean()) for one in cases]
-        assert bright == [power == 0, power == 0, True]
-
-
-def test_generated_pictures_are_centred_where_a_row_says_so() -> None:
-    task = SyntheticHistology(patients=4, patches=2, size=32)
-    with looking("FedAvg, centred"):
-        centred = task.load("a", ["a"], 0, None).train.inputs
-    plain = task.load("a", ["a"], 0, None).train.inputs
-    assert torch.allclose(centred, plain - plain.mean((2, 3), keepdim=True), atol=1e-6) and plain.mean() > 0.1
-
-
 @pytest.mark.slow
 def test_further_questions_are_answered_and_changed_images_are_read_apart(places: Places) -> None:
     pairs = (("fedavg, centred", "fedavg"), ("local", "fedavg"))
@@ -330,19 +293,6 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     assert "fedprox" in rows_of(later) and "fedbn" not in rows_of(later)
     make(parts, own, None)
     assert "fedbn" in rows_of(whole := study("tiny", page, parts)) and "unfinished" not in whole.header
-
-
-@pytest.mark.slow
-def test_later_rows_come_after_all_seeds_of_the_others(
-    activity: tuple[Page, list[Comparison], Places], capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, parts, own = activity
-    parts = [replace(part, part=replace(part.part, later=("fedbn", "fedprox"))) for part in parts]
-    make(parts, own, None)
-    lines = [line.split(" ", 3)[3] for line in capsys.readouterr().err.splitlines()]
-    order = [tuple(line.split(": ")[0].split(", seed ")) for line in lines]
-    early = [(row, seed) for seed in "01" for row in ("local", "fedavg")]
-    assert order == [*early, *((row, seed) for row in ("fedbn", "fedprox") for seed in "01")]
 
 
 def test_people_are_compared_where_each_site_is_one(places: Places) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from itertools import combinations
 from pathlib import Path
 from shutil import copyfile, copytree, rmtree
 from tempfile import mkdtemp
@@ -139,56 +138,6 @@ def test_too_few_to_open_a_sum_end_the_study_with_the_reason(tmp_path: Path) -> 
 
     with pytest.raises(ParticipationError, match="2 sites have helped .* round 2; it takes 3"):
         lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", script)
-
-
-MOMENTS = ("before", "after keys", "after the upload", "during unmasking")
-Schedule = dict[int, tuple[str, tuple[str, ...]]]  # round → when, and who
-
-
-def killed(schedule: Schedule, sealed: bool) -> Script:
-    """A script of sites that drop out, in clear as far as it can be seen there."""
-    at = dict(zip(MOMENTS, ("offer", "round", "round", "unmask"), strict=True))
-
-    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-        moment, gone = schedule.get(asked.facts["round"], ("", ()))
-        task = at.get(moment, "") if sealed else "round" * (moment != MOMENTS[3])
-        if site not in gone or asked.facts["task"] != task:
-            return honest(site, asked, work)
-        if moment == MOMENTS[2]:
-            work()
-        return LOST
-
-    return script
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("count", [4, 5])
-def test_any_sites_that_drop_out_at_any_moment_cost_nothing_but_themselves(count: int, tmp_path: Path) -> None:
-    """The most sites that may be missing, in every choice and at every moment, each in a round of its own.
-
-    All are back in the next round.
-    """
-    sites = [f"site-{place}" for place in range(count)]
-    most = count - (count // 2 + 1)
-    groups = combinations(sites, most)
-    schedule = {place + 1: each for place, each in enumerate((m, some) for some in groups for m in MOMENTS)}
-    rules = [*RULES, f"training.rounds={len(schedule)}", "training.learning_rate=0.0001", *GO_ON]
-    for how in ("none", "pairwise"):
-        few = [f"secure_aggregation.threshold={count - most}"] * (how == "pairwise")
-        plan = make_plan("fedavg", *rules, f"secure_aggregation.mode={how}", *few, sites=sites)
-        folder = tmp_path / how
-        members = sites_of(plan, folder, sites, CPU)
-        transport = Scripted(members, killed(schedule, how != "none"))
-        coordinator = Coordinator(plan, sites, transport, Record(folder), "scripted", settings=CPU)
-        coordinator.run()
-        for line in coordinator.rounds:
-            moment, gone = schedule[line.round]
-            assert line.answered == sorted(set(sites) - (set() if moment == MOMENTS[3] else set(gone)))
-    for site in sites:
-        mine, theirs = (
-            load_tensors(tmp_path / how / "sites" / site / "last.safetensors")[0] for how in ("none", "pairwise")
-        )
-        assert max(float((mine[name].double() - theirs[name].double()).abs().max()) for name in mine) <= 1e-5
 
 
 def test_a_hospital_that_comes_late_is_in_the_next_sum(tmp_path: Path) -> None:

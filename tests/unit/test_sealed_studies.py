@@ -1,20 +1,15 @@
 """Studies that seal what leaves give the models of clear mixing; plans that can't be sealed say why."""
 
-from html import unescape
 from pathlib import Path
 
 import pytest
 
 from medsilo import cli, registry
-from medsilo.check.disclosure import describe, leaks
+from medsilo.check.disclosure import leaks
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.plan import Plan
-from medsilo.schedule.secure_aggregation import CLEAR
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.deploy.source import Source
-from medsilo_lab.report.page import render
-from medsilo_lab.report.read import read_all
-from medsilo_secagg.pairwise import OPEN, SUMS
 from medsilo_secagg.sealed_rounds import Blocks, terms_of
 from tests import inprocess
 from tests.conftest import PERSONAL, PLAIN, SITES, SMALL, STEPPING, make_plan
@@ -177,14 +172,6 @@ def test_sums_over_features_keep_their_digits() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what is kept where
-def test_record_disclosure_and_page_say_the_same_sentences(tmp_path: Path) -> None:
-    plan = plan_of("fedbn", "pairwise")
-    study = inprocess.run(plan, settings=SETTINGS, folder=tmp_path / "study")
-    said = study.summary.details.as_json()["secure_aggregation"]["protects"]
-    page = " ".join(unescape(render(read_all([tmp_path / "study"]), "A study")).split())
-    leaking = describe(plan, SETTINGS)
-    assert len(said) == 2 and said == plan.secure_aggregation.promises
-    assert all(sentence in page and sentence in leaking for sentence in said)
 
 
 def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> None:
@@ -196,15 +183,6 @@ def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> Non
         own = tmp_path / "study" / "sites" / site
         assert (own / "best.safetensors").exists()
         assert (own / "secure-aggregation.json").stat().st_mode & 0o077 == 0
-
-
-def test_docs_and_disclosures_say_against_whom_it_protects(root: Path) -> None:
-    page = " ".join((root / "docs/trust/secure-aggregation.md").read_text("utf-8").split())
-    for text in (CLEAR, SUMS, OPEN):
-        assert text in page
-    for mode, text in (("none", CLEAR), ("pairwise", SUMS)):
-        assert text in describe(plan_of("fedavg", mode), SETTINGS)
-    assert "No personal model goes to another hospital" in "\n".join(describe(plan_of("fedsm", "pairwise"), SETTINGS))
 
 
 def test_the_disclosure_counts_sealed_bytes() -> None:

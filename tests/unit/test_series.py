@@ -18,19 +18,15 @@ import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
 from medsilo.core.files import load_yaml
-from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
-from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.start.choices import nested
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight
 from medsilo_lab.start.fitting import Machine
 from medsilo_series import recordings
 from medsilo_series.recordings import Coded, Recording
-from medsilo_series.series_folder import SeriesFolder
 from medsilo_series.windows import Cutting, cut
-from results.har import in_order
 from tests import inprocess
 
 SITES = ("a", "b")
@@ -351,85 +347,6 @@ def test_a_model_says_what_each_window_and_each_recording_shows(
     assert cases == json.loads((out / "predictions.json").read_text())["cases"]
 
 
-@pytest.mark.slow
-def test_check_and_disclosure(
-    studied: tuple[Path, Path], tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    local = studied[1]
-    (tmp_path / "plan.yaml").write_text(plan_of().to_yaml())
-    plan = ["--plan", str(tmp_path / "plan.yaml")]
-    assert main(["check", str(root / "jobs/fedavg"), *plan, "--settings", str(local), "--site", "a"]) == 0
-    assert main(["disclosure", str(root / "jobs/fedavg"), *plan, "--settings", str(local)]) == 0
-    told = capsys.readouterr().out
-    assert "270 train" in told and "recordings, s" in told and "SECRET" not in told and str(local) not in told
-
-
-def test_an_empty_folder_ends_a_run(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "plan.yaml").write_text(plan_of("local").to_yaml())
-    (tmp_path / "data").mkdir()
-    command = ["run", str(root / "jobs/local"), "--plan", str(tmp_path / "plan.yaml"), "--data", str(tmp_path / "data")]
-    assert main([*command, "--engine", "inprocess", "-o", str(tmp_path / "run")]) == 1
-    assert "no recording in the data folder" in capsys.readouterr().err
-
-
-# ---------------------------------------------------------------------------------------------------- public data
-MOTIONS = ("walking", "upstairs", "downstairs", "sitting", "standing", "lying")
-WINDOWS = 100  # of each person
-SENSORS = [f"s{number}" for number in range(9)]
-
-
-def write_activity(source: Path, folder: Path) -> None:
-    """Write a person's windows of UCI HAR as one recording, with a gap in time between them."""
-    with np.load(source, allow_pickle=False) as stored:
-        windows = in_order(np.concatenate([stored["x_train"], stored["x_test"]]))[:WINDOWS]
-        labels = np.concatenate([stored["y_train"], stored["y_test"]])[:WINDOWS]
-    steps = windows.shape[2]
-    times = (np.arange(len(windows))[:, None] * 10 + np.arange(steps) / 50).ravel()
-    lines = windows.transpose(0, 2, 1).reshape(-1, len(SENSORS)).astype(str)
-    doing = np.array(MOTIONS)[labels.repeat(steps)]
-    table = [[f"{time:.2f}", *line, motion] for time, line, motion in zip(times, lines.tolist(), doing, strict=True)]
-    write(folder / f"{source.stem}.csv", table, ("t", *SENSORS, "doing"))
-
-
-def write_published(folder: Path, site: str, data: SiteData) -> None:
-    """Write a site's parts so that the published task draws the same validation part."""
-    (x, y), (kept_x, kept_y), (test_x, test_y) = (_tensors(part) for part in (data.train, data.validation, data.test))
-    order = torch.randperm(len(x) + len(kept_x), generator=generator_for(0, site, "validation")).numpy()
-    inputs, targets = np.zeros((len(order), *x.shape[1:]), np.float32), np.zeros(len(order), np.int64)
-    places = np.sort(order[: len(kept_x)]), np.sort(order[len(kept_x) :])
-    inputs[places[0]], inputs[places[1]], targets[places[0]], targets[places[1]] = kept_x, x, kept_y, y
-    folder.mkdir(exist_ok=True)
-    np.savez(folder / f"{site}.npz", x_train=inputs, y_train=targets, x_test=test_x, y_test=test_y)
-
-
-def _tensors(part: Any) -> tuple[np.ndarray, np.ndarray]:
-    inputs, targets = zip(*(part[place] for place in range(len(part))), strict=True)
-    return torch.stack(inputs).numpy(), torch.stack(targets).numpy()
-
-
-@pytest.mark.slow
-def test_recorded_activity_gives_what_the_published_task_gives(shared_data: Path, tmp_path: Path) -> None:
-    """The same windows in the same parts: the same study."""
-    people = sorted((shared_data / "har_uci").glob("subject_*.npz"))[:10]
-    for place, source in enumerate(people):
-        write_activity(source, tmp_path / "own" / SITES[place % 2])
-    numbers = {"signals": SENSORS, "labels": list(MOTIONS), "rate": 50, "window": 128, "step": 128, "missing": "split"}
-    plan = plan_of(**numbers, standardise="none")
-    described = {"recording_columns": {"time": "t", "label": "doing"}}
-    own = make_settings({"data": {"folder": str(tmp_path / "own"), **described}, "public_data": True}, "a test")
-    for site in SITES:
-        data = plan.task.site_data(site, SITES, 0, own.data)
-        assert [len(part) for part in (data.train, data.validation, data.test)] == [3 * WINDOWS, WINDOWS, WINDOWS]
-        write_published(tmp_path / "published", site, data)
-    published = parse_plan({**plan.resolved(), "task": {"name": "activity-windows", "validation": 0.25}})
-    settings = make_settings({"data": str(tmp_path / "published"), "public_data": True}, "a test")
-    one, two = inprocess.run(plan, settings=own), inprocess.run(published, settings=settings)
-    for site in SITES:
-        for name, tensor in one.models[site].state_dict().items():
-            assert torch.equal(tensor, two.models[site].state_dict()[name])
-    assert one.summary.pooled["accuracy"] == two.summary.pooled["accuracy"]
-
-
 # ---------------------------------------------------------------------------------------------------- as it is written
 def test_the_example_of_the_documentation_is_read_as_it_stands(root: Path, tmp_path: Path) -> None:
     text = (root / "docs/start/your-data.md").read_text(encoding="utf-8").partition("## Time series")[2]
@@ -459,12 +376,6 @@ def test_recordings_are_resampled_to_the_plans_rate(tmp_path: Path) -> None:
     assert np.allclose(inputs[0], np.sin((8 + np.arange(STEPS)) / RATE), atol=0.01)
     left = task.survey("a", SITES, 0, source_of(tmp_path)).problems
     assert "where the plan reads 20; say data.rate" in left[0].what
-
-
-def test_every_key_is_explained(root: Path) -> None:
-    text = (root / "docs/start/your-data.md").read_text(encoding="utf-8").partition("## Time series")[2]
-    shared = {"name", "kind", "fold"}
-    assert [key for key in SeriesFolder.model_fields if key not in shared and f"`{key}`" not in text] == []
 
 
 # ---------------------------------------------------------------------------------------------------- init

@@ -65,15 +65,6 @@ def test_equations_5_to_8(sites: int, seed: int) -> None:
         assert (weights >= 0).all()
 
 
-def test_by_hand() -> None:
-    """Three sites on a line: means 0, 1, 3, equal variances."""
-    one = torch.ones(1, dtype=torch.float64)
-    distances = wasserstein_distances([[(0 * one, one)], [(1 * one, one)], [(3 * one, one)]])
-    assert distances.tolist() == [[0, 1, 3], [1, 0, 2], [3, 2, 0]]
-    expected = [[0.5, 0.375, 0.125], [1 / 3, 0.5, 1 / 6], [0.2, 0.3, 0.5]]
-    np.testing.assert_allclose(mixing_weights(distances, 0.5), expected, rtol=1e-15)
-
-
 def test_small_distances_beside_large_values_are_exact() -> None:
     """By matrix products the distance of 1e-6 would drown in squares of 1e8."""
     mean = torch.full((50,), 1e4, dtype=torch.float64)
@@ -94,15 +85,6 @@ def test_permuting_sites_permutes_distances_and_weights(seed: int) -> None:
     torch.testing.assert_close(
         mixing_weights(moved, 0.5), mixing_weights(distances, 0.5)[order][:, order], rtol=1e-14, atol=0
     )
-
-
-@over_all("seed", SEEDS)
-def test_near_twins_get_the_largest_weights(seed: int) -> None:
-    statistics = draw(7, seed)
-    statistics[5] = [(mean + 1e-3, variance) for mean, variance in statistics[2]]
-    weights = mixing_weights(wasserstein_distances(statistics), 0.5)
-    off_diagonal = weights - torch.diag(weights.diagonal())
-    assert off_diagonal[2].argmax() == 5 and off_diagonal[5].argmax() == 2
 
 
 def test_twins_share_what_a_site_leaves_to_others() -> None:
@@ -133,14 +115,6 @@ def test_the_smallest_distances_overflow_nothing(tiny: float) -> None:
     assert weights.isfinite().all()
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-12)
     np.testing.assert_allclose(weights[0], [0.5, 0.5, 0], atol=1e-12)
-
-
-def test_variance_zero_is_a_distance_like_any_other() -> None:
-    zeros = torch.zeros(3, dtype=torch.float64)
-    statistics = [[(zeros, zeros)], [(zeros, zeros + 4)], [(zeros + 1, zeros)]]
-    distances = wasserstein_distances(statistics)
-    np.testing.assert_allclose(distances, distances_by_numpy(statistics))
-    assert mixing_weights(distances, 0.5).isfinite().all()
 
 
 # ---------------------------------------------------------------------------------------------- the methods it becomes

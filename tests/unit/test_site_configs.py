@@ -15,7 +15,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.workspace import Workspace
-from nvflare.app_common.resource_managers.gpu_resource_manager import GPUResourceManager
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.security.security import FLAuthorizer
@@ -138,13 +137,6 @@ def test_whoever_nvflare_lets_send_code_is_found(rights: Any, sends: bool, tmp_p
     assert allowed is sends and bool(ways_around(tmp_path)) is sends
 
 
-def test_a_strict_hospital_has_no_gpu_for_jobs(root: Path) -> None:
-    resources = json.loads((root / "site_configs/strict-hospital/resources.json").read_text())
-    manager = GPUResourceManager(**resources["components"][0]["args"])
-    assert manager.check_resources({}, FLContext())[0]
-    assert not manager.check_resources({"num_of_gpus": 1, "mem_per_gpu_in_GiB": 1}, FLContext())[0]
-
-
 def test_nvflare_s_default_file_holds_where_a_hospital_has_none_of_its_own(tmp_path: Path) -> None:
     cards: list[dict[str, Any]] = [{"num_of_gpus": 2}, {}, {"num_of_gpus": 4, "ignore_host": True}]
     components = [{"args": args} for args in cards]
@@ -155,12 +147,6 @@ def test_nvflare_s_default_file_holds_where_a_hospital_has_none_of_its_own(tmp_p
     (tmp_path / "resources.json").write_text(json.dumps({"class_allow_list": ["*"]}))
     policy = Policy.read(tmp_path)
     assert (policy.starts, policy.streams_logs, policy.gpus) == (True, True, 0)
-
-
-def test_logs_stay_at_a_strict_hospital(root: Path) -> None:
-    resources = json.loads((root / "site_configs/strict-hospital/resources.json").read_text())
-    assert resources["allow_log_streaming"] is False
-    assert "LogStreamer" not in json.dumps(resources)
 
 
 def test_disclosure_tells_the_filters(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

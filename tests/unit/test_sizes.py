@@ -1,6 +1,5 @@
 """The ratchet of sizes and the table of seats: what there is to read and to trust grows with a reason only."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from medsilo.core.lazy import places_in
 from tests import seats
 from tests.conftest import make_plan
 from tests.seats import SEATS, Grown, Seat, modules, seated, stale
-from tests.sizes import ROUND_FILES, Imports, Ratchet, attributes, from_a_run, from_the_source, reached, table
+from tests.sizes import ROUND_FILES, Ratchet, from_a_run, from_the_source, reached, table
 from tests.unit.test_approvals import make_kit
 
 pytestmark = pytest.mark.xdist_group("house rules")  # which read the same files
@@ -43,21 +42,6 @@ def test_a_rise_is_told_in_one_line_and_needs_a_reason() -> None:
 
 def test_each_reason_is_of_a_measure() -> None:
     assert {own.measure for own in SEATS.grown} <= table().most.keys()
-
-
-def test_imports_in_functions_count_and_those_for_types_do_not(tmp_path: Path) -> None:
-    files = {
-        "one": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import three\nelse:\n    import four\n",
-        "two": "def later():\n    from pack import inner\n",
-        **{"three": "import one\n", "four": "import two\n", "pack": "", "pack.inner": "import json\n"},
-    }
-    known = {name: tmp_path / f"{name}.py" for name in files}
-    for name, text in files.items():
-        known[name].write_text(text)
-    assert reached("one", known) == {"one", "four", "two", "pack", "pack.inner"}
-    reader = Imports(known)
-    reader.visit(ast.parse("import three"))
-    assert reader.found == {"three"}
 
 
 STUDY = """
@@ -120,13 +104,6 @@ def test_a_plain_study_loads_nothing_that_is_optional(
     loaded = set(done.stdout.split())
     assert len(optional) > 15 and needs <= loaded
     assert optional & loaded <= sides
-
-
-def test_attributes_are_counted_once() -> None:
-    methods = "    def d(self):\n        self.a = self.e = 1\n    def __x__(self):\n        1\n"
-    text = f"class A:\n    a: int\n    b, c = 1, 2\n{methods}"
-    [node] = ast.parse(text).body
-    assert isinstance(node, ast.ClassDef) and attributes(node) == {"a", "b", "c", "d", "e"}
 
 
 # ---------------------------------------------------------------------------------------------------- seats

@@ -11,8 +11,6 @@ from torch import nn
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble, tune
 from medsilo.models.architectures import SmallCnn
-from medsilo_lab.deploy.model_card import write_card
-from medsilo_lab.deploy.source import Source
 from tests.conftest import make_plan
 
 SITES = ["a.b", "c", "d"]  # a site's name may hold dots
@@ -148,14 +146,6 @@ def test_the_mixture_mixes_probabilities(agreed: list[str]) -> None:
     model.selector.zero_grad()
 
 
-def test_a_batch_may_come_in_any_order_and_in_parts() -> None:
-    model, x = super_model(0.6), images()
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    whole = model(x)
-    assert torch.allclose(model(x[order]), whole[order], atol=1e-12)
-    assert torch.allclose(torch.cat([model(part) for part in x.split(7)]), whole, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -226,24 +216,6 @@ def test_what_was_saved_answers_the_same(saved: tuple[SuperModel, Path]) -> None
     assert loaded.origin == model.origin
     loaded.save(folder)
     assert torch.equal(SuperModel.load(folder)(x), model(x))
-
-
-def test_the_folder_says_what_it_is(saved: tuple[SuperModel, Path]) -> None:
-    _, folder = saved
-    manifest = json.loads((folder / "supermodel.json").read_text())
-    assert manifest["sites"] == SITES
-    assert manifest["agreed"] == ["a.b", "d"]
-    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert set(manifest["files"]) | {"supermodel.json"} == files
-    write_card(Source.open(folder), folder.parent)
-    card = (folder.parent / "MODEL_CARD.md").read_text()
-    for words in (
-        "personal model: a.b, d; represented by the global model: c.",
-        "gamma = 0.4",
-        "SYNTHETIC",
-        "A hospital's personal model follows",
-    ):
-        assert words in card
 
 
 def test_a_hospital_that_no_longer_agrees_leaves_no_file_behind(saved: tuple[SuperModel, Path]) -> None:

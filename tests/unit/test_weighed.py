@@ -26,12 +26,11 @@ from medsilo_zoo.fedce import FedCE, without
 from medsilo_zoo.feddg_ga import FedDGGA, moved
 from medsilo_zoo.fedlws import FedLWS
 from tests import inprocess
-from tests.conftest import SITES, WEIGHED, make_plan, slow_but
+from tests.conftest import SITES, WEIGHED, make_plan
 from tests.mixed import result_of
 from tests.sites import sites_of
 from tests.unit import test_baselines as baselines
 from tests.unit.test_algorithms import SMALL, assert_close
-from tests.unit.test_harmofl import assert_resumes
 
 Arrays = dict[str, np.ndarray]
 SERVER = ServerSide(
@@ -325,9 +324,6 @@ def test_fedce_s_sites_score_the_model_without_them(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- all of them
-@pytest.mark.parametrize("method", slow_but([], WEIGHED))
-def test_it_resumes_as_if_it_had_not_stopped(method: str, tmp_path: Path) -> None:
-    assert_resumes(make_plan(method, *SMALL, "training.rounds=3"), 2, tmp_path)
 
 
 @pytest.mark.parametrize("method", WEIGHED)
