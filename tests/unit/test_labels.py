@@ -1,4 +1,4 @@
-"""Hospitals with structures, channels and columns of their own: from their files to the loss, the mean and the mask."""
+"""Hospitals with structures and columns of their own: from their files to the loss, the mean and the mask."""
 
 import csv
 import math
@@ -52,7 +52,6 @@ TASK = {
     "name": "nifti-folder",
     "labels": ["ant", "post"],
     "modalities": ["t1", "flair"],
-    "lacking": 0.5,
     "size": [16, 16],
     "dimensions": 2,
     "slices": "all",
@@ -60,12 +59,7 @@ TASK = {
 }
 OWN: dict[str, dict[str, Any]] = {
     "a": {"unannotated": ["post"]},
-    "b": {
-        "unannotated": ["ant", "t1"],
-        "label_map": {1: "post"},
-        "images": ["flair/*.nii.gz"],
-        "labels": "labels/*.nii.gz",
-    },
+    "b": {"unannotated": ["ant"], "label_map": {1: "post"}},
     "c": {},
 }
 PATTERNS = {"images": ["t1/*.nii.gz", "flair/*.nii.gz"], "labels": "labels/*.nii.gz"}
@@ -198,7 +192,7 @@ def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
     axes = outputs_of(model, 3)
     assert sorted(axes.values()) == [0, 1] and outputs_of(model, 4) == {}  # a transposed convolution has outputs second
     goal = NiftiFolder(**TASK)
-    joined = {"a": Answer("post"), "b": Answer("ant", "t1"), "c": Answer()}
+    joined = {"a": Answer("post"), "b": Answer("ant"), "c": Answer()}
     server = ServerSide(["a", "b", "c"], {}, joined, set, goal, None, 0, None, None, None)  # type: ignore[arg-type]
     mixer = WeightedMean()
     tensors = model.state_dict()
@@ -226,7 +220,7 @@ def server_rest(server: ServerSide) -> Any:
 # ------------------------------------------------------------------------------------------------ a study
 def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyResult, Path]) -> None:
     summary = study[0].summary
-    assert {site: own.absent for site, own in summary.sites.items()} == {"a": ["post"], "b": ["ant", "t1"], "c": []}
+    assert {site: own.absent for site, own in summary.sites.items()} == {"a": ["post"], "b": ["ant"], "c": []}
     told = {
         site: {name for name, value in own.figures.items() if value is not None} for site, own in summary.sites.items()
     }
@@ -243,22 +237,24 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
 
 def test_structures_count_alike_when_a_round_is_chosen() -> None:
     goal = goal_of("segmentation", ("ant", "post"))
-    assert judged_by(goal, {"a": ["post"], "c": ["t1"]}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
+    assert judged_by(goal, {"a": ["post"], "c": []}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
     # three drew ant and one post, of which the one hospital's score says as much as three of ant
     assert says_of(goal, {"a": ["post"], "b": ["post"], "d": ["post"], "c": ["ant"]}) == pytest.approx(
         {"a": 1 / 3, "b": 1 / 3, "d": 1 / 3, "c": 1}
     )
     assert says_of(goal, {"a": ["post"], "c": []}) == {"a": 0.5, "c": 1.5}
-    assert says_of(goal, {"a": ["t1"], "c": []}) == {"a": 1, "c": 1}
+    assert says_of(goal, {"a": [], "c": []}) == {"a": 1, "c": 1}
 
 
-def test_predicting_gives_all_structures_where_one_was_drawn_and_a_channel_is_lacking(
+def test_predicting_gives_all_structures_where_one_was_drawn(
     study: tuple[StudyResult, Path], hospitals: Path, tmp_path: Path
 ) -> None:
     _, folder = study
     data = each(hospitals, OWN).of("b").data
     source = Source.open(folder, "")
-    image = hospitals / "b" / "flair" / "c0.nii.gz"
+    image = tmp_path / "c0.nii.gz"
+    channels = [nibabel.load(hospitals / "b" / name / "c0.nii.gz").get_fdata(dtype="f4") for name in ("t1", "flair")]
+    nibabel.save(nibabel.Nifti1Image(np.stack(channels, -1), np.eye(4)), image)
     asked = ImagePredictor(
         source, [image], tmp_path / "out", torch.device("cpu"), lambda line: None, data=data, site_part=folder
     )
@@ -267,25 +263,7 @@ def test_predicting_gives_all_structures_where_one_was_drawn_and_a_channel_is_la
     values = source.plan.task.use.own_values(data)
     assert values[2] == 1 and values[1] not in (0, 1)  # its own word for post; ant has a value that means nothing else
     assert set(np.unique(mask)) == {0, values[1], values[2]}
-    assert card_facts(source)["absent"] == {"a": ["post"], "b": ["ant", "t1"]}
-
-
-def test_lacking_channels_are_zero_and_say_so_and_one_is_always_left(hospitals: Path) -> None:
-    task = NiftiFolder(**TASK)
-    data = task.read("b", ["b"], 0, each(hospitals, OWN).of("b").data)
-    image, target = data.train[0]
-    assert image.shape[0] == task.channels == 4 and marks_in(target[None]) == [mark_of([1])]
-    assert not image[0].any() and image[1].any() and image[2].all() and not image[3].any()
-    whole = task.read("c", ["c"], 0, each(hospitals, OWN).of("c").data).train[0]
-    seen = set()
-    for varied in task.augmented((torch.stack([whole[0]] * 40), torch.stack([whole[1]] * 40)), range(40))[0]:
-        gone = tuple(bool(one.all()) for one in varied[2:])
-        assert all(not varied[place].any() for place in (0, 1) if gone[place])
-        assert torch.equal(varied[0] if not gone[0] else varied[1], whole[0][0] if not gone[0] else whole[0][1])
-        seen.add(gone)
-    assert seen == {(False, False), (True, False), (False, True)}
-    left, _ = task.augmented((image[None].clone(), target[None].clone()), [1])
-    assert left[0, 1].any()  # the only one that is there stays
+    assert card_facts(source)["absent"] == {"a": ["post"], "b": ["ant"]}
 
 
 def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: Path) -> None:
@@ -298,14 +276,12 @@ def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: P
     plan = plan_of()
     tables = {table.title: table.rows for table in data_tables(survey("b", **OWN["b"]), plan, 1)}
     assert [row for row in tables["Slices that show each label"] if row[0] == "ant"] == [["ant", *["not drawn"] * 3]]
-    assert tables[f"Slices{HELD}"] == [["ant", 0, 0, 24], ["post", 24, 0, 0], ["t1", 0, 0, 24], ["flair", 24, 0, 0]]
+    assert tables[f"Slices{HELD}"] == [["ant", 0, 0, 24], ["post", 24, 0, 0]]
     assert "'post': name it in data.unannotated" in said("a")
     assert "no mask shows" not in said("a", unannotated=["post"])
     assert "masks show a structure that data.unannotated names" in said("c", unannotated=["post"])
     assert "names all structures" in said("c", unannotated=["ant", "post"])
-    assert "names all modalities" in said("c", unannotated=["t1", "flair"])
     assert "'liver' can't be absent; ant, post" in said("c", unannotated=["liver"])
-    assert NiftiFolder(**{**TASK, "lacking": None}).may_be_absent == ("ant", "post")
 
 
 def test_one_table_says_which_hospital_has_what_and_tells_no_small_count_by_a_sum(
@@ -322,8 +298,6 @@ def test_one_table_says_which_hospital_has_what_and_tells_no_small_count_by_a_su
     assert [list(row) for row in told.rows] == [
         ["ant", 6, "lacks it (6)", 12],
         ["post", "lacks it (6)", 6, "9, none in 3"],
-        ["t1", 6, "lacks it (6)", 12],
-        ["flair", 6, 6, 12],
     ]
     few = hospitals_table({"d": tables("d", 9)})
     assert dict(few.rows)["ant"] == "suppressed", "a sum would say at least 0"
@@ -348,13 +322,13 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
         run(plan_of(method).with_changes(short), folder=tmp_path / method, settings=each(hospitals, OWN))
         for site, says in sites.items():
             text = card(tmp_path / method, site)
-            assert (never in text) is says and "never learned t1" not in text, (method, site)
+            assert (never in text) is says, (method, site)
     assert "personal model is in this super model" in text
     for place in (tmp_path / "fedsm", site_folder(tmp_path / "fedsm", "c")):
         model = SuperModel.load(place / SUPER_MODEL)
-        assert model.origin and model.origin.absent == {"a": ("post",), "b": ("ant", "t1")}
+        assert model.origin and model.origin.absent == {"a": ("post",), "b": ("ant",)}
         told = card(place / SUPER_MODEL, "")
-        assert "a has not: post. " in told and "b has not: ant, t1. " in told and "c has not" not in told
+        assert "a has not: post. " in told and "b has not: ant. " in told and "c has not" not in told
         assert never in told
 
 
@@ -395,7 +369,7 @@ def test_what_nobody_has_ends_the_study_and_the_page_says_whose_scores_differ(
         with pytest.raises(MedsiloError, match="no hospital that.*post; take it out"):
             run(plan, settings=each(hospitals, nobody))
     told = [notice.text for notice in notices([read(study[1])])]
-    assert any("a not post, b not ant and t1" in text for text in told)
+    assert any("a not post, b not ant" in text for text in told)
 
 
 # ------------------------------------------------------------------------------------------------ a table

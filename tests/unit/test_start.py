@@ -109,7 +109,7 @@ def test_a_layout_is_told_from_names(items: list[str], images: tuple[str, ...], 
         ),
         (
             names("a/images/{}.png", "a/masks/{}.png", "b/img/{}.png", "b/masks/{}.png"),
-            "built in different ways: a and b",
+            "built in different ways: a has images/*.png, masks/*.png; b has img/*.png",
         ),
         (names("東京/images/{}.png", "東京/masks/{}.png"), "'東京' can't be a hospital's name"),
         (

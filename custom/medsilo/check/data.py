@@ -9,7 +9,7 @@ from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
 SUPPRESSED, UNREAD = "suppressed", "not read"  # a count that would tell a small one; data that something stops
-HELD = " by structure, channel and column"  # ends the title of a table
+HELD = " by structure and column"  # ends the title of a table
 SMALL = 10  # patients of whom a score says little
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
@@ -79,7 +79,7 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
     if labels:
         tables.append(_classes(survey, labels, unit, least, plan.task.goal.classifies))
     structures = labels if isinstance(plan.task.goal, Segmentation) else []
-    named = dict.fromkeys([*structures, *getattr(plan.task, "modalities", ()), *survey.absent])
+    named = dict.fromkeys([*structures, *survey.absent])
     if held := [[name, *_presence(name, name in structures, survey, least)] for name in named]:
         columns = ("name", "have it", "drawn, none there", "lack it or not drawn")
         tables.append(Table(unit.capitalize() + HELD, columns, held))
@@ -124,7 +124,7 @@ def _shown(count: int, least: int) -> Cell:
 
 
 def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
-    """Return how many cases have a structure, channel or column, were drawn and have none of it, and lack it.
+    """Return how many cases have a structure or column, were drawn and have none of it, and lack it.
 
     A part's count that is not told is not told by a sum either.
     """
@@ -141,7 +141,7 @@ def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
 
 
 def hospitals_table(each: Mapping[str, Sequence[Table]]) -> Table:
-    """Return one table of what hospitals have, by structure, channel and column, of the tables of each."""
+    """Return one table of what hospitals have, by structure and column, of the tables of each."""
     told = {site: [table for table in own if table.title.endswith(HELD)] for site, own in each.items()}
     title = next((table.title for own in told.values() for table in own), HELD)
     held = {site: {row[0]: row[1:] for table in own for row in table.rows} for site, own in told.items()}

@@ -38,7 +38,6 @@ class Scan:
     header: Any = field(repr=False)  # the SimpleITK image as it was read: its grid
     turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())  # order of the axes and which are flipped, from there
     source: Any = field(default=None, repr=False)  # what it was made from, where a task wants to know
-    lacks: tuple[int, ...] = ()  # channels of the plan that are not there, so that values have the others alone
 
     header_of = staticmethod(open_reader)
     check_size = staticmethod(check_size)

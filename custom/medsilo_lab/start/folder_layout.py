@@ -150,31 +150,16 @@ def _together(known: Mapping[str, FolderLayout]) -> FolderLayout:
         for top, own in known.items()
         if replace(own, classes=(), unused=()) != replace(first, classes=(), unused=())
     ]
-    if odd and (told := _lacking(known)):
-        raise DataError(told)
     if odd:
-        told = f"hospitals' folders are built in different ways: {next(iter(known))} and {odd[0]}"
-        raise DataError(f"{told}; give all the same names of folders and the same endings")
+        told = "; ".join(
+            f"{top} has {_shown([*known[top].images, known[top].labels or 'classes'])}"
+            for top in (next(iter(known)), odd[0])
+        )
+        raise DataError(f"hospitals' folders are built in different ways: {told}; give all the same files and folders")
     sites_of(known)
     classes = tuple(sorted({name for own in known.values() for name in own.classes}))
     unused = tuple(f"{top}/{name}" for top, own in known.items() for name in own.unused)
     return replace(first, classes=classes, unused=unused, hospitals=tuple(sorted(known)))
-
-
-def _lacking(known: Mapping[str, FolderLayout]) -> str:
-    """Say which hospital has not all channels and what to do; empty where folders differ in more."""
-    most = max(known.values(), key=lambda own: len(own.channels))
-    for top, own in known.items():
-        alike = replace(own, images=most.images, channels=most.channels, classes=(), unused=())
-        if alike != replace(most, classes=(), unused=()) or not set(own.images) < set(most.images):
-            continue
-        channels = zip(most.images, most.channels, strict=True)
-        lacks = ", ".join(name for image, name in channels if image not in own.images)
-        return (
-            f"{top} lacks {lacks}; give the folders of the other hospitals, set task.lacking: 0.25 in the plan, and in "
-            f"the medsilo.yaml of {top} data.images: {list(own.images)} and data.unannotated: [{lacks}]"
-        )
-    return ""
 
 
 def sites_of(tops: Iterable[str]) -> dict[str, str]:
