@@ -69,10 +69,6 @@ class SeriesFolder(SignalFolder):
         return super().across_patients()  # a recording is read by itself
 
     # ------------------------------------------------------------------------------------------ from files
-    @property
-    def may_be_absent(self) -> tuple[str, ...]:
-        return ()
-
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.images or source.labels:
             raise DataError("data: recordings have no images or labels; leave these keys out, or name a data.table")

@@ -1,7 +1,6 @@
 """Hospitals with structures and columns of their own: from their files to the loss, the mean and the mask."""
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from monai.losses import DiceLoss
-from PIL import Image
 from torch.nn import functional
 
 from medsilo.check.data import HELD, data_tables, hospitals_table
@@ -20,7 +18,7 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
 from medsilo.learning.compute import marks_in
-from medsilo.learning.partial_labels import ALIKE, absent_in, is_marked, labels_in, mark_of, marks_of_classes
+from medsilo.learning.partial_labels import absent_in, labels_in, mark_of
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
@@ -29,7 +27,6 @@ from medsilo.schedule import structures
 from medsilo.schedule.phase import ServerSide
 from medsilo.schedule.structures import mix_by_structure, outputs_of
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
-from medsilo.tasks.classification import Classification
 from medsilo.tasks.objective import judged_by, says_of
 from medsilo.tasks.own.augmentation import augmented
 from medsilo.tasks.own.folder import goal_of
@@ -397,136 +394,3 @@ def test_a_table_without_a_column_is_read_as_one_that_is_missing_everywhere(tmp_
         read("leave-out", lacks)
     with pytest.raises(DataError, match="lacks 1 columns of the plan, first 'bmi'"):
         read("mark", source(["age"]))
-
-
-# ------------------------------------------------------------------------------------------------ classes
-CLASSES = ("nevus", "keratosis", "melanoma", "other")
-SCORES = ((0.3, -1.2, 2.0, 0.7), (1.5, 0.2, -0.4, 1.9), (-0.6, 0.8, 0.1, 0.9))
-
-
-def chance(scores: Sequence[float], may: Sequence[int], of: Sequence[int]) -> float:
-    """Return by hand the share of classes among others."""
-    return sum(math.exp(scores[one]) for one in may) / sum(math.exp(scores[one]) for one in of)
-
-
-def test_classes_that_a_hospital_does_not_tell_apart_by_hand() -> None:
-    """Nobody looks for melanoma (2); keratosis (1) counts as other (3). What is labelled nevus (0) is nevus."""
-    marks = marks_of_classes(4, absent=[2], alike=[[3, 1]])
-    output, labels = torch.tensor(SCORES, dtype=torch.float64), torch.tensor([0, 3, 3])
-    target, here = labels | torch.tensor(marks)[labels], (0, 1, 3)
-    goal = Classification(CLASSES)
-    by_hand = [-math.log(chance(own, may, here)) for own, may in zip(SCORES, ((0,), (1, 3), (1, 3)), strict=True)]
-    torch.testing.assert_close(goal.case_losses(output, target).tolist(), by_hand)
-    torch.testing.assert_close(float(goal.loss(output, target)), sum(by_hand) / 3)
-    heavy = weighted(goal.loss, torch.tensor([1.0, 5.0, 7.0, 2.0]), 1.0)
-    torch.testing.assert_close(float(heavy(output, target)), (by_hand[0] + 2 * by_hand[1] + 2 * by_hand[2]) / 3)
-    # nothing is learned of what nobody looked for, and only the sum of what is one there
-    output.requires_grad_()
-    goal.loss(output, target).backward()
-    slope = output.grad
-    assert slope is not None and not slope[:, 2].any() and (slope[1:, [1, 3]] < 0).all()
-    shares = [math.exp(SCORES[1][one]) for one in (1, 3)]
-    torch.testing.assert_close(float(slope[1, 1] / slope[1, 3]), shares[0] / shares[1])
-    # found: among what is looked for; either of what is one is right
-    measures = goal.measures(output.detach(), target)
-    assert measures["found"].tolist() == [3, 3, 3] and measures["accuracy"].tolist() == [0, 1, 1]
-    assert measures["label"].tolist() == [0, 3, 3] and not measures["p2"].any()
-    torch.testing.assert_close(measures["p0"][0].item(), chance(SCORES[0], (0,), here))
-    told = goal.counts(measures, ["a", "b", "c"], 1)
-    assert told["confusion"][3] == 1 and told["confusion"][15] == 2 and "chances" not in told
-    plain = goal.measures(output.detach(), labels)
-    assert {"confusion", "chances", "reliability"} <= set(goal.counts(plain, ["a", "b", "c"], 1))
-    assert marks_of_classes(4, [], []) == [0] * 4 and not is_marked(labels)
-
-
-def photographs(folder: Path, classes: Mapping[str, int], seed: int) -> None:
-    """Write grey images that are the brighter the higher the class's number."""
-    random = np.random.default_rng(seed)
-    for name, level in classes.items():
-        (folder / name).mkdir(parents=True)
-        for case in range(8):
-            pixels = random.normal(40 + 60 * level, 12, (16, 16)).clip(0, 255).astype("u1")
-            Image.fromarray(pixels).save(folder / name / f"{name}{case}.png")
-
-
-@pytest.mark.slow
-def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> None:
-    photographs(tmp_path / "a", {"nevus": 0, "keratosis": 1, "melanoma": 2}, 1)
-    photographs(tmp_path / "b", {"nevus": 0, "keratosis": 1}, 2)  # nobody looked for melanoma
-    photographs(tmp_path / "c", {"nevus": 0, "lesion": 1}, 3)
-    for case, path in enumerate(sorted((tmp_path / "c" / "lesion").iterdir())[4:]):
-        photographs(tmp_path / f"more{case}", {"melanoma": 2}, case)
-        path.write_bytes((tmp_path / f"more{case}" / "melanoma" / "melanoma0.png").read_bytes())
-    own: dict[str, dict[str, Any]] = {
-        "a": {},
-        "b": {"unannotated": ["melanoma"]},
-        "c": {"label_map": {"lesion": ["keratosis", "melanoma"]}},
-    }
-    task = {
-        "name": "image-folder",
-        "kind": "classification",
-        "labels": list(CLASSES[:3]),
-        "size": [16, 16],
-        "colours": "grey",
-    }
-
-    def source(site: str, **values: Any) -> DataSource:
-        return DataSource(folder=tmp_path / site, **{"cache_memory": 0, **values})
-
-    plan = parse_plan(
-        {
-            "algorithm": {"name": "fedavg"},
-            "task": task,
-            "network": {"name": "small-cnn"},
-            "training": {"rounds": 5, "local_epochs": 4, "batch_size": 4, "learning_rate": 0.01, "optimizer": "adam"},
-            "participation": {"sites": ["a", "b", "c"]},
-        }
-    )
-    known = make_settings({"public_data": True, "min_patients_per_metric": 1, "device": "cpu"}, "test")
-    sites = {site: known.model_copy(update={"data": source(site, **values)}) for site, values in own.items()}
-    settings = EachSites(**{name: getattr(known, name) for name in SiteSettings.model_fields}, sites=sites)
-    found = run(plan, settings=settings).summary
-    assert {site: one.absent for site, one in found.sites.items()} == {"a": [], "b": ["melanoma"], "c": ["melanoma"]}
-    assert found.mean_test is not None and found.mean_test > 0.7
-    assert found.sites["a"].figures.get("auroc") is not None and "auroc" not in found.sites["c"].figures
-
-    def read(site: str, **values: Any) -> Any:
-        return plan.task.site_data(site, ["a", "b", "c"], 0, source(site, **values))
-
-    lesion = next(target for _, target in read("c", **own["c"]).train if int(target) & 255)
-    assert labels_in(lesion) == 1 and lesion >> ALIKE == 1 << 2
-    assert plan.task.class_counts(read("c", **own["c"]).train)[2] == 0
-    survey = plan.task.survey("c", ["c"], 0, source("c", **own["c"]))
-    rows = {row[0]: row[1:] for row in data_tables(survey, plan, 1)[1].rows}
-    assert rows["melanoma"] == ["not told apart"] * 3 and sum(rows["keratosis"]) == 8
-    for site, values, why in (
-        ("a", own["b"], r"not among the plan's \(nevus, keratosis\)"),
-        ("b", {"unannotated": ["melanoma", "keratosis"]}, "distinguishes no two"),
-        ("b", {"label_map": {"keratosis": ["keratosis", "melanoma"], "x": "melanoma"}}, "more than once"),
-        ("c", {"label_map": {"lesion": ["keratosis", "liver"]}}, "data.label_map: 'liver' can't be absent"),
-    ):
-        with pytest.raises(DataError, match=why):
-            read(site, **values)
-    with pytest.raises(DataError, match="only classes of cases can share"):
-        NiftiFolder(**TASK).read("a", ["a"], 0, source("a", label_map={1: ["ant", "post"]}))
-
-
-def test_lines_of_a_hospital_that_tells_other_classes_apart(tmp_path: Path) -> None:
-    with (tmp_path / "cases.csv").open("w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(["age", "outcome", "patient"])
-        lines.writerows([case, ("none", "some")[case % 2], case] for case in range(12))
-    task = PatientTable(columns=["age"], labels=["none", "mild", "severe"])  # type: ignore[arg-type]
-
-    def read(**own: Any) -> Any:
-        return task.site_data("a", ["a"], 0, DataSource(folder=tmp_path, **own))
-
-    both: dict[str, Any] = {"label_map": {"some": ["mild", "severe"]}}
-    targets = read(**both).train.targets
-    assert {*labels_in(targets).tolist()} == {0, 1} and {*(targets >> ALIKE).tolist()} == {0, 1 << 2}
-    survey = read(**both).survey
-    assert survey.absent == ("severe",) and sum(part.classes["mild"] for part in survey.parts.values()) == 6
-    alone = read(unannotated=["severe"], label_map={"some": "mild"}).train.targets
-    assert not (alone >> ALIKE).any() and all(absent_in(int(own))[:1] == [2] for own in alone)
-    with pytest.raises(DataError, match=r"not the plan's \(none, severe\)"):
-        read(unannotated=["mild"], label_map={"some": "mild"})

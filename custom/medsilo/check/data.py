@@ -27,10 +27,7 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     if not survey.parts or not survey.usable:  # no conclusion from what may be wrong
         return
     if plan.task.goal.classifies:
-        classes = plan.task.goal.label_names
-        optional = {*getattr(plan.task, "may_be_absent", ())} & {*classes}
-        hint = "name under data.unannotated what nobody looked for here" if optional else ""
-        yield from _balance(survey.parts["train"].classes, len({*classes} - {*survey.absent}), least, unit, hint)
+        yield from _balance(survey.parts["train"].classes, plan.task.goal.classes, least, unit)
     read = ", ".join(f"{_shown(part.cases, least)} {name}" for name, part in survey.parts.items())
     told = f"{read} {unit} read"
     if (tested := survey.parts["test"].patients) >= least and tested:
@@ -56,12 +53,12 @@ def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Find
         yield Finding("data", "note", told, LARGER)
 
 
-def _balance(classes: Mapping[str, int], known: int, least: int, unit: str, hint: str) -> Iterator[Finding]:
+def _balance(classes: Mapping[str, int], known: int, least: int, unit: str) -> Iterator[Finding]:
     present = [count for count in classes.values() if count]
     if len(present) == 1:
         yield Finding("data", "note", "the training part has one class only", "a method with personal models may suit")
     elif len(present) < known:
-        yield Finding("data", "note", f"the training part has {len(present)} of the task's {known} classes", hint)
+        yield Finding("data", "note", f"the training part has {len(present)} of the task's {known} classes")
     if present and min(present) >= least and max(present) >= UNEVEN * min(present):
         times = max(present) / min(present)
         told = f"the training part's largest class has {times:.0f} times the {unit} of its smallest"
@@ -105,7 +102,7 @@ def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclu
     """Return the cases of each class; where a case may have several, those that show each label."""
     parts = survey.parts.values()
     columns = [shown_counts([part.classes.get(label, 0) for label in labels], least, exclusive) for part in parts]
-    none = ["not told apart" if exclusive else "not drawn"] * len(parts)
+    none = ["not drawn"] * len(parts)
     rows = zip(labels, zip(*columns, strict=True), strict=True)
     lines = [[label, *(none if label in survey.absent else counts)] for label, counts in rows]
     title, first = (f"{unit} of each class", "class") if exclusive else (f"{unit} that show each label", "label")

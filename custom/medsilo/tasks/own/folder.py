@@ -219,7 +219,7 @@ class FolderTask(OwnFolder):
             own = [str(value) for value in source.label_map]
             if wrong := [value for value in own if not value.isdecimal()]:
                 raise DataError(f"data.label_map: {wrong[0]!r} is no value of a mask; give whole numbers from 0 on")
-            return {0: 0} | {int(value): self.number_of(plans) for value, plans in source.first_map.items()}
+            return {0: 0} | {int(value): self.number_of(plans) for value, plans in source.label_map.items()}
         numbers = {number: number for number in range(self.goal.classes)}
         return numbers | {255: 1} if len(self.labels) == 1 else numbers  # a mask of one structure is often 0 and 255
 

@@ -235,7 +235,7 @@ class SignalFolder(OwnFolder, ByKind):
 
     def known_labels(self, source: DataSource) -> dict[str, int | None]:
         """Return the plan's classes by what a site calls them (`TableReader.level`); None where nothing is learned."""
-        said = source.first_map
+        said = source.label_map
         known = own_labels(self.labels, {own: plans for own, plans in said.items() if plans != ""})
         nothing = dict.fromkeys(TableReader.level(str(own)) for own, plans in said.items() if plans == "")
         return {**dict.fromkeys(map(TableReader.level, source.missing)), **known, **nothing}

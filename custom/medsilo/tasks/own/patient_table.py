@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.learning.partial_labels import MOST, labels_in
 from medsilo.models.architectures import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.case_index import (
@@ -26,7 +25,7 @@ from medsilo.tasks.case_index import (
 )
 from medsilo.tasks.inference import Inference
 from medsilo.tasks.objective import Objective
-from medsilo.tasks.own.own_data import FEWEST, dealt, divided
+from medsilo.tasks.own.own_data import dealt, divided
 from medsilo.tasks.own.own_numbers import (
     LARGEST,
     ByKind,
@@ -97,9 +96,7 @@ class PatientTable(ByKind):
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        columns = () if self.missing == "leave-out" else tuple(column.name for column in self.columns)
-        several = self.kind == "classification" and FEWEST < len(self.labels) <= MOST
-        return (*columns, *(name for name in self.labels if several and name not in columns))
+        return () if self.missing == "leave-out" else tuple(column.name for column in self.columns)
 
     @property
     def numbers(self) -> tuple[Column, ...]:
@@ -225,7 +222,7 @@ class PatientTable(ByKind):
     def _part(self, data: Cases) -> PartFacts:
         counts: dict[str, int] = {}
         if self.kind != "regression":
-            labels = data.targets[:, 1] if self.kind == "survival" else labels_in(data.targets)
+            labels = data.targets[:, 1] if self.kind == "survival" else data.targets
             known = torch.bincount(labels.long(), minlength=len(self.counted)).tolist()
             counts = dict(zip(self.counted, known, strict=True))
         return PartFacts(len(data), len(set(patients_of(data))), counts)
@@ -245,10 +242,8 @@ class TableRows:
             name: {TableReader.level(own): str(plan) for own, plan in kinds.items()}
             for name, kinds in source.levels.items()
         }
-        names = task.counted
-        here = [name for name in names if name not in task.not_here(source)]
-        self.labels = {own: n for own, n in own_labels(names, source.first_map).items() if names[n] in here}
-        self.known = ", ".join(here)
+        self.labels = own_labels(task.counted, source.label_map)
+        self.known = ", ".join(task.counted)
         self.wrong: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # (severity, what) -> lines
         self._read(path)
 
@@ -264,7 +259,6 @@ class TableRows:
         if roles.patient != Columns().patient:
             needed[roles.patient] = "patient"
         sheet = TableReader().read(path, needed, (roles.patient, roles.part, roles.site))
-        self.marks = task.marks(source)  # on each class
         self.names_patients = roles.patient in sheet.columns
         for place, cells in sheet.lines:
             self._take(place, dict(zip(sheet.columns, cells, strict=True)), called)
@@ -289,8 +283,6 @@ class TableRows:
             targets = outcomes.reshape(len(names), 2).float()
         else:
             targets = outcomes.reshape(len(names)).to(torch.long if kind == "classification" else torch.float32)
-        if any(self.marks):
-            targets |= torch.tensor(self.marks)[targets]
         return Cases(inputs, targets, [entry.patient for entry in entries])
 
     def _take(self, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
