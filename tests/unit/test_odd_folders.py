@@ -15,7 +15,6 @@ from medsilo.plan import Plan, load_plan
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, place_of, write_start
 from medsilo_lab.start.file_table import table_of_files
-from medsilo_lab.start.fitting import Machine
 from medsilo_lab.start.folder_layout import layout_of
 from tests.hospital import ball, photograph, write_balls, write_pixels
 
@@ -28,7 +27,7 @@ def write_csv(path: Path, head: Sequence[str], lines: Iterable[Sequence[Any]]) -
 
 def written(folder: Path, **asked: Any) -> tuple[Plan, dict[str, Any]]:
     """Return the plan and the settings that init writes before it checks them."""
-    sight = first_sight(DatasetLayout(folder, "hospital-a", lambda: Machine(1 << 30, gpu=False), "cpu", **asked))
+    sight = first_sight(DatasetLayout(folder, "hospital-a", "cpu", **asked))
     plan = write_start(folder.parent / "study", sight.choices)
     return plan, load_yaml((folder.parent / "study" / "medsilo.yaml").read_text())["data"]
 

@@ -17,7 +17,6 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.table_reader import TableReader
 from medsilo_lab.start.choices import Draft, nested
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, write_start
-from medsilo_lab.start.fitting import Machine
 from medsilo_lab.study.verdict_file import read_verdict
 from tests.hospital import photograph, write_pixels
 from tests.unit.test_provision import kits_of
@@ -52,7 +51,7 @@ def write(path: Path, head: Sequence[str], lines: Sequence[Sequence[Any]], codin
 
 
 def drafted(folder: Path) -> Draft:
-    sight = first_sight(DatasetLayout(folder, "hospital-a", lambda: Machine(1 << 30, gpu=False), None))
+    sight = first_sight(DatasetLayout(folder, "hospital-a"))
     return sight.choices
 
 
