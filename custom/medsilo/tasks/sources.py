@@ -119,7 +119,8 @@ class DataSource(Section):
                 private=unknown[0],
             )
         called = {name: self.names.get(name, name) for name in read}
-        if clash := [name for name, own in called.items() if own in reserved]:
+        closed = {name.casefold() for name in reserved}  # as a table's columns are found
+        if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
                 f"the plan reads column {clash[0]!r}, which holds patients, parts, sites, labels or times here; ask "
                 f"for another plan, or correct data.columns or data.recording_columns"
