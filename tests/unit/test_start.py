@@ -66,18 +66,6 @@ def names(*patterns: str, count: int = 4) -> list[str]:
             ("*/*_flair.nii",),
             "*/*_seg.nii",
         ),
-        (
-            names(
-                "sub-{0}/anat/sub-{0}_T1w.nii.gz", "derivatives/lesions/sub-{0}/anat/sub-{0}_T1w_label-x_mask.nii.gz"
-            ),
-            ("sub-*/**/*_T1w.nii.gz",),
-            "derivatives/lesions/sub-*/**/*_T1w_label-x_mask.nii.gz",
-        ),
-        (
-            names("p{}/v1/t1.nii", "p{}/v1/seg.nii", "p{}/v2/t1.nii", "p{}/v2/seg.nii", count=6),
-            ("*/*/t1.nii",),
-            "*/*/seg.nii",
-        ),
         (names("benign/{}.png", "malignant/{}.png"), ("*/*.png",), None),
         (names("benign/{}/", "malignant/x{}/"), ("*/*/",), None),
     ],
