@@ -5,6 +5,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -23,25 +24,26 @@ from medsilo.tasks.case_index import (
     tell_sheet,
     without_who_left,
 )
+from medsilo.tasks.classification import Classification
 from medsilo.tasks.inference import Inference
 from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.own_data import dealt, divided
 from medsilo.tasks.own.own_numbers import (
     LARGEST,
-    ByKind,
+    MOST_COLUMNS,
     Column,
-    ReadColumns,
     Scales,
+    Standardised,
     Text,
     from_training_cases,
-    goal_of,
     own_labels,
     scaled,
 )
+from medsilo.tasks.regression import Regression
 from medsilo.tasks.site_data import Cases, SiteData, patients_of
 from medsilo.tasks.sources import PARTS, Columns, DataSource
 from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, repeated
-from medsilo.tasks.survival import incomparable
+from medsilo.tasks.survival import EVENTS, Survival, incomparable
 from medsilo.tasks.table_reader import TableReader, as_written
 
 MOST_INPUTS = 20_000
@@ -52,7 +54,18 @@ ALONE = (
 )
 
 
-class PatientTable(ByKind):
+Kind = Literal["classification", "regression", "survival"]
+
+
+@cache
+def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float]) -> Objective:
+    """Return what is learned of these classes, or of numbers between these limits."""
+    if kind == "classification":
+        return Classification(labels, 1 if len(labels) == 2 else None)
+    return Regression(limits) if kind == "regression" else Survival()
+
+
+class PatientTable(Standardised):
     """The agreement of sites that learn from tables of their own. Where a table lies is each site's own affair."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
@@ -60,8 +73,14 @@ class PatientTable(ByKind):
     evaluation_batch: ClassVar[int] = 1_000_000  # a table lies in memory, and concordance compares all cases of a part
 
     name: Literal["table"] = "table"
-    columns: ReadColumns = Field(
+    kind: Kind = Field("classification", description="what is learned of a line")
+    range: tuple[float, float] = Field(
+        (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
+    )
+    columns: tuple[Column, ...] = Field(
         default=(Column(name="age"),),
+        min_length=1,
+        max_length=MOST_COLUMNS,
         description="what the network reads: names of columns with numbers, or `{name: ..., levels: [...]}` of "
         "categories",
     )
@@ -82,6 +101,10 @@ class PatientTable(ByKind):
             raise ValueError(f"column {twice[0]!r} is named twice; name each once, and no outcome among the columns")
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would read {self.channels} numbers of a case; {MOST_INPUTS} may be")
+        if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
+            raise ValueError(f"range {list(self.range)}: give the least and the greatest number of a regression")
+        if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
+            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
         return self
 
     # ------------------------------------------------------------------------------------------ what kind it is
@@ -92,7 +115,12 @@ class PatientTable(ByKind):
 
     @property
     def goal(self) -> Objective:
-        return goal_of(self.kind, self.labels, self.range, 1 if len(self.labels) == 2 else None)
+        return goal_of(self.kind, self.labels, self.range)
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Names of what is counted of cases: their classes, or that the event came or did not."""
+        return EVENTS if self.kind == "survival" else self.labels
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
