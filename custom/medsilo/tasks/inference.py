@@ -36,7 +36,7 @@ class InMonai:
 def whole_images(
     size: Sequence[int], *, sliced: bool, windows: bool = False, overlap: float = 0.0, classifies: bool = False
 ) -> Words:
-    """Return the inferer that uses the network as `medsilo predict` does (`WholeImages` in tasks/own/in_monai.py)."""
+    """Return the inferer that uses the network as `medsilo predict` does."""
     how = {"sliced": sliced, "windows": windows, "overlap": overlap, "classifies": classifies}
     return {"_target_": f"{IN_MONAI}.WholeImages", "size": list(size), **how}
 

@@ -102,7 +102,7 @@ def init(
 
 def _write_example(screen: Console, folder: Path) -> None:
     screen.begin("drawing hospitals")
-    from medsilo.tasks.synthetic.prostate import write_example
+    from medsilo_lab.start.example import write_example
 
     patients = write_example(folder)
     screen.say(f"three synthetic hospitals with {patients} patients: {folder}\nnow: medsilo init {folder} -o study")
