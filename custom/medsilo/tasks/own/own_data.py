@@ -52,16 +52,18 @@ class OwnData(Task):
         return ""
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        return self.read(site, sites, seed, None if folder is None else DataSource(folder=folder))
+        return self.site_data(site, sites, seed, None if folder is None else DataSource(folder=folder))
 
     def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-        return self._finished(self._checked(site, sites, source))
+        return self.site_data(site, sites, seed, source)
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
         """Return the parts of the plan's fold, if it has one: they are dealt before anything is standardised."""
-        data = self._checked(site, sites, source)
+        survey, parts = self._examined(site, sites, source)
+        refuse_what_stops(survey.problems)
+        data = SiteData(*(parts[part] for part in PARTS), survey=survey)
         if self.fold is not None:
-            if data.survey and data.survey.fixed:
+            if survey.fixed:
                 raise DataError("this site's table fixes who is tested, so there are no folds; compare without --folds")
             data = folded(data, self.fold, (source.split if source else None) or 0)
         return self._finished(data)
@@ -75,11 +77,6 @@ class OwnData(Task):
     def _finished(self, data: SiteData) -> SiteData:
         """Return what depends on who is in the training part."""
         return data
-
-    def _checked(self, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
-        survey, parts = self._examined(site, sites, source)
-        refuse_what_stops(survey.problems)
-        return SiteData(*(parts[part] for part in PARTS), survey=survey)
 
     def absent(self, source: DataSource) -> tuple[str, ...]:
         """Return which of the plan's structures and columns a site says that it has not."""
