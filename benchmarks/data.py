@@ -27,8 +27,8 @@ from medsilo.models.architectures import UNet
 from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_folder import ImageFolder
 from medsilo.tasks.own.volume_folder import NiftiFolder
-from medsilo.tasks.scans import write_volume
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.start.example import write_volume
 
 PATIENTS, EPOCHS, LEAST = 14, 5, 0.8
 

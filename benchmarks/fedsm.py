@@ -53,8 +53,9 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo.tasks.scans import Scan, write_volume
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.site_data import Cases, SiteData
+from medsilo_lab.start.example import write_volume
 from medsilo_papers.public_files import read_labels, read_picture
 from tests import inprocess
 

@@ -58,10 +58,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.brains import HOSPITALS, QUESTION, narrow, plans_of, write_hospitals
 from benchmarks.nnunet import PARTS, SITE, Ours, Theirs, nnunet_folders, preprocess
 from medsilo.plan import Plan
-from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import patients_of
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, write_start
-from medsilo_lab.start.trial import machine_of
 from medsilo_nnunet.question import SegmentationQuestion
 
 KEYS = ("image", "label")
@@ -118,7 +116,7 @@ def sets(folder: Path, data: Path, size: Size) -> dict[str, Set]:
 
 def default_of(own: Set, place: Path) -> Plan:
     """Return the plan that `medsilo init` writes."""
-    folder = DatasetLayout(own.folder / SITE, SITE, lambda: machine_of(SiteSettings(device="cpu")), "cpu")
+    folder = DatasetLayout(own.folder / SITE, SITE, "cpu")
     return write_start(place, first_sight(folder).choices)
 
 

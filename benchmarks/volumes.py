@@ -54,9 +54,9 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.scans import write_volume
 from medsilo.tasks.site_data import patients_of
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.start.example import write_volume
 
 SPACINGS = {"a": (1.5, 1.5, 3.0), "b": (1.4, 1.4, 3.2), "c": (1.6, 1.6, 2.8)}
 KEYS = ("image", "label")

@@ -1,10 +1,10 @@
-"""Hospitals with labels, channels and columns of their own, against the same hospitals with all of them.
+"""Hospitals with labels and columns of their own, against the same hospitals with all of them.
 
     python -m results.labels [--seeds N] [--data DIR] [--quick] [--write]
 
 Prints results/labels.csv, which --write writes. DATA holds the set `hippocampus`; without it that part is left out.
 Every row makes the same number of training steps; a fifth hospital that did not train, and has everything, tests the
-model. About ten minutes on a free core.
+model. About seven minutes on a free core.
 """
 
 import argparse
@@ -34,7 +34,6 @@ FILE = result_files.FOLDER / "labels.csv"
 SITES, JUDGE = ("a", "b", "c", "d"), "judge"
 STRUCTURES = ("anterior", "posterior")
 DREW = dict(zip(SITES, (1, 1, 2, 2), strict=True))  # the structure that a hospital drew
-CHANNELS = ("FLAIR", "T1", "T2", "T1c")
 COLUMNS = tuple(f"x{number:02}" for number in range(18))
 ADAM = {"optimizer": "adam", "momentum": 0, "weight_decay": 0, "learning_rate": 0.01, "batch_size": 2}
 LEAST = 3  # seeds of a file that is written
@@ -48,7 +47,6 @@ class Row:
 
     title: str
     own: Own
-    sites: tuple[str, ...] = SITES
     task: Mapping[str, Any] = field(default_factory=dict)
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedavg", "weighting": "uniform"})
 
@@ -143,61 +141,6 @@ def volumes(source: Path) -> Part:
     )
 
 
-# ------------------------------------------------------------------------------------------------ channels
-def write_brains(folder: Path, seed: int, few: bool) -> None:
-    """Write heads with lesions that every channel shows, each with a contrast and noise of its own."""
-    contrast, noise, width = (0.35, -0.2, 0.3, 0.25), (0.25, 0.2, 0.25, 0.3), 20
-    places = np.stack(np.meshgrid(*[np.arange(width)] * 3, indexing="ij"), -1) + 0.5
-    for number, site in enumerate((*SITES, JUDGE)):
-        for case in range(5 if few else 15):
-            drawn = np.random.default_rng([seed, number, case])
-            head = ((places - width / 2) ** 2).sum(-1) < (width * 0.45) ** 2
-            lesions = np.zeros_like(head)
-            for _ in range(drawn.integers(1, 4)):
-                middle = drawn.uniform(0.3, 0.7, 3) * width
-                lesions |= ((places - middle) ** 2).sum(-1) < drawn.uniform(2, 4) ** 2
-            lesions &= head
-            name = f"{site}{case:03}.nii.gz"
-            for place, channel in enumerate(CHANNELS):
-                image = (1 + contrast[place] * lesions + noise[place] * drawn.normal(size=head.shape)) * head
-                _save(folder / site / channel / name, image.astype(np.float32), np.eye(4))
-            _save(folder / site / "labels" / name, lesions.astype(np.uint8), np.eye(4))
-
-
-def _taken(channels: Mapping[str, int]) -> Own:
-    """Return hospitals that took the first so many channels."""
-    return {
-        site: {
-            "images": [f"{channel}/*.nii.gz" for channel in CHANNELS[: channels.get(site, 4)]],
-            "labels": "labels/*.nii.gz",
-            "unannotated": list(CHANNELS[channels.get(site, 4) :]),
-        }
-        for site in (*SITES, JUDGE)
-    }
-
-
-ALL_FOUR, FEWER = _taken({}), _taken({"b": 3, "c": 2, "d": 1})
-BRAINS = Part(
-    "Channels: hospitals with 4, 3, 2 and 1 of four",
-    "GENERATED heads of 20 voxels a side with lesions that every channel shows with its own contrast and noise; 15 at "
-    "each hospital and 3 of 15 others tested, with all four channels. `lacking: 0.25` drops a quarter of the "
-    "channels in training.",
-    write_brains,
-    {
-        "task": {"name": "nifti-folder", "modalities": list(CHANNELS), "size": [20, 20, 20], "lacking": 0.0},
-        "network": {"name": "unet", "dimensions": 3, "features": [8, 16], "norm": "instance"},
-        "training": {**ADAM, "rounds": 16, "local_steps": 6},
-    },
-    (
-        Row("all have four", ALL_FOUR),
-        Row("4, 3, 2, 1", FEWER),
-        Row("4, 3, 2, 1, with `lacking: 0.25`", FEWER, task={"lacking": 0.25}),
-        Row("the three that lack channels are left out", ALL_FOUR, sites=("a",)),
-    ),
-    {"Dice": "dice"},
-)
-
-
 # ------------------------------------------------------------------------------------------------ columns
 def write_tables(folder: Path, seed: int, few: bool) -> None:
     """Write tables of 18 columns, of which each hospital of the second kind lacks some."""
@@ -250,10 +193,9 @@ TABLES = Part(
 def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str, float]:
     """Train one row, and return what the judge found."""
     steps = {"rounds": 1} if few else {}
-    more = len(SITES) / len(row.sites)  # fewer hospitals make more steps each
     training = {**part.plan["training"], **steps}
-    if "local_steps" in training:
-        training["local_steps"] = 1 if few else round(training["local_steps"] * more)
+    if few and "local_steps" in training:
+        training["local_steps"] = 1
     plan = parse_plan(
         {
             **part.plan,
@@ -261,7 +203,7 @@ def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str
             "algorithm": dict(row.method),
             "task": {**part.plan["task"], **row.task},
             "training": training,
-            "participation": {"sites": list(row.sites), "evaluation_sites": [JUDGE]},
+            "participation": {"sites": list(SITES), "evaluation_sites": [JUDGE]},
             "model_selection": {"keep": "last", "validate_every": training["rounds"]},
         }
     )
@@ -270,7 +212,7 @@ def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str
         site: make_settings(
             {**known.model_dump(), "data": {"folder": str(folder / site), **row.own[site]}}, "benchmark"
         )
-        for site in (*row.sites, JUDGE)
+        for site in (*SITES, JUDGE)
     }
     settings = EachSites(**{name: getattr(known, name) for name in SiteSettings.model_fields}, sites=sites)
     found = run(plan, settings=settings).summary.evaluation_sites[JUDGE].figures
@@ -315,11 +257,11 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     seeds = range(1 if chosen.quick else chosen.seeds)
     source = chosen.data / "hippocampus"
-    parts = [*([volumes(source)] if source.is_dir() else []), BRAINS, TABLES]
+    parts = [*([volumes(source)] if source.is_dir() else []), TABLES]
     header = result_files.header_of(FILE) | {"date": [time.strftime("%Y-%m-%d", time.gmtime())]}
     text = Study(header, [section(part, seeds, chosen.quick) for part in parts]).text()
     print(text)
-    if chosen.write and len(seeds) >= LEAST and len(parts) == 3:
+    if chosen.write and len(seeds) >= LEAST and len(parts) == 2:
         FILE.write_text(text, "utf-8")
         result_files.write_index()
     return 0

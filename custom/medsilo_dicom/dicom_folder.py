@@ -146,7 +146,7 @@ def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
     if not task.segments:
         return {}
     own = {name.lower(): number for number, name in enumerate(task.goal.label_names)}
-    return own | {as_compared(str(name)).lower(): task.number_of(label) for name, label in source.first_map.items()}
+    return own | {as_compared(str(name)).lower(): task.number_of(label) for name, label in source.label_map.items()}
 
 
 def mask_of_series(structures: Mapping[str, int], scan: Scan, path: Path) -> np.ndarray:

@@ -1,29 +1,50 @@
 """A hospital's own time series: windows of recordings that lie in files."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from medsilo.extend import CaseIndex, Classification, DataError, DataSource, Inference, SignalFolder, TableReader
+from medsilo.extend import (
+    CaseIndex,
+    Classification,
+    Column,
+    DataError,
+    DataSource,
+    Inference,
+    OwnFolder,
+    SiteData,
+    Standardised,
+    TableReader,
+)
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
 
 NEAR = 0.01  # of a rate: times that say another one are not believed
 MOST_TERM = 1000  # of the fraction by which recordings are resampled
+MOST_SIGNALS = 5000
+AT_ONCE = 256  # windows that are measured together
+Scales = tuple[Tensor, Tensor]  # what is subtracted of each signal, and what it is divided by
 Known = dict[str, int | None]  # a class of the plan by a name; None where nothing is learned
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 
 
-class SeriesFolder(SignalFolder):
+@cache
+def goal_of(labels: tuple[str, ...]) -> Classification:
+    """Return what is learned of a window."""
+    return Classification(labels)
+
+
+class SeriesFolder(OwnFolder, Standardised):
     """Windows of recordings (CSV, Parquet, WFDB, EDF) and their classes, from a folder that the site describes.
 
     A window is `window` steps of all signals, [signals, steps], and the next begins `step` steps later. It never holds
@@ -36,6 +57,13 @@ class SeriesFolder(SignalFolder):
     target: ClassVar[str] = "class"
 
     name: Literal["series-folder"] = "series-folder"
+    signals: tuple[Column, ...] = Field(
+        default=(Column(name="signal"),),
+        min_length=1,
+        max_length=MOST_SIGNALS,
+        description="what the network reads: names of columns with numbers, in turn; `{name: ..., low: 0, high: 300}` "
+        "bounds them",
+    )
     rate: float = Field(
         default=50.0, gt=0, le=1e6, description="steps in a second; a site resamples where it says another `data.rate`"
     )
@@ -49,7 +77,34 @@ class SeriesFolder(SignalFolder):
         "(split)",
     )
 
+    @model_validator(mode="after")
+    def _are_numbers(self) -> Self:
+        names = [signal.name for signal in self.signals]
+        if len(set(names)) < len(names):
+            raise ValueError(f"signals {names}: name each once")
+        if levels := [signal.name for signal in self.signals if signal.levels]:
+            raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
+        return self
+
     # ------------------------------------------------------------------------------------------ what is learned
+    @property
+    def goal(self) -> Classification:
+        return goal_of(self.labels)
+
+    @property
+    def numbers(self) -> Sequence[Column]:
+        return self.signals
+
+    @property
+    def channels(self) -> int:
+        """The signals."""
+        return len(self.signals)
+
+    @property
+    def limits(self) -> dict[str, tuple[float, float]]:
+        """The least and the greatest number that is possible, of each signal by its name, in turn."""
+        return {one.name: (one.low, one.high) for one in self.signals}
+
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.channels, self.window)
@@ -60,18 +115,46 @@ class SeriesFolder(SignalFolder):
     # ------------------------------------------------------------------------------------------ in words
     def together(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float | str]:
         """Return what the mean of a recording's windows says."""
-        goal = self.goal
-        assert isinstance(goal, Classification)
         shares = torch.tensor([[answer[f"probability_{label}"] for label in self.labels] for answer in answers])
-        return goal.in_words(shares.mean(0).tolist())
+        return self.goal.in_words(shares.mean(0).tolist())
 
     def across_patients(self) -> str:
-        return super().across_patients()  # a recording is read by itself
+        return self.from_training_cases("signal") if self.needs_scales else super().across_patients()
+
+    # ------------------------------------------------------------------------------------------ standardised
+    def scales_of(self, blocks: Iterable[Tensor]) -> Scales:
+        """Return what is subtracted of each signal and what it is divided by. blocks: windows, some at a time."""
+        means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
+        if self.standardise == "plan":
+            means = torch.tensor([float(one.mean or 0) for one in self.signals], dtype=torch.float64)
+            deviations = torch.tensor([float(one.deviation or 1) for one in self.signals], dtype=torch.float64)
+        elif self.standardise == "site":
+            means, deviations = _spread(blocks, self.channels)
+        return means, deviations
+
+    def finished(self, windows: Tensor, scales: Scales) -> Tensor:
+        """Return what the network reads of windows [..., signals, steps]."""
+        if self.standardise == "none":
+            return windows
+        return self.scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
+
+    def _finished(self, data: SiteData) -> SiteData:
+        if self.standardise == "none":
+            return data
+        known = data.train if len(data.train) else data.test  # type: ignore[arg-type]
+        scales = self.scales_of(_blocks(known))
+        train, validation, test = (_Finished(self, own, scales) for own in (data.train, data.validation, data.test))
+        told = {name: (float(a), float(b)) for name, a, b in zip(self.input_names, *scales, strict=True)}
+        surveyed = data.survey and replace(data.survey, scales=told)
+        return replace(data, train=train, validation=validation, test=test, survey=surveyed)
 
     # ------------------------------------------------------------------------------------------ from files
-    @property
-    def may_be_absent(self) -> tuple[str, ...]:
-        return ()
+    def known_labels(self, source: DataSource) -> Known:
+        """Return the plan's classes by what a site calls them (`TableReader.level`); None where nothing is learned."""
+        said = source.label_map
+        known = self.class_numbers(self.labels, {own: plans for own, plans in said.items() if plans != ""})
+        nothing = dict.fromkeys(TableReader.level(str(own)) for own, plans in said.items() if plans == "")
+        return {**dict.fromkeys(map(TableReader.level, source.missing)), **known, **nothing}
 
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.images or source.labels:
@@ -183,3 +266,38 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
         listing.add("left out", what, names)
     listing.check_patients(reader.source)
     return shown
+
+
+class _Finished(Dataset):
+    """Windows as a network reads them."""
+
+    def __init__(self, task: SeriesFolder, data: Dataset, scales: Scales) -> None:
+        self.task, self.data, self.scales = task, data, scales
+        self.patients, self.labels = data.patients, data.labels  # type: ignore[attr-defined]
+        self.records = getattr(data, "records", None)
+
+    def __len__(self) -> int:
+        return len(self.patients)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = self.data[index]
+        return self.task.finished(inputs, self.scales), target
+
+
+def _blocks(data: Dataset) -> Iterator[Tensor]:
+    """Yield a data set's windows, some at a time."""
+    count = len(data)  # type: ignore[arg-type]
+    for first in range(0, count, AT_ONCE):
+        yield torch.stack([data[place][0] for place in range(first, min(first + AT_ONCE, count))])
+
+
+def _spread(blocks: Iterable[Tensor], signals: int) -> Scales:
+    """Return each signal's mean and standard deviation (n - 1) over all steps of all windows; 1 where all are alike."""
+    count, means, squares = 0, torch.zeros(signals).double(), torch.zeros(signals).double()
+    for block in blocks:
+        values = block.double().transpose(1, 2).reshape(-1, signals)
+        more, apart = len(values), values.mean(0) - means
+        squares += (values - values.mean(0)).square().sum(0) + apart.square() * count * more / (count + more)
+        means, count = means + apart * more / (count + more), count + more
+    deviations = (squares / max(count - 1, 1)).sqrt()
+    return means, deviations.where(deviations > 0, torch.ones(signals).double())

@@ -366,7 +366,6 @@ SIZES = {
         "size",
         "foreground",
         "overlap",
-        "lacking",
         "modalities",
         "target_spacing",
     ),

@@ -34,7 +34,6 @@ from medsilo_dicom.series import ImageSeries, mask_as_scanned, read_again, scan_
 from medsilo_lab.deploy.model_card import CARD, CARD_DATA, interval_of
 from medsilo_lab.start.choices import nested
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight
-from medsilo_lab.start.fitting import Machine
 from tests import dicoms
 from tests.dicoms import DAMAGE, NAME, change, write_contours, write_segmentation, write_series, write_study
 from tests.hospital import affine_of, ball
@@ -616,7 +615,7 @@ def test_folders_of_patients_are_no_hospitals_and_targets_no_second_label(tmp_pa
         drawn = {"GTV": tumour, "PTV": np.ones_like(tumour)}  # which lies over it
         drawn = {name: square(mask, (1.5, 1.5, 2.5)) for name, mask in drawn.items()}
         write_contours(tmp_path / "archive" / f"{patient:03}/B/drawn", files, drawn)
-    sight = first_sight(DatasetLayout(tmp_path / "archive", "st-anna", lambda: Machine(1 << 30, gpu=False), "cpu"))
+    sight = first_sight(DatasetLayout(tmp_path / "archive", "st-anna", "cpu"))
     values = nested(sight.choices.plan)
     assert not sight.several and values["participation"]["sites"] == ["st-anna"]
     assert values["task"]["labels"] == ["GTV"]

@@ -1,7 +1,6 @@
-"""Hospitals with structures, channels and columns of their own: from their files to the loss, the mean and the mask."""
+"""Hospitals with structures and columns of their own: from their files to the loss, the mean and the mask."""
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from monai.losses import DiceLoss
-from PIL import Image
 from torch.nn import functional
 
 from medsilo.check.data import HELD, data_tables, hospitals_table
@@ -20,7 +18,7 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
 from medsilo.learning.compute import marks_in
-from medsilo.learning.partial_labels import ALIKE, absent_in, is_marked, labels_in, mark_of, marks_of_classes
+from medsilo.learning.partial_labels import absent_in, labels_in, mark_of
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
@@ -29,7 +27,6 @@ from medsilo.schedule import structures
 from medsilo.schedule.phase import ServerSide
 from medsilo.schedule.structures import mix_by_structure, outputs_of
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
-from medsilo.tasks.classification import Classification
 from medsilo.tasks.objective import judged_by, says_of
 from medsilo.tasks.own.augmentation import augmented
 from medsilo.tasks.own.folder import goal_of
@@ -52,7 +49,6 @@ TASK = {
     "name": "nifti-folder",
     "labels": ["ant", "post"],
     "modalities": ["t1", "flair"],
-    "lacking": 0.5,
     "size": [16, 16],
     "dimensions": 2,
     "slices": "all",
@@ -60,12 +56,7 @@ TASK = {
 }
 OWN: dict[str, dict[str, Any]] = {
     "a": {"unannotated": ["post"]},
-    "b": {
-        "unannotated": ["ant", "t1"],
-        "label_map": {1: "post"},
-        "images": ["flair/*.nii.gz"],
-        "labels": "labels/*.nii.gz",
-    },
+    "b": {"unannotated": ["ant"], "label_map": {1: "post"}},
     "c": {},
 }
 PATTERNS = {"images": ["t1/*.nii.gz", "flair/*.nii.gz"], "labels": "labels/*.nii.gz"}
@@ -198,7 +189,7 @@ def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
     axes = outputs_of(model, 3)
     assert sorted(axes.values()) == [0, 1] and outputs_of(model, 4) == {}  # a transposed convolution has outputs second
     goal = NiftiFolder(**TASK)
-    joined = {"a": Answer("post"), "b": Answer("ant", "t1"), "c": Answer()}
+    joined = {"a": Answer("post"), "b": Answer("ant"), "c": Answer()}
     server = ServerSide(["a", "b", "c"], {}, joined, set, goal, None, 0, None, None, None)  # type: ignore[arg-type]
     mixer = WeightedMean()
     tensors = model.state_dict()
@@ -226,7 +217,7 @@ def server_rest(server: ServerSide) -> Any:
 # ------------------------------------------------------------------------------------------------ a study
 def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyResult, Path]) -> None:
     summary = study[0].summary
-    assert {site: own.absent for site, own in summary.sites.items()} == {"a": ["post"], "b": ["ant", "t1"], "c": []}
+    assert {site: own.absent for site, own in summary.sites.items()} == {"a": ["post"], "b": ["ant"], "c": []}
     told = {
         site: {name for name, value in own.figures.items() if value is not None} for site, own in summary.sites.items()
     }
@@ -243,22 +234,24 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
 
 def test_structures_count_alike_when_a_round_is_chosen() -> None:
     goal = goal_of("segmentation", ("ant", "post"))
-    assert judged_by(goal, {"a": ["post"], "c": ["t1"]}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
+    assert judged_by(goal, {"a": ["post"], "c": []}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
     # three drew ant and one post, of which the one hospital's score says as much as three of ant
     assert says_of(goal, {"a": ["post"], "b": ["post"], "d": ["post"], "c": ["ant"]}) == pytest.approx(
         {"a": 1 / 3, "b": 1 / 3, "d": 1 / 3, "c": 1}
     )
     assert says_of(goal, {"a": ["post"], "c": []}) == {"a": 0.5, "c": 1.5}
-    assert says_of(goal, {"a": ["t1"], "c": []}) == {"a": 1, "c": 1}
+    assert says_of(goal, {"a": [], "c": []}) == {"a": 1, "c": 1}
 
 
-def test_predicting_gives_all_structures_where_one_was_drawn_and_a_channel_is_lacking(
+def test_predicting_gives_all_structures_where_one_was_drawn(
     study: tuple[StudyResult, Path], hospitals: Path, tmp_path: Path
 ) -> None:
     _, folder = study
     data = each(hospitals, OWN).of("b").data
     source = Source.open(folder, "")
-    image = hospitals / "b" / "flair" / "c0.nii.gz"
+    image = tmp_path / "c0.nii.gz"
+    channels = [nibabel.load(hospitals / "b" / name / "c0.nii.gz").get_fdata(dtype="f4") for name in ("t1", "flair")]
+    nibabel.save(nibabel.Nifti1Image(np.stack(channels, -1), np.eye(4)), image)
     asked = ImagePredictor(
         source, [image], tmp_path / "out", torch.device("cpu"), lambda line: None, data=data, site_part=folder
     )
@@ -267,25 +260,7 @@ def test_predicting_gives_all_structures_where_one_was_drawn_and_a_channel_is_la
     values = source.plan.task.use.own_values(data)
     assert values[2] == 1 and values[1] not in (0, 1)  # its own word for post; ant has a value that means nothing else
     assert set(np.unique(mask)) == {0, values[1], values[2]}
-    assert card_facts(source)["absent"] == {"a": ["post"], "b": ["ant", "t1"]}
-
-
-def test_lacking_channels_are_zero_and_say_so_and_one_is_always_left(hospitals: Path) -> None:
-    task = NiftiFolder(**TASK)
-    data = task.read("b", ["b"], 0, each(hospitals, OWN).of("b").data)
-    image, target = data.train[0]
-    assert image.shape[0] == task.channels == 4 and marks_in(target[None]) == [mark_of([1])]
-    assert not image[0].any() and image[1].any() and image[2].all() and not image[3].any()
-    whole = task.read("c", ["c"], 0, each(hospitals, OWN).of("c").data).train[0]
-    seen = set()
-    for varied in task.augmented((torch.stack([whole[0]] * 40), torch.stack([whole[1]] * 40)), range(40))[0]:
-        gone = tuple(bool(one.all()) for one in varied[2:])
-        assert all(not varied[place].any() for place in (0, 1) if gone[place])
-        assert torch.equal(varied[0] if not gone[0] else varied[1], whole[0][0] if not gone[0] else whole[0][1])
-        seen.add(gone)
-    assert seen == {(False, False), (True, False), (False, True)}
-    left, _ = task.augmented((image[None].clone(), target[None].clone()), [1])
-    assert left[0, 1].any()  # the only one that is there stays
+    assert card_facts(source)["absent"] == {"a": ["post"], "b": ["ant"]}
 
 
 def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: Path) -> None:
@@ -298,14 +273,12 @@ def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: P
     plan = plan_of()
     tables = {table.title: table.rows for table in data_tables(survey("b", **OWN["b"]), plan, 1)}
     assert [row for row in tables["Slices that show each label"] if row[0] == "ant"] == [["ant", *["not drawn"] * 3]]
-    assert tables[f"Slices{HELD}"] == [["ant", 0, 0, 24], ["post", 24, 0, 0], ["t1", 0, 0, 24], ["flair", 24, 0, 0]]
+    assert tables[f"Slices{HELD}"] == [["ant", 0, 0, 24], ["post", 24, 0, 0]]
     assert "'post': name it in data.unannotated" in said("a")
     assert "no mask shows" not in said("a", unannotated=["post"])
     assert "masks show a structure that data.unannotated names" in said("c", unannotated=["post"])
     assert "names all structures" in said("c", unannotated=["ant", "post"])
-    assert "names all modalities" in said("c", unannotated=["t1", "flair"])
     assert "'liver' can't be absent; ant, post" in said("c", unannotated=["liver"])
-    assert NiftiFolder(**{**TASK, "lacking": None}).may_be_absent == ("ant", "post")
 
 
 def test_one_table_says_which_hospital_has_what_and_tells_no_small_count_by_a_sum(
@@ -322,8 +295,6 @@ def test_one_table_says_which_hospital_has_what_and_tells_no_small_count_by_a_su
     assert [list(row) for row in told.rows] == [
         ["ant", 6, "lacks it (6)", 12],
         ["post", "lacks it (6)", 6, "9, none in 3"],
-        ["t1", 6, "lacks it (6)", 12],
-        ["flair", 6, 6, 12],
     ]
     few = hospitals_table({"d": tables("d", 9)})
     assert dict(few.rows)["ant"] == "suppressed", "a sum would say at least 0"
@@ -348,13 +319,13 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
         run(plan_of(method).with_changes(short), folder=tmp_path / method, settings=each(hospitals, OWN))
         for site, says in sites.items():
             text = card(tmp_path / method, site)
-            assert (never in text) is says and "never learned t1" not in text, (method, site)
+            assert (never in text) is says, (method, site)
     assert "personal model is in this super model" in text
     for place in (tmp_path / "fedsm", site_folder(tmp_path / "fedsm", "c")):
         model = SuperModel.load(place / SUPER_MODEL)
-        assert model.origin and model.origin.absent == {"a": ("post",), "b": ("ant", "t1")}
+        assert model.origin and model.origin.absent == {"a": ("post",), "b": ("ant",)}
         told = card(place / SUPER_MODEL, "")
-        assert "a has not: post. " in told and "b has not: ant, t1. " in told and "c has not" not in told
+        assert "a has not: post. " in told and "b has not: ant. " in told and "c has not" not in told
         assert never in told
 
 
@@ -395,7 +366,7 @@ def test_what_nobody_has_ends_the_study_and_the_page_says_whose_scores_differ(
         with pytest.raises(MedsiloError, match="no hospital that.*post; take it out"):
             run(plan, settings=each(hospitals, nobody))
     told = [notice.text for notice in notices([read(study[1])])]
-    assert any("a not post, b not ant and t1" in text for text in told)
+    assert any("a not post, b not ant" in text for text in told)
 
 
 # ------------------------------------------------------------------------------------------------ a table
@@ -423,136 +394,3 @@ def test_a_table_without_a_column_is_read_as_one_that_is_missing_everywhere(tmp_
         read("leave-out", lacks)
     with pytest.raises(DataError, match="lacks 1 columns of the plan, first 'bmi'"):
         read("mark", source(["age"]))
-
-
-# ------------------------------------------------------------------------------------------------ classes
-CLASSES = ("nevus", "keratosis", "melanoma", "other")
-SCORES = ((0.3, -1.2, 2.0, 0.7), (1.5, 0.2, -0.4, 1.9), (-0.6, 0.8, 0.1, 0.9))
-
-
-def chance(scores: Sequence[float], may: Sequence[int], of: Sequence[int]) -> float:
-    """Return by hand the share of classes among others."""
-    return sum(math.exp(scores[one]) for one in may) / sum(math.exp(scores[one]) for one in of)
-
-
-def test_classes_that_a_hospital_does_not_tell_apart_by_hand() -> None:
-    """Nobody looks for melanoma (2); keratosis (1) counts as other (3). What is labelled nevus (0) is nevus."""
-    marks = marks_of_classes(4, absent=[2], alike=[[3, 1]])
-    output, labels = torch.tensor(SCORES, dtype=torch.float64), torch.tensor([0, 3, 3])
-    target, here = labels | torch.tensor(marks)[labels], (0, 1, 3)
-    goal = Classification(CLASSES)
-    by_hand = [-math.log(chance(own, may, here)) for own, may in zip(SCORES, ((0,), (1, 3), (1, 3)), strict=True)]
-    torch.testing.assert_close(goal.case_losses(output, target).tolist(), by_hand)
-    torch.testing.assert_close(float(goal.loss(output, target)), sum(by_hand) / 3)
-    heavy = weighted(goal.loss, torch.tensor([1.0, 5.0, 7.0, 2.0]), 1.0)
-    torch.testing.assert_close(float(heavy(output, target)), (by_hand[0] + 2 * by_hand[1] + 2 * by_hand[2]) / 3)
-    # nothing is learned of what nobody looked for, and only the sum of what is one there
-    output.requires_grad_()
-    goal.loss(output, target).backward()
-    slope = output.grad
-    assert slope is not None and not slope[:, 2].any() and (slope[1:, [1, 3]] < 0).all()
-    shares = [math.exp(SCORES[1][one]) for one in (1, 3)]
-    torch.testing.assert_close(float(slope[1, 1] / slope[1, 3]), shares[0] / shares[1])
-    # found: among what is looked for; either of what is one is right
-    measures = goal.measures(output.detach(), target)
-    assert measures["found"].tolist() == [3, 3, 3] and measures["accuracy"].tolist() == [0, 1, 1]
-    assert measures["label"].tolist() == [0, 3, 3] and not measures["p2"].any()
-    torch.testing.assert_close(measures["p0"][0].item(), chance(SCORES[0], (0,), here))
-    told = goal.counts(measures, ["a", "b", "c"], 1)
-    assert told["confusion"][3] == 1 and told["confusion"][15] == 2 and "chances" not in told
-    plain = goal.measures(output.detach(), labels)
-    assert {"confusion", "chances", "reliability"} <= set(goal.counts(plain, ["a", "b", "c"], 1))
-    assert marks_of_classes(4, [], []) == [0] * 4 and not is_marked(labels)
-
-
-def photographs(folder: Path, classes: Mapping[str, int], seed: int) -> None:
-    """Write grey images that are the brighter the higher the class's number."""
-    random = np.random.default_rng(seed)
-    for name, level in classes.items():
-        (folder / name).mkdir(parents=True)
-        for case in range(8):
-            pixels = random.normal(40 + 60 * level, 12, (16, 16)).clip(0, 255).astype("u1")
-            Image.fromarray(pixels).save(folder / name / f"{name}{case}.png")
-
-
-@pytest.mark.slow
-def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> None:
-    photographs(tmp_path / "a", {"nevus": 0, "keratosis": 1, "melanoma": 2}, 1)
-    photographs(tmp_path / "b", {"nevus": 0, "keratosis": 1}, 2)  # nobody looked for melanoma
-    photographs(tmp_path / "c", {"nevus": 0, "lesion": 1}, 3)
-    for case, path in enumerate(sorted((tmp_path / "c" / "lesion").iterdir())[4:]):
-        photographs(tmp_path / f"more{case}", {"melanoma": 2}, case)
-        path.write_bytes((tmp_path / f"more{case}" / "melanoma" / "melanoma0.png").read_bytes())
-    own: dict[str, dict[str, Any]] = {
-        "a": {},
-        "b": {"unannotated": ["melanoma"]},
-        "c": {"label_map": {"lesion": ["keratosis", "melanoma"]}},
-    }
-    task = {
-        "name": "image-folder",
-        "kind": "classification",
-        "labels": list(CLASSES[:3]),
-        "size": [16, 16],
-        "colours": "grey",
-    }
-
-    def source(site: str, **values: Any) -> DataSource:
-        return DataSource(folder=tmp_path / site, **{"cache_memory": 0, **values})
-
-    plan = parse_plan(
-        {
-            "algorithm": {"name": "fedavg"},
-            "task": task,
-            "network": {"name": "small-cnn"},
-            "training": {"rounds": 5, "local_epochs": 4, "batch_size": 4, "learning_rate": 0.01, "optimizer": "adam"},
-            "participation": {"sites": ["a", "b", "c"]},
-        }
-    )
-    known = make_settings({"public_data": True, "min_patients_per_metric": 1, "device": "cpu"}, "test")
-    sites = {site: known.model_copy(update={"data": source(site, **values)}) for site, values in own.items()}
-    settings = EachSites(**{name: getattr(known, name) for name in SiteSettings.model_fields}, sites=sites)
-    found = run(plan, settings=settings).summary
-    assert {site: one.absent for site, one in found.sites.items()} == {"a": [], "b": ["melanoma"], "c": ["melanoma"]}
-    assert found.mean_test is not None and found.mean_test > 0.7
-    assert found.sites["a"].figures.get("auroc") is not None and "auroc" not in found.sites["c"].figures
-
-    def read(site: str, **values: Any) -> Any:
-        return plan.task.site_data(site, ["a", "b", "c"], 0, source(site, **values))
-
-    lesion = next(target for _, target in read("c", **own["c"]).train if int(target) & 255)
-    assert labels_in(lesion) == 1 and lesion >> ALIKE == 1 << 2
-    assert plan.task.class_counts(read("c", **own["c"]).train)[2] == 0
-    survey = plan.task.survey("c", ["c"], 0, source("c", **own["c"]))
-    rows = {row[0]: row[1:] for row in data_tables(survey, plan, 1)[1].rows}
-    assert rows["melanoma"] == ["not told apart"] * 3 and sum(rows["keratosis"]) == 8
-    for site, values, why in (
-        ("a", own["b"], r"not among the plan's \(nevus, keratosis\)"),
-        ("b", {"unannotated": ["melanoma", "keratosis"]}, "distinguishes no two"),
-        ("b", {"label_map": {"keratosis": ["keratosis", "melanoma"], "x": "melanoma"}}, "more than once"),
-        ("c", {"label_map": {"lesion": ["keratosis", "liver"]}}, "data.label_map: 'liver' can't be absent"),
-    ):
-        with pytest.raises(DataError, match=why):
-            read(site, **values)
-    with pytest.raises(DataError, match="only classes of cases can share"):
-        NiftiFolder(**TASK).read("a", ["a"], 0, source("a", label_map={1: ["ant", "post"]}))
-
-
-def test_lines_of_a_hospital_that_tells_other_classes_apart(tmp_path: Path) -> None:
-    with (tmp_path / "cases.csv").open("w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(["age", "outcome", "patient"])
-        lines.writerows([case, ("none", "some")[case % 2], case] for case in range(12))
-    task = PatientTable(columns=["age"], labels=["none", "mild", "severe"])  # type: ignore[arg-type]
-
-    def read(**own: Any) -> Any:
-        return task.site_data("a", ["a"], 0, DataSource(folder=tmp_path, **own))
-
-    both: dict[str, Any] = {"label_map": {"some": ["mild", "severe"]}}
-    targets = read(**both).train.targets
-    assert {*labels_in(targets).tolist()} == {0, 1} and {*(targets >> ALIKE).tolist()} == {0, 1 << 2}
-    survey = read(**both).survey
-    assert survey.absent == ("severe",) and sum(part.classes["mild"] for part in survey.parts.values()) == 6
-    alone = read(unannotated=["severe"], label_map={"some": "mild"}).train.targets
-    assert not (alone >> ALIKE).any() and all(absent_in(int(own))[:1] == [2] for own in alone)
-    with pytest.raises(DataError, match=r"not the plan's \(none, severe\)"):
-        read(unannotated=["mild"], label_map={"some": "mild"})

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 import medsilo
-from medsilo.extend import DataSource, Scan, SignalFolder, VolumeFolder
+from medsilo.extend import DataSource, Scan, VolumeFolder
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
 from medsilo.tasks.site_data import records_of
@@ -100,29 +98,6 @@ def test_a_study_learns_from_an_outside_format(hospital: Path, tmp_path: Path) -
     run = medsilo.run(plan, folder=tmp_path / "run", data=tmp_path / "all", device="cpu", engine="inprocess")
     assert run.plan.packages["outside-curves"].version == "1.0" and run.plan.network.name == "activity-cnn"
     assert run.plan.task.not_private == ""  # it says itself what other patients change: nothing
-
-
-class Breath(SignalFolder):
-    """Whole curves, standardised."""
-
-    name: str = "breath"
-
-    def default_network(self) -> str:
-        return "activity-cnn"
-
-    def cases_in(self, files: tuple[Path, ...]) -> Tensor:
-        return torch.tensor([float(line) for line in files[0].read_text().split()]).reshape(1, 1, STEPS)
-
-
-def test_signals_of_an_outside_format_are_standardised_by_their_site(hospital: Path) -> None:
-    for name in ("p1-3.txt", "p3-3.txt"):
-        (hospital / "calm" / name).unlink()
-    task = Breath(signals=["flow"], labels=["even", "uneven"])  # type: ignore[arg-type]
-    data = task.site_data("a", ["a"], 0, source(hospital, **OWN))
-    values = torch.stack([inputs for inputs, _ in data.train])  # type: ignore[attr-defined]
-    assert abs(float(values.mean())) < 1e-5 and float(values.std()) == pytest.approx(1, abs=1e-5)
-    assert data.survey and data.survey.scales.keys() == {"flow"}
-    assert task.across_patients().startswith("numbers are scaled") and len(data.train) == 12  # type: ignore[arg-type]
 
 
 class Stored(VolumeFolder):

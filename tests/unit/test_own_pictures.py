@@ -15,8 +15,9 @@ from medsilo.federation import inprocess
 from medsilo.federation.raw_results import read_measures
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
-from medsilo.tasks.overlays import COLOURS, FOUND, THERE, TILE, tile
+from medsilo.tasks.overlays import FOUND, THERE
 from medsilo.tasks.scans import Scan
+from medsilo_lab.deploy.montage import COLOURS, TILE, tile
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.report.page import write
 from tests.hospital import photograph, write_balls, write_pixels

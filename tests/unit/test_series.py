@@ -23,7 +23,6 @@ from medsilo.site.settings import make_settings
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.start.choices import nested
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight
-from medsilo_lab.start.fitting import Machine
 from medsilo_series import recordings
 from medsilo_series.recordings import Coded, Recording
 from medsilo_series.windows import Cutting, cut
@@ -390,7 +389,7 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
         write(tmp_path / f"several/hospital-b/{person}.csv", rows(person), ("time_ms", "x", "y", "Activity"))
 
     def drafted(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        seen = first_sight(DatasetLayout(tmp_path / name, "a", lambda: Machine(1 << 30, False), None))
+        seen = first_sight(DatasetLayout(tmp_path / name, "a"))
         parse_plan(nested(seen.choices.plan))
         make_settings(nested(seen.choices.settings), "a test")
         return nested(seen.choices.plan)["task"], nested(seen.choices.settings)["data"]
@@ -409,7 +408,7 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
         for ward in range(3):
             whole = [[f"{site}{ward}{who}", *own] for who in range(8) for own in rows(who)]
             write(tmp_path / f"wards/{site}/{ward}.csv", whole, ("who", "time_ms", "x", "y", "Activity"))
-    seen = first_sight(DatasetLayout(tmp_path / "wards", "a", lambda: Machine(1 << 30, False), None))
+    seen = first_sight(DatasetLayout(tmp_path / "wards", "a"))
     assert "6 recordings of 48 patients" in seen.summary[0] and "6 recordings were opened" in seen.summary[2]
     (tmp_path / "odd").mkdir()
     write(tmp_path / "odd/a.csv", [["?", "?"]], ("t", "label"))

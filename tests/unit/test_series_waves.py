@@ -123,7 +123,7 @@ def test_init_deals_recordings_by_the_tables_column(tmp_path: Path) -> None:
         )
     (tmp_path / "data/cases.csv").write_text("\n".join(lines), "utf-8")
     (tmp_path / "data/all.csv").write_text("a,b\n1,2\n", "utf-8")  # another table that lies there
-    sight = first_sight(DatasetLayout(tmp_path / "data", "here", lambda: None, None))
+    sight = first_sight(DatasetLayout(tmp_path / "data", "here"))
     chosen = {key: value for key, (value, _) in sight.choices.plan.items()}
     assert chosen["participation.sites"] == ["north", "south"] and chosen["task.partition"] == {"kind": "column"}
     assert chosen["task.rate"] == 100 and chosen["task.signals"] == ["I", "II"]

@@ -176,6 +176,8 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "lacks 1 columns of the plan, first 'age'" in words(names={"age": "years"})
     assert "a column that the plan does not read" in words(names={"years": "age"})
     assert "holds patients, parts, sites" in words(names={"age": "pid"})
+    assert "holds patients, parts, sites" in words(names={"age": "PID"})  # capital letters do not open it
+    assert "two columns of one name" in words(names={"age": "SEX"})
     assert "two columns of the plan" in words(names={"age": "sex"})
     assert "not among the plan's labels" in words(label_map={"2": "dead"})
     assert "there is no table" in words(table="other.csv")

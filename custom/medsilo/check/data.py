@@ -9,7 +9,7 @@ from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
 SUPPRESSED, UNREAD = "suppressed", "not read"  # a count that would tell a small one; data that something stops
-HELD = " by structure, channel and column"  # ends the title of a table
+HELD = " by structure and column"  # ends the title of a table
 SMALL = 10  # patients of whom a score says little
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
@@ -27,10 +27,7 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     if not survey.parts or not survey.usable:  # no conclusion from what may be wrong
         return
     if plan.task.goal.classifies:
-        classes = plan.task.goal.label_names
-        optional = {*getattr(plan.task, "may_be_absent", ())} & {*classes}
-        hint = "name under data.unannotated what nobody looked for here" if optional else ""
-        yield from _balance(survey.parts["train"].classes, len({*classes} - {*survey.absent}), least, unit, hint)
+        yield from _balance(survey.parts["train"].classes, plan.task.goal.classes, least, unit)
     read = ", ".join(f"{_shown(part.cases, least)} {name}" for name, part in survey.parts.items())
     told = f"{read} {unit} read"
     if (tested := survey.parts["test"].patients) >= least and tested:
@@ -56,12 +53,12 @@ def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Find
         yield Finding("data", "note", told, LARGER)
 
 
-def _balance(classes: Mapping[str, int], known: int, least: int, unit: str, hint: str) -> Iterator[Finding]:
+def _balance(classes: Mapping[str, int], known: int, least: int, unit: str) -> Iterator[Finding]:
     present = [count for count in classes.values() if count]
     if len(present) == 1:
         yield Finding("data", "note", "the training part has one class only", "a method with personal models may suit")
     elif len(present) < known:
-        yield Finding("data", "note", f"the training part has {len(present)} of the task's {known} classes", hint)
+        yield Finding("data", "note", f"the training part has {len(present)} of the task's {known} classes")
     if present and min(present) >= least and max(present) >= UNEVEN * min(present):
         times = max(present) / min(present)
         told = f"the training part's largest class has {times:.0f} times the {unit} of its smallest"
@@ -79,7 +76,7 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
     if labels:
         tables.append(_classes(survey, labels, unit, least, plan.task.goal.classifies))
     structures = labels if isinstance(plan.task.goal, Segmentation) else []
-    named = dict.fromkeys([*structures, *getattr(plan.task, "modalities", ()), *survey.absent])
+    named = dict.fromkeys([*structures, *survey.absent])
     if held := [[name, *_presence(name, name in structures, survey, least)] for name in named]:
         columns = ("name", "have it", "drawn, none there", "lack it or not drawn")
         tables.append(Table(unit.capitalize() + HELD, columns, held))
@@ -105,7 +102,7 @@ def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclu
     """Return the cases of each class; where a case may have several, those that show each label."""
     parts = survey.parts.values()
     columns = [shown_counts([part.classes.get(label, 0) for label in labels], least, exclusive) for part in parts]
-    none = ["not told apart" if exclusive else "not drawn"] * len(parts)
+    none = ["not drawn"] * len(parts)
     rows = zip(labels, zip(*columns, strict=True), strict=True)
     lines = [[label, *(none if label in survey.absent else counts)] for label, counts in rows]
     title, first = (f"{unit} of each class", "class") if exclusive else (f"{unit} that show each label", "label")
@@ -124,7 +121,7 @@ def _shown(count: int, least: int) -> Cell:
 
 
 def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
-    """Return how many cases have a structure, channel or column, were drawn and have none of it, and lack it.
+    """Return how many cases have a structure or column, were drawn and have none of it, and lack it.
 
     A part's count that is not told is not told by a sum either.
     """
@@ -141,7 +138,7 @@ def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
 
 
 def hospitals_table(each: Mapping[str, Sequence[Table]]) -> Table:
-    """Return one table of what hospitals have, by structure, channel and column, of the tables of each."""
+    """Return one table of what hospitals have, by structure and column, of the tables of each."""
     told = {site: [table for table in own if table.title.endswith(HELD)] for site, own in each.items()}
     title = next((table.title for own in told.values() for table in own), HELD)
     held = {site: {row[0]: row[1:] for table in own for row in table.rows} for site, own in told.items()}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.objective import Objective
     from medsilo.tasks.own.own_data import OwnFolder
-    from medsilo.tasks.own.own_numbers import SignalFolder
+    from medsilo.tasks.own.own_numbers import Column, Standardised
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.segmentation import Segmentation

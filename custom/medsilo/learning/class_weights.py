@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from medsilo.learning.compute import LossFunction
-from medsilo.learning.partial_labels import class_entropies, labels_in, marginal
+from medsilo.learning.partial_labels import labels_in, marginal
 
 NEVER = -1e4  # added to a score: its probability is exactly 0, also in half precision
 
@@ -32,15 +32,13 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
     """
 
     def extra(output: Tensor, target: Tensor, kept: list[int] | None) -> Tensor:
-        of_cases = target.ndim == 1
-        entropies = class_entropies(output, target) if of_cases else cross_entropy(output, target, reduction="none")
+        entropies = cross_entropy(output, target, reduction="none")
         own = weights if kept is None else weights[kept]
         there = own.to(output.device, non_blocking=True)
         return ((there[labels_in(target)] - 1) * entropies).mean()
 
     def weighted_loss(output: Tensor, target: Tensor) -> Tensor:
-        more = extra(output, target, None) if target.ndim == 1 else marginal(extra, output, target)
-        return loss(output, target) + share * more
+        return loss(output, target) + share * marginal(extra, output, target)
 
     return weighted_loss
 

@@ -1,12 +1,8 @@
-"""Labels that a hospital did not draw or look for: a mark on those of its cases, and the loss that reads it.
+"""Structures that a hospital did not draw: a mark on the labels of its cases, and the loss that reads it.
 
 A label is one byte; above it stands one bit for each label that nobody drew in this case. There "background" means that
 label as well, so both are one in the loss: exactly what a network knows of background together (a marginal likelihood).
 A place that shows a drawn structure shows none of the others, so there the loss also learns what is not there.
-
-A case of a classification has one class, and no class stands for the rest. What is labelled k is k. A class that nobody
-looked for has no cases here, so nothing is learned of it: chances are those among the other classes. Where its cases
-have another's label, that label means one of several, and the chance of the label is the sum of theirs.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,12 +10,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from medsilo.learning.compute import BYTE, marks_in
 
 MOST = 15  # labels with a bit: MONAI moves labels as float32, which holds 24 bits exactly
-ALIKE = BYTE + MOST + 1  # where the bits of classes stand that a case may have instead of its label's
 
 
 def mark_of(absent: Collection[int]) -> int:
@@ -97,39 +91,3 @@ def marginal(
     parts = told_apart([output] if isinstance(output, Tensor) else output, target, overlaps)
     each = [len(labels) * loss(mine[0] if alone else mine, labels, kept) for mine, labels, kept in parts]
     return torch.stack(each).sum() / len(target)
-
-
-# -------------------------------------------------------------------------------------------- classes of whole cases
-def marks_of_classes(classes: int, absent: Collection[int], alike: Collection[Collection[int]]) -> list[int]:
-    """Return what is added to each class at a hospital, 0 where it tells all apart.
-
-    absent: classes without cases there. alike: classes that one of its labels stands for, the first being written.
-    """
-    may = {label: set(own) - {label} for own in alike for label in own}
-    if not absent and not may:
-        return [0] * classes
-    always = mark_of([*absent, MOST])  # a bit of no class says that not all are told apart
-    return [always | mark_of(may.get(label, ())) << ALIKE - BYTE for label in range(classes)]
-
-
-def is_marked(target: Tensor) -> bool:
-    """Return whether these classes are of a hospital that does not tell all apart."""
-    return target.dtype == torch.int64 and any(marks_in(target))
-
-
-def among_present(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return marked cases' scores of classes, -inf where the hospital has none, and which classes each case may have.
-
-    Both are [cases, classes].
-    """
-    numbers = torch.arange(scores.shape[1], device=target.device)
-    absent, alike = ((target[:, None] >> first + numbers & 1).bool() for first in (BYTE, ALIKE))
-    return scores.masked_fill(absent, -torch.inf), alike | (labels_in(target)[:, None] == numbers)
-
-
-def class_entropies(scores: Tensor, target: Tensor) -> Tensor:
-    """Return -log(Σ p_i of the classes that a case may have / Σ p_i of those that its hospital has), [cases]."""
-    if not is_marked(target):
-        return functional.cross_entropy(scores, target, reduction="none")
-    known, may = among_present(scores, target)
-    return known.logsumexp(1) - known.masked_fill(~may, -torch.inf).logsumexp(1)

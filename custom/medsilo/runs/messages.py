@@ -158,7 +158,7 @@ class Joined(SiteAnswer):
     task: Literal["join"]
     shares: bool  # whether other hospitals may get its personal model
     machine: Annotated[dict[Part, Version], Field(max_length=10)] = {}  # versions of what decides over the last digits
-    absent: Annotated[list[Name], Field(max_length=300)] = []  # structures, modalities and columns that it has not
+    absent: Annotated[list[Name], Field(max_length=300)] = []  # structures and columns that it has not
     # By part: the steps in which its scores leave, where they leave rounded
     steps: dict[ScoredPart, Step] = Field({}, exclude_if=not_)
     # By part: the cases of each class; None where there are no classes, or one has too few to be told

@@ -224,8 +224,7 @@ class SiteResult(RecordPart):
     )
     absent: list[Text] = Field(
         [],
-        description="the plan's structures, classes, modalities and columns that the site lacks, as it reported on "
-        "joining",
+        description="the plan's structures and columns that the site lacks, as it reported on joining",
     )
     steps: dict[str, Amount] = Field(
         {}, description="`validation` and `test` → the steps in which the site's scores leave, where it rounds them"

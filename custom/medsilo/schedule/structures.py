@@ -15,13 +15,13 @@ PLAIN = (WeightedMean, UniformMean)
 
 
 def mix_by_structure(mixers: Mapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide) -> None:
-    """Let plain means weigh each output of the last layer by the sites that have its structure or class.
+    """Let plain means weigh each output of the last layer by the sites that have its structure.
 
     groups: what they mix; those that hold the whole last layer are meant. Nothing changes where all drew everything.
     """
     goal = server.task.goal
     found = tuple(goal.structures) if goal.overlaps else goal.label_names
-    if not any({*answer.absent} & {*found} for answer in server.joined.values()):
+    if not goal.structures or not any({*answer.absent} & {*found} for answer in server.joined.values()):
         return
     axes = outputs_of(model, goal.outputs)
     shapes = {name: model.get_parameter(name).shape for name in axes}

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, cat, ones_like, stack, zeros_like
+from torch import Tensor, cat, stack, zeros_like
 from torch.nn import functional
 
-from medsilo.learning.partial_labels import among_present, class_entropies, is_marked, labels_in
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of, reliability
 from medsilo.tasks.metrics import (
     BINS,
@@ -23,13 +22,10 @@ from medsilo.tasks.metrics import (
 )
 from medsilo.tasks.objective import Objective
 
-PARTLY = "partly"  # a measure that is there where a hospital does not tell all classes apart
-
 
 class Classification(Objective):
     """Cross entropy; accuracy, and of the whole test set balanced accuracy, the area under the ROC curve, calibration,
-    and of two classes sensitivity and specificity at a threshold. What a hospital does not tell apart is right where
-    one of these classes is found (`undrawn.py`); no curve or calibration comes from there.
+    and of two classes sensitivity and specificity at a threshold.
 
     >>> Classification(("well", "ill")).label_names
     ('well', 'ill')
@@ -49,27 +45,16 @@ class Classification(Objective):
         return output if output.shape[1] > 1 else cat([zeros_like(output), output], 1)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        scores = self.scores(output)
-        return class_entropies(scores, target).mean() if is_marked(target) else functional.cross_entropy(scores, target)
+        return functional.cross_entropy(self.scores(output), target)
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return (self._predicted(self.scores(output), target)[0] == labels_in(target)).float()
-
-    def _predicted(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the class found among those that a case's hospital has, its label where that may be it; and scores."""
-        if not is_marked(target):
-            return scores.argmax(1), scores
-        known, may = among_present(scores, target)
-        found = known.argmax(1)
-        return labels_in(target).where(may.gather(1, found[:, None])[:, 0], found), known
+        return (self.scores(output).argmax(1) == target).float()
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         """Beside the metric: the class, the class found, and the probability of each class."""
-        found, scores = self._predicted(self.scores(output), target)
+        scores = self.scores(output)
         probabilities = {f"p{label}": column for label, column in enumerate(scores.softmax(1).unbind(1))}
-        told = {"label": labels_in(target), "found": found, **probabilities}
-        partly = {PARTLY: ones_like(found)} if is_marked(target) else {}
-        return {**super().measures(output, target), **told, **partly}
+        return {**super().measures(output, target), "label": target, "found": scores.argmax(1), **probabilities}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Classes are told apart only where each that occurs has `least` cases."""
@@ -78,7 +63,6 @@ class Classification(Objective):
         sizes = labels.bincount()
         if sizes[sizes > 0].min() >= least:
             counts[CONFUSION] = confusion(labels, found, self.classes)
-        if CONFUSION in counts and PARTLY not in measures:
             probabilities = stack([measures[f"p{label}"] for label in range(self.classes)], 1)
             counts[CHANCES], counts[RELIABILITY] = chances(labels, probabilities), reliability(probabilities)
         return counts

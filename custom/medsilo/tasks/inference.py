@@ -36,7 +36,7 @@ class InMonai:
 def whole_images(
     size: Sequence[int], *, sliced: bool, windows: bool = False, overlap: float = 0.0, classifies: bool = False
 ) -> Words:
-    """Return the inferer that uses the network as `medsilo predict` does (`WholeImages` in tasks/own/in_monai.py)."""
+    """Return the inferer that uses the network as `medsilo predict` does."""
     how = {"sliced": sliced, "windows": windows, "overlap": overlap, "classifies": classifies}
     return {"_target_": f"{IN_MONAI}.WholeImages", "size": list(size), **how}
 
@@ -61,15 +61,13 @@ class Inference:
         inputs: "Callable[[Scan], Tensor]" = lambda scan: torch.from_numpy(scan.values)[None],
         in_monai: InMonai | None = None,
         own_values: Callable[[DataSource], dict[int, int]] = lambda source: {},
-        lacking_of: Callable[[DataSource], tuple[int, ...]] = lambda source: (),
     ) -> None:
         """inputs: what the network reads of an image, [cases, *shape], in training, too; by default one case, as it is.
         in_monai: reading and use of the network in a MONAI bundle's words, where MONAI has them. own_values: the
-        values that labels have in a hospital's own masks, where they may differ from the plan's. lacking_of: the
-        places of channels that a hospital's images have not.
+        values that labels have in a hospital's own masks, where they may differ from the plan's.
         """
         self.predictor, self.inputs_of, self.in_monai = predictor, inputs, in_monai
-        self.own_values, self.lacking_of = own_values, lacking_of
+        self.own_values = own_values
 
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
         """Return the images among files, each with its channels' files in order; by default each file is one."""

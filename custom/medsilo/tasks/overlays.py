@@ -6,18 +6,14 @@ from pathlib import Path
 import numpy as np
 import scipy  # which loads its parts when they are used
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor, nn
 
 from medsilo.core.files import write_bytes
 
-# Okabe and Ito's orange, sky blue, bluish green, yellow, vermilion and reddish purple; more structures start again.
-COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))
-TILE, COLUMNS, LINE = 256, 4, 16  # pixels of a montage's tile, tiles in a row, pixels of a line of its legend
 SMALLEST = 192  # pixels of an overlay's shorter side, so that its lines stay thin beside the image
 THERE, FOUND = (0, 114, 178), (230, 159, 0)  # Okabe and Ito's blue and orange
 DASH = 5
-BRIGHT = (1.0, 99.0)  # percentiles of a volume's slice that become black and white
 
 
 def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
@@ -41,45 +37,6 @@ def fullest(masks: Tensor) -> int:
 def outline(mask: np.ndarray) -> np.ndarray:
     """Return the mask's pixels at most two steps from what is outside of it."""
     return mask & ~scipy.ndimage.binary_erosion(mask, iterations=2, border_value=1)
-
-
-def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> np.ndarray:
-    """Return one image [C, (D,) H, W] with the outlines of its labels [(D,) H, W], [TILE, TILE, 3].
-
-    Of a volume the slice in which most was found; spacing: millimetres along x, y (and z).
-    """
-    if labels.ndim == 3:
-        depth = int((labels > 0).sum((1, 2)).argmax()) if labels.any() else len(labels) // 2
-        values, labels = values[:, depth], labels[depth]
-    low, high = (0.0, 255.0) if values.dtype == np.uint8 else np.percentile(values[0], BRIGHT)
-    shown = ((values - low) / max(high - low, 1e-12)).clip(0, 1) * 255
-    pixels = colours_of((shown.transpose(1, 2, 0) if len(shown) == 3 else shown[0]).round().astype(np.uint8))
-    lengths = np.array(labels.shape) * np.array(spacing[1::-1])
-    height, width = (max(1, round(TILE * length / lengths.max())) for length in lengths)
-    large = np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR))
-    where = np.array(Image.fromarray(labels).resize((width, height), Image.Resampling.NEAREST))
-    for label in np.unique(where[where > 0]):
-        large[outline(where == label)] = COLOURS[(label - 1) % len(COLOURS)]
-    framed = np.zeros((TILE, TILE, 3), np.uint8)
-    top, left = (TILE - height) // 2, (TILE - width) // 2
-    framed[top : top + height, left : left + width] = large
-    return framed
-
-
-def write_montage(path: Path, tiles: dict[int, np.ndarray], names: tuple[str, ...]) -> None:
-    """Write tiles with their numbers as one picture; names: the structures, with the labels 1, 2, ..."""
-    columns = min(COLUMNS, len(tiles))
-    rows = -(-len(tiles) // columns)
-    page = Image.new("RGB", (columns * TILE, rows * TILE + (len(names) + 1) * LINE))
-    pen = ImageDraw.Draw(page)
-    for place, (number, pixels) in enumerate(tiles.items()):
-        corner = (place % columns * TILE, place // columns * TILE)
-        page.paste(Image.fromarray(pixels), corner)
-        pen.text((corner[0] + 4, corner[1] + 2), str(number), fill="white", stroke_width=1, stroke_fill="black")
-    for place, name in enumerate(names):
-        colour = COLOURS[place % len(COLOURS)]
-        pen.text((4, rows * TILE + 4 + place * LINE), name.encode("ascii", "replace").decode(), fill=colour)
-    write_png(path, np.array(page))
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:

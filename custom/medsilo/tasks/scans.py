@@ -38,7 +38,6 @@ class Scan:
     header: Any = field(repr=False)  # the SimpleITK image as it was read: its grid
     turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())  # order of the axes and which are flipped, from there
     source: Any = field(default=None, repr=False)  # what it was made from, where a task wants to know
-    lacks: tuple[int, ...] = ()  # channels of the plan that are not there, so that values have the others alone
 
     header_of = staticmethod(open_reader)
     check_size = staticmethod(check_size)
@@ -251,11 +250,3 @@ def resized_to_nearest(labels: Tensor, size: Sequence[int]) -> Tensor:
     """Return labels [B, C, *grid] on another grid: each place takes the label of the nearest one."""
     same = tuple(labels.shape[2:]) == tuple(size)
     return labels if same else functional.interpolate(labels, tuple(size), mode="nearest-exact")
-
-
-def write_volume(path: Path, values: np.ndarray, spacing: Sequence[float]) -> None:
-    """Write a volume [D, H, W] as NIfTI: x grows to the left, y to the back, z to the head; spacing: along x, y, z."""
-    import nibabel
-
-    x, y, z = spacing
-    nibabel.save(nibabel.Nifti1Image(values.transpose(2, 1, 0), np.diag([-x, -y, z, 1.0])), path)

@@ -116,7 +116,7 @@ class SiteData:
 
     @property
     def absent(self) -> list[str]:
-        """The plan's structures, modalities and columns that the site has not."""
+        """The plan's structures and columns that the site has not."""
         return list(self.survey.absent) if self.survey else []
 
 
@@ -168,7 +168,7 @@ def labels_of(data: Dataset) -> Tensor | None:
     if isinstance(data, ConcatDataset):
         several = [labels_of(part) for part in data.datasets]
         return None if any(one is None for one in several) else torch.cat(several)  # type: ignore[arg-type]
-    return labels_in(data.targets) if isinstance(data, Cases) else getattr(data, "labels", None)
+    return data.targets if isinstance(data, Cases) else getattr(data, "labels", None)
 
 
 def label_counts(data: Dataset, classes: int) -> list[int]:

@@ -72,8 +72,8 @@ class DataSource(Section):
     patient: Pattern | None = None  # a regular expression that finds the patient in the name of a case
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
     columns: Columns = Columns()
-    label_map: dict[str | int, str | int | Names] = {}  # this site's labels to the plan's; several where one means them
-    unannotated: Names = ()  # structures, classes, modalities and columns that nobody annotated or measured here
+    label_map: dict[str | int, str | int] = {}  # this site's labels to the plan's
+    unannotated: Names = ()  # structures and columns that nobody annotated or measured here
     # Of a table whose lines are cases themselves (task `table`):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
@@ -98,16 +98,6 @@ class DataSource(Section):
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
 
-    @property
-    def alike(self) -> list[tuple[str, ...]]:
-        """The plan's classes that one label of this site stands for; the first is written for all."""
-        return [own for own in self.label_map.values() if isinstance(own, tuple)]
-
-    @property
-    def first_map(self) -> dict[str | int, str | int]:
-        """`label_map` with the first class of several."""
-        return {own: plans[0] if isinstance(plans, tuple) else plans for own, plans in self.label_map.items()}
-
     @staticmethod
     def expression(pattern: str) -> re.Pattern[str]:
         """Return a pattern as a regular expression: * and ? stay within a folder, ** goes through several."""
@@ -129,7 +119,8 @@ class DataSource(Section):
                 private=unknown[0],
             )
         called = {name: self.names.get(name, name) for name in read}
-        if clash := [name for name, own in called.items() if own in reserved]:
+        closed = {name.casefold() for name in reserved}  # as a table's columns are found
+        if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
                 f"the plan reads column {clash[0]!r}, which holds patients, parts, sites, labels or times here; ask "
                 f"for another plan, or correct data.columns or data.recording_columns"

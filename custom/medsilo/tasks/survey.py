@@ -73,7 +73,7 @@ class Survey:
     identifiers: dict[str, int] = field(default_factory=dict)  # DICOM elements that tell who it is -> series with them
     # What a table's or recordings' numbers were standardised with
     scales: dict[str, Range] = field(default_factory=dict)
-    absent: tuple[str, ...] = ()  # the plan's structures, modalities and columns that are not here
+    absent: tuple[str, ...] = ()  # the plan's structures and columns that are not here
 
     @property
     def usable(self) -> bool:

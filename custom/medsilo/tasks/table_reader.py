@@ -4,10 +4,10 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
 from zipfile import ZipFile
@@ -23,7 +23,6 @@ MOST_COLUMNS = 20_000
 MOST_CHARACTERS = 2**22  # of a line
 PARQUET = (".parquet", ".pq")
 OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}  # pandas' readers
-PEEKED = 3  # lines that tell whether the first has one name too few, as R's write.table writes it
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 Lines = Iterator[tuple[str, list[str]]]  # with their places, for people
 Read = tuple[list[str], Lines]  # a table's columns, and its lines
@@ -99,7 +98,8 @@ class TableReader:
         self, head: Sequence[str], lines: Lines, needed: Mapping[str, str], besides: Sequence[str] | None
     ) -> None:
         self.columns = _of(head, needed, besides)
-        places = [head.index(name) for name in self.columns]
+        spelt = spelling(head)
+        places = [head.index(str(spelt(name))) for name in self.columns]
         for place, cells in lines:
             if len(cells) != len(head):
                 self.uneven.append(place)
@@ -157,23 +157,14 @@ def _csv(file: TextIO) -> Read:
 
 
 def _rows(file: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines of a CSV file with their numbers. Where the lines below the first all have one cell more, these
-    are names of rows, as R's write.table writes them, and their column has none."""
-    reader = _reader(file)
-    head, *below = [(reader.line_num, cells) for cells in islice(reader, 1 + PEEKED)] or [(1, [])]
-    if below and all(len(cells) == len(head[1]) + 1 for _, cells in below):
-        head = (head[0], ["", *head[1]])
-    yield from chain((head, *below), ((reader.line_num, cells) for cells in reader))
-
-
-def _reader(file: TextIO) -> Any:
-    """Return what reads the lines of a CSV file, whatever its separator is."""
+    """Yield the lines of a CSV file with their numbers, whatever its separator is."""
     first = file.readline(MOST_CHARACTERS + 1)
     if len(first) > MOST_CHARACTERS:
         raise DataError(TOO_LONG)
     file.seek(0)
     separator = max(",;\t", key=first.count)
-    return csv.reader(_bounded(file), delimiter=separator if separator in first else " ")
+    reader = csv.reader(_bounded(file), delimiter=separator if separator in first else " ")
+    yield from ((reader.line_num, cells) for cells in reader)
 
 
 def _bounded(file: TextIO) -> Iterator[str]:
@@ -184,19 +175,33 @@ def _bounded(file: TextIO) -> Iterator[str]:
         yield line
 
 
+def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
+    """Return what says how a column is called among these; small and large letters are alike where one is called so.
+
+    >>> [spelling(names)("age") for names in (["Age", "sex"], ["age", "Age"], ["Age", "AGE"])]
+    ['Age', 'age', None]
+    """
+    exact = {*names}
+    counted = Counter(map(str.casefold, exact))
+    alike = {name.casefold(): name for name in exact if counted[name.casefold()] == 1}
+    return lambda asked: asked if asked in exact else alike.get(asked.casefold())
+
+
 def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] | None) -> dict[str, int]:
     """Return the places of these columns in a sheet's lines; there must be one each."""
     if len(head) > MOST_COLUMNS:
         raise DataError(f"the table has more than {MOST_COLUMNS} columns; leave out those that nobody needs")
-    if missing := [name for name in needed if name not in head]:
+    spelt = spelling(head)
+    if missing := [name for name in needed if spelt(name) is None]:
         raise DataError(
             f"the table lacks {len(missing)} columns of the plan, first {needed[missing[0]]!r}; write their local "
             f"names in data.names, or add them",
             private=", ".join(missing),
         )
-    wanted = dict.fromkeys([*needed, *(head if besides is None else (name for name in besides if name in head))])
-    counted = Counter(head)
-    if twice := [name for name in wanted if counted[name] > 1]:
+    known = head if besides is None else [name for name in besides if spelt(name) is not None]
+    wanted = dict.fromkeys([*needed, *known])
+    there, read = Counter(head), Counter(map(spelt, wanted))
+    if twice := [name for name in wanted if there[str(spelt(name))] > 1 or read[spelt(name)] > 1]:
         raise DataError("the table has two columns of one name; rename one of them", private=", ".join(twice))
     return {name: place for place, name in enumerate(wanted)}
 
@@ -218,9 +223,11 @@ def _parquet(sheet: TableReader, path: Path, needed: Mapping[str, str], besides:
         head = [composed(name.strip()) for name in file.schema_arrow.names]
         sheet.columns = _of(head, needed, besides)
         own = {composed(name.strip()): name for name in file.schema_arrow.names}
+        spelt = spelling(head)
+        names = [own[str(spelt(name))] for name in sheet.columns]
         number = 0
-        for batch in file.iter_batches(4096, columns=[own[name] for name in sheet.columns]):
-            columns = [batch.column(own[name]).to_pylist() for name in sheet.columns]
+        for batch in file.iter_batches(4096, columns=names):
+            columns = [batch.column(name).to_pylist() for name in names]
             for cells in zip(*columns, strict=True):
                 number += 1
                 sheet.add(f"row {number}", [_text(cell) for cell in cells])

@@ -51,21 +51,20 @@ def init(
         _write_example(screen, example)
     if folder is None:
         return 0
-    from functools import partial
     from tempfile import TemporaryDirectory
 
     from medsilo.core.text import duration
     from medsilo.runs import paths
     from medsilo.tasks.own.own_data import keeping_ready
     from medsilo_lab.start import dataset_layout
-    from medsilo_lab.start.trial import alone, machine_of
+    from medsilo_lab.start.trial import alone
     from medsilo_lab.study.sequential_test import enough_minutes
 
     dataset_layout.refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
     with screen.busy("opening files"):
-        machine = partial(machine_of, options.settings_of(device, None))
-        own = dataset_layout.DatasetLayout(folder.resolve(), site, machine, device, by_slices=slices, target=target)
+        gpu = options.settings_of(device, None).compute().device.type == "cuda"
+        own = dataset_layout.DatasetLayout(folder.resolve(), site, device, gpu, by_slices=slices, target=target)
         sight = dataset_layout.first_sight(own)
     found, choices = sight.summary, sight.choices
     plan, told = dataset_layout.write_start(out, choices), dataset_layout.rows(choices)
@@ -103,7 +102,7 @@ def init(
 
 def _write_example(screen: Console, folder: Path) -> None:
     screen.begin("drawing hospitals")
-    from medsilo.tasks.synthetic.prostate import write_example
+    from medsilo_lab.start.example import write_example
 
     patients = write_example(folder)
     screen.say(f"three synthetic hospitals with {patients} patients: {folder}\nnow: medsilo init {folder} -o study")
@@ -115,15 +114,15 @@ def _checked(screen: Console, plan: "Plan", out: Path, ready: Path) -> dict[str,
     from medsilo.check.data import hospitals_table
     from medsilo.check.result import MARKS
     from medsilo_lab.start.dataset_layout import CHECKS
-    from medsilo_lab.start.trial import checks
+    from medsilo_lab.start.trial import checked
 
     reports: dict[str, Report] = {}
     if getattr(plan.task, "deals", False):
         screen.say("\nnot checked: the plan deals one table to hospitals, which is for trying out on this machine")
         return reports
     screen.doing("checking")
-    for site, report in checks(plan, out, ready):
-        reports[site] = report
+    for site in plan.participation.everyone:
+        reports[site] = report = checked(site, plan, out, ready)
         report.write_private(out / CHECKS / f"{site}-private.txt")
         screen.say(f"\ncheck of {site}: {report.verdict}")
         for finding in (one for one in report.findings if one.severity != "ok" or one.where == "data"):

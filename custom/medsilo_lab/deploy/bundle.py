@@ -68,8 +68,8 @@ def _without_medsilo(source: Source) -> dict[str, Any] | None:
 def _write_scripts(scripts: Path) -> None:
     """Copy the files that MONAI's program needs beside itself; there they know each other as `scripts`."""
     write_text(scripts / "__init__.py", "")
-    for name in ("in_monai", "image_patches"):
-        code = resources.files("medsilo.tasks.own").joinpath(f"{name}.py").read_text("utf-8")
+    for package, name in (("medsilo_lab.deploy", "in_monai"), ("medsilo.tasks.own", "image_patches")):
+        code = resources.files(package).joinpath(f"{name}.py").read_text("utf-8")
         write_text(scripts / f"{name}.py", code.replace("from medsilo.tasks.own.", "from scripts."))
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ class ImagePredictor(Predictor):
         if there := [mask for _, mask in named if (self.out / mask).exists()]:
             told = f"the output folder has {len(there)} masks of these names, which stay as they are; choose another -o"
             raise MedsiloError(told, private=there[0])
-        own_values, lacks = (use.own_values(self.data), use.lacking_of(self.data)) if self.data else ({}, ())
-        images = [ImageFile(path.name, channels[path], mask, own_values, use, lacks) for path, mask in named]
+        own_values = use.own_values(self.data) if self.data else {}
+        images = [ImageFile(path.name, channels[path], mask, own_values, use) for path, mask in named]
         return self.predict_images(images)
 
 
@@ -50,10 +50,9 @@ class ImageFile:
     mask: str
     own_values: Mapping[int, int]
     use: Inference = field(repr=False)
-    lacks: tuple[int, ...] = ()  # places of channels that are not in the files
 
     def read(self) -> Scan:
-        return replace(scan_of(self.use, self.files), lacks=self.lacks)
+        return scan_of(self.use, self.files)
 
     def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
         if labels is None:

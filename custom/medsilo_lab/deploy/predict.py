@@ -14,9 +14,9 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import make_folder, write_csv, write_json
 from medsilo.learning.layers import judges_by_batch
 from medsilo.tasks.inference import Inference
-from medsilo.tasks.overlays import tile, write_montage
 from medsilo.tasks.scans import Scan, resized
 from medsilo.tasks.segmentation import likeliest
+from medsilo_lab.deploy.montage import tile, write_montage
 from medsilo_lab.deploy.source import Source
 
 BATCH = 16  # cases (slices of a volume) that go through the network together

@@ -10,7 +10,7 @@ import numpy as np
 
 from medsilo.core.errors import DataError
 from medsilo_lab.start.dataset_facts import DatasetFacts, ranges
-from medsilo_lab.start.fitting import Fit, Step
+from medsilo_lab.start.fitting import Fit
 from medsilo_lab.start.wording import LEAST_NAMED, plans_words, renamed
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (min_patients_per_metric)
@@ -237,19 +237,19 @@ def _few(tested: int) -> str:
     return f"; too few are tested, as scores of fewer than {LEAST_TESTED} are suppressed" * (tested < LEAST_TESTED)
 
 
-def size_of(looks: DatasetFacts, step: Step, spacing: Choice | None, limit: str) -> Choices:
+def size_of(looks: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -> Choices:
     """Return the size that the network reads; and that large flat images keep their own. limit: why it is not more."""
-    axes = len(step.caps)
+    axes = len(fit.caps)
     sizes = [looks.middle(axis) for axis in range(axes)]
     if spacing:
         sizes = [size * looks.spaced(axis) / spacing.value[axis] for axis, size in enumerate(sizes)]
-    least = step.multiple(sizes)
+    least = fit.multiple(sizes)
     median = " x ".join(f"{size:.0f}" for size in sizes)
-    pieces = looks.flat and looks.segments and max(sizes) > 2 * max(step.caps)
+    pieces = looks.flat and looks.segments and max(sizes) > 2 * max(fit.caps)
     if pieces or not spacing:
-        wanted = [max(least, int(min(size, cap) // least * least)) for size, cap in zip(sizes, step.caps, strict=True)]
+        wanted = [max(least, int(min(size, cap) // least * least)) for size, cap in zip(sizes, fit.caps, strict=True)]
     else:
-        wanted = _shaped_as(sizes, math.prod(step.caps), least)
+        wanted = _shaped_as(sizes, math.prod(fit.caps), least)
     if pieces:
         keep = False, "images keep their size: made smaller, structures would vanish"
         return {"task.size": (wanted, f"pieces of {median} pixels (median); {limit}"), "task.resize": keep}
@@ -274,19 +274,19 @@ def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
 # ---------------------------------------------------------------------------------------------------- learning
 def network_of(fit: Fit, looks: DatasetFacts) -> Choices:
     """Return the network that fits."""
-    step, dimensions = fit.step, len(fit.step.caps)
+    dimensions = len(fit.caps)
     if not looks.segments:
-        norm = "batch" if step.network == "densenet121" else "group"
+        norm = "batch" if fit.network == "densenet121" else "group"
         why = "running statistics; with fewer cases than 500 try batch-statistics" if norm == "batch" else _OWN_NORM
         return {
-            "network.name": (step.network, fit.why),
+            "network.name": (fit.network, MEASURED),
             "network.dimensions": (dimensions, "those of the images"),
             "network.norm": (norm, why),
         }
     sizes = [looks.middle(axis) for axis in range(dimensions)]
-    features = list(step.levels(sizes))
+    features = list(fit.levels(sizes))
     return {
-        "network.name": ("unet", fit.why),
+        "network.name": (fit.network, MEASURED),
         "network.dimensions": (dimensions, "those of the images" if looks.flat else "those of task.dimensions"),
         "network.features": (features, f"{len(features)} levels: the image is halved {len(features) - 1} times"),
         "network.residual_units": (2, "residual convolutions in each level"),
@@ -294,6 +294,7 @@ def network_of(fit: Fit, looks: DatasetFacts) -> Choices:
     }
 
 
+MEASURED = "'medsilo check' measures whether it fits a hospital's machine"
 _OWN_NORM = "no running statistics, which hospitals with other scanners would spoil for each other; FedBN needs batch"
 
 

@@ -120,7 +120,7 @@ def look_at(folder: Path, layout: FolderLayout) -> DatasetFacts:
     for own in listings.values():
         own.refuse_unusable()
     names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
-    if layout.images and (patient := layout.patient or patient_in(names, bool(layout.classes))):
+    if layout.images and (patient := patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
         listings = {site: CaseIndex.of_cases(source, place, segments) for site, place in places.items()}
     looks = looks_of(layout, source, listings, _look, segments)

@@ -26,7 +26,7 @@ from medsilo_lab.start import choices
 from medsilo_lab.start.choices import Choices, Draft
 from medsilo_lab.start.dataset_facts import DatasetFacts, look_at, look_of, looks_of, opened, patient_in
 from medsilo_lab.start.file_table import FileTable, table_of_files
-from medsilo_lab.start.fitting import Fit, Machine, Step, largest_that_fits, steps_for
+from medsilo_lab.start.fitting import fit_for
 from medsilo_lab.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder, sites_of
 from medsilo_lab.start.wording import LEAST_NAMED, plans_words
 
@@ -38,7 +38,7 @@ class DatasetLayout:
     """A folder that `medsilo init` looks at, with what a dataset probe needs; then with what it found and chose.
 
     >>> from pathlib import Path
-    >>> folder = DatasetLayout(Path("docs"), "st-anna", lambda: None, None)
+    >>> folder = DatasetLayout(Path("docs"), "st-anna")
     >>> "start/tutorial.md" in folder.files
     True
     >>> folder.by_hospital(["north/well/1.txt", "south/ill/1.txt"])
@@ -50,8 +50,8 @@ class DatasetLayout:
 
     path: Path
     site: str  # this hospital's name, where the folder is one hospital's
-    machine: Callable[[], Machine]
-    device: str | None  # one that was asked for
+    device: str | None = None  # one that was asked for
+    gpu: bool = False  # whether this machine trains on one
     by_slices: bool = False  # whether volumes are learned slice by slice, as was asked for
     target: str | None = None  # the column of what is to be learned, where one was asked for
     summary: Sequence[str] = ()  # what lies there, one sentence a line
@@ -155,9 +155,10 @@ class DatasetLayout:
         return self._of_images(task, looks, plan, settings)
 
     def _of_images(self, task: str, looks: DatasetFacts, plan: Choices, settings: Choices) -> "DatasetLayout":
-        """Return what was found in images; their network is the largest for which this machine has room."""
-        machine, dimensions = self.machine(), choices.dimensions_of(looks, self.by_slices)
+        """Return what was found in images; their network suits a GPU or a processor, as this machine has it."""
+        dimensions = choices.dimensions_of(looks, self.by_slices)
         axes = dimensions.value if dimensions else 2
+        fit, limit = fit_for(looks.segments, axes, self.gpu), LIMITS[self.gpu]
         (labels, label_map), spacing = choices.labels_of(looks), choices.spacing_of(looks, axes)
         of_images = {
             "task.kind": ("segmentation" if looks.segments else "classification", looks.layout.kind),
@@ -168,22 +169,19 @@ class DatasetLayout:
             "task.intensity": choices.intensity_of(looks),
             "task.augmentation": choices.augmentation_of(looks),
             **({"training.learning_rate": (0.0005, choices.ADAMS_RATE)} if looks.segments else {}),
+            **choices.size_of(looks, fit, spacing, limit),
+            **choices.network_of(fit, looks),
+            "training.batch_size": (fit.batch, limit),
+            **plan,
         }
         slices = 1 if looks.flat or axes == 3 else looks.middle(2)
         examples = {site: count * slices for site, count in looks.cases.items()}
         said = {**choices.settings_of(looks, label_map), **settings}
+        own = self.folders_of(looks.layout.hospitals)
+        return self.choose(task, looks.summary, looks.patients, of_images, said, examples=examples, sites=own)
 
-        def chosen(fit: Fit) -> "DatasetLayout":
-            limit = fit.limit(machine)
-            fitted = {**choices.size_of(looks, fit.step, spacing, limit), **choices.network_of(fit, looks)}
-            whole = {**of_images, **fitted, "training.batch_size": (fit.step.batch, limit), **plan}
-            own = self.folders_of(looks.layout.hospitals)
-            return self.choose(task, looks.summary, looks.patients, whole, said, examples=examples, sites=own)
 
-        def plan_for(step: Step) -> Plan:
-            return parse_plan(choices.nested(chosen(Fit(step)).choices.plan))
-
-        return chosen(largest_that_fits(steps_for(looks.segments, axes, machine), plan_for, machine))
+LIMITS = {True: "for a GPU of 8 GB", False: "so that a round takes minutes on a processor"}  # by whether there is a GPU
 
 
 def first_sight(folder: DatasetLayout) -> DatasetLayout:

@@ -24,7 +24,6 @@ HOSPITAL_WORDS = ("hospital", "site", "center", "centre", "clinic")
 REGULAR = 0.8  # share of the cases' folders that have a file, so that it counts as one of each case's
 LEAST_OF_CLASS = 3  # images of a class, on average: else folders are patients rather than classes
 MOST_CLASSES = 254
-LEAST_NESTED, MOST_VISITS = 6, 4  # patients with folders of visits, and visits on average: more are hospitals
 SHOWN = 6  # names that an error shows
 READ = (
     "NIfTI, MHA, NRRD, DICOM, PNG, JPEG, TIFF and BMP, and tables (CSV, Parquet, Excel, Stata, SAS) whose first line "
@@ -47,7 +46,6 @@ class FolderLayout:
     classes: tuple[str, ...] = ()
     hospitals: tuple[str, ...] = ()  # their folders; none: the folder is one hospital's
     unused: tuple[str, ...] = ()  # folders that are not looked at
-    patient: str | None = None  # what finds the patient in a case's name, where folders tell it
     named: DatasetNames | None = None  # by the folder's dataset.json
     table: FileTable | None = None  # that names the files, where it is not called as usual
 
@@ -150,31 +148,16 @@ def _together(known: Mapping[str, FolderLayout]) -> FolderLayout:
         for top, own in known.items()
         if replace(own, classes=(), unused=()) != replace(first, classes=(), unused=())
     ]
-    if odd and (told := _lacking(known)):
-        raise DataError(told)
     if odd:
-        told = f"hospitals' folders are built in different ways: {next(iter(known))} and {odd[0]}"
-        raise DataError(f"{told}; give all the same names of folders and the same endings")
+        told = "; ".join(
+            f"{top} has {_shown([*known[top].images, known[top].labels or 'classes'])}"
+            for top in (next(iter(known)), odd[0])
+        )
+        raise DataError(f"hospitals' folders are built in different ways: {told}; give all the same files and folders")
     sites_of(known)
     classes = tuple(sorted({name for own in known.values() for name in own.classes}))
     unused = tuple(f"{top}/{name}" for top, own in known.items() for name in own.unused)
     return replace(first, classes=classes, unused=unused, hospitals=tuple(sorted(known)))
-
-
-def _lacking(known: Mapping[str, FolderLayout]) -> str:
-    """Say which hospital has not all channels and what to do; empty where folders differ in more."""
-    most = max(known.values(), key=lambda own: len(own.channels))
-    for top, own in known.items():
-        alike = replace(own, images=most.images, channels=most.channels, classes=(), unused=())
-        if alike != replace(most, classes=(), unused=()) or not set(own.images) < set(most.images):
-            continue
-        channels = zip(most.images, most.channels, strict=True)
-        lacks = ", ".join(name for image, name in channels if image not in own.images)
-        return (
-            f"{top} lacks {lacks}; give the folders of the other hospitals, set task.lacking: 0.25 in the plan, and in "
-            f"the medsilo.yaml of {top} data.images: {list(own.images)} and data.unannotated: [{lacks}]"
-        )
-    return ""
 
 
 def sites_of(tops: Iterable[str]) -> dict[str, str]:
@@ -237,43 +220,12 @@ def _by_channel(
     return tuple(f"{place}/*{ending}" for ending in endings), channels
 
 
-def bids(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of a BIDS data set: sub-01/anat/sub-01_T1w.nii.gz, and masks of the same names below
-    derivatives/, with words behind them."""
-    parts = [re.fullmatch(rf"(derivatives/[^/]+/)?{SUBJECT}", item) for item in items]
-    found = [(match[1] or "", match[4]) for match in parts if match]
-    subjects = {match[2] for match in parts if match and not match[1]}
-    endings = [end for end, count in Counter(found).items() if count >= REGULAR * len(subjects)]
-    labels = [end for end in endings if end[0] and set(re.split(r"[^a-z]+", _stem(end[1]).lower())) & BIDS_LABELS]
-    images = sorted(end for place, end in endings if not place and _word(end) not in LABEL_WORDS)
-    if not subjects or len(labels) != 1 or not images:
-        return None
-    [(place, label)] = labels
-    channels = tuple(_word(end) for end in images)
-    patterns = tuple(f"sub-*/**/*_{end}" for end in images)
-    return FolderLayout("a BIDS data set", patterns, f"{place}sub-*/**/*_{label}", channels, patient="^[^/]+")
-
-
-SUBJECT = r"(sub-[^/]+)/(?:(ses-[^/]+)/)?anat/\2(?:_\3)?_([^/]+)"  # of BIDS: the entities of a name, and the rest
-BIDS_LABELS = LABEL_WORDS | {"dseg", "roi", "lesion"}
-
-
 def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of folders of single cases, in which the files of all have the same names; such folders may lie
-    in one of their patient each."""
+    """Return the layout of folders of single cases, in which the files of all have the same names."""
     below = _below(items)
-    deep = {f"{top}/{case}": own for top, inner in below.items() for case, own in _below(inner).items()}
-    whole = all("/" in name for inner in below.values() for name in inner)
-    if whole and len(below) >= LEAST_NESTED and len(deep) < MOST_VISITS * len(below) and (found := _of_cases(deep)):
-        patterns = tuple(f"*/{pattern}" for pattern in found.images)
-        return replace(found, images=patterns, labels=f"*/{found.labels}", patient="^[^/]+")
-    return _of_cases(below)
-
-
-def _of_cases(below: Mapping[str, Sequence[str]]) -> FolderLayout | None:
     if len(below) < 2 or any("/" in name for inner in below.values() for name in inner):
         return None
-    endings = Counter(_ending(name, top.rpartition("/")[2]) for top, inner in below.items() for name in inner)
+    endings = Counter(_ending(name, top) for top, inner in below.items() for name in inner)
     regular = [ending for ending, count in endings.items() if count >= REGULAR * len(below)]
     labels = [ending for ending in regular if _word(ending) in LABEL_WORDS]
     images = sorted(ending for ending in regular if ending not in labels)
@@ -319,7 +271,6 @@ def folders_of_classes(items: Sequence[str]) -> FolderLayout | None:
 KINDS: tuple[Callable[[Sequence[str]], FolderLayout | None], ...] = (
     a_table,
     images_and_labels,
-    bids,
     folder_per_case,
     folders_of_classes,
 )

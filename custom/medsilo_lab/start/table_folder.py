@@ -2,20 +2,18 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
-
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
 from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex
 from medsilo.tasks.sources import PARTS, Columns, DataSource
-from medsilo.tasks.table_reader import ENDINGS, TableReader, as_written
+from medsilo.tasks.table_reader import ENDINGS, TableReader, as_written, spelling
 from medsilo_lab.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_lab.start.wording import LEAST_NAMED, OTHER, names_somebody, plans_words, renamed
@@ -34,8 +32,7 @@ MISSING = frozenset(DataSource.model_fields["missing"].default)
 MOST_CLASSES, MOST_LEVELS = 10, 20
 RARE = 0.5  # share of lines with a value, below which a column is left out
 UNIQUE, LONG = 0.95, 1e5  # share of different whole numbers, and the least, that number records
-STEADY = 0.05  # of lines: where a label changes less often, lines are rows of a recording, or sorted by it
-SMOOTH = 0.7  # of a recording's numbers: from one line to the next, as a share of the way between any two of a label
+STEADY = 0.05  # of lines: where a label changes less often, lines are rows of a recording
 FEW = 1000  # patients for whom one layer is enough
 BATCH, LARGE_BATCH = 32, 128
 
@@ -48,7 +45,6 @@ class CaseTable:
     lines: int
     cells: Mapping[str, tuple[str, ...]]
     decimal: str
-    here: Mapping[str, str] = field(default_factory=dict)  # what columns are called here that others spell otherwise
     asked: str | None = None  # the column that --target names
 
     def known(self, name: str) -> list[str]:
@@ -108,8 +104,8 @@ class CaseTable:
 
     @property
     def is_recording(self) -> bool:
-        """Return whether lines are steps in time: times that only grow, or labels that stay the same for long while
-        numbers go on from line to line, as those of patients who are sorted by their label do not."""
+        """Return whether lines are steps in time: times that only grow, or labels that stay the same for long and come
+        back, as those of patients who are sorted by their label do not."""
         for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
             cells = self.cells[name]
             numbers = [TableReader.number(cell, self.decimal) for cell in cells]
@@ -120,24 +116,7 @@ class CaseTable:
         if self.survival or self.patient or not label:
             return False
         changes = sum(a != b for a, b in pairwise(self.cells[label]))
-        return changes < STEADY * self.lines and self._roughness(label) < SMOOTH
-
-    def _roughness(self, label: str) -> float:
-        """Return how far numbers go from one line to the next of a label, by how far those of half a label away are."""
-        places: dict[str, list[int]] = {}
-        for place, cell in enumerate(self.cells[label]):
-            places.setdefault(cell, []).append(place)
-        found = []
-        for name in (name for name in self.cells if name != label and self.is_numbers(name)):
-            numbers = np.array([TableReader.number(cell, self.decimal) for cell in self.cells[name]], float)
-            near = np.concatenate([np.abs(np.diff(numbers[own])) for own in places.values()])
-            far = np.concatenate(
-                [np.abs(numbers[own] - np.roll(numbers[own], len(own) // 2)) for own in places.values()]
-            )
-            near, far = near[np.isfinite(near)], far[np.isfinite(far)]
-            if len(near) and far.any():
-                found.append(near.mean() / far.mean())
-        return float(np.median(found)) if found else 0.0
+        return len(self.distinct(label)) <= changes < STEADY * self.lines
 
 
 def _says(name: str, word: str) -> bool:
@@ -162,23 +141,16 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
     known = {
         site: table
         for site, table in found.items()
-        if table and (_column(table.cells, folder.target) if folder.target else table.called(TARGETS + EVENTS))
+        if table and (spelling(table.cells)(folder.target) if folder.target else table.called(TARGETS + EVENTS))
     }
     if not known and any("/" in name for name in files):
         return {}
     return known or {site: table for site, table in found.items() if table}
 
 
-def _column(names: Iterable[str], asked: str) -> str | None:
-    """Return the column that somebody asks for; small and large letters are alike where that is the only one."""
-    known = list(names)
-    alike = [name for name in known if name.casefold() == asked.casefold()]
-    return asked if asked in known else alike[0] if len(alike) == 1 else None
-
-
 def _asked_of(table: CaseTable, target: str) -> CaseTable:
     """Return a table of which somebody said what is to be learned."""
-    if (column := _column(table.cells, target)) is None:
+    if (column := spelling(table.cells)(target)) is None:
         names = ", ".join([*table.cells][:MOST_LEVELS])
         raise DataError(f"--target {target!r} is no column of {table.path.name}; there are {names}")
     return replace(table, asked=column)
@@ -262,20 +234,16 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
 
 
 def _spelt_alike(tables: Mapping[str, CaseTable]) -> dict[str, CaseTable]:
-    """Return tables whose columns are called as in the first one, where they differ by small and large letters only."""
+    """Return tables whose columns are called as in the first one, where they differ by small and large letters only,
+    as they are read."""
     spelt: dict[str, str] = {}
     found = {}
     for site, table in tables.items():
-        once = Counter(name.casefold() for name in table.cells)
-        here = {
-            plans: name
-            for name in table.cells
-            if (plans := spelt.setdefault(name.casefold(), name)) != name and once[name.casefold()] == 1
-        }
-        plans_of = {own: plans for plans, own in here.items()}
-        cells = {plans_of.get(name, name): own for name, own in table.cells.items()}
-        asked = plans_of.get(table.asked, table.asked) if table.asked else None
-        found[site] = replace(table, cells=cells, here=here, asked=asked)
+        once = Counter(map(str.casefold, table.cells))
+        low = {name: name.casefold() for name in table.cells}
+        plans = {name: spelt.setdefault(own, name) if once[own] == 1 else name for name, own in low.items()}
+        cells = {plans[name]: own for name, own in table.cells.items()}
+        found[site] = replace(table, cells=cells, asked=plans.get(table.asked or ""))
     return found
 
 
@@ -466,18 +434,12 @@ def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
     found: dict[str, tuple[Any, str]] = {
         "data.table": (table.path.relative_to(looks.folder).as_posix(), "a line per case")
     }
-    here = table.here
-    roles = {
-        role: here.get(name, name) for role, name in (("patient", table.patient), ("site", looks.by_column)) if name
-    }
-    if called := {role: name for role, name in roles.items() if name != getattr(Columns(), role)}:
+    roles = {"patient": table.patient, "site": looks.by_column}
+    if called := {role: name for role, name in roles.items() if name and name != getattr(Columns(), role)}:
         found["data.columns"] = called, "what these are called here: a guess by the names"
     plans, own = looks.outcomes[next(iter(looks.tables))], looks.outcomes[site]
     read = [column["name"] if isinstance(column, dict) else column for column in looks.columns]
-    names = {
-        plan: here.get(name, name) for plan, name in (*zip(plans, own, strict=True), *zip(read, read, strict=True))
-    }
-    if names := renamed(names):
+    if names := renamed(dict(zip(plans, own, strict=True))):
         found["data.names"] = names, "the plan's column: its name here"
     levels = {name: _here(words, table, name) for name, words in looks.words.items() if name in read}
     if levels := {name: words for name, words in levels.items() if words}:

@@ -3,7 +3,6 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -139,8 +138,7 @@ class FolderTask(OwnFolder):
 
     @property
     def use(self) -> Inference:
-        words = self.in_monai() if self._read_channels == self.channels else None  # MONAI has none for lacking channels
-        return Inference("images", self.inputs_of, words, self.own_values, lacking_of=self.lacking_of)
+        return Inference("images", self.inputs_of, self.in_monai(), self.own_values)
 
     def default_network(self) -> Network:
         return UNet(dimensions=self.axes) if self.segments else DenseNet121(dimensions=self.axes)
@@ -149,11 +147,7 @@ class FolderTask(OwnFolder):
     @property
     def variation(self) -> Draw | DrawBatch | None:
         piece = self._own_piece if self.crops else None
-        return DrawBatch(piece, self.augmented) if self._varies else piece
-
-    @property
-    def _varies(self) -> bool:
-        return bool(self.augmentation)
+        return DrawBatch(piece, self.augmented) if self.augmentation else piece
 
     def _own_piece(self, case: Case, seed: int) -> Case:
         return self.cropped(case, seed_for(seed, "piece"))
@@ -207,12 +201,7 @@ class FolderTask(OwnFolder):
         return Scan.mask
 
     def maker(self, source: DataSource) -> Callable[..., PreparedEntry]:
-        values, lacks = self.mask_values(source), self.lacking_of(source)
-        return partial(self._made, mask=self.mask_reader(source), numbers=values, lacks=lacks)
-
-    def lacking_of(self, source: DataSource) -> tuple[int, ...]:
-        """Return the places of the plan's channels that a site has not."""
-        return ()
+        return partial(self._made, mask=self.mask_reader(source), numbers=self.mask_values(source))
 
     def own_values(self, source: DataSource) -> dict[int, int]:
         """Return the value of each label in a site's own masks; of several that mean one structure the first."""
@@ -230,7 +219,7 @@ class FolderTask(OwnFolder):
             own = [str(value) for value in source.label_map]
             if wrong := [value for value in own if not value.isdecimal()]:
                 raise DataError(f"data.label_map: {wrong[0]!r} is no value of a mask; give whole numbers from 0 on")
-            return {0: 0} | {int(value): self.number_of(plans) for value, plans in source.first_map.items()}
+            return {0: 0} | {int(value): self.number_of(plans) for value, plans in source.label_map.items()}
         numbers = {number: number for number in range(self.goal.classes)}
         return numbers | {255: 1} if len(self.labels) == 1 else numbers  # a mask of one structure is often 0 and 255
 
@@ -241,10 +230,9 @@ class FolderTask(OwnFolder):
         patient: str,
         mask: Callable[[Scan, Path], np.ndarray],
         numbers: dict[int, int],
-        lacks: tuple[int, ...],
     ) -> PreparedEntry:
         """One entry from its files."""
-        scan = replace(self.scan_of(files), lacks=lacks)
+        scan = self.scan_of(files)
         between = float(scan.values.min()), float(scan.values.max())  # before a z-score, which is taken in place
         inputs = self.inputs_of(scan)
         values: tuple[int, ...] = ()
@@ -270,11 +258,11 @@ class FolderTask(OwnFolder):
 
     def inputs_of(self, scan: Scan) -> Tensor:
         """Return what the network reads of an image: [cases, C, *grid]."""
-        values, channels = scan.values, self._read_channels - len(scan.lacks)
-        if len(values) != channels:
-            alpha = len(values) == channels + 1 and values.dtype.kind == "u"
+        values = scan.values
+        if len(values) != self.channels:
+            alpha = len(values) == self.channels + 1 and values.dtype.kind == "u"
             hint = "; remove the alpha channel, which is not opaque" if alpha else ""
-            raise DataError(f"images have {len(values)} channels where the plan reads {channels}{hint}")
+            raise DataError(f"images have {len(values)} channels where the plan reads {self.channels}{hint}")
         if values.ndim != self.stored + 1:
             kinds = ("flat images", "volumes") if self.stored == 3 else ("volumes", "flat images")
             raise DataError(f"{kinds[0]} where the plan reads {kinds[1]}")
@@ -289,17 +277,7 @@ class FolderTask(OwnFolder):
         ready = self.intensity.apply(cases.transpose(0, 1)).transpose(0, 1)  # over all slices of a volume
         if not ready.isfinite().all():
             raise DataError("images become NaN by the plan's intensity; is one of a single value?")
-        ready = ready if self.segments else middle_of(ready, self.size[::-1])
-        return self._with_lacking(ready, scan.lacks)
-
-    @property
-    def _read_channels(self) -> int:
-        """The channels that images have."""
-        return self.channels
-
-    def _with_lacking(self, cases: Tensor, lacks: Sequence[int]) -> Tensor:
-        """Return cases with all that the network reads of channels that are not there."""
-        return cases
+        return ready if self.segments else middle_of(ready, self.size[::-1])
 
     def _cases(self, image: Tensor) -> Tensor:
         """An image [C, (D,) H, W] as the network's cases [cases, C, *grid]."""

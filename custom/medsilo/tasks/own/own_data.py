@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.package import facts_of, ours_behind
-from medsilo.learning.partial_labels import MOST, mark_of, marks_of_classes
+from medsilo.learning.partial_labels import MOST, mark_of
 from medsilo.tasks.cache import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases, held_case
 from medsilo.tasks.case_index import CaseIndex, Entry
 from medsilo.tasks.segmentation import Segmentation
@@ -28,7 +28,6 @@ from medsilo.tasks.task import Task
 
 # Of a site's settings, by which an entry is made ready.
 HOW_READ = ("label_map", "unannotated", "names", "recording_columns", "missing", "rate", "time_unit", "decimal")
-FEWEST = 2  # classes between which something can be learned
 
 
 class OwnData(Task):
@@ -53,16 +52,18 @@ class OwnData(Task):
         return ""
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        return self.read(site, sites, seed, None if folder is None else DataSource(folder=folder))
+        return self.site_data(site, sites, seed, None if folder is None else DataSource(folder=folder))
 
     def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-        return self._finished(self._checked(site, sites, source))
+        return self.site_data(site, sites, seed, source)
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
         """Return the parts of the plan's fold, if it has one: they are dealt before anything is standardised."""
-        data = self._checked(site, sites, source)
+        survey, parts = self._examined(site, sites, source)
+        refuse_what_stops(survey.problems)
+        data = SiteData(*(parts[part] for part in PARTS), survey=survey)
         if self.fold is not None:
-            if data.survey and data.survey.fixed:
+            if survey.fixed:
                 raise DataError("this site's table fixes who is tested, so there are no folds; compare without --folds")
             data = folded(data, self.fold, (source.split if source else None) or 0)
         return self._finished(data)
@@ -77,50 +78,17 @@ class OwnData(Task):
         """Return what depends on who is in the training part."""
         return data
 
-    def _checked(self, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
-        survey, parts = self._examined(site, sites, source)
-        refuse_what_stops(survey.problems)
-        return SiteData(*(parts[part] for part in PARTS), survey=survey)
-
     def absent(self, source: DataSource) -> tuple[str, ...]:
-        """Return which of the plan's structures, classes, modalities and columns a site says that it has not.
-
-        Of classes that one of its labels stands for it has the first.
-        """
-        if source.alike and not self.goal.classifies:
-            raise DataError("data.label_map: only classes of cases can share one label")
-        names = {*source.unannotated, *(name for own in source.alike for name in own[1:])}
-        if unknown := sorted({*names, *(own[0] for own in source.alike)} - {*self.may_be_absent}):
+        """Return which of the plan's structures and columns a site says that it has not."""
+        names = {*source.unannotated}
+        if unknown := sorted(names - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"
-            key = "unannotated" if unknown[0] in source.unannotated else "label_map"
-            raise DataError(f"data.{key}: {unknown[0]!r} can't be absent; {known} can", ", ".join(source.unannotated))
+            raise DataError(f"data.unannotated: {unknown[0]!r} can't be absent; {known} can", ", ".join(names))
         return tuple(name for name in self.may_be_absent if name in names)
-
-    def marks(self, source: DataSource) -> list[int]:
-        """Return what is added to each class of a classification at a site, 0 where it tells all apart."""
-        names = self.goal.label_names
-        if not self.goal.classifies:
-            return []
-        said = [str(name) for own in source.label_map.values() for name in (own if isinstance(own, tuple) else (own,))]
-        if twice := [name for own in source.alike for name in own if said.count(name) > 1]:
-            raise DataError(f"data.label_map: {twice[0]!r} is listed more than once; name it once")
-        alike = [[names.index(name) for name in own] for own in source.alike]
-        absent = [names.index(name) for name in self.not_here(source)]
-        if len(names) - len(absent) - sum(len(own) - 1 for own in alike) < FEWEST:
-            raise DataError(
-                "this site distinguishes no two of the plan's classes, so it has nothing to learn; "
-                "correct data.label_map or data.unannotated"
-            )
-        return marks_of_classes(len(names), absent, alike)
-
-    def not_here(self, source: DataSource) -> list[str]:
-        """Return the classes of which a site has no case, also under no other's label."""
-        within = {name for own in source.alike for name in own}
-        return [name for name in self.goal.label_names if name in source.unannotated and name not in within]
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        """The plan's names of what a hospital need not have: structures, classes, modalities, columns."""
+        """The plan's names of what a hospital need not have: structures, columns."""
         return ()
 
     @abstractmethod
@@ -257,20 +225,18 @@ class OwnFolder(OwnData):
     def maker(self, source: DataSource) -> Callable[..., PreparedEntry]:
         """Return what makes an entry ready, of its files, its label and its patient.
 
-        label: a mask's file; of a classification the class, with the mark of what this site does not tell apart.
+        label: a mask's file; of a classification the class.
         """
         return self._of_class
 
     def _of_class(self, files: tuple[Path, ...], label: int, patient: str) -> PreparedEntry:
         inputs = self.cases_in(files)
-        return self.prepared(inputs, torch.full((len(inputs),), label), [(label & 255,)] * len(inputs))
+        return self.prepared(inputs, torch.full((len(inputs),), label), [(label,)] * len(inputs))
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        goal = self.goal
-        structures = tuple(goal.structures) if isinstance(goal, Segmentation) else None
-        names, least = (goal.label_names, FEWEST) if structures is None else (structures, 1)
-        return names if least < len(names) <= MOST else ()
+        names = tuple(self.goal.structures) if isinstance(self.goal, Segmentation) else ()
+        return names if 1 < len(names) <= MOST else ()
 
     def absent(self, source: DataSource) -> tuple[str, ...]:
         names = super().absent(source)
@@ -294,22 +260,15 @@ class OwnFolder(OwnData):
         """
         if not self.goal.classifies:
             return {}
-        known = self._known_classes(source)
+        names = self.goal.label_names
+        known = {str(number): number for number in range(len(names))} | {name: own for own, name in enumerate(names)}
+        known |= {str(own): self.number_of(plans) for own, plans in source.label_map.items()}
         strangers = [entry for entry in listing.entries if str(entry.label) not in known]
-        here = ", ".join(name for name in self.goal.label_names if name not in self.not_here(source))
-        example = f"label_map: {{your name: {here.partition(', ')[0]}}}"
-        what = f"cases have a label that is not among the plan's ({here}); say under data what it is: {example}"
+        what = f"cases have a label that is not among the plan's ({', '.join(names)}); say under data what it is"
+        what += f": label_map: {{your name: {names[0]}}}"
         listing.add("stops", what, [f"{entry.name}: {entry.label}" for entry in strangers])
         listing.entries = [entry for entry in listing.entries if str(entry.label) in known]
         return {entry.name: known[str(entry.label)] for entry in listing.entries}
-
-    def _known_classes(self, source: DataSource) -> dict[str, int]:
-        """Return the classes of a classification, by what a site may call them."""
-        names = self.goal.label_names if self.goal.classifies else ()
-        known = {str(number): number for number in range(len(names))} | {name: own for own, name in enumerate(names)}
-        known |= {str(own): self.number_of(plans) for own, plans in source.first_map.items() if names}
-        gone = {names.index(name) for name in self.not_here(source) if names}
-        return {own: number for own, number in known.items() if number not in gone}
 
     def number_of(self, label: str | int) -> int:
         """Return a plan's label, given by its name or its number."""
@@ -344,9 +303,8 @@ class OwnFolder(OwnData):
         assert source is not None
         self.absent(source)  # which stops what can't be absent before anything is read
         listing = self.listing_of(source, self._folder(site, source))
-        classes, marks = self.classes_of(listing, source), self.marks(source)
-        labels = {name: label if label is None else label | marks[label] for name, label in classes.items()}
-        make = partial(_made_of, self.maker(source), labels)
+        classes = self.classes_of(listing, source)
+        make = partial(_made_of, self.maker(source), classes)
         if self.partition is not None:
             listing.entries = dealt(self.partition, site, sites, listing.entries, classes)
         parts = divided(listing, source, self.shares, self.split)

@@ -1,33 +1,30 @@
-"""A hospital's own numbers: columns of tables, signals of recordings, and what a plan learns of them."""
+"""A hospital's own numbers: columns of tables and of recordings, and how they are standardised."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
-from medsilo.tasks.classification import Classification
-from medsilo.tasks.objective import Objective
-from medsilo.tasks.own.own_data import OwnData, OwnFolder
-from medsilo.tasks.regression import Regression
-from medsilo.tasks.site_data import SiteData
-from medsilo.tasks.sources import DataSource, as_tuple
-from medsilo.tasks.survival import EVENTS, Survival
+from medsilo.tasks.own.own_data import OwnData
+from medsilo.tasks.sources import as_tuple
 from medsilo.tasks.table_reader import TableReader
 
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 LARGEST = 1e9
+MOST_COLUMNS = 5000
 
 
 class Column(Section):
-    """One column: numbers, or categories where `levels` are given. Every hospital reads it in the same way."""
+    """One column: numbers, or categories where `levels` are given. Every hospital reads it in the same way.
+
+    >>> Column.model_validate("age").inputs, Column(name="ward", levels=("A", "B")).read("B", {})
+    (1, [0.0, 1.0])
+    """
 
     name: Text = Field(description="its name in the plan; a hospital says in `data.names` what it is called there")
     levels: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
@@ -37,6 +34,11 @@ class Column(Section):
     high: float = Field(LARGEST, ge=-LARGEST, le=LARGEST, description="of numbers: the greatest that is possible")
     mean: float | None = Field(None, ge=-LARGEST, le=LARGEST, description="of numbers, with `standardise: plan`")
     deviation: float | None = Field(None, gt=0, le=LARGEST, description="of numbers, with `standardise: plan`")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -70,14 +72,6 @@ class Column(Section):
         return [value] if value is not None and self.low <= value <= self.high else None
 
 
-def _named(value: Any) -> Any:
-    """Return a column of numbers that is given by its name alone."""
-    return Column(name=value) if isinstance(value, str) else value
-
-
-ReadColumns = Annotated[tuple[Annotated[Column, BeforeValidator(_named)], ...], Field(min_length=1, max_length=5000)]
-
-
 def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
     """Return the plan's classes by what a site calls them, as `TableReader.level` has it."""
     known = {TableReader.level(label): number for number, label in enumerate(names)}
@@ -109,18 +103,19 @@ def from_training_cases(what: str) -> str:
     )
 
 
-Kind = Literal["classification", "regression", "survival"]
+class Standardised(OwnData):
+    """Numbers of a hospital's own: columns of a table or of recordings, standardised by each site or by the plan.
 
+    >>> Standardised.class_numbers(["no", "yes"], {1: "yes"})
+    {'no': 0, 'yes': 1, '0': 0, '1': 1}
+    """
 
-class ByKind(OwnData):
-    """Numbers of a hospital's own, standardised or not, and what is learned of them."""
+    class_numbers: ClassVar = staticmethod(own_labels)
+    scaled: ClassVar = staticmethod(scaled)
+    from_training_cases: ClassVar = staticmethod(from_training_cases)
 
-    kind: Kind = Field("classification", description="what is learned of a line")
     labels: tuple[Text, ...] = Field(
         ("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
-    )
-    range: tuple[float, float] = Field(
-        (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
     )
     standardise: Standardise = Field(
         "site",
@@ -129,21 +124,13 @@ class ByKind(OwnData):
     )
 
     @model_validator(mode="after")
-    def _kind_agrees(self) -> Self:
+    def _names_and_scales(self) -> Self:
         if len({TableReader.level(label) for label in self.labels}) < len(self.labels):
             raise ValueError(f"labels {list(self.labels)}: name each once")
-        if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
-            raise ValueError(f"range {list(self.range)}: give the least and the greatest number of a regression")
-        if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
-            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
         lacking = [one.name for one in self.numbers if not one.levels and None in (one.mean, one.deviation)]
         if self.standardise == "plan" and lacking:
             raise ValueError(f"standardise: plan needs mean and deviation of every number; {lacking[0]!r} lacks them")
         return self
-
-    @property
-    def goal(self) -> Objective:
-        return goal_of(self.kind, self.labels, self.range)
 
     @property
     @abstractmethod
@@ -172,135 +159,3 @@ class ByKind(OwnData):
         names = self.input_names[: sum(one.inputs for one in self.numbers)]  # before marks of those that are missing
         means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)
         return means, deviations
-
-    @property
-    def counted(self) -> tuple[str, ...]:
-        """Names of what is counted of cases: their classes, or that the event came or did not."""
-        return EVENTS if self.kind == "survival" else self.labels
-
-
-@cache
-def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float], outputs: int | None = None) -> Objective:
-    """Return what is learned of these classes, or of numbers between these limits. outputs: of a classification."""
-    if kind == "classification":
-        return Classification(labels, outputs)
-    return Regression(limits) if kind == "regression" else Survival()
-
-
-AT_ONCE = 256  # windows that are measured together
-
-
-class SignalFolder(OwnFolder, ByKind):
-    """A task over signals in files: numbers in steps of time, standardised by each site or by the plan, and classes.
-
-    A subclass says how its cases, [signals, steps], are read of files; with values as these have them.
-
-    >>> class Breath(SignalFolder):
-    ...     def default_network(self): ...
-    ...     def cases_in(self, files): return torch.tensor([[float(text) for text in files[0].read_text().split()]])
-    >>> breath = Breath(name="breath", signals=["flow"], labels=["even", "uneven"])
-    >>> breath.channels, breath.limits, breath.standardise
-    (1, {'flow': (-1000000000.0, 1000000000.0)}, 'site')
-    """
-
-    kind: Literal["classification"] = Field("classification", description="what is learned of a window")
-    signals: ReadColumns = Field(
-        default=(Column(name="signal"),),
-        description="what the network reads: names of columns with numbers, in turn; `{name: ..., low: 0, high: 300}` "
-        "bounds them",
-    )
-
-    @model_validator(mode="after")
-    def _are_numbers(self) -> Self:
-        names = [signal.name for signal in self.signals]
-        if len(set(names)) < len(names):
-            raise ValueError(f"signals {names}: name each once")
-        if levels := [signal.name for signal in self.signals if signal.levels]:
-            raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
-        return self
-
-    @property
-    def numbers(self) -> tuple[Column, ...]:
-        return self.signals
-
-    @property
-    def channels(self) -> int:
-        """The signals."""
-        return len(self.signals)
-
-    @property
-    def limits(self) -> dict[str, tuple[float, float]]:
-        """The least and the greatest number that is possible, of each signal by its name, in turn."""
-        return {one.name: (one.low, one.high) for one in self.signals}
-
-    def known_labels(self, source: DataSource) -> dict[str, int | None]:
-        """Return the plan's classes by what a site calls them (`TableReader.level`); None where nothing is learned."""
-        said = source.first_map
-        known = own_labels(self.labels, {own: plans for own, plans in said.items() if plans != ""})
-        nothing = dict.fromkeys(TableReader.level(str(own)) for own, plans in said.items() if plans == "")
-        return {**dict.fromkeys(map(TableReader.level, source.missing)), **known, **nothing}
-
-    # ------------------------------------------------------------------------------------------ standardised
-    def across_patients(self) -> str:
-        return from_training_cases("signal") if self.needs_scales else super().across_patients()
-
-    def scales_of(self, blocks: Iterable[Tensor]) -> Scales:
-        """Return what is subtracted of each signal and what it is divided by. blocks: windows, some at a time."""
-        means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
-        if self.standardise == "plan":
-            means = torch.tensor([float(one.mean or 0) for one in self.signals], dtype=torch.float64)
-            deviations = torch.tensor([float(one.deviation or 1) for one in self.signals], dtype=torch.float64)
-        elif self.standardise == "site":
-            means, deviations = _spread(blocks, self.channels)
-        return means, deviations
-
-    def finished(self, windows: Tensor, scales: Scales) -> Tensor:
-        """Return what the network reads of windows [..., signals, steps]."""
-        if self.standardise == "none":
-            return windows
-        return scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
-
-    def _finished(self, data: SiteData) -> SiteData:
-        if self.standardise == "none":
-            return data
-        known = data.train if len(data.train) else data.test  # type: ignore[arg-type]
-        scales = self.scales_of(_blocks(known))
-        train, validation, test = (_Finished(self, own, scales) for own in (data.train, data.validation, data.test))
-        told = {name: (float(a), float(b)) for name, a, b in zip(self.input_names, *scales, strict=True)}
-        surveyed = data.survey and replace(data.survey, scales=told)
-        return replace(data, train=train, validation=validation, test=test, survey=surveyed)
-
-
-class _Finished(Dataset):
-    """Windows as a network reads them."""
-
-    def __init__(self, task: SignalFolder, data: Dataset, scales: Scales) -> None:
-        self.task, self.data, self.scales = task, data, scales
-        self.patients, self.labels = data.patients, data.labels  # type: ignore[attr-defined]
-        self.records = getattr(data, "records", None)
-
-    def __len__(self) -> int:
-        return len(self.patients)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, target = self.data[index]
-        return self.task.finished(inputs, self.scales), target
-
-
-def _blocks(data: Dataset) -> Iterator[Tensor]:
-    """Yield a data set's windows, some at a time."""
-    count = len(data)  # type: ignore[arg-type]
-    for first in range(0, count, AT_ONCE):
-        yield torch.stack([data[place][0] for place in range(first, min(first + AT_ONCE, count))])
-
-
-def _spread(blocks: Iterable[Tensor], signals: int) -> Scales:
-    """Return each signal's mean and standard deviation (n - 1) over all steps of all windows; 1 where all are alike."""
-    count, means, squares = 0, torch.zeros(signals).double(), torch.zeros(signals).double()
-    for block in blocks:
-        values = block.double().transpose(1, 2).reshape(-1, signals)
-        more, apart = len(values), values.mean(0) - means
-        squares += (values - values.mean(0)).square().sum(0) + apart.square() * count * more / (count + more)
-        means, count = means + apart * more / (count + more), count + more
-    deviations = (squares / max(count - 1, 1)).sqrt()
-    return means, deviations.where(deviations > 0, torch.ones(signals).double())

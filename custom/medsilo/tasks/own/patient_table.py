@@ -5,6 +5,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -13,7 +14,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.learning.partial_labels import MOST, labels_in
 from medsilo.models.architectures import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.case_index import (
@@ -24,25 +24,26 @@ from medsilo.tasks.case_index import (
     tell_sheet,
     without_who_left,
 )
+from medsilo.tasks.classification import Classification
 from medsilo.tasks.inference import Inference
 from medsilo.tasks.objective import Objective
-from medsilo.tasks.own.own_data import FEWEST, dealt, divided
+from medsilo.tasks.own.own_data import dealt, divided
 from medsilo.tasks.own.own_numbers import (
     LARGEST,
-    ByKind,
+    MOST_COLUMNS,
     Column,
-    ReadColumns,
     Scales,
+    Standardised,
     Text,
     from_training_cases,
-    goal_of,
     own_labels,
     scaled,
 )
+from medsilo.tasks.regression import Regression
 from medsilo.tasks.site_data import Cases, SiteData, patients_of
 from medsilo.tasks.sources import PARTS, Columns, DataSource
 from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, repeated
-from medsilo.tasks.survival import incomparable
+from medsilo.tasks.survival import EVENTS, Survival, incomparable
 from medsilo.tasks.table_reader import TableReader, as_written
 
 MOST_INPUTS = 20_000
@@ -53,7 +54,18 @@ ALONE = (
 )
 
 
-class PatientTable(ByKind):
+Kind = Literal["classification", "regression", "survival"]
+
+
+@cache
+def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float]) -> Objective:
+    """Return what is learned of these classes, or of numbers between these limits."""
+    if kind == "classification":
+        return Classification(labels, 1 if len(labels) == 2 else None)
+    return Regression(limits) if kind == "regression" else Survival()
+
+
+class PatientTable(Standardised):
     """The agreement of sites that learn from tables of their own. Where a table lies is each site's own affair."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
@@ -61,8 +73,14 @@ class PatientTable(ByKind):
     evaluation_batch: ClassVar[int] = 1_000_000  # a table lies in memory, and concordance compares all cases of a part
 
     name: Literal["table"] = "table"
-    columns: ReadColumns = Field(
+    kind: Kind = Field("classification", description="what is learned of a line")
+    range: tuple[float, float] = Field(
+        (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
+    )
+    columns: tuple[Column, ...] = Field(
         default=(Column(name="age"),),
+        min_length=1,
+        max_length=MOST_COLUMNS,
         description="what the network reads: names of columns with numbers, or `{name: ..., levels: [...]}` of "
         "categories",
     )
@@ -83,6 +101,10 @@ class PatientTable(ByKind):
             raise ValueError(f"column {twice[0]!r} is named twice; name each once, and no outcome among the columns")
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would read {self.channels} numbers of a case; {MOST_INPUTS} may be")
+        if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
+            raise ValueError(f"range {list(self.range)}: give the least and the greatest number of a regression")
+        if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
+            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
         return self
 
     # ------------------------------------------------------------------------------------------ what kind it is
@@ -93,13 +115,16 @@ class PatientTable(ByKind):
 
     @property
     def goal(self) -> Objective:
-        return goal_of(self.kind, self.labels, self.range, 1 if len(self.labels) == 2 else None)
+        return goal_of(self.kind, self.labels, self.range)
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Names of what is counted of cases: their classes, or that the event came or did not."""
+        return EVENTS if self.kind == "survival" else self.labels
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        columns = () if self.missing == "leave-out" else tuple(column.name for column in self.columns)
-        several = self.kind == "classification" and FEWEST < len(self.labels) <= MOST
-        return (*columns, *(name for name in self.labels if several and name not in columns))
+        return () if self.missing == "leave-out" else tuple(column.name for column in self.columns)
 
     @property
     def numbers(self) -> tuple[Column, ...]:
@@ -225,7 +250,7 @@ class PatientTable(ByKind):
     def _part(self, data: Cases) -> PartFacts:
         counts: dict[str, int] = {}
         if self.kind != "regression":
-            labels = data.targets[:, 1] if self.kind == "survival" else labels_in(data.targets)
+            labels = data.targets[:, 1] if self.kind == "survival" else data.targets
             known = torch.bincount(labels.long(), minlength=len(self.counted)).tolist()
             counts = dict(zip(self.counted, known, strict=True))
         return PartFacts(len(data), len(set(patients_of(data))), counts)
@@ -245,10 +270,8 @@ class TableRows:
             name: {TableReader.level(own): str(plan) for own, plan in kinds.items()}
             for name, kinds in source.levels.items()
         }
-        names = task.counted
-        here = [name for name in names if name not in task.not_here(source)]
-        self.labels = {own: n for own, n in own_labels(names, source.first_map).items() if names[n] in here}
-        self.known = ", ".join(here)
+        self.labels = own_labels(task.counted, source.label_map)
+        self.known = ", ".join(task.counted)
         self.wrong: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # (severity, what) -> lines
         self._read(path)
 
@@ -264,7 +287,6 @@ class TableRows:
         if roles.patient != Columns().patient:
             needed[roles.patient] = "patient"
         sheet = TableReader().read(path, needed, (roles.patient, roles.part, roles.site))
-        self.marks = task.marks(source)  # on each class
         self.names_patients = roles.patient in sheet.columns
         for place, cells in sheet.lines:
             self._take(place, dict(zip(sheet.columns, cells, strict=True)), called)
@@ -289,8 +311,6 @@ class TableRows:
             targets = outcomes.reshape(len(names), 2).float()
         else:
             targets = outcomes.reshape(len(names)).to(torch.long if kind == "classification" else torch.float32)
-        if any(self.marks):
-            targets |= torch.tensor(self.marks)[targets]
         return Cases(inputs, targets, [entry.patient for entry in entries])
 
     def _take(self, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:

@@ -1,21 +1,16 @@
 """Volumes from a folder: `nifti-folder`, and what it has in common with `dicom-folder`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from medsilo.core.errors import DataError
-from medsilo.learning.compute import Case
-from medsilo.learning.seeds import generator_for
 from medsilo.models.network import Dimensions
 from medsilo.tasks.cache import Facts
 from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
 from medsilo.tasks.own.image_patches import grid_at
-from medsilo.tasks.sources import DataSource
 
 
 class VolumeFolder(FolderTask):
@@ -41,20 +36,10 @@ class VolumeFolder(FolderTask):
         default="labelled", description="slices of a segmentation that are cases: those with a structure, or all"
     )
 
-    lacking: float | None = Field(
-        default=None,
-        ge=0,
-        lt=1,
-        description="hospitals may lack modalities, which are 0, and 1 in a channel more of each; in training this "
-        "share of those that are there is dropped by chance, never all. `null`: none may",
-    )
-
     @model_validator(mode="after")
     def _spacing_fits(self) -> Self:
         if self.target_spacing is not None and len(self.target_spacing) != self.axes:
             raise ValueError(f"target_spacing {list(self.target_spacing)}: give {self.axes} numbers")
-        if self.lacking is not None and set(self.labels) & set(self.modalities):
-            raise ValueError("labels and modalities share a name, so 'absent' at a site would mean both; rename one")
         return self
 
     @property
@@ -71,69 +56,8 @@ class VolumeFolder(FolderTask):
 
     @property
     def channels(self) -> int:
-        """The modalities, and where some may be lacking what says so."""
-        return self._read_channels * (1 if self.lacking is None else 2)
-
-    @property
-    def _read_channels(self) -> int:
+        """The modalities."""
         return len(self.modalities)
-
-    @property
-    def may_be_absent(self) -> tuple[str, ...]:
-        return (*super().may_be_absent, *(() if self.lacking is None else self.modalities))
-
-    def absent(self, source: DataSource) -> tuple[str, ...]:
-        names = super().absent(source)
-        if set(self.modalities) <= set(names):
-            raise DataError("data.unannotated names all modalities of the plan, so that nothing is read here")
-        return names
-
-    def lacking_of(self, source: DataSource) -> tuple[int, ...]:
-        return tuple(place for place, name in enumerate(self.modalities) if name in source.unannotated)
-
-    def _with_lacking(self, cases: Tensor, lacks: Sequence[int]) -> Tensor:
-        if self.lacking is None:
-            return cases
-        whole = cases.new_zeros(len(cases), self.channels, *cases.shape[2:])
-        whole[:, [place for place in range(self._read_channels) if place not in lacks]] = cases
-        whole[:, [self._read_channels + place for place in lacks]] = 1
-        return whole
-
-    def _lacking_stays(self, images: Tensor, drop: Tensor | None = None) -> Tensor:
-        """Return images [..., channels, *grid] whose lacking channels are 0 and say so everywhere, also at filled-up
-        places; and those that are dropped."""
-        if self.lacking is None:
-            return images
-        values, marks = images.split(self._read_channels, -self.axes - 1)
-        marks = (marks.flatten(-self.axes).amax(-1) > 0).to(images.dtype)
-        if drop is not None:
-            marks = marks.where(~drop, 1)
-        marks = marks.reshape(*marks.shape, *[1] * self.axes).expand(values.shape)
-        return torch.cat([values * (1 - marks), marks], -self.axes - 1)
-
-    def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        image, target = super().cropped(case, seed)
-        return self._lacking_stays(image), target
-
-    @property
-    def _varies(self) -> bool:
-        return super()._varies or self.lacking is not None
-
-    def augmented(self, batch: Case, seeds: Sequence[int]) -> Case:
-        """Return the same with channels dropped, after other changes, which are of values alone."""
-        if self.lacking is None:
-            return super().augmented(batch, seeds)
-        values, marks = batch[0].split(self._read_channels, 1)
-        values, targets = super().augmented((values, batch[1]), seeds)
-        there = marks.flatten(2).amax(2) <= 0
-        drawn = [torch.rand(self._read_channels, generator=generator_for(seed, "lacking")) for seed in seeds]
-        chances = torch.stack(drawn).to(there.device)
-        stays = chances.where(there, -1).argmax(1, keepdim=True)  # one that is there always does
-        drop = ((chances < self.lacking) & there).scatter(1, stays, False)
-        return self._lacking_stays(torch.cat([values, marks], 1), drop), targets
-
-    def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        return super().infer(lambda images: network(self._lacking_stays(images)), inputs)
 
     @property
     def voxel(self) -> tuple[float, ...] | None:

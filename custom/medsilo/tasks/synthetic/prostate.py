@@ -9,12 +9,10 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError
-from medsilo.core.files import make_folder, write_text
 from medsilo.models.architectures import UNet
 from medsilo.models.network import Network
 from medsilo.tasks.inference import Inference, InMonai, whole_images
-from medsilo.tasks.scans import Scan, write_volume
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.synthetic.hospitals import (
@@ -160,28 +158,3 @@ def background(shape: tuple[int, ...], scanner: Scanner, random: np.random.Gener
     stripes = 0.3 * np.sin(np.pi * scanner.stripes * along(scanner.stripe_angle) + phases)
     bias = scanner.field * along(scanner.field_angle)
     return scanner.brightness + stripes + bias + 0.1 * smooth_noise(shape, 2.0, random)
-
-
-PATIENTS = {"hospital-a": 16, "hospital-b": 20, "hospital-c": 18}
-GREYS, MIDDLE = 200.0, 600.0  # of a unit of the drawn images, and of their zero
-ABOUT = """Drawn volumes of three hospitals that do not exist, written by 'medsilo init --example': no patients.
-images/: a bright and a dark ellipsoid before stripes, under noise; labels/: 1 in the bright one, which is to be found.
-"""
-
-
-def write_example(folder: Path) -> int:
-    """Write the hospitals' images and masks as NIfTI files; return how many patients there are."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise MedsiloError(f"{folder} exists and is not empty; choose another folder for the example")
-    task = SyntheticProstate(similarity="high")
-    for position, (site, count) in enumerate(PATIENTS.items()):
-        scanner, random = SITES[position], numbers_for(0, "example", position)
-        images, masks = task.draw(count, scanner, True, random)
-        for kind in ("images", "labels"):
-            make_folder(folder / site / kind)
-        for patient, (image, mask) in enumerate(zip(images, masks, strict=True), 1):
-            values = np.rint(GREYS * image + MIDDLE).astype(np.int16)
-            for kind, own in (("images", values), ("labels", mask.astype(np.uint8))):
-                write_volume(folder / site / kind / f"patient-{patient:02}.nii.gz", own, scanner.spacing)
-    write_text(folder / "README.txt", ABOUT)
-    return sum(PATIENTS.values())
