@@ -8,7 +8,6 @@ from scipy import stats
 
 from medsilo.tasks.survival import Survival
 from medsilo_lab.deploy.model_card import interval_of
-from medsilo_lab.report.by_case import survival_curve
 from medsilo_lab.study.detectable import POWER, detectable
 from medsilo_lab.study.evidence import (
     NOTHING,
@@ -135,19 +134,6 @@ def test_concordance_is_scikit_survivals(seed: int) -> None:
     goal, target = Survival(), torch.tensor(np.stack([time, event], 1))
     scores = goal.case_scores(torch.tensor(risk)[:, None], target)
     assert goal.score(scores) == pytest.approx(theirs)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_survival_curve_is_statsmodels_and_scikit_survivals(seed: int) -> None:
-    from sksurv.nonparametric import kaplan_meier_estimator
-
-    time, event, _ = followed(seed)
-    ours = dict(survival_curve([(float(t), e == 1) for t, e in zip(time, event, strict=True)]))  # the last at a time
-    theirs = duration.SurvfuncRight(time, event)
-    at, shares = kaplan_meier_estimator(event == 1, time)
-    for when, share in zip(theirs.surv_times, theirs.surv_prob, strict=True):
-        assert ours[when] == pytest.approx(share)
-        assert shares[at == when] == pytest.approx(share)
 
 
 @pytest.mark.parametrize("seed", range(4))

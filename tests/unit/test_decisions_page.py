@@ -1,4 +1,4 @@
-"""Decisions and calibration on a run's page, and pictures of its single cases."""
+"""Decisions and calibration on a run's page, and decision sheets."""
 
 import re
 import shutil
@@ -7,15 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
-from medsilo.federation.raw_results import write_measures
 from medsilo.runs import paths
 from medsilo.runs.schema import Decisions, Summary
-from medsilo.tasks.segmentation import Segmentation
-from medsilo.tasks.survival import Survival
 from medsilo_lab.report.gains import write_sheets
 from medsilo_lab.study.compare import Study
 from medsilo_lab.study.verdict_file import HospitalGain, PairedDifference, read_verdict
@@ -127,46 +123,6 @@ def test_each_hospital_has_its_classes_with_their_cases_beside_the_mean_of_their
 
 def test_a_page_without_classes_has_no_such_section(tmp_path: Path) -> None:
     assert 'id="decisions"' not in rendered([save(tmp_path, summary_of("fedavg", "FedAvg", {A: 0.7}))])[0]
-
-
-# ---------------------------------------------------------------------------------------------------- single cases
-def scored(metric: str, cases: dict[str, int]) -> Summary:
-    tests = {site: {"test": {metric: 0.7, "loss": 0.3, "cases": number}} for site, number in cases.items()}
-    return summary_of("fedavg", "FedAvg", dict.fromkeys(cases, 0.7), tests, metric=metric)
-
-
-def test_sizes_found_are_drawn_against_those_that_are_there_and_stay_at_the_site(tmp_path: Path) -> None:
-    """Ten patients of two slices; the model finds one column too much in each slice."""
-    goal = Segmentation(2, torch.nn.functional.cross_entropy, voxel=(10.0, 10.0, 10.0))  # a voxel is a millilitre
-    right = torch.zeros(20, 1, 8, 8, dtype=torch.long)
-    for case in range(20):
-        right[case, :, :, : 1 + case // 4] = 1
-    found = torch.nn.functional.one_hot((right | right.roll(1, -1)), 2).movedim(-1, 1) * 20.0
-    measures, patients = goal.measures(found, right), [f"p{case // 2}" for case in range(20)]
-    assert set(goal.counts(measures, patients, 1)) == set(goal.layout) and "ml_found" in measures
-    folder = save(tmp_path, scored("dice", {A: 20, B: 4}))
-    (folder / "sites" / A).mkdir(parents=True)
-    write_measures(folder / "sites" / A, measures, patients)
-    text = rendered([folder])[0]
-    assert "the limits of agreement are 16 and 16 ml." in text
-    assert text.count("after 24 ml: 16.000") == 2  # 16 drawn and 32 found; two patients have so much
-
-
-def test_survival_by_risk_group_is_kaplan_and_meiers(tmp_path: Path) -> None:
-    """The higher the risk the sooner the event; of those with a lower one half are censored."""
-    times = torch.arange(1.0, 13.0)
-    target = torch.stack([times, torch.tensor([1.0] * 6 + [0.0, 1.0] * 3)], 1)
-    measures = Survival().measures(-times[:, None], target)
-    folder = save(tmp_path, scored("concordance", {A: 12}))
-    (folder / "sites" / A).mkdir(parents=True)
-    write_measures(folder / "sites" / A, measures, [f"p{case}" for case in range(12)])
-    text, parsed = rendered([folder])
-    # Of six 1 − 1/5 at 8, 1 − 1/3 at 10, and the last at 12.
-    for point in ("8 of time: 0.800", "10 of time: 0.533", "12 of time: 0.000"):
-        assert f"Lower risk, after {point}" in text
-    assert "Higher risk, after 6 of time: 0.000" in text
-    rows = [parsed.row(name, "by-case")[1:] for name in ("Still observed", "Higher risk", "Lower risk")]
-    assert rows == [["0", "5", "10"], ["6", "2", "0"], ["6", "6", "3"]]
 
 
 # ---------------------------------------------------------------------------------------------------- decision sheets

@@ -38,7 +38,7 @@ MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a c
 @dataclass(frozen=True)
 class Series:
     """One line: `values[n]` at `places[n]`, by default at n; it goes on over None. `ring` circles the point at that n;
-    `band` shades from the first to the second of each pair; not `joined`: points without a line."""
+    `band` shades from the first to the second of each pair."""
 
     name: str
     values: Sequence[float | None]
@@ -46,7 +46,6 @@ class Series:
     ring: int | None = None
     places: Sequence[float] | None = None
     band: Sequence[tuple[float, float] | None] = ()
-    joined: bool = True
 
     def place(self, n: int) -> float:
         """Return where the n-th value lies on the x axis."""
@@ -145,16 +144,14 @@ def line_chart(
     y_ticks: Sequence[float] = (),
     last_x: float | None = None,
     unit: str = "rounds",
-    words: str = "",
     guide: Sequence[tuple[float, float]] = (),
 ) -> Markup:
     """One chart. `key` makes its ids unique in the page; `y_ticks` and `last_x` may be shared to make charts alike, and
     are by default as far as the lines go.
 
-    words: the chart in words, where the ends of its lines don't say it; guide: the corners of a thin line to hold
-    the others against.
+    guide: the corners of a thin line to hold the others against.
     """
-    svg = Drawing.start(WIDTH, HEIGHT, key, title, words or describe(series, unit))
+    svg = Drawing.start(WIDTH, HEIGHT, key, title, describe(series, unit))
     if not y_ticks:
         known = values_of(series)
         y_ticks = ticks(min(known), max(known))
@@ -171,12 +168,11 @@ def line_chart(
     return svg.markup()
 
 
-def swatch(style: int, joined: bool = True) -> Markup:
-    """A piece of a series' line with its marker, for a legend; the marker alone where no line joins the points."""
+def swatch(style: int) -> Markup:
+    """A piece of a series' line with its marker, for a legend."""
     svg = Drawing(ElementTree.Element("svg", {"class": "swatch", "viewBox": "0 0 34 12", "aria-hidden": "true"}))
     group = svg.group(colour(style))
-    if joined:
-        _draw_line(group, style, "M1 6H33")
+    _draw_line(group, style, "M1 6H33")
     group.path("mark", marker(style, 17, 6))
     return svg.markup()
 
@@ -232,12 +228,12 @@ def _series(svg: Drawing, plot: _Plot, one: Series, every: int, unit: str) -> No
         around = [f"{x} {low}" for x, low, _ in edges] + [f"{x} {high}" for x, _, high in reversed(edges)]
         group.path("band", f"M{'L'.join(around)}z")
     known = [(n, value, plot.x(one.place(n)), plot.y(value)) for n, value in enumerate(one.values) if value is not None]
-    if known and one.joined:
+    if known:
         _draw_line(group, one.style, f"M{'L'.join(f'{x} {y}' for *_, x, y in known)}")
     for place, (n, value, x, y) in enumerate(known):
         if n == one.ring:
             group.add("circle", {"class": "ring", "cx": str(x), "cy": str(y), "r": "7"})
-        if not one.joined or place % every == 0 or n == one.ring or place == len(known) - 1:
+        if place % every == 0 or n == one.ring or place == len(known) - 1:
             mark = group.path("mark", marker(one.style, x, y))
             mark.title(f"{one.name}, after {one.place(n):.4g} {unit}: {value:.3f}")
 

@@ -12,7 +12,7 @@ from medsilo.core.text import counted, epsilon_text
 from medsilo.runs import paths
 from medsilo.runs.schema import SiteResult
 from medsilo.runs.site_files import Spent
-from medsilo_lab.report import by_case, data_table, deciding, findings, panels
+from medsilo_lab.report import data_table, deciding, findings, panels
 from medsilo_lab.report.charts import Dot, Series, line_chart, styles, swatch, ticks
 from medsilo_lab.report.findings import guessing_at, learned, provenance
 from medsilo_lab.report.formats import SUPPRESSED, between, cell, score_text, text_table
@@ -60,7 +60,6 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         guessing=any(chances),
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
-        by_case=by_case.pictures(runs),
         overlays=panels.overlays(subjects),
         holdings=holdings,
         holding=data_table.finding(holdings),

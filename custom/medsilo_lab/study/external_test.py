@@ -87,7 +87,7 @@ def judged(
         counts = plan.task.goal.counts(scores.measures, patients_of(data.test), 1)
         facts = {"counts": counts, "test": scores.score, "test_loss": scores.loss}
         exact = SiteResult(**tested_as(plan.task, facts, len(whose), None))
-        test = SiteTest(metric, own, scores.measures, whose.tolist())
+        test = SiteTest(metric, own, scores.measures)
         found.append(Judged(test, reported, exact, plan.task.goal.label_names))
     return found
 
