@@ -1,14 +1,11 @@
 """The report says what the run folders say: every number, every failure, and nothing that could harm its reader."""
 
-import base64
-import csv
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from html.parser import HTMLParser
-from io import StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -201,33 +198,10 @@ def test_the_table_holds_the_numbers_of_the_summaries(folders: list[Path]) -> No
         assert parsed.row(run.label, "results")[1:] == shown
 
 
-def csv_files(text: str) -> dict[str, list[list[str]]]:
-    """Return the CSV files within a page, by name."""
-    found = re.findall(r'download="([^"]*)\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', text)
-    return {name: [*csv.reader(StringIO(base64.b64decode(content).decode()))] for name, content in found}
-
-
 def captions(text: str) -> list[str]:
     """Return the captions of a page's tables and figures, as text."""
     found = re.findall(r"<(caption|figcaption)>(.*?)</\1>", text, re.DOTALL)
     return [re.sub(r"<[^>]*>", "", words) for _, words in found]
-
-
-def test_each_table_is_a_csv_file_with_its_numbers(folders: list[Path]) -> None:
-    text, parsed = rendered(folders)
-    files = csv_files(text)
-    assert len(files) == len(re.findall("<table(?! class=.pictures)", text)) >= 5
-    by_name = {line[0]: line[1:] for line in files["test-accuracy-by-method-and-site"][1:]}
-    for run in read_all(folders):
-        exact = [run.summary.mean_test, run.summary.pooled_test, *(run.score(site) for site in SITES)]
-        assert by_name[run.label] == ["–" if value is None else str(value) for value in exact]
-        assert parsed.row(run.label, "results")
-
-
-def test_no_name_in_a_csv_file_is_a_formula(tmp_path: Path) -> None:
-    text, _ = rendered([save(tmp_path, summary_of("fedavg", "=1+1", {"a": 0.5, "b": 0.6}))])
-    cells = [cell for lines in csv_files(text).values() for line in lines for cell in line]
-    assert "'=1+1" in cells and not [cell for cell in cells if cell.startswith("=")]
 
 
 def test_each_caption_says_how_many(folders: list[Path]) -> None:

@@ -112,8 +112,6 @@ def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> No
     assert finding(verdict) == "Federated training with fedavg helps on average; for no single hospital shown"
     told = first_screen(verdict)
     assert all(points(one.interval[0]) in row["points"] for one, row in zip(alone, told["rows"][1:], strict=False))
-    lines = [dict(zip(told["lines"][0], line, strict=True)) for line in told["lines"][1:]]
-    assert (lines[1]["low"], lines[1]["corrected low"]) == (alone[0].low, alone[0].interval[0])
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])

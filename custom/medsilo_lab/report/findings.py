@@ -263,7 +263,6 @@ def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
         "shared": {name: value for name, value in shared.items() if value is not None},
         "differing": differing,
         "rows": rows,
-        "lines": [["Run", *differing], *([label, *told] for label, told in rows)],
         "runs": runs,
     }
 

@@ -150,7 +150,7 @@ def _chart(
         }
         for place, (one, dot) in enumerate(zip(lines, dots, strict=True))
     ]
-    told = {"caption": f"Difference in test {verdict.metric}", "n": _sample_of(about or lines), "lines": _lines(lines)}
+    told = {"caption": f"Difference in test {verdict.metric}", "n": _sample_of(about or lines)}
     return {"question": question, "head": head, "rows": rows, "note": note, **told}
 
 
@@ -160,17 +160,6 @@ def _sample_of(lines: Sequence[GainLine]) -> str:
     seeds = max((one.difference.seeds for one in lines), default=0)
     tested = counted(patients, "test patient") if patients else "test patients not disclosed"
     return f"n = {tested}, {repetitions(seeds)}"
-
-
-def _lines(lines: Sequence[GainLine]) -> list[list[object]]:
-    """Return the lines as a CSV file has them."""
-    ends = ["low", "high", "corrected low", "corrected high"]
-    heads: list[object] = ["name", "verdict", "difference", *ends, "test patients", "seeds"]
-    return [heads, *([one.name, one.verdict, *_numbers(one.difference)] for one in lines)]
-
-
-def _numbers(found: PairedDifference) -> tuple[object, ...]:
-    return found.mean, found.low, found.high, *found.interval, found.patients, found.seeds
 
 
 def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list[Path]:

@@ -17,7 +17,6 @@ from medsilo.runs.schema import StudyFacts
 from medsilo_lab.report import glossary
 from medsilo_lab.report.formats import number
 from medsilo_lab.report.read import picture_of
-from medsilo_lab.report.table_files import csv_link, link_of
 
 HERE = Path(__file__).parent
 
@@ -41,7 +40,6 @@ def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts
     """
     environment = templates_in(folder, HERE)
     environment.filters |= {"score": number, "epsilon": epsilon_text, "headings": headings, "picture": picture_of}
-    environment.filters |= {"csv": csv_link, "csv_lines": link_of, "zip": zip}
     environment.filters |= {"explained": glossary.explained, "terms": glossary.terms_in}
     script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
     return environment.get_template(template).render(
