@@ -59,7 +59,7 @@ def anchor(term: str) -> str:
 def explained(page: str) -> Markup:
     """Return HTML in which each term links to its meaning where it first stands, and shows it to a pointer.
 
-    Headings, tables that sort, drawings and text that links already stay as they are.
+    Headings, heads of tables, drawings and text that links already stay as they are.
     """
     seen: set[str] = set()
     return Markup("".join(_parts(page, seen)))
@@ -75,10 +75,9 @@ def _parts(page: str, seen: set[str]) -> Iterator[str]:
     for part in TAG.split(page):
         if opens := OPENS.match(part):
             closes, name = opens.groups()
-            still = name in STILL or (name == "table" and 'class="sortable"' in part)
             if closes and within and name == within[-1]:
                 within.pop()
-            elif not closes and name not in VOID and (still or (within and name == within[-1])):
+            elif not closes and name not in VOID and (name in STILL or (within and name == within[-1])):
                 within.append(name)
             yield part
         else:

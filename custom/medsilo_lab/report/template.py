@@ -1,7 +1,5 @@
-"""The frame of all pages: one self-contained HTML file that opens without a network, sorts, and prints."""
+"""The frame of all pages: one self-contained HTML file without a script, which opens without a network and prints."""
 
-import base64
-import hashlib
 import re
 from functools import cache
 from pathlib import Path
@@ -41,13 +39,10 @@ def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts
     environment = templates_in(folder, HERE)
     environment.filters |= {"score": number, "epsilon": epsilon_text, "headings": headings, "picture": picture_of}
     environment.filters |= {"explained": glossary.explained, "terms": glossary.terms_in}
-    script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
     return environment.get_template(template).render(
         title=title,
         description=description or StudyFacts(),
         style=Markup((HERE / "style.html").read_text(encoding="utf-8").strip()),
-        script=Markup(script),
-        script_hash=script_hash(script),
         version=__version__,
         **content,
     )
@@ -57,12 +52,6 @@ def headings(content: str) -> list[tuple[str, Markup]]:
     """Return the anchor and the short name, or the words, of every section's heading, in the page's order."""
     found = re.findall(r'<h2 id="([\w-]+)"(?: data-short="([^"]*)")?>(.*?)</h2>', content)
     return [(anchor, Markup(short or words)) for anchor, short, words in found]
-
-
-def script_hash(script: str) -> str:
-    """The page's policy allows this one script by its hash, so nothing that slipped into the page could run."""
-    code = script.removeprefix("<script>").removesuffix("</script>")
-    return base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
 
 
 def save(page: str, destination: Path) -> Path:
