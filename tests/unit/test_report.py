@@ -296,9 +296,8 @@ def test_scores_have_intervals_where_their_cases_are(tmp_path: Path) -> None:
     low, high = run.intervals["a"]
     assert (high - low) / 2 == pytest.approx(1.96 * (0.75 * 0.25 / 100) ** 0.5, rel=0.1) and low < 0.75 < high
     assert list(run.intervals) == ["a"]
-    text, parsed = rendered([folder])
+    parsed = rendered([folder])[1]
     assert parsed.row("FedAvg")[3] == f"0.750 {low:.3f}–{high:.3f}" and parsed.row("FedAvg")[4] == "0.500"
-    assert text.count('class="whisker"') == 1
     (folder / "sites/a/test.csv").write_text("case,patient\n0,0\n")
     with pytest.raises(MedsiloError, match=r"test\.csv of a in run 'fedavg-seed0'"):
         read(folder)

@@ -6,7 +6,6 @@ Beside the first sentence stands whether models have learned: below guessing, ha
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, combinations, pairwise
 from typing import Any, Literal
 
@@ -281,12 +280,6 @@ def guessing(run: RunResult, site: str) -> float | None:
         return GUESSES.get(metric, run.means.get(site))
     counts = told.get("test") or told.get("train")
     return max(counts) / sum(counts) if counts and sum(counts) else None
-
-
-def guessing_at(sites: Sequence[str], runs: Sequence[RunResult]) -> list[float | None]:
-    """Return what guessing reaches at each site, as charts show it; None where runs don't agree."""
-    classified = all(run.summary.metric == "accuracy" for run in runs)
-    return [same(runs, partial(guessing, site=site)) if classified else None for site in sites]
 
 
 def _better(run: RunResult) -> float:

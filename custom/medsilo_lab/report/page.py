@@ -13,8 +13,8 @@ from medsilo.runs import paths
 from medsilo.runs.schema import SiteResult
 from medsilo.runs.site_files import Spent
 from medsilo_lab.report import data_table, deciding, findings, panels
-from medsilo_lab.report.charts import Dot, Series, line_chart, styles, swatch, ticks
-from medsilo_lab.report.findings import guessing_at, learned, provenance
+from medsilo_lab.report.charts import Series, line_chart, styles, swatch, ticks
+from medsilo_lab.report.findings import learned, provenance
 from medsilo_lab.report.formats import SUPPRESSED, between, cell, score_text, text_table
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.pictures import shares, timeline
@@ -35,7 +35,6 @@ def render(runs: Sequence[RunResult], title: str) -> str:
     """The page as text; it depends on nothing but these."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([run.summary.method in REFERENCES for run in runs])
-    chances = guessing_at(all_sites(runs), runs)
     holdings = list(data_table.tables(runs))
     results = _results(runs)
     return fill(
@@ -56,8 +55,6 @@ def render(runs: Sequence[RunResult], title: str) -> str:
             findings.coarsest(runs),
         ),
         learning_title=findings.learning(runs),
-        dots=_dots(runs, looks, chances),
-        guessing=any(chances),
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
         overlays=panels.overlays(subjects),
@@ -126,21 +123,6 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
     heads = [(site, same(done, partial(RunResult.tested_in_words, site=site)) or "") for site in sites]
     metric = same(runs, lambda run: run.summary.metric)
     return {"metric": metric, "heads": heads, "rows": rows, "intervals": any(run.intervals for run in runs)}
-
-
-def _dots(runs: Sequence[RunResult], looks: Sequence[int], chances: Sequence[float | None]) -> list[dict[str, Any]]:
-    """Every method's score at every site, with its interval where the cases' scores are in the run's folder."""
-    sites, metric = all_sites(runs), same(runs, lambda run: run.summary.metric)
-    if metric is None:
-        return []
-    methods = [
-        [Dot(run.label, run.score(site), style, run.intervals.get(site)) for site in sites]
-        for style, run in zip(looks, runs, strict=True)
-    ]
-    tested = {
-        site: f"n = {cases}" for site in sites if (cases := same(runs, partial(RunResult.tested_in_words, site=site)))
-    }
-    return panels.site_scores(metric, sites, methods, chances, {"": sample(runs)} | tested)
 
 
 def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:

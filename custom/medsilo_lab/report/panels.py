@@ -5,16 +5,14 @@ panel is about one run, or about the seeds of a study's row.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from markupsafe import Markup
 
 from medsilo.core.text import counted
-from medsilo_lab.report.charts import Dot, dot_chart, dot_ticks
 from medsilo_lab.report.formats import MISSING, bytes_text, cell, number, seconds_text
 from medsilo_lab.report.pictures import matrix_strip, others
 from medsilo_lab.report.read import OVERLAYS, RunResult, same
@@ -203,30 +201,3 @@ def _per_contribution(field: str, run: RunResult) -> float | None:
 def _most_memory(run: RunResult) -> int | None:
     """The most that a process held."""
     return max(filter(None, [run.summary.memory, *(run.site(site).memory for site in run.sites)]), default=None)
-
-
-def site_scores(
-    metric: str,
-    sites: Sequence[str],
-    methods: Sequence[Sequence[Dot]],
-    chances: Sequence[float | None],
-    tested: Mapping[str, str],
-) -> list[dict[str, Any]]:
-    """Return a chart for each site with a row per method; of one method alone one chart with a row per site.
-
-    methods: the scores of each at all sites; chances: what guessing reaches there; tested: what a site's scores rest
-    on, and those of all sites under "".
-    """
-    if not any(dot.value is not None for dots in methods for dot in dots):
-        return []
-    titles, charts = [*sites], [*zip(*methods, strict=True)]
-    if len(methods) == 1:
-        titles, charts = [""], [tuple(replace(dot, name=site) for dot, site in zip(methods[0], sites, strict=True))]
-        chances = [chances[0] if len(set(chances)) == 1 else None]
-    marks, drawn = dot_ticks(chain.from_iterable(charts), chances), []
-    for n, (site, dots, chance) in enumerate(zip(titles, charts, chances, strict=True)):
-        title = f"Test {metric} at {site or 'every site'}"
-        guide = None if chance is None else (chance, f"Guessing reaches {chance:.3f}.")
-        chart = dot_chart(dots, marks, key=f"dots-{n}", title=title, guide=guide)
-        drawn.append({"title": site or title, "n": tested.get(site, ""), "chart": chart})
-    return drawn

@@ -12,8 +12,8 @@ from medsilo.core.text import counted
 from medsilo.runs import paths
 from medsilo.runs.schema import StudyFacts
 from medsilo_lab.report import data_table, deciding, findings, panels
-from medsilo_lab.report.charts import Dot, Series, band_of, line_chart, styles, swatch, values_of
-from medsilo_lab.report.findings import ROUNDED, STANDS_OUT, Notice, guessing_at, learned, provenance
+from medsilo_lab.report.charts import Series, band_of, line_chart, styles, swatch, values_of
+from medsilo_lab.report.findings import ROUNDED, STANDS_OUT, Notice, learned, provenance
 from medsilo_lab.report.formats import between, cell, number
 from medsilo_lab.report.gains import finding, first_screen, ranking
 from medsilo_lab.report.panels import Subject
@@ -55,7 +55,6 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
     runs = [run for own in found.values() for run in own]
     about, rows = verdict.about, verdict.rows
     looks = styles([row.method in REFERENCES for row in rows])
-    chances = guessing_at(verdict.sites, runs)
     subjects = [Subject(title, own) for title, own in found.items()]
     holdings = list(data_table.tables(runs))
     return fill(
@@ -86,8 +85,6 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         difference_heads=[*TESTED, *((name, "exploratory") for name in EXPLORED), *_sites(verdict, "exploratory")],
         tested=[_differences(row, verdict) for row in _tested(verdict)],
         joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
-        dots=_dots(verdict, looks, chances),
-        guessing=any(chances),
         holdings=holdings,
         holding=data_table.finding(holdings),
         shifts=data_table.shifts(runs),
@@ -229,21 +226,6 @@ def _shaded(found: PairedDifference | None) -> dict[str, Any]:
     low, high = found.interval
     told = cell(100 * found.mean, points(found.mean), f"{points(low)} to {points(high)}", look)
     return told | {"heat": min(abs(found.mean) / DARKEST, 1)}
-
-
-def _dots(verdict: Verdict, looks: Sequence[int], chances: Sequence[float | None]) -> list[dict[str, Any]]:
-    """Every row's score at every site, with its interval."""
-    methods = [
-        [
-            Dot(row.title, own.mean, style, (own.low, own.high))
-            if (own := row.sites.get(site))
-            else Dot(row.title, None)
-            for site in verdict.sites
-        ]
-        for style, row in zip(looks, verdict.rows, strict=True)
-    ]
-    tested = {site: f"n = {words}" for site, words in _sites(verdict) if words}
-    return panels.site_scores(verdict.metric, verdict.sites, methods, chances, {"": _sample(verdict)} | tested)
 
 
 def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
