@@ -1,4 +1,4 @@
-"""Line charts and dots on whiskers as inline SVG: no library, no script, readable without colour or by a screen reader.
+"""Line charts and differences as inline SVG: no library, no script, readable without colour or by a screen reader.
 
 Colours come from the page (CSS classes `s0` to `s7`, and `r0`, `r1` for what federations are held against), so one
 drawing serves light, dark and print. Each series also has its own dash pattern and marker, because colour alone is lost
@@ -7,7 +7,7 @@ By hand for a reason: drawing libraries write neither classes for the page's col
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 from xml.etree import ElementTree
@@ -30,8 +30,7 @@ MARKERS = (
     "m-1.6 -5h3.2v10h-3.2z",  # bar
     "m-1.4 -4.4h2.8v3h3v2.8h-3v3h-2.8v-3h-3v-2.8h3z",  # cross
 )
-ROW, HEAD, FOOT, MARGIN = 18, 4, 26, 20  # of a chart of dots
-LETTER = 6  # its width
+ROW, FOOT, AXIS, EDGE = 22, 26, 288, 16  # of a chart of a difference
 MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a cloud
 
 
@@ -248,83 +247,44 @@ def marker(style: int, x: float, y: float) -> str:
     return f"M{x} {y}{MARKERS[style % len(MARKERS)]}"
 
 
-# ---------------------------------------------------------------------------------------------------- dots
+# ---------------------------------------------------------------------------------------------------- differences
 @dataclass(frozen=True)
-class Dot:
-    """A number with its interval, as a dot on a whisker. told: both in words, where they are no scores."""
+class Whisker:
+    """A difference with its interval, as a dot on a whisker, and both in words."""
 
-    name: str
-    value: float | None
-    style: int = 0
-    interval: tuple[float, float] | None = None
-    note: str = ""
-
-    @property
-    def ends(self) -> list[float]:
-        """All that the axis has to reach."""
-        return [] if self.value is None else [self.value, *(self.interval or ())]
-
-    @property
-    def words(self) -> str:
-        """The name, the number and its interval."""
-        number = "no value" if self.value is None else f"{self.value:.3f}"
-        interval = f" ({self.interval[0]:.3f} to {self.interval[1]:.3f})" if self.interval else ""
-        return f"{self.name} {self.note or number + interval}".lstrip()
+    value: float
+    interval: tuple[float, float]
+    style: int
+    words: str
 
 
-def dot_chart(
-    dots: Sequence[Dot],
-    marks: Sequence[float] = (),
-    *,
-    key: str,
-    title: str,
-    guide: tuple[float, str] | None = None,
-    label: Callable[[float], str] = "{:g}".format,
-    room: tuple[float, float, float] = (132, 234, 14),
-    numbered: bool = True,
-) -> Markup:
-    """Draw one row per dot, with its name on the left.
+def whisker_chart(one: Whisker, marks: Sequence[float], key: str, title: str, numbered: bool) -> Markup:
+    """Draw a difference over an axis, which several such drawings share; a broken line stands at zero.
 
-    marks: of an axis that several charts may share, by default as far as the dots go; it need not begin at 0, as dots
-    have no length. guide: where a broken line stands, and its words; label: a mark in words; room: for the names, the
-    dots, and what is told of each, which is drawn where there is more than a margin; numbered: whether marks are named.
+    numbered: whether the axis has its numbers.
     """
-    names, wide, beside = room
-    floor = HEAD + ROW * len(dots)
-    words = " ".join(filter(None, [*(f"{dot.words}." for dot in dots), guide and guide[1]]))
-    height = floor + (FOOT if numbered else 0)
-    svg = Drawing.start(names + wide + beside, height, key, title, words, small=True)
-    marks = marks or dot_ticks(dots)
+    svg = Drawing.start(AXIS + 2 * EDGE, ROW + (FOOT if numbered else 0), key, title, f"{one.words}.", small=True)
 
     def place(value: float) -> float:
-        return round(names + (value - marks[0]) / (marks[-1] - marks[0]) * wide, 1)
+        return round(EDGE + (value - marks[0]) / (marks[-1] - marks[0]) * AXIS, 1)
 
     for mark in marks:
-        svg.path("gridline", f"M{place(mark)} 0V{floor}")
+        svg.path("gridline", f"M{place(mark)} 0V{ROW}")
         if numbered:
-            svg.text(label(mark), place(mark), floor + 16, "middle")
-    if guide:
-        svg.path("chance", f"M{place(guide[0])} 0V{floor}")
-    for row, dot in enumerate(dots):
-        middle = HEAD + ROW * row + ROW / 2
-        svg.text(shortened(dot.name, most=int(names / LETTER)), names - 8, middle + 4, "end")
-        if dot.value is None:
-            continue
-        group = svg.group(colour(dot.style))
-        group.title(dot.words)
-        if dot.interval:
-            low, high = map(place, dot.interval)
-            group.path("whisker", f"M{low} {middle}H{high}")
-        group.path("mark", marker(dot.style, place(dot.value), middle))
-        if beside > MARGIN:
-            svg.text(dot.note, names + wide + beside, middle + 4, "end")
+            svg.text(f"{mark:+g}".replace("-", "−") if mark else "0", place(mark), ROW + 16, "middle")
+    svg.path("chance", f"M{place(0.0)} 0V{ROW}")
+    group = svg.group(colour(one.style))
+    group.title(one.words)
+    low, high = map(place, one.interval)
+    group.path("whisker", f"M{low} {ROW / 2:g}H{high}")
+    group.path("mark", marker(one.style, place(one.value), ROW / 2))
     return svg.markup()
 
 
-def dot_ticks(dots: Iterable[Dot], also: Iterable[float | None] = ()) -> list[float]:
-    """Return the marks of an axis on which all these dots, and these values, have room."""
-    known = [end for dot in dots for end in dot.ends] + [value for value in also if value is not None]
-    return ticks(min(known), max(known))
+def shared_axis(several: Sequence[Whisker]) -> list[float]:
+    """Return the marks of an axis on which all of these have room, and zero."""
+    ends = [0.0, *(end for one in several for end in (one.value, *one.interval))]
+    return ticks(min(ends), max(ends))
 
 
 def shortened(name: str, most: int = 14) -> str:

@@ -60,7 +60,6 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         overlays=panels.overlays(subjects),
         holdings=holdings,
         holding=data_table.finding(holdings),
-        shifts=data_table.shifts(runs),
         curves=_curves(runs),
         harmonised=panels.harmonised(subjects),
         similarity=panels.similarity(subjects),

@@ -17,7 +17,7 @@ from medsilo.core.text import counted, plain
 from medsilo.runs import paths
 from medsilo.runs.reading import read_of_sites, read_provenance, read_rounds, read_summary, read_text
 from medsilo.runs.schema import Round, SiteResult, Summary
-from medsilo.runs.site_files import FilesFound, Provenance, Spent
+from medsilo.runs.site_files import Provenance, Spent
 
 LARGEST_PICTURE = 2_000_000  # bytes
 LONGEST_NAME = 40  # bytes of a class's name
@@ -50,7 +50,6 @@ class RunResult:
     means: dict[str, float] = field(default_factory=dict)  # by site: the score of the mean, where a number is learned
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # by site
     spent: dict[str, Spent] = field(default_factory=dict)  # by site whose own folder is here
-    files: dict[str, FilesFound] = field(default_factory=dict)  # likewise
 
     @property
     def record(self) -> str:
@@ -154,7 +153,6 @@ def read(folder: Path) -> RunResult:
             provenance,
             pictures=_pictures(folder),
             spent=read_of_sites(Spent, folder, paths.SPENT),
-            files=read_of_sites(FilesFound, folder, paths.DATA),
             **_of_cases(folder, summary),
         )
 

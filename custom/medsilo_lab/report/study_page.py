@@ -87,7 +87,6 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
         holdings=holdings,
         holding=data_table.finding(holdings),
-        shifts=data_table.shifts(runs),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curve=_curve(found, looks, verdict.metric),
         figures=_figures(found),
