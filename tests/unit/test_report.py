@@ -16,9 +16,9 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
 from medsilo.runs import paths
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, SiteResult, SiteRound, StudyFacts, Summary
+from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, SiteResult, StudyFacts, Summary
 from medsilo.runs.site_files import Package, Provenance
-from medsilo_lab.report import charts, page, panels, pictures
+from medsilo_lab.report import charts, page, panels
 from medsilo_lab.report.formats import text_table
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import all_sites, read, read_all
@@ -303,37 +303,11 @@ def test_scores_have_intervals_where_their_cases_are(tmp_path: Path) -> None:
         read(folder)
 
 
-def test_participation_gives_the_reason_in_the_picture_and_in_a_list(folders: list[Path]) -> None:
-    text, _ = rendered(folders)
-    assert "<title>hospital-c, round 2: lost: no answer within 600 s</title>" in text
+def test_participation_says_what_each_site_did_and_why_one_is_missing(folders: list[Path]) -> None:
+    text, parsed = rendered(folders[2:3])
+    assert parsed.row("hospital-a", "participation")[1:] == ["2", "6 s", "2.0 kB", "4.0 kB"]
+    assert parsed.row("hospital-c", "participation")[1] == "1"
     assert "<li>Round 2, hospital-c, lost: no answer within 600 s</li>" in text
-
-
-def test_the_timeline_shows_the_share_that_a_site_worked(tmp_path: Path) -> None:
-    """In a round of 4 s one site works a half and one is refused."""
-    told = {"a": SiteRound(seconds=2.0)}
-    lines = [
-        round_line(1, ["a", "b"]).changed(seconds=4.0, answered=["a"], refused={"b": "no"}, sites=told),
-        round_line(2, ["a", "b"]).changed(seconds=4.0, sites=told),
-    ]
-    run = read(save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.5}), lines))
-    svg = ElementTree.fromstring(pictures.timeline(run, "k"))
-    paths = [(one.get("class"), re.findall(r"M([\d.]+) \d+H([\d.]+)", one.get("d", ""))) for one in svg.iter("path")]
-    worked, waited = ([(float(a), float(b)) for a, b in dict(paths[:2])[kind]] for kind in ("worked", "waited"))
-    half = pictures.WIDTH / 4
-    assert [end - start for start, end in worked] == pytest.approx([half, half]) and worked[0][0] == pictures.LEFT
-    assert [end - start for start, end in waited] == pytest.approx([half, half]) and waited[0][0] == worked[0][1]
-    assert "missing in round 1." in str(svg.findtext("desc")) and "seconds" in [text.text for text in svg.iter("text")]
-
-
-def test_who_counted_is_drawn_where_it_is_known(tmp_path: Path) -> None:
-    """Of two rounds a counts for 0.5 and 0.7, in FedAvg always for 0.5."""
-    for name, shares in (("moving", (0.5, 0.7)), ("steady", (0.5, 0.502))):
-        told = [{"a": SiteRound(share=share), "b": SiteRound(share=1 - share)} for share in shares]
-        lines = [round_line(n, ["a", "b"]).changed(sites=own) for n, own in enumerate(told, 1)]
-        folder = save(tmp_path / name, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.5}), lines)
-        text = rendered([folder])[0]
-        assert ("a, after 2 rounds: 0.700" in text) == (name == "moving") == ("weight in the mean" in text)
 
 
 def test_costs_are_per_contribution(folders: list[Path]) -> None:

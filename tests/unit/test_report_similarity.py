@@ -43,7 +43,7 @@ def test_a_damaged_matrix_is_named(weights: object, tmp_path: Path) -> None:
         read_all([run])
 
 
-def test_weights_are_recorded_when_they_change_and_drawn_beside_each_other(tmp_path: Path) -> None:
+def test_weights_are_recorded_when_they_change(tmp_path: Path) -> None:
     small = ["task.persons=6", "task.windows=12", "task.steps=32", "training.batch_size=8", "training.rounds=4"]
     matrices = {}
     for name, method in (("once", "adafed"), ("again", "f-adafed")):
@@ -53,7 +53,5 @@ def test_weights_are_recorded_when_they_change_and_drawn_beside_each_other(tmp_p
         matrices[name] = [line.weights for line in run.rounds if line.weights]
         last = run.summary.details.similarity.weights
         assert matrices[name][-1] == [pytest.approx(row, abs=1e-4) for row in last]
-        text = page.render([run], "Title")
-        assert text.count("Who learned from whom, by round") == (name == "again")
     assert [len(own) for own in matrices.values()] == [1, 2]
     assert matrices["again"][0] != matrices["again"][1]

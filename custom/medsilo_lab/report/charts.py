@@ -285,9 +285,3 @@ def shared_axis(several: Sequence[Whisker]) -> list[float]:
     """Return the marks of an axis on which all of these have room, and zero."""
     ends = [0.0, *(end for one in several for end in (one.value, *one.interval))]
     return ticks(min(ends), max(ends))
-
-
-def shortened(name: str, most: int = 14) -> str:
-    """A name in the room that there is."""
-    half = most // 2
-    return name if len(name) <= most else f"{name[: half - 1]}…{name[-half:]}"

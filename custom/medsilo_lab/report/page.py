@@ -15,9 +15,8 @@ from medsilo.runs.site_files import Spent
 from medsilo_lab.report import data_table, deciding, findings, panels
 from medsilo_lab.report.charts import Series, line_chart, styles, swatch, ticks
 from medsilo_lab.report.findings import learned, provenance
-from medsilo_lab.report.formats import SUPPRESSED, between, cell, score_text, text_table
+from medsilo_lab.report.formats import SUPPRESSED, between, bytes_text, cell, score_text, seconds_text, text_table
 from medsilo_lab.report.panels import Subject
-from medsilo_lab.report.pictures import shares, timeline
 from medsilo_lab.report.read import RunResult, all_sites, last_round, read, read_all, same, sample, spans
 from medsilo_lab.report.template import fill, save
 from medsilo_lab.study.verdict_file import REFERENCES
@@ -66,7 +65,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         super_models=panels.super_models(subjects),
         unseen=panels.unseen(subjects),
         spent=[((run.label, site), _spent(one)) for run in runs for site, one in run.spent.items()],
-        participation=[_participation(run, n) for n, run in enumerate(runs) if run.summary.method != "central"],
+        participation=[_participation(run) for run in runs if run.summary.method != "central"],
         costs=panels.costs(subjects),
         provenance=provenance(runs),
         limits=findings.limits(runs),
@@ -192,8 +191,8 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunRes
     )
 
 
-def _participation(run: RunResult, place: int) -> dict[str, Any]:
-    """Each round on the server's clock, and a list of who is missing and why."""
+def _participation(run: RunResult) -> dict[str, Any]:
+    """What each site did for the run, and a list of who is missing and why."""
     everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
     rounds: dict[tuple[str, str], list[int]] = {}  # by site and reason: one lost for fifty rounds takes one line
     for site in run.sites:
@@ -201,9 +200,14 @@ def _participation(run: RunResult, place: int) -> dict[str, Any]:
             rounds.setdefault((site, why), []).append(number)
     return {
         "run": run,
-        "chart": timeline(run, f"time-{place}") if run.rounds else None,
+        "work": [(site, _work(run.site(site))) for site in run.sites],
         "n": f"n = {counted(len(run.rounds), 'round')} at {counted(len(run.sites), 'site')}",
-        "shares": shares(run, f"shares-{place}"),
         "everyone": everyone,
         "absences": [(f"Round{'s' * (len(own) > 1)} {spans(own)}", *whose) for whose, own in rounds.items()],
     }
+
+
+def _work(own: SiteResult) -> list[dict[str, Any]]:
+    """Return in how many rounds a site took part, how long it worked, and what it sent and received."""
+    sent = [cell(value, bytes_text(value)) for value in (own.bytes_up, own.bytes_down)]
+    return [cell(own.contributed), cell(own.seconds, seconds_text(own.seconds)), *sent]

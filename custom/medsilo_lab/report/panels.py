@@ -10,14 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from markupsafe import Markup
-
 from medsilo.core.text import counted
 from medsilo_lab.report.formats import MISSING, bytes_text, cell, number, seconds_text
-from medsilo_lab.report.pictures import matrix_strip, others
 from medsilo_lab.report.read import OVERLAYS, RunResult, same
 
-MOST_MATRICES = 6  # of weights by round
 MOST_OVERLAYS = 12_000_000  # characters that the overlays of one page may take
 
 
@@ -44,12 +40,11 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
 def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
     """Return who learns from whom, where the method weighs sites: W, its mean over seeds."""
     panels = []
-    for place, subject in enumerate(having(subjects, lambda run: run.summary.details.similarity)):
+    for subject in having(subjects, lambda run: run.summary.details.similarity):
         found = [one for run in subject.runs if (one := run.summary.details.similarity)]
         by_site = zip(*(one.weights for one in found), strict=True)
         rows = [[_over_seeds(values, number) for values in zip(*rows, strict=True)] for rows in by_site]
-        values = [[weight["value"] for weight in row] for row in rows]
-        most = max((value for value, *_ in others(values)), default=0) or 1
+        most = max((one["value"] for i, row in enumerate(rows) for j, one in enumerate(row) if i != j), default=0) or 1
         for i, row in enumerate(rows):
             for j, weight in enumerate(row):
                 weight |= {"look": "kept"} if i == j else {"look": "heat", "heat": weight["value"] / most}
@@ -57,21 +52,12 @@ def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
             {
                 "subject": subject,
                 "source": same(subject.runs, lambda run: _pretrained(run.summary.details.pretraining)),
-                "by_round": _by_round(subject.runs[0], f"weights-{place}"),
                 "sites": found[0].sites,
                 "n": f"n = {counted(len(found[0].sites), 'site')}, {counted(len(found), 'run')}",
                 "rows": list(zip(found[0].sites, rows, strict=True)),
             }
         )
     return panels
-
-
-def _by_round(run: RunResult, key: str) -> Markup | None:
-    """Return W by round, where it changed; some of many."""
-    changes = [(f"round {line.round}", line.weights) for line in run.rounds if line.weights]
-    kept = {round(n * (len(changes) - 1) / (MOST_MATRICES - 1)) for n in range(MOST_MATRICES)}
-    drawn = [one for n, one in enumerate(changes) if len(changes) <= MOST_MATRICES or n in kept]
-    return matrix_strip(drawn, sorted(run.summary.agreed.sites), key) if len(drawn) > 1 else None
 
 
 def _pretrained(facts: dict[str, Any] | None) -> str:
