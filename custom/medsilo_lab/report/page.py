@@ -156,7 +156,6 @@ def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
             {
                 "run": run,
                 "chart": _chart(f"curve-{position}", run.label, series, runs if alike else [run]) if series else None,
-                **_validated(run, sites),
                 "n": run.validated_in_words,
             }
         )
@@ -164,17 +163,6 @@ def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
         "site_legend": [{"name": site, "swatch": swatch(style)} for style, site in enumerate(sites)],
         "runs": per_run,
     }
-
-
-def _validated(run: RunResult, sites: Sequence[str]) -> dict[str, Any]:
-    """Return a run's curves as a table: heads, and each site's values with the round that was tested."""
-    rounds = range(last_round([run]) + 1)
-    rows = []
-    for site in (site for site in sites if site in run.sites):
-        curve, selected = run.site(site).validation, run.summary.selected.rounds.get(site)
-        values = [cell(curve[round_] if round_ < len(curve) else None) for round_ in rounds]
-        rows.append((site, [*values, cell(selected)]))
-    return {"heads": [*map(str, rounds), "Tested"], "rows": rows}
 
 
 def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunResult]) -> Markup:
