@@ -15,7 +15,7 @@ from medsilo.runs.schema import Decisions, Summary
 from medsilo_lab.report.gains import write_sheets
 from medsilo_lab.study.compare import Study
 from medsilo_lab.study.verdict_file import HospitalGain, PairedDifference, read_verdict
-from tests.unit.test_report import rendered, save, summary_of, without_links
+from tests.unit.test_report import rendered, save, summary_of
 
 A, B, C = "hospital-a", "hospital-b", "hospital-c"
 
@@ -90,7 +90,7 @@ def several_classes() -> Summary:
 
 
 def test_the_page_says_how_thresholds_were_chosen_and_names_the_classes(tmp_path: Path) -> None:
-    text = without_links(rendered([save(tmp_path, summary(labels=["well", "<ill>"]))])[0])
+    text = rendered([save(tmp_path, summary(labels=["well", "<ill>"]))])[0]
     assert "greatest sum of sensitivity and specificity" in text
     assert "&lt;ill&gt;" in text and "class 0" not in text
 

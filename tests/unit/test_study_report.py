@@ -21,7 +21,7 @@ from medsilo_lab.study.compare import Study
 from medsilo_lab.study.verdict import Statistics
 from medsilo_lab.study.verdict_file import PairedDifference, Verdict, read_verdict
 from tests.conftest import make_plan, make_study
-from tests.unit.test_report import Page, captions, without_links
+from tests.unit.test_report import Page, captions
 
 PURPOSE = "to recognise a fall"
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1", f"study.purpose={PURPOSE}"]
@@ -85,9 +85,7 @@ def test_the_page_says_about_which_method_joining_was_asked(study: Study) -> Non
     """About fedavg, that all are held against; of federations of which none is named, about any of them."""
     verdict = verdict_of(study)
     of_any = verdict.model_copy(update={"declared": None, "against": None})
-    notes = [
-        without_links(study_page.render(one, {row.title: [] for row in verdict.rows})) for one in (verdict, of_any)
-    ]
+    notes = [study_page.render(one, {row.title: [] for row in verdict.rows}) for one in (verdict, of_any)]
     assert verdict.declared == "fedavg" and ["training with fedavg help" in note for note in notes] == [True, False]
     assert ["training with any of these methods help" in note for note in notes] == [False, True]
     assert ["This question was asked before the runs" in note for note in notes] == [True, False]

@@ -12,8 +12,8 @@ from medsilo import __version__
 from medsilo.core.files import write_text
 from medsilo.core.text import epsilon_text
 from medsilo.runs.schema import StudyFacts
-from medsilo_lab.report import glossary
 from medsilo_lab.report.formats import number
+from medsilo_lab.report.glossary import terms_in
 from medsilo_lab.report.read import picture_of
 
 HERE = Path(__file__).parent
@@ -37,8 +37,8 @@ def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts
     title: the finding. description: the study in its lead's words. folder: where a plug-in's own template lies.
     """
     environment = templates_in(folder, HERE)
-    environment.filters |= {"score": number, "epsilon": epsilon_text, "headings": headings, "picture": picture_of}
-    environment.filters |= {"explained": glossary.explained, "terms": glossary.terms_in}
+    environment.filters |= {"score": number, "epsilon": epsilon_text, "headings": headings}
+    environment.filters |= {"picture": picture_of, "terms": terms_in}
     return environment.get_template(template).render(
         title=title,
         description=description or StudyFacts(),
