@@ -6,13 +6,14 @@ Patients, seeds and scores are drawn, also ones of which a few are 0 beside 0.9.
 concordance and the area under the ROC curve. Of differences between two methods: hospitals, patients and seeds, a
 baseline that varies more from seed to seed, and comparisons that stop as soon as they are significant. Width: half of
 it, in standard deviations of the difference; 1.96 is needed. Found: studies with the difference that
-`medsilo_lab.study.detectable` tells of a study without one, as it would be found in 80 %. Then results/power.py.
+`medsilo_lab.study.detectable` says of a study without one that it would be found in 80 %. Then results/power.py.
 
 Prints results/intervals.csv, which --write writes.
 """
 
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.timing import run
-from medsilo_lab.study.detectable import detectable
+from medsilo_lab.study.detectable import detects
 from medsilo_lab.study.evidence import Difference, Interval, Scores, Study, compare, interval, interval_of_concordance
 from medsilo_lab.study.sequential_test import LEAST, error_at
 from results import power, result_files
@@ -30,7 +31,7 @@ FILE = result_files.FOLDER / "intervals.csv"
 TIMES, STUDIES = 400, 250  # intervals of a score; of a difference
 FOUND, EACH = 100, 8  # studies that tell a difference, and how often each is looked for
 PATIENTS = (2, 3, 4, 6, 8, 12, 16)
-ERROR = 0.05
+ERROR, STEPS = 0.05, 2000  # of the differences that are tried, up to 1
 LEVEL = 0.7  # of Dice, where nobody fails
 Random = np.random.Generator
 Ranked = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -193,10 +194,17 @@ def covered_difference(one: DrawnStudy, times: int) -> tuple[float, float]:
     )
 
 
+def least_found(one: Difference, seeds: int, error: float) -> float:
+    """Return the least difference that four of five studies find, if the variances are those of `one`."""
+    steps = range(1, STEPS + 1)
+    place = bisect_left(steps, True, key=lambda step: detects(one, step / STEPS, one.people, seeds, error))
+    return min(place + 1, STEPS) / STEPS
+
+
 def told_and_found(one: DrawnStudy, times: int, each: int) -> tuple[float, float]:
     """Return the difference that studies without one tell (their median), and how often what each tells is found."""
     random = np.random.default_rng(one.patients + one.seeds)
-    told = [detectable(alike, one.seeds, ERROR) for alike in differences(random, one, times)]
+    told = [least_found(alike, one.seeds, ERROR) for alike in differences(random, one, times)]
     found = [own.decides for gain in told for own in differences(random, one, each, gain)]
     return float(np.median(told)), float(np.mean(found))
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from medsilo.tasks.survival import Survival
 from medsilo_lab.deploy.model_card import interval_of
-from medsilo_lab.study.detectable import POWER, detectable
+from medsilo_lab.study.detectable import POWER
 from medsilo_lab.study.evidence import (
     NOTHING,
     Difference,
@@ -18,6 +18,7 @@ from medsilo_lab.study.evidence import (
     interval,
     interval_of_concordance,
 )
+from results.intervals import least_found
 from tests.patient_scores import scores
 
 WHY = "needs statsmodels, from requirements-dev.txt"
@@ -95,7 +96,7 @@ def test_a_difference_that_is_told_as_found_is_statsmodels(patients: int) -> Non
     known = Variance(spread**2 / patients, patients - 1)
     one = Difference(0.0, 0.0, 0.0, 1.0, 5, patients, known, NOTHING)
     theirs = spread * power.TTestPower().solve_power(nobs=patients, alpha=0.05, power=POWER)
-    assert theirs <= detectable(one, 5, 0.05) + 5e-4 <= 1.15 * theirs
+    assert theirs <= least_found(one, 5, 0.05) + 5e-4 <= 1.15 * theirs
 
 
 # ---------------------------------------------------------------------------------------------------- curves

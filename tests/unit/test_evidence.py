@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medsilo_lab.study.detectable import sensitivity
 from medsilo_lab.study.evidence import (
-    Difference,
     Scores,
-    Variance,
     compare,
     interval,
     parts_of_concordance,
@@ -239,16 +236,6 @@ def test_one_seeds_variance_by_hand() -> None:
     unsteady[3] *= 100
     steady = pooled_luck(unsteady)[2]
     assert not steady[3] and steady.sum() == 5 and luck_of(unsteady, 0)[3] is None
-
-
-def test_a_study_says_what_it_could_have_seen() -> None:
-    luck, patients = Variance(2 * 0.0225**2, 10), Variance(1e-3, 20)
-    told = sensitivity([Difference(0, 0, 0, 1, 4, 21, patients, luck)] * 5)
-    assert told is not None and told.seeds == 4 and told.low < told.gain < told.high
-    assert "21 test patients" in told.words and "4 seeds" in told.words and "80 %" in told.words
-    few = sensitivity([Difference(0, 0, 0, 1, 4, 6, Variance(0.01, 5), luck)] * 5)
-    assert few is not None and few.gain > told.gain and few.words.endswith("as the test patients are too few.")
-    assert sensitivity([Difference(0, 0, 0, 1, 1)]) is None
 
 
 @pytest.mark.slow

@@ -179,19 +179,6 @@ def test_the_verdict_corrects_joining_over_all_sites(tmp_path: Path) -> None:
         assert smallest.adjusted == pytest.approx(min(1.0, len(found) * smallest.p))
 
 
-def test_a_comparison_says_which_gain_it_could_have_seen(tmp_path: Path) -> None:
-    random = np.random.default_rng(3)
-
-    def scores(title: str, seed: int, site: str) -> np.ndarray:
-        base = {"hospital-a": 0.4, "hospital-b": 0.7}.get(site, 0.8)
-        gain = 0.2 if title == "fedbn" and site == "hospital-a" else -0.1 if title == "fedbn" else 0.0
-        return base + gain + random.normal(0, 0.02, 30)
-
-    titles, seeds = ["fedavg", "fedbn", "fedper"], [0, 1, 2]
-    mean = verdict_of(statistics_of(tmp_path, titles, seeds, scores), tmp_path)
-    assert mean.could_have_seen and "3 seeds" in mean.could_have_seen.words
-
-
 def test_rows_of_other_norms_get_a_local_row_of_their_own() -> None:
     command = ["compare", "--task", "synthetic-histology", "--seeds", "0", "--methods", "local,fedavg,fedbn"]
     command += ["--row", "frozen: algorithm.name=fedavg network.norm=batch-statistics"]

@@ -75,11 +75,7 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         tested_sites=_sites(verdict),
         first=first_screen(verdict),
         answer=verdict.headline + learned(subjects),
-        between=[
-            *[verdict.between] * bool(verdict.first),
-            *verdict.other_networks,
-            *(seen.words for seen in [verdict.could_have_seen] if seen),
-        ],
+        between=[*[verdict.between] * bool(verdict.first), *verdict.other_networks],
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
         difference_heads=[*TESTED, *((name, "exploratory") for name in EXPLORED), *_sites(verdict, "exploratory")],

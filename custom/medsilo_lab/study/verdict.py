@@ -11,7 +11,7 @@ import numpy as np
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import Plan
 from medsilo_lab.study.cells import ALONE, Cell, Row, unlike
-from medsilo_lab.study.detectable import needed, sensitivity
+from medsilo_lab.study.detectable import needed
 from medsilo_lab.study.evidence import (
     LEAST_SEEDS,
     LEVEL,
@@ -99,8 +99,6 @@ class Statistics:
         differences = {endpoint: self._answered(self._questions(self.base, None, endpoint)) for endpoint in ENDPOINTS}
         at_site = {site: self._answered(self._questions(self.base, [site])) for site in sites}
         between = self.sentence(differences["mean"])
-        known = [(row, self._difference(question)) for row, question in self._questions(self.base).items()]
-        seen = sensitivity([one for row, one in known if one and row.federated])
         rows = []
         for row in self.rows:
             entry = VerdictRow(
@@ -135,7 +133,6 @@ class Statistics:
             level=LEVEL,
             single=[site for site in sites if self._is_one_patient(site)],
             against=self.against,
-            could_have_seen=seen,
             headline=self._whether_it_helps(first) or between,
             between=between,
             first=first,

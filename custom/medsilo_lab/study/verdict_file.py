@@ -140,16 +140,6 @@ class RunOfRow(RecordPart):
     fold: Count | None = None
 
 
-class DetectableGain(RecordPart):
-    """The gain that a comparison would have found in 80 % of such studies."""
-
-    seeds: Count = Field(description="seeds of the comparison")
-    gain: Number = Field(description="the gain, in the score's unit")
-    low: Number | None = Field(None, description="the least that `gain` may be, as the spread is an estimate")
-    high: Number | None = Field(None, description="the most, at the comparison's `level`")
-    words: Text = Field(description="the same as a sentence")
-
-
 class Verdict(RecordPart):
     """verdict.json: what a comparison says."""
 
@@ -170,9 +160,6 @@ class Verdict(RecordPart):
     patients: dict[str, Count] = Field({}, description="site → its test patients")
     level: Share = Field(description="how sure the intervals are, 0.95")
     against: Text | None = Field(None, description="the row that all are compared with")
-    could_have_seen: DetectableGain | None = Field(
-        None, description="the gain that would have been found, see below; `null` with one seed"
-    )
     single: list[str] = Field(
         [], description="sites whose test cases are all one patient's: their own intervals are for other seeds alone"
     )
