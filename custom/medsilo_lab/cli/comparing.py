@@ -106,9 +106,7 @@ def compare(
     ] = None,
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
-    again: Annotated[bool, typer.Option("--again", help="if --out exists, write beside it: compare-2")] = False,
     at_once: Annotated[int | None, option("N", "runs side by side (default: 2 if they fit)", min=1)] = None,
-    title: Annotated[str, typer.Option(help="of the page")] = "Comparison",
     device: options.Device = None,
     data: options.Data = None,
     site_config: options.SiteConfigs = None,
@@ -134,12 +132,10 @@ def compare(
 
     from medsilo_lab.report.study_page import write_study
     from medsilo_lab.study.compare import Asked, Study, most_at_once
-    from medsilo_lab.study.reuse import beside
     from medsilo_lab.study.verdict_file import About
 
-    out = beside(out) if again else out
     cells = Asked(task, plan, methods, row, numbers, changes, out, folds).all_cells()
-    about = About(title=title, machine=f"{os.cpu_count()} CPU cores")
+    about = About(title=cells[0].plan.study.title or "Comparison", machine=f"{os.cpu_count()} CPU cores")
     settings = options.settings_of_owner(device, data, site_config)
     show, side_by_side = partial(write_study, out), at_once or most_at_once()
     study = Study(out, about, cells, baseline, show, settings, side_by_side, screen.say)
