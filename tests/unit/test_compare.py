@@ -8,7 +8,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import Scan
-from medsilo_lab.study.cells import Cell, Row, cells_of, run_cell
+from medsilo_lab.study.cells import Row, cells_of, run_cell
 from medsilo_lab.study.verdict_file import read_verdict
 from results.figures import CellResult
 from results.tables import rounds_to
@@ -94,27 +93,6 @@ def test_a_comparison_is_filled_once_and_says_what_failed(
     assert (out / "fedavg-0/summary.json").stat().st_mtime_ns == made
     assert main(["compare", "--plan", str(plan)]) == 1
     assert "nothing to compare" in capsys.readouterr().err
-
-
-def test_a_slow_start_is_not_counted_for_every_round(
-    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first round of a run takes a minute, as processes start in it; the other 99 don't."""
-
-    def run_with_a_slow_start(cell: Cell, *rest: Any) -> str:
-        failure = run_cell(cell, *rest)
-        rounds = cell.folder / paths.ROUNDS
-        first, *others = map(json.loads, rounds.read_text().splitlines())
-        rounds.write_text("".join(f"{json.dumps(line)}\n" for line in [first | {"seconds": 60.0}, *others]))
-        return failure
-
-    monkeypatch.setattr("medsilo_lab.study.compare.run_cell", run_with_a_slow_start)
-    monkeypatch.setattr("medsilo_lab.study.cells.run_cell", lambda *_: "not run here")
-    arguments = ["compare", "--plan", str(plan), "--methods", "fedavg,local", "--minutes", "30", "--at-once", "1"]
-    arguments += ["--device", "cpu", "--set", "training.rounds=100", "-o", str(tmp_path / "o")]
-    assert main(arguments) == 1
-    told = capsys.readouterr()
-    assert "4 seeds (8 runs) take about" in told.out and "give --minutes" not in told.err
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ disclosure jobs/fedavg --json
 submit jobs/fedavg --out right/packed
 """.strip().splitlines()
 WRONG = """
-compare --minutes x | --minutes: give a number (
+compare --folds x | --folds: give a whole number (
 compare --methods fedavg --folds 1 | --folds: give a number greater than or equal to 3
 compare --row "a: training.rounds" | is not 'TITLE: KEY=VALUE ...'
 compare --at-once 0 | --at-once: give a number greater than or equal to 1

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from medsilo.core.files import write_json
 from medsilo_lab.cli.comparing import _say_answer
 from medsilo_lab.report.gains import finding, first_screen
 from medsilo_lab.study.cells import Row, cells_of
-from medsilo_lab.study.evidence import LEVEL, Difference, Scores, Variance
+from medsilo_lab.study.evidence import Difference, Scores, Variance
 from medsilo_lab.study.verdict import Statistics, _tested
 from medsilo_lab.study.verdict_file import HospitalGain, Needed, PairedDifference, Verdict
 from medsilo_lab.study.words import points
@@ -22,10 +21,10 @@ Drawn = Callable[[str, int, str], np.ndarray]
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]
 
 
-def statistics_of(tmp_path: Path, titles: list[str], seeds: list[int], drawn: Drawn, **options: Any) -> Statistics:
+def statistics_of(tmp_path: Path, titles: list[str], seeds: list[int], drawn: Drawn) -> Statistics:
     """The statistics of a study whose cells have these scores, although nothing ran."""
     plan = make_plan("fedavg", *SMALL)
-    found = Statistics(cells_of(plan, [Row.parse(title) for title in titles], seeds, [], tmp_path), None, **options)
+    found = Statistics(cells_of(plan, [Row.parse(title) for title in titles], seeds, [], tmp_path), None)
     for row in found.rows:
         for seed in seeds:
             values = {site: drawn(row.title, seed, site) for site in plan.participation.sites}
@@ -49,7 +48,7 @@ def test_joining_is_corrected_over_sites_and_methods_together() -> None:
             for site in range(20)
             for row in range(2)
         }
-        told += any(one.sure for one in _tested(found, 1 - LEVEL).values())
+        told += any(one.sure for one in _tested(found).values())
     assert 0 < told / 400 <= 0.07
 
 

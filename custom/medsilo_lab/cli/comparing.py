@@ -83,15 +83,6 @@ def compare(
     seeds: Annotated[
         Any, option("N,N,N", f"every row runs with each (default: {USUAL_SEEDS})", parser=seeds_of)
     ] = None,
-    minutes: Annotated[
-        float | None,
-        option(
-            "N",
-            "instead of --seeds: as many seeds as fit into this time; ends earlier once it "
-            "is answered whether federated training helps",
-            min=0.1,
-        ),
-    ] = None,
     folds: Annotated[
         int | None,
         option(
@@ -117,15 +108,9 @@ def compare(
     command rejects a folder with runs of another plan, other settings or another medsilo.
     """
     shown_rows = ", ".join([*methods, *(one.partition(":")[0] for one in row)])
-    from medsilo_lab.study.sequential_test import MOST
-
-    if seeds and minutes:
-        raise MedsiloError("--minutes plans the seeds by itself; leave out --seeds")
-    numbers = tuple(range(MOST)) if minutes else seeds or seeds_of(USUAL_SEEDS)
-    asked_for = f"seeds {','.join(map(str, numbers))}"
-    if minutes:
-        asked_for = f"as many seeds as have room in {minutes:g} minutes"
-    screen.begin(f"comparing {shown_rows or 'methods'} with {asked_for}: reading the rows' plans")
+    numbers = seeds or seeds_of(USUAL_SEEDS)
+    shown_seeds = ",".join(map(str, numbers))
+    screen.begin(f"comparing {shown_rows or 'methods'} with seeds {shown_seeds}: reading the rows' plans")
     screen.goes_on = "what is finished is kept, and the same command goes on"
     import os
     from functools import partial
@@ -141,7 +126,7 @@ def compare(
     study = Study(out, about, cells, baseline, show, settings, side_by_side, screen.say)
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)
-        failures = study.run_within(minutes) if minutes else study.run()
+        failures = study.run()
     screen.doing("writing the page")
     page = write_study(out)
     verdict = _say_answer(screen, out, page, f"a decision sheet for each hospital: medsilo report {out} --hospitals")

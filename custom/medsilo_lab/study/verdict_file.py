@@ -151,11 +151,6 @@ class Verdict(RecordPart):
     network: Text = Field(description="the network's name")
     seeds: list[Seed] = Field(description="the seeds that were asked for")
     folds: Count | None = Field(None, description="how often patients took turns in the test part; `null`: never")
-    planned: Count | None = Field(
-        None,
-        description="the seeds that had room within `--minutes`: the study ends before where the first question is "
-        "answered, and intervals hold at every look; `null`: the seeds were given",
-    )
     sites: list[str] = Field(description="the sites with a score")
     patients: dict[str, Count] = Field({}, description="site → its test patients")
     level: Share = Field(description="how sure the intervals are, 0.95")
