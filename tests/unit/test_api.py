@@ -79,7 +79,6 @@ SIGNATURES = {
         "device",
         "say",
     ],
-    "Lead": ["kit", "say"],
     "predict": ["model", "images", "out", "site", "device", "site_config"],
     "Run": ["folder"],
     "Comparison": ["folder"],
@@ -89,7 +88,6 @@ SIGNATURES = {
 MEMBERS = {
     "Run": {"folder", "plan", "summary", "history", "models", "table", "report"}
     | {"cases", "classes", "rounds", "plot", "predict"},
-    "Lead": {"folder", "status", "submit", "watch", "download", "cancel"},
     "Comparison": {"folder", "verdict", "headline", "failures", "runs", "table", "report"},
 }
 
@@ -101,7 +99,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> medsilo.Run:
 
 # ---------------------------------------------------------------------------------------------------- names
 def test_a_dozen_names_are_public_and_documented(root: Path) -> None:
-    assert len(medsilo.__all__) <= 13 and list(medsilo.__all__) == sorted(medsilo.__all__)
+    assert len(medsilo.__all__) <= 12 and list(medsilo.__all__) == sorted(medsilo.__all__)
     page = (root / "docs/research/python.md").read_text("utf-8")
     for name in medsilo.__all__:
         found = getattr(medsilo, name)
@@ -527,22 +525,6 @@ def test_what_the_command_line_takes_python_takes(tmp_path: Path) -> None:
     assert medsilo.run("local", changes="training.rounds=1", device="cpu").plan.algorithm.name == "local"
     with pytest.raises(MedsiloError, match="exists; choose another name"):
         medsilo.run(plan, folder=by[0].folder, device="cpu")
-
-
-def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
-    for kit in (tmp_path, tmp_path / "nokit"):
-        with pytest.raises(MedsiloError, match=r"is no kit|no such folder"):
-            medsilo.Lead(kit)
-    (tmp_path / "startup").mkdir()
-    (tmp_path / "startup/fed_client.json").touch()
-    with pytest.raises(MedsiloError, match="this kit is a hospital's; give the person's"):
-        medsilo.Lead(tmp_path)
-    (tmp_path / "startup/fed_client.json").unlink()
-    files = {"client_cert": "client.crt", "client_key": "client.key", "ca_cert": "rootCA.pem"}
-    admin = {"username": "lead@clinic.org", "host": "localhost", "port": 1, **files}
-    (tmp_path / "startup/fed_admin.json").write_text(json.dumps({"admin": admin}))
-    with pytest.raises(MedsiloError, match="did you mean jobs/fedavg"):
-        medsilo.Lead(tmp_path).submit("jobs/fedvag")
 
 
 @pytest.mark.slow
