@@ -27,16 +27,6 @@ def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
         yield f"Training {unit} by class", run.class_names(widest), _rows(run.sites, rows, 1), _sample(rows, unit)
 
 
-def finding(found: Sequence[Table]) -> str:
-    """Return how unequal the hospitals' training data are, as the section's heading says it."""
-    training = [cells[0]["value"] for _, cells in found[0][2] if cells[0]["value"] != ""] if found else []
-    if not training:
-        return "Who has what"
-    least, most = min(training), max(training)
-    unit = found[0][0].split()[0].lower()
-    return f"Each hospital trains on {least if least == most else f'{least} to {most}'} {unit}"
-
-
 def _sample(rows: Sequence[Sequence[int | None]], unit: str) -> str:
     return f"n = {sum(count or 0 for row in rows for count in row)} {unit} at {counted(len(rows), 'site')}"
 

@@ -60,14 +60,14 @@ def finding(verdict: Verdict) -> str:
     if verdict.gains:
         better = sum(one.word == "better" for one in verdict.gains.values())
         return f"Federated training is better at {better} of {counted(len(verdict.gains), 'hospital')}"
-    return ranking(verdict)
+    return _ranking(verdict)
 
 
 def _word(found: PairedDifference) -> str:
     return ("better" if found.mean > 0 else "worse") if found.sure else "inconclusive"
 
 
-def ranking(verdict: Verdict) -> str:
+def _ranking(verdict: Verdict) -> str:
     """Return which federated methods are better than the baseline, in a few words."""
     named = verdict.against or "none"
     asked = [row for row in verdict.rows if row.against and row.difference.mean and row.method not in REFERENCES]

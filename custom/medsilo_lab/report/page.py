@@ -34,8 +34,6 @@ def render(runs: Sequence[RunResult], title: str) -> str:
     """The page as text; it depends on nothing but these."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([run.summary.method in REFERENCES for run in runs])
-    holdings = list(data_table.tables(runs))
-    results = _results(runs)
     return fill(
         "page.html",
         findings.finding(runs),
@@ -47,18 +45,11 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         context=_context(runs, title),
         answer=findings.answer(runs) + learned(subjects),
         notices=findings.notices(runs),
-        results=results,
-        scores_title=findings.results(
-            results["metric"],
-            {site: same(runs, partial(RunResult.score, site=site)) for site in all_sites(runs)},
-            findings.coarsest(runs),
-        ),
-        learning_title=findings.learning(runs),
+        results=_results(runs),
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
         overlays=panels.overlays(subjects),
-        holdings=holdings,
-        holding=data_table.finding(holdings),
+        holdings=list(data_table.tables(runs)),
         curves=_curves(runs),
         harmonised=panels.harmonised(runs),
         similarity=panels.similarity(runs),

@@ -15,7 +15,7 @@ from medsilo_lab.report import data_table, deciding, findings, panels
 from medsilo_lab.report.charts import Series, band_of, line_chart, styles, swatch, values_of
 from medsilo_lab.report.findings import ROUNDED, STANDS_OUT, Notice, learned, provenance
 from medsilo_lab.report.formats import between, cell, number
-from medsilo_lab.report.gains import finding, first_screen, ranking
+from medsilo_lab.report.gains import finding, first_screen
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.template import fill, save
@@ -56,7 +56,6 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
     about, rows = verdict.about, verdict.rows
     looks = styles([row.method in REFERENCES for row in rows])
     subjects = [Subject(title, own) for title, own in found.items()]
-    holdings = list(data_table.tables(runs))
     return fill(
         template,
         finding(verdict),
@@ -65,10 +64,6 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         n_runs=f"n = {counted(len(runs), 'run')}",
         n_validation=f"n = {counted(max((run.cases_in('validation') for run in runs), default=0), 'validation case')}, "
         f"{counted(len(runs), 'run')}",
-        ranking=ranking(verdict),
-        joined=_joined(verdict),
-        scores_title=findings.results(verdict.metric, _best_known(verdict), findings.coarsest(runs)),
-        learning_title=findings.learning(runs),
         about=about,
         verdict=verdict,
         context=_context(verdict),
@@ -81,8 +76,7 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         difference_heads=[*TESTED, *((name, "exploratory") for name in EXPLORED), *_sites(verdict, "exploratory")],
         tested=[_differences(row, verdict) for row in _tested(verdict)],
         joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
-        holdings=holdings,
-        holding=data_table.finding(holdings),
+        holdings=list(data_table.tables(runs)),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curve=_curve(found, looks, verdict.metric),
         figures=_figures(found),
@@ -125,24 +119,6 @@ def _sample(verdict: Verdict) -> str:
     if not verdict.patients:
         return f"n = {counted(len(verdict.runs), 'run')}, {seeds}"
     return f"n = {counted(sum(verdict.patients.values()), 'test patient')}, {seeds}"
-
-
-def _joined(verdict: Verdict) -> str:
-    """Return at how many hospitals a method is better than single-site training."""
-    better = [
-        site
-        for site in verdict.sites
-        if any((one := row.joining.get(site)) and one.sure and one.mean > 0 for row in verdict.rows)
-    ]
-    if not better:
-        return "No method is significantly better than single-site training"
-    return f"A method is better than single-site training at {len(better)} of {counted(len(verdict.sites), 'hospital')}"
-
-
-def _best_known(verdict: Verdict) -> dict[str, float | None]:
-    """Return the scores by site of the configuration that the comparison asks about, else of the first."""
-    asked = [row for row in verdict.rows if row.title in (verdict.declared, verdict.against)] or verdict.rows[:1]
-    return {site: one.mean if one else None for row in asked[:1] for site, one in row.sites.items()}
 
 
 def _sites(verdict: Verdict, more: str = "") -> list[tuple[str, str]]:

@@ -49,9 +49,8 @@ def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts
 
 
 def headings(content: str) -> list[tuple[str, Markup]]:
-    """Return the anchor and the short name, or the words, of every section's heading, in the page's order."""
-    found = re.findall(r'<h2 id="([\w-]+)"(?: data-short="([^"]*)")?>(.*?)</h2>', content)
-    return [(anchor, Markup(short or words)) for anchor, short, words in found]
+    """Return the anchor and the words of every section's heading, in the page's order."""
+    return [(anchor, Markup(words)) for anchor, words in re.findall(r'<h2 id="([\w-]+)">(.*?)</h2>', content)]
 
 
 def save(page: str, destination: Path) -> Path:
