@@ -71,18 +71,18 @@ def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
     if not lines:
         return {"charts": [], "legend": []}
     diagonal = ((0.0, 0.0), (1.0, 1.0))
-    drawn = [
-        ("reliability", "Reliability", lines, _reliability, "mean probability", "share of cases", diagonal),
-        ("roc", "ROC", lines, _roc, "1 − specificity", "sensitivity", diagonal),
+    reliability, roc = _series(lines, _reliability), _series(lines, _roc)
+    charts = [
+        ("Reliability", _chart("reliability", reliability, "mean probability", "share of cases", diagonal)),
+        ("ROC", _chart("roc", roc, "1 − specificity", "sensitivity", diagonal)),
     ]
     if whole:
         everybody = tuple(_benefit(whole[0][2].places, everybody=True))
-        drawn.append(("benefit", "Decision curve", whole, _benefit, "threshold", "net benefit", everybody))
+        benefit = _chart("benefit", _series(whole, _benefit), "threshold", "net benefit", everybody)
+        charts.append(("Decision curve", benefit))
     known = dict.fromkeys((name, style) for name, style, _ in (*lines, *whole))
     return {
-        "charts": [
-            (caption, _chart(key, _series(own, curve), x, y, guide)) for key, caption, own, curve, x, y, guide in drawn
-        ],
+        "charts": charts,
         "legend": [{"name": name, "swatch": swatch(style)} for name, style in known],
     }
 
