@@ -80,9 +80,7 @@ def compare(
             parser=row_of,
         ),
     ],
-    seeds: Annotated[
-        Any, option("N,N,N", f"every row runs with each (default: {USUAL_SEEDS})", parser=seeds_of)
-    ] = None,
+    seeds: Annotated[Any, option("N,N,N", "every row runs with each", parser=seeds_of)] = USUAL_SEEDS,
     folds: Annotated[
         int | None,
         option(
@@ -108,8 +106,7 @@ def compare(
     command rejects a folder with runs of another plan, other settings or another medsilo.
     """
     shown_rows = ", ".join([*methods, *(one.partition(":")[0] for one in row)])
-    numbers = seeds or seeds_of(USUAL_SEEDS)
-    shown_seeds = ",".join(map(str, numbers))
+    shown_seeds = ",".join(map(str, seeds))
     screen.begin(f"comparing {shown_rows or 'methods'} with seeds {shown_seeds}: reading the rows' plans")
     screen.goes_on = "what is finished is kept, and the same command goes on"
     import os
@@ -119,7 +116,7 @@ def compare(
     from medsilo_lab.study.compare import Asked, Study, most_at_once
     from medsilo_lab.study.verdict_file import About
 
-    cells = Asked(task, plan, methods, row, numbers, changes, out, folds).all_cells()
+    cells = Asked(task, plan, methods, row, seeds, changes, out, folds).all_cells()
     about = About(title=cells[0].plan.study.title or "Comparison", machine=f"{os.cpu_count()} CPU cores")
     settings = options.settings_of_owner(device, data, site_config)
     show, side_by_side = partial(write_study, out), at_once or most_at_once()

@@ -41,7 +41,6 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         n=sample(runs),
         n_runs=f"n = {counted(len(runs), 'run')}",
         single=len(runs) == 1,
-        sites=all_sites(runs),
         context=_context(runs, title),
         answer=findings.answer(runs) + learned(subjects),
         notices=findings.notices(runs),
