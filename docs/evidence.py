@@ -223,7 +223,6 @@ def intervals() -> str:
     for words, part, quantity, of in (
         ("coverage of one model's score, 2 to 16 patients, {} kinds of score", "one model's score", "covered", ""),
         ("coverage of a difference, {} kinds of study", "a difference", "covered", ""),
-        ("coverage where a comparison stops early, {} kinds of study", "a comparison that stops early", "covered", ""),
         (
             "half the interval's width, three hospitals of 20 patients, in standard deviations; 1.96 is needed",
             "a difference",

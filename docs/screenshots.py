@@ -22,7 +22,7 @@ NUMBERS = "numbers"  # the key under which a picture carries what it shows
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 STUDY = ["compare", "--task", "synthetic-prostate", "--set", "training.rounds=8", "--set", "task.patients=12"]
 STUDY += ["--methods", "local,fedavg,fedbn,adafed", "--seeds", "0,1,2", "--device", "cpu"]
-STUDY += ["--title", "Four methods on synthetic prostates"]
+STUDY += ["--set", "study.title=Four methods on synthetic prostates"]
 # What the README's picture leaves out of the demo's page, as it says.
 LEFT_OUT = "header > :is(.notices, .checks, nav, details), #same, #yours"
 

@@ -20,13 +20,26 @@ from medsilo.federation.participant import Participant
 from medsilo.federation.site_context import SiteContext
 from medsilo.plan import load_plan
 from medsilo.runs import paths
+from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import ALL_MINE, SiteSettings
 from medsilo_lab.deploy.source import Source
-from medsilo_lab.study.external_test import finished_run
 
 Scores = dict[str, float | None]  # by site
 TOLERANCE = 1e-6  # between a site's score in the summary and the same score again
+
+
+def finished_run(run_folder: Path) -> Summary:
+    """Return the summary of a run that came to its end; raises where it did not."""
+    name = run_folder.resolve().name
+    if not (run_folder / paths.PLAN).is_file():
+        raise MedsiloError(f"{name} is no run's folder; give one under runs/", str(run_folder))
+    summary = Record(run_folder).finished()
+    if not summary:
+        raise MedsiloError(
+            f"run {name} has not finished, and its models are not ready to compare; run 'medsilo resume' on it first"
+        )
+    return summary
 
 
 class Judge(Participant):

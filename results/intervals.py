@@ -3,16 +3,17 @@
     python -m results.intervals [--write]
 
 Patients, seeds and scores are drawn, also ones of which a few are 0 beside 0.9. Of one model's score: accuracy, Dice,
-concordance and the area under the ROC curve. Of differences between two methods: hospitals, patients and seeds, a
-baseline that varies more from seed to seed, and comparisons that stop as soon as they are significant. Width: half of
-it, in standard deviations of the difference; 1.96 is needed. Found: studies with the difference that
-`medsilo_lab.study.detectable` tells of a study without one, as it would be found in 80 %. Then results/power.py.
+concordance and the area under the ROC curve. Of differences between two methods: hospitals, patients and seeds, and a
+baseline that varies more from seed to seed. Width: half of it, in standard deviations of the difference; 1.96 is
+needed. Found: studies with the difference that `medsilo_lab.study.detectable` says of a study without one that it would
+be found in 80 %. Then results/power.py.
 
 Prints results/intervals.csv, which --write writes.
 """
 
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,9 +21,8 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.timing import run
-from medsilo_lab.study.detectable import detectable
+from medsilo_lab.study.detectable import detects
 from medsilo_lab.study.evidence import Difference, Interval, Scores, Study, compare, interval, interval_of_concordance
-from medsilo_lab.study.sequential_test import LEAST, error_at
 from results import power, result_files
 from results.result_files import Table
 
@@ -30,7 +30,7 @@ FILE = result_files.FOLDER / "intervals.csv"
 TIMES, STUDIES = 400, 250  # intervals of a score; of a difference
 FOUND, EACH = 100, 8  # studies that tell a difference, and how often each is looked for
 PATIENTS = (2, 3, 4, 6, 8, 12, 16)
-ERROR = 0.05
+ERROR, STEPS = 0.05, 2000  # of the differences that are tried, up to 1
 LEVEL = 0.7  # of Dice, where nobody fails
 Random = np.random.Generator
 Ranked = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -193,55 +193,19 @@ def covered_difference(one: DrawnStudy, times: int) -> tuple[float, float]:
     )
 
 
+def least_found(one: Difference, seeds: int, error: float) -> float:
+    """Return the least difference that four of five studies find, if the variances are those of `one`."""
+    steps = range(1, STEPS + 1)
+    place = bisect_left(steps, True, key=lambda step: detects(one, step / STEPS, one.people, seeds, error))
+    return min(place + 1, STEPS) / STEPS
+
+
 def told_and_found(one: DrawnStudy, times: int, each: int) -> tuple[float, float]:
     """Return the difference that studies without one tell (their median), and how often what each tells is found."""
     random = np.random.default_rng(one.patients + one.seeds)
-    told = [detectable(alike, one.seeds, ERROR) for alike in differences(random, one, times)]
+    told = [least_found(alike, one.seeds, ERROR) for alike in differences(random, one, times)]
     found = [own.decides for gain in told for own in differences(random, one, each, gain)]
     return float(np.median(told)), float(np.mean(found))
-
-
-# ------------------------------------------------------------------------------------------- looks while seeds come in
-class Looked(NamedTuple):
-    """A comparison that stops as soon as it is significant, or with all seeds of its study."""
-
-    study: DrawnStudy
-    gain: float
-
-    @property
-    def words(self) -> str:
-        return f"{self.study.words}, gain of {100 * self.gain:.0f} points"
-
-
-LOOKED = tuple(
-    Looked(DrawnStudy(kind, 3, 20, seeds, failing), gain)
-    for kind, failing, seeds, gains in (
-        ("accuracy", (0.0, 0.0), 8, (0.0, 0.12)),
-        ("Dice", (0.0, 0.0), 12, (0.0, 0.06)),
-        ("Dice", (0.08, 0.08), 12, (0.0, 0.1)),
-    )
-    for gain in gains
-)
-
-
-def stopped(one: Looked, method: Study, baseline: Study) -> Difference:
-    """Return the difference at the look that ends a comparison."""
-    planned = one.study.seeds
-    for seeds in range(LEAST, planned + 1):
-        found = compare(method[:seeds], baseline[:seeds], error=error_at(seeds, planned))
-        if found.decides:
-            break
-    return found
-
-
-def covered_at_the_end(one: Looked, times: int) -> tuple[float, float, float]:
-    """Return how often the interval at the last look covers the truth, how often it is significant, and the seeds."""
-    random = np.random.default_rng(one.study.seeds)
-    found = [stopped(one, *study(random, one.study, one.gain)) for _ in range(times)]
-    truth = one.gain + one.study.apart
-    measured = ((each.low <= truth <= each.high, each.decides, each.seeds) for each in found)
-    covers, significant, seeds = (float(np.mean(each)) for each in zip(*measured, strict=True))
-    return covers, significant, seeds
 
 
 # ----------------------------------------------------------------------------------------------------- the file
@@ -249,7 +213,6 @@ def tables() -> list[Table]:
     """Simulate all."""
     scored = [(name, *(f"{covered_score(name, n, TIMES):.3f}" for n in PATIENTS)) for name in (*SCORES, *RANKED)]
     covers = [(one.words, *covered_difference(one, STUDIES)) for one in COVERED]
-    looks = [(one.words, *covered_at_the_end(one, STUDIES)) for one in LOOKED]
     told = [(one.words, *told_and_found(one, FOUND, EACH)) for one in TOLD]
     return [
         Table(("score", *(f"covered, {number} patients" for number in PATIENTS)), scored, "one model's score"),
@@ -257,11 +220,6 @@ def tables() -> list[Table]:
             ("study", "covered", "half its width, in standard deviations"),
             [(words, f"{share:.3f}", f"{width:.1f}") for words, share, width in covers],
             "a difference",
-        ),
-        Table(
-            ("study", "covered", "significant", "seeds at the end, mean"),
-            [(words, f"{share:.3f}", f"{sure:.3f}", f"{seeds:.1f}") for words, share, sure, seeds in looks],
-            "a comparison that stops early",
         ),
         Table(
             ("study", "reported with power .80, in points, median", "found"),
@@ -282,8 +240,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "about": (
             f"Coverage is of 95 % intervals, in {TIMES} draws of a score and {STUDIES} of a study. Half its width is "
-            "in standard deviations of the difference; 1.96 is needed. A study's name has hospitals x patients, and "
-            "how many seeds at most where it stops early.",
+            "in standard deviations of the difference; 1.96 is needed. A study's name has hospitals x patients.",
             f"Told: the difference that a study without one tells as found with power .80, of {FOUND} studies; each "
             f"is then looked for {EACH} times.",
             power.WORDS,

@@ -93,8 +93,6 @@ def _findings(comparison: Comparison) -> Iterator[str]:
         verdict = comparison.verdict(comparison.part.against)
         yield verdict.headline
         yield from (f"{row.title}, against {row.against}: {row.unlike}" for row in verdict.rows if row.unlike)
-        if verdict.could_have_seen:
-            yield verdict.could_have_seen.words
 
 
 def _tables(comparison: Comparison) -> Iterator[Table]:

@@ -11,7 +11,6 @@ __version__ = "0.1.0"
 __all__ = [
     "AmplitudeNorm",
     "Comparison",
-    "Lead",
     "MedsiloError",
     "PerturbedOptimizer",
     "Plan",
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from medsilo.learning.amplitude import AmplitudeNorm
     from medsilo.learning.perturbation import PerturbedOptimizer
     from medsilo.plan import Plan, load_plan
-    from medsilo_lab.api import Comparison, Lead, Run, compare, predict, run
+    from medsilo_lab.api import Comparison, Run, compare, predict, run
 else:
 
     def __getattr__(name: str) -> object:

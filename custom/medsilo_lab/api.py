@@ -17,22 +17,20 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import nn
 
-from medsilo.check.kit import read_kit
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.centralised import POOL
 from medsilo.flare import simulator
-from medsilo.flare.jobs import find_job, plan_of
+from medsilo.flare.jobs import plan_of
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import METHODS, SOURCE
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record, new_study
-from medsilo.runs.schema import Progress, Round, Summary
+from medsilo.runs.schema import Round, Summary
 from medsilo.site.settings import ALL_MINE, SiteSettings, make_settings
 from medsilo_lab import in_memory
-from medsilo_lab.consortium import lead
 from medsilo_lab.deploy.predictor import asked_to_predict
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.report.deciding import OF_CLASS
@@ -462,46 +460,6 @@ def predict(
 
 def _several(places: PathLike | Sequence[PathLike]) -> list[Path]:
     return [Path(one) for one in ([places] if isinstance(places, Path | str) else places)]
-
-
-class Lead:
-    """A consortium, as the owner of a kit leads and watches it: what the lead's commands do, from Python.
-
-    >>> Lead("no-kit")
-    Traceback (most recent call last):
-    medsilo.core.errors.MedsiloError: there is no such folder; give the kit's
-    """
-
-    def __init__(self, kit: PathLike, say: Callable[[str], None] = print) -> None:
-        """kit: the folder of your own kit; say: called with a line for what happens on the way."""
-        self.kit, self.say = Path(kit), say
-        read_kit(self.kit, "person")
-
-    @_as_python
-    def status(self, job: str | None = None) -> dict[str, Any]:
-        """Return who is connected and what runs, or the state of one job."""
-        return lead.status(self.kit, job).as_json()
-
-    @_as_python
-    def submit(self, job: PathLike, changes: Changes = (), *, plan: PathLike | None = None) -> str:
-        """Submit a job, wait until the hospitals have joined, and return its id. plan: in place of the job's own."""
-        other = Path(plan) if plan else None
-        return lead.submit(find_job(job), self.kit, self.say, _changes(changes), other)
-
-    @_as_python
-    def watch(self, job: str, on_round: Callable[[Round, Progress], None] = lambda line, study: None) -> str:
-        """Wait until a study has ended and return how; on_round is called with every round and how far it is."""
-        return lead.watch(job, self.kit, on_round, self.say)[1]
-
-    @_as_python
-    def download(self, job: str, folder: PathLike = "runs") -> Run:
-        """Download a job's results into a folder of their own in this one."""
-        return Run(lead.download(job, self.kit, Path(folder)))
-
-    @_as_python
-    def cancel(self, job: str) -> str:
-        """End a job, wait until it has ended, and return how; what is finished is kept."""
-        return lead.cancel(job, self.kit, self.say)
 
 
 def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:

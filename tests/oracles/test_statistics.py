@@ -8,8 +8,7 @@ from scipy import stats
 
 from medsilo.tasks.survival import Survival
 from medsilo_lab.deploy.model_card import interval_of
-from medsilo_lab.report.by_case import survival_curve
-from medsilo_lab.study.detectable import POWER, detectable
+from medsilo_lab.study.detectable import POWER
 from medsilo_lab.study.evidence import (
     NOTHING,
     Difference,
@@ -19,6 +18,7 @@ from medsilo_lab.study.evidence import (
     interval,
     interval_of_concordance,
 )
+from results.intervals import least_found
 from tests.patient_scores import scores
 
 WHY = "needs statsmodels, from requirements-dev.txt"
@@ -96,7 +96,7 @@ def test_a_difference_that_is_told_as_found_is_statsmodels(patients: int) -> Non
     known = Variance(spread**2 / patients, patients - 1)
     one = Difference(0.0, 0.0, 0.0, 1.0, 5, patients, known, NOTHING)
     theirs = spread * power.TTestPower().solve_power(nobs=patients, alpha=0.05, power=POWER)
-    assert theirs <= detectable(one, 5, 0.05) + 5e-4 <= 1.15 * theirs
+    assert theirs <= least_found(one, 5, 0.05) + 5e-4 <= 1.15 * theirs
 
 
 # ---------------------------------------------------------------------------------------------------- curves
@@ -135,19 +135,6 @@ def test_concordance_is_scikit_survivals(seed: int) -> None:
     goal, target = Survival(), torch.tensor(np.stack([time, event], 1))
     scores = goal.case_scores(torch.tensor(risk)[:, None], target)
     assert goal.score(scores) == pytest.approx(theirs)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_survival_curve_is_statsmodels_and_scikit_survivals(seed: int) -> None:
-    from sksurv.nonparametric import kaplan_meier_estimator
-
-    time, event, _ = followed(seed)
-    ours = dict(survival_curve([(float(t), e == 1) for t, e in zip(time, event, strict=True)]))  # the last at a time
-    theirs = duration.SurvfuncRight(time, event)
-    at, shares = kaplan_meier_estimator(event == 1, time)
-    for when, share in zip(theirs.surv_times, theirs.surv_prob, strict=True):
-        assert ours[when] == pytest.approx(share)
-        assert shares[at == when] == pytest.approx(share)
 
 
 @pytest.mark.parametrize("seed", range(4))

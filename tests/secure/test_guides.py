@@ -31,7 +31,7 @@ FILLED = {  # what stands for a reader's own words, and this machine's name of t
     **{"/backup/": "backup/", "/srv/fl.example.org": "moved/kit", "/var/lib/medsilo": "moved/storage"},
 }
 SHORTER = {  # the same with less to compute
-    "--minutes 20": "--seeds 0 --set training.rounds=1 --at-once 1",
+    "--seeds 0,1,2,3": "--seeds 0 --set training.rounds=1 --at-once 1",
     "participation.sites=[": 'training.rounds=2" --set "participation.sites=[',
 }
 GROUPS = ("medsilo kits", "medsilo release")  # commands of two words

@@ -52,7 +52,6 @@ SIGNATURES = {
     "load_plan": "path changes allowed method",
     "run": "plan task sites model method loss engine folder changes data device on_round",
     "compare": "methods plan task sites model loss seeds folder changes against data device say",
-    "Lead": "kit say",
     "predict": "model images out site device site_config",
     "Run": "folder",
     "Comparison": "folder",
@@ -62,7 +61,6 @@ SIGNATURES = {
 MEMBERS = {
     "Run": {"folder", "plan", "summary", "history", "models", "table", "report"}
     | {"cases", "classes", "rounds", "plot", "predict"},
-    "Lead": {"folder", "status", "submit", "watch", "download", "cancel"},
     "Comparison": {"folder", "verdict", "headline", "failures", "runs", "table", "report"},
 }
 
@@ -74,7 +72,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> medsilo.Run:
 
 # ---------------------------------------------------------------------------------------------------- names
 def test_a_dozen_names_are_public_and_documented(root: Path) -> None:
-    assert len(medsilo.__all__) <= 13 and list(medsilo.__all__) == sorted(medsilo.__all__)
+    assert len(medsilo.__all__) <= 12 and list(medsilo.__all__) == sorted(medsilo.__all__)
     page = (root / "docs/research/python.md").read_text("utf-8")
     for name in medsilo.__all__:
         found = getattr(medsilo, name)
@@ -478,22 +476,6 @@ def test_adafed_pretrains_on_a_share_of_data_that_a_notebook_has() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- as commands
-
-
-def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
-    for kit in (tmp_path, tmp_path / "nokit"):
-        with pytest.raises(MedsiloError, match=r"is no kit|no such folder"):
-            medsilo.Lead(kit)
-    (tmp_path / "startup").mkdir()
-    (tmp_path / "startup/fed_client.json").touch()
-    with pytest.raises(MedsiloError, match="this kit is a hospital's; give the person's"):
-        medsilo.Lead(tmp_path)
-    (tmp_path / "startup/fed_client.json").unlink()
-    files = {"client_cert": "client.crt", "client_key": "client.key", "ca_cert": "rootCA.pem"}
-    admin = {"username": "lead@clinic.org", "host": "localhost", "port": 1, **files}
-    (tmp_path / "startup/fed_admin.json").write_text(json.dumps({"admin": admin}))
-    with pytest.raises(MedsiloError, match="did you mean jobs/fedavg"):
-        medsilo.Lead(tmp_path).submit("jobs/fedvag")
 
 
 @pytest.mark.slow

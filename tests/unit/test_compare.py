@@ -8,7 +8,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import Scan
-from medsilo_lab.study.cells import Cell, Row, cells_of, run_cell
+from medsilo_lab.study.cells import Row, cells_of, run_cell
 from medsilo_lab.study.verdict_file import read_verdict
 from results.figures import CellResult
 from results.tables import rounds_to
@@ -94,27 +93,6 @@ def test_a_comparison_is_filled_once_and_says_what_failed(
     assert (out / "fedavg-0/summary.json").stat().st_mtime_ns == made
     assert main(["compare", "--plan", str(plan)]) == 1
     assert "nothing to compare" in capsys.readouterr().err
-
-
-def test_a_slow_start_is_not_counted_for_every_round(
-    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first round of a run takes a minute, as processes start in it; the other 99 don't."""
-
-    def run_with_a_slow_start(cell: Cell, *rest: Any) -> str:
-        failure = run_cell(cell, *rest)
-        rounds = cell.folder / paths.ROUNDS
-        first, *others = map(json.loads, rounds.read_text().splitlines())
-        rounds.write_text("".join(f"{json.dumps(line)}\n" for line in [first | {"seconds": 60.0}, *others]))
-        return failure
-
-    monkeypatch.setattr("medsilo_lab.study.compare.run_cell", run_with_a_slow_start)
-    monkeypatch.setattr("medsilo_lab.study.cells.run_cell", lambda *_: "not run here")
-    arguments = ["compare", "--plan", str(plan), "--methods", "fedavg,local", "--minutes", "30", "--at-once", "1"]
-    arguments += ["--device", "cpu", "--set", "training.rounds=100", "-o", str(tmp_path / "o")]
-    assert main(arguments) == 1
-    told = capsys.readouterr()
-    assert "4 seeds (8 runs) take about" in told.out and "give --minutes" not in told.err
 
 
 @pytest.mark.slow
@@ -238,7 +216,7 @@ def test_a_finished_comparison_is_never_replaced(
     for command, words in tried:
         assert main(["compare", *command]) == 1
         said = capsys.readouterr().err
-        assert all(word in said for word in [*words, "study", "-o", "--again"]), said
+        assert all(word in said for word in [*words, "study", "another -o"]), said
         assert everything_in(finished / "study") == before
     changed = {"version": "9", "hash": "f" * 64}
     monkeypatch.setattr("medsilo.plan.facts_of", lambda name: changed)
@@ -247,16 +225,11 @@ def test_a_finished_comparison_is_never_replaced(
     assert everything_in(finished / "study") == before
 
 
-def test_a_comparison_again_is_written_beside(finished: Path) -> None:
+def test_the_same_command_again_changes_nothing(finished: Path) -> None:
     before = everything_in(finished / "study")
-    assert main(["compare", *compared(finished), "--set", "training.learning_rate=0.02", "--again"]) == 0
-    assert everything_in(finished / "study") == before
-    assert read_verdict(finished / "study-2").about.cells == 2
-    assert main(["compare", *compared(finished)]) == 0  # the first one's own command: nothing runs, nothing changes
-    assert {name for name, content in everything_in(finished / "study").items() if before[name] != content} <= {
-        "verdict.json",
-        "report.html",
-    }
+    assert main(["compare", *compared(finished)]) == 0
+    changed = {name for name, content in everything_in(finished / "study").items() if before[name] != content}
+    assert changed <= {"verdict.json", "report.html"}
 
 
 def test_a_folder_of_other_things_is_no_comparisons(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -286,7 +259,7 @@ def test_a_run_of_another_plan_is_never_removed(tmp_path: Path) -> None:
         )
     before = everything_in(cell.folder)
     said = run_cell(cell, settings)
-    assert "training.learning_rate 0.02, now 0.05" in said and "--again" in said
+    assert "training.learning_rate 0.02, now 0.05" in said and "another -o" in said
     assert everything_in(cell.folder) == before
 
 

@@ -122,7 +122,7 @@ def test_the_page_draws_it_once_for_runs_that_agree(tmp_path: Path) -> None:
         classes = {site: {"classes": {**dict.fromkeys(PARTS), "train": counts}} for site, counts in told.items()}
         runs.append(save(tmp_path, summary_of(method, method, scores, classes)))
     text = page.render(read_all(runs), "Title")
-    assert text.count('data-short="Who has what"') == 1
+    assert text.count('id="holdings-title"') == 1
     assert text.count("Training cases by class,") == text.count("Cases by part,") == 1
     assert Page(text).row("hospital-a", "holdings")[1:] == ["96", "32", "48"]
     assert "94%" in text

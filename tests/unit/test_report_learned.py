@@ -1,4 +1,4 @@
-"""The pages' words on learning, dots with whiskers, colours and headings."""
+"""The pages' words on learning, differences with whiskers, colours and headings."""
 
 import itertools
 import re
@@ -129,24 +129,15 @@ def test_slices_are_called_slices(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- the page's form
-def test_dots_lie_at_their_scores_with_whiskers_and_the_line_of_guessing() -> None:
-    guide = (0.5, "Guessing reaches 0.500.")
-    dots = [charts.Dot("Local", 0.6, 0, (0.5, 0.8)), charts.Dot("AdaFed", 1.0, 1), charts.Dot("None", None)]
-    svg = ElementTree.fromstring(charts.dot_chart(dots, [0.4, 0.6, 0.8, 1.0], key="k", title="T", guide=guide))
-    places = {
-        kind: [one.get("d", "") for one in svg.iter("path") if one.get("class") == kind]
-        for kind in ("mark", "whisker", "chance")
-    }
-    x = [float(re.match(r"M([\d.]+)", path)[1]) for path in places["mark"]]  # type: ignore[index]
-    low, high = map(float, re.match(r"M([\d.]+) [\d.]+H([\d.]+)", places["whisker"][0]).groups())  # type: ignore[union-attr]
-    line = float(re.match(r"M([\d.]+)", places["chance"][0])[1])  # type: ignore[index]
-    step = (x[1] - x[0]) / 0.4
-    assert len(x) == 2 and low == line
-    assert low == pytest.approx(x[0] - 0.1 * step, abs=0.2) and high == pytest.approx(x[0] + 0.2 * step, abs=0.2)
-    described = svg.find("desc")
-    assert described is not None and described.text == (
-        "Local 0.600 (0.500 to 0.800). AdaFed 1.000. None no value. Guessing reaches 0.500."
-    )
+def test_a_difference_lies_at_its_value_on_its_interval_and_zero_is_marked() -> None:
+    one = charts.Whisker(2.0, (-1.0, 5.0), 0, "+2.0 points")
+    svg = ElementTree.fromstring(charts.whisker_chart(one, [-5.0, 0.0, 5.0], "k", "T", True))
+    paths = {str(path.get("class")): path.get("d", "") for path in svg.iter("path")}
+    mark, zero = (float(re.match(r"M([\d.]+)", paths[kind])[1]) for kind in ("mark", "chance"))  # type: ignore[index]
+    low, high = map(float, re.match(r"M([\d.]+) [\d.]+H([\d.]+)", paths["whisker"]).groups())  # type: ignore[union-attr]
+    point = charts.AXIS / 10
+    assert [low - zero, mark - zero, high - zero] == pytest.approx([-point, 2 * point, 5 * point], abs=0.2)
+    assert [text.text for text in svg.iter("text")] == ["−5", "0", "+5"] and svg.findtext("desc") == "+2.0 points."
 
 
 CONES = {  # Machado, Oliveira, Fernandes 2009, severity 1
@@ -207,5 +198,5 @@ def test_every_section_is_in_the_contents_and_no_link_leads_nowhere(tmp_path: Pa
     inside = {address[1:] for address in parsed.addresses if address.startswith("#")}
     assert inside <= set(parsed.ids)
     assert {one for one in parsed.ids if one.endswith("-title")} - inside == {
-        one for one in parsed.ids if re.fullmatch(r"(curve|dots|time|terms).*-title", one)
+        one for one in parsed.ids if re.fullmatch(r"(curve|terms).*-title", one)
     }

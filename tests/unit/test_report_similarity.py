@@ -1,4 +1,4 @@
-"""The page's pictures of AdaFed: the matrix with the sites' names, and bars for every site and method."""
+"""The page's pictures of AdaFed: the matrix with the sites' names."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def details(**changes: object) -> dict:
     return {"details": Details(similarity=Similarity(sites=list(SCORES), weights=WEIGHTS, noise=0.0), **changes)}
 
 
-def test_the_page_shows_matrix_source_and_bars(tmp_path: Path) -> None:
+def test_the_page_shows_matrix_and_source(tmp_path: Path) -> None:
     share = {"source": "share", "data": "20% of every site's training cases", "start": True}
     runs = [
         save(tmp_path, summary_of("fedavg", "FedAvg", SCORES)),
@@ -32,7 +32,6 @@ def test_the_page_shows_matrix_source_and_bars(tmp_path: Path) -> None:
     assert text.count('class="number heat"') == 12 + 9 and text.count('class="number kept"') == 6  # and the holdings
     assert "trained on: 20% of every site" in text
     assert "No data were shared" in text
-    assert "Test accuracy at hospital-a" in text
     assert "Who learns from whom" not in page.render(read_all(runs[:1]), "Title")
 
 
@@ -44,7 +43,7 @@ def test_a_damaged_matrix_is_named(weights: object, tmp_path: Path) -> None:
         read_all([run])
 
 
-def test_weights_are_recorded_when_they_change_and_drawn_beside_each_other(tmp_path: Path) -> None:
+def test_weights_are_recorded_when_they_change(tmp_path: Path) -> None:
     small = ["task.persons=6", "task.windows=12", "task.steps=32", "training.batch_size=8", "training.rounds=4"]
     matrices = {}
     for name, method in (("once", "adafed"), ("again", "f-adafed")):
@@ -54,7 +53,5 @@ def test_weights_are_recorded_when_they_change_and_drawn_beside_each_other(tmp_p
         matrices[name] = [line.weights for line in run.rounds if line.weights]
         last = run.summary.details.similarity.weights
         assert matrices[name][-1] == [pytest.approx(row, abs=1e-4) for row in last]
-        text = page.render([run], "Title")
-        assert text.count("Who learned from whom, by round") == (name == "again")
     assert [len(own) for own in matrices.values()] == [1, 2]
     assert matrices["again"][0] != matrices["again"][1]

@@ -23,7 +23,7 @@ from medsilo_lab.study.verdict_file import (
     VerdictRow,
 )
 from medsilo_lab.study.words import in_patients, in_points, needed_in_words, verdict_in_words
-from tests.unit.test_report import round_line, save, summary_of, without_links
+from tests.unit.test_report import round_line, save, summary_of
 from tests.unit.test_verdict import statistics_of, verdict_of
 
 SCORES = {"a": 0.75, "b": 0.75, "c": 0.75}
@@ -146,7 +146,7 @@ def study(**changes: Any) -> str:
     values |= {"about": About(title="Title"), "runs": [], "declared": "FedAvg"}
     values |= {"first": difference(0.1, 0.0, 0.2), "between": "B.", "gains": {"a": gain("inconclusive")}}
     verdict = Verdict(**(values | changes))
-    return without_links(study_page.render(verdict, {row.title: [] for row in verdict.rows}))
+    return study_page.render(verdict, {row.title: [] for row in verdict.rows})
 
 
 ALONE = VerdictRow(title="Local", method="local", against="FedAvg", sites={"a": None}, difference=Differences())
@@ -212,5 +212,5 @@ def test_a_sentence_of_runs(
         named = [{"method": "fedavg", "title": "FedAvg"} | changes for changes in runs]
         lines = [round_line(1, list(SCORES)), round_line(2, list(SCORES))]
         saved = [save(folder, summary_of(one.pop("method"), one.pop("title"), SCORES, **one), lines) for one in named]
-        stands.append(sentence in without_links(render(read_all(saved), "T")))
+        stands.append(sentence in render(read_all(saved), "T"))
     assert stands == [True, False]

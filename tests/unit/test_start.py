@@ -23,9 +23,8 @@ from medsilo.tasks.sources import DataSource
 from medsilo_lab.start import trial
 from medsilo_lab.start.choices import Draft, nested
 from medsilo_lab.start.dataset_facts import DatasetFacts, look_at, patient_in
-from medsilo_lab.start.dataset_layout import OF_PLAN, OF_SETTINGS, DatasetLayout, advice, in_yaml, look, text_of
+from medsilo_lab.start.dataset_layout import OF_PLAN, OF_SETTINGS, DatasetLayout, in_yaml, look, text_of
 from medsilo_lab.start.folder_layout import layout_of, layout_of_folder
-from medsilo_lab.study.sequential_test import enough_minutes
 from medsilo_lab.study.verdict_file import read_verdict
 from tests.conftest import make_plan
 from tests.hospital import ball, photograph, write_balls, write_pixels, write_table
@@ -492,9 +491,3 @@ def test_the_tutorial_runs_as_it_stands(
     assert (tmp_path / "predictions/overview.png").is_file()
     masks = [SimpleITK.ReadImage(str(path)) for path in (tmp_path / "predictions").glob("*.nii.gz")]
     assert len(masks) == len(list((tmp_path / "data/hospital-a/images").iterdir()))
-
-
-def test_the_minutes_of_the_next_command_suffice_for_an_answer(tmp_path: Path) -> None:
-    for seconds, minutes in ((0.0, 60), (800.0, 60), (6000.0, 420)):
-        *_, (_, command) = advice(True, tmp_path, [], enough_minutes(seconds))
-        assert f"--minutes {minutes} " in command, "the least seeds, two methods side by side"

@@ -1,4 +1,4 @@
-"""The study's page shows what its methods found: every number is the mean of the runs' own, and no seed is hidden."""
+"""What a run's methods found stands on its page, and the pictures of a study's runs on the study's."""
 
 import base64
 import re
@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from medsilo.runs.reading import read_summary
@@ -25,12 +24,9 @@ pytestmark = pytest.mark.xdist_group("panels")  # one study serves them all
 FEDSM = "fedsm:pull=0.6"
 A, B, C = SITES
 SCORES = {A: 0.5, B: 0.75, C: 0.625}
-W = [
-    [[0.5, 0.25, 0.25], [0.1, 0.5, 0.4], [0.3, 0.2, 0.5]],
-    [[0.5, 0.35, 0.15], [0.2, 0.5, 0.3], [0.3, 0.2, 0.5]],
-]
-CURVES = [[(0.0, 8, 0.5), (0.7, 8, 0.625), (1.0, 8, 0.25)], [(0.0, 8, 0.75), (0.7, 8, 0.125), (1.0, 8, 0.75)]]
-TESTED = [{A: {A: 6, "global": 2}, B: {B: 8}, C: {B: 4}}, {A: {C: 4, A: 4}, B: {B: 8}, C: {B: 1, "global": 3}}]
+W = [[0.5, 0.25, 0.25], [0.1, 0.5, 0.4], [0.3, 0.2, 0.5]]
+CURVE = [(0.0, 8, 0.5), (0.7, 8, 0.625), (1.0, 8, 0.25)]
+TESTED = {A: {A: 6, "global": 2}, B: {B: 8}, C: {B: 4}}
 
 
 @pytest.fixture
@@ -45,17 +41,12 @@ def folder_of(study: Study, title: str, seed: int) -> Path:
     return next(cell.folder for cell in study.cells if (cell.row.title, cell.seed) == (title, seed))
 
 
-def details_of(study: Study, title: str) -> list[Details]:
-    return [read_summary(folder_of(study, title, seed)).details for seed in (0, 1)]
-
-
-def tell(study: Study, title: str, key: str, *changes: dict[str, Any]) -> None:
-    """Let the two seeds of a row have found this."""
-    for seed, change in enumerate(changes):
-        folder = folder_of(study, title, seed)
-        summary = read_summary(folder)
-        found = getattr(summary.details, key).changed(**change)
-        Record(folder).write_summary(summary.changed(details=summary.details.model_copy(update={key: found})))
+def tell(study: Study, title: str, **change: Any) -> None:
+    """Let the first seed of a row have found this of its super model."""
+    folder = folder_of(study, title, 0)
+    summary = read_summary(folder)
+    found = summary.details.super_model.changed(**change)
+    Record(folder).write_summary(summary.changed(details=summary.details.model_copy(update={"super_model": found})))
 
 
 def section(study: Study, name: str) -> tuple[str, Page]:
@@ -69,77 +60,33 @@ def picture(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
 
 
-def by_hand(values: list[float], form: str = "{:.3f}") -> str:
-    """The mean and, where they differ, the lowest and the highest."""
-    low, high = form.format(min(values)), form.format(max(values))
-    return form.format(np.mean(values)) + (f"{low}–{high}" if low != high else "")
+# What one run found
 
 
-# AdaFed's W
+def run_section(folder: Path, name: str) -> tuple[str, Page]:
+    """A section of a run's page."""
+    found = re.search(rf'<section id="{name}".*?</section>', page.render([read(folder)], "T"), re.DOTALL)
+    assert found
+    return found.group(), Page(found.group())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("as_it_was", [True, False])
-def test_weights_are_the_mean_over_seeds_with_its_spread(as_it_was: bool, copy: Study) -> None:
-    if not as_it_was:
-        tell(copy, "adafed", "similarity", {"weights": W[0]}, {"weights": W[1]})
-    found = np.array([details.similarity.weights for details in details_of(copy, "adafed")])
-    text, parsed = section(copy, "similarity")
-    spread = np.ptp(found, axis=0).max()
-    assert spread > 0 and "Mean over 2 seeds" in text
-    shades = [float(shade) for shade in re.findall(r"--heat:([\d.]+)", text)]
-    others = found.mean(0)[~np.eye(3, dtype=bool)]
-    assert shades == pytest.approx(list(others / others.max()), abs=0.006)
-    assert text.count("number kept") == 3  # what sites keep of their own would drown the rest
-    for i, site in enumerate(SITES):
-        assert parsed.row(site)[1:] == [by_hand(list(found[:, i, j])) for j in range(3)]
-
-
-# FedSM's super model
-
-
-def test_frequencies_and_thresholds_are_those_of_every_seed(copy: Study) -> None:
-    changes = [
-        {"tested": tested, "curve": curve, "threshold": curve[place][0]}
-        for tested, curve, place in zip(TESTED, CURVES, (1, 2), strict=True)
-    ]
-    tell(copy, FEDSM, "super_model", *changes)
-    parsed = section(copy, "super-models")[1]
+def test_frequencies_and_the_threshold_are_the_run_s(copy: Study) -> None:
+    tell(copy, FEDSM, tested=TESTED, curve=CURVE, threshold=CURVE[1][0], agreed=[A, B])
+    text, parsed = run_section(folder_of(copy, FEDSM, 0), "super-models")
     start = next(place for place, row in enumerate(parsed.rows) if row[0] == "Test cases")
-    assert parsed.rows[start][1:] == ["global", *SITES]
+    assert parsed.rows[start][1:] == (names := ["global", A, B])
     for line, site in zip(parsed.rows[start + 1 :], SITES, strict=False):
-        counts = [tested[site] for tested in TESTED]
-        shares = [[own.get(name, 0) / sum(own.values()) for own in counts] for name in ["global", *SITES]]
-        assert line == [site, *(by_hand(share, "{:.0%}") for share in shares)]
-    assert "Threshold γ, seed by seed: 0.7, 1." in section(copy, "super-models")[0]
+        counts = TESTED[site]
+        assert line == [site, *(f"{counts.get(name, 0) / sum(counts.values()):.0%}" for name in names)]
+    assert "Threshold γ: 0.7." in text and f"the global model answers for them: {C}." in text
 
 
 def test_the_validation_cases_are_told_as_they_were_chosen(panels_study: Study) -> None:
-    parsed = section(panels_study, "super-models")[1]
-    told = [details.super_model.validated for details in details_of(panels_study, FEDSM)]
+    folder = folder_of(panels_study, FEDSM, 0)
+    parsed, told = run_section(folder, "super-models")[1], read_summary(folder).details.super_model.validated
     for line, site in zip(parsed.rows[1:4], SITES, strict=True):
-        shares = [[own[site].get(name, 0) / sum(own[site].values()) for own in told] for name in ["global", *SITES]]
-        assert line == [site, *(by_hand(share, "{:.0%}") for share in shares)]
-
-
-def test_a_site_that_shared_in_one_seed_only_has_its_column_and_is_named(copy: Study) -> None:
-    tell(copy, FEDSM, "super_model", {"agreed": [A, B]}, {"agreed": SITES})
-    text, parsed = section(copy, "super-models")
-    assert parsed.row("Test cases")[1:] == ["global", *SITES]
-    assert f"the global model answers for them: {C}." in text
-
-
-# HarmoFL's images
-
-
-def test_one_pair_of_images_a_site_of_the_first_seed(panels_study: Study) -> None:
-    text, _ = section(panels_study, "harmonised")
-    shown = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
-    first = folder_of(panels_study, "harmofl", 0)
-    assert shown == [
-        picture(first / f"sites/{site}/pictures/{kind}-1.png") for site in SITES for kind in ("before", "after")
-    ]
-    assert "<small>seed 0</small>" in text
+        shares = [told[site].get(name, 0) / sum(told[site].values()) for name in ["global", *SITES]]
+        assert line == [site, *map("{:.0%}".format, shares)]
 
 
 # Overlays
@@ -190,27 +137,13 @@ def _drawn(study: Study, title: str) -> list[Any]:
 # Seeds
 
 
-def test_where_a_seed_is_missing_the_numbers_are_the_other_s(copy: Study) -> None:
-    for title in ("adafed", FEDSM, "harmofl"):
-        (folder_of(copy, title, 0) / "summary.json").unlink()
+def test_where_a_seed_is_missing_the_overlays_are_the_other_s(copy: Study) -> None:
+    (folder_of(copy, "adafed", 0) / "summary.json").unlink()
     copy.conclude([])
-    weights = details_of_one(copy, "adafed").similarity.weights
-    text, parsed = section(copy, "similarity")
-    assert "Mean over" not in text
-    assert parsed.row(A)[1:] == [f"{weight:.3f}" for weight in weights[0]]
-    assert "Threshold γ: " in section(copy, "super-models")[0]
     assert "<h3>adafed, seed 1</h3>" in section(copy, "overlays")[0]
-
-
-def details_of_one(study: Study, title: str) -> Details:
-    return read_summary(folder_of(study, title, 1)).details
-
-
-def test_all_seeds_missing_is_no_panel(copy: Study) -> None:
-    for seed in (0, 1):
-        (folder_of(copy, "adafed", seed) / "summary.json").unlink()
+    (folder_of(copy, "adafed", 1) / "summary.json").unlink()
     copy.conclude(["adafed, seed 0: it went away"])
-    assert section(copy, "similarity")[0] == "" and section(copy, "super-models")[0] != ""
+    assert "adafed" not in section(copy, "overlays")[0]
     assert "2 seeds missing" in (copy.folder / "report.html").read_text()
 
 
@@ -236,9 +169,8 @@ def test_the_page_stays_one_file_and_its_ids_are_unique(panels_study: Study) -> 
 
 def test_several_runs_on_one_page_keep_a_panel_each(tmp_path: Path) -> None:
     runs = []
-    for seed, weights in enumerate(W):
-        details = Details(similarity=Similarity(sites=SITES, weights=weights))
+    details = Details(similarity=Similarity(sites=SITES, weights=W))
+    for seed in (0, 1):
         runs.append(save(tmp_path, summary_of("adafed", "AdaFed", SCORES, seed=seed, details=details)))
     text = page.render(read_all(runs), "Title")
     assert text.count('aria-label="Weights of AdaFed, seed 0"') == text.count('"Weights of AdaFed, seed 1"') == 1
-    assert "Mean over 2 seeds" not in text and "missing" not in text.split('id="similarity"')[1].split("</section>")[0]

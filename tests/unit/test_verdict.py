@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from medsilo.core.files import write_json
 from medsilo_lab.cli.comparing import _say_answer
 from medsilo_lab.report.gains import finding, first_screen
 from medsilo_lab.study.cells import Row, cells_of
-from medsilo_lab.study.evidence import LEVEL, Difference, Scores, Variance
+from medsilo_lab.study.evidence import Difference, Scores, Variance
 from medsilo_lab.study.verdict import Statistics, _tested
 from medsilo_lab.study.verdict_file import HospitalGain, Needed, PairedDifference, Verdict
 from medsilo_lab.study.words import points
@@ -22,10 +21,10 @@ Drawn = Callable[[str, int, str], np.ndarray]
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]
 
 
-def statistics_of(tmp_path: Path, titles: list[str], seeds: list[int], drawn: Drawn, **options: Any) -> Statistics:
+def statistics_of(tmp_path: Path, titles: list[str], seeds: list[int], drawn: Drawn) -> Statistics:
     """The statistics of a study whose cells have these scores, although nothing ran."""
     plan = make_plan("fedavg", *SMALL)
-    found = Statistics(cells_of(plan, [Row.parse(title) for title in titles], seeds, [], tmp_path), None, **options)
+    found = Statistics(cells_of(plan, [Row.parse(title) for title in titles], seeds, [], tmp_path), None)
     for row in found.rows:
         for seed in seeds:
             values = {site: drawn(row.title, seed, site) for site in plan.participation.sites}
@@ -49,7 +48,7 @@ def test_joining_is_corrected_over_sites_and_methods_together() -> None:
             for site in range(20)
             for row in range(2)
         }
-        told += any(one.sure for one in _tested(found, 1 - LEVEL).values())
+        told += any(one.sure for one in _tested(found).values())
     assert 0 < told / 400 <= 0.07
 
 
@@ -112,8 +111,6 @@ def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> No
     assert finding(verdict) == "Federated training with fedavg helps on average; for no single hospital shown"
     told = first_screen(verdict)
     assert all(points(one.interval[0]) in row["points"] for one, row in zip(alone, told["rows"][1:], strict=False))
-    lines = [dict(zip(told["lines"][0], line, strict=True)) for line in told["lines"][1:]]
-    assert (lines[1]["low"], lines[1]["corrected low"]) == (alone[0].low, alone[0].interval[0])
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
@@ -179,19 +176,6 @@ def test_the_verdict_corrects_joining_over_all_sites(tmp_path: Path) -> None:
         assert len(found) == len(verdict.sites)
         smallest = min(found, key=lambda one: one.p)
         assert smallest.adjusted == pytest.approx(min(1.0, len(found) * smallest.p))
-
-
-def test_a_comparison_says_which_gain_it_could_have_seen(tmp_path: Path) -> None:
-    random = np.random.default_rng(3)
-
-    def scores(title: str, seed: int, site: str) -> np.ndarray:
-        base = {"hospital-a": 0.4, "hospital-b": 0.7}.get(site, 0.8)
-        gain = 0.2 if title == "fedbn" and site == "hospital-a" else -0.1 if title == "fedbn" else 0.0
-        return base + gain + random.normal(0, 0.02, 30)
-
-    titles, seeds = ["fedavg", "fedbn", "fedper"], [0, 1, 2]
-    mean = verdict_of(statistics_of(tmp_path, titles, seeds, scores), tmp_path)
-    assert mean.could_have_seen and "3 seeds" in mean.could_have_seen.words
 
 
 def test_rows_of_other_norms_get_a_local_row_of_their_own() -> None:

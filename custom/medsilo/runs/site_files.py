@@ -7,7 +7,6 @@ from pydantic import Field
 from medsilo.runs.fields import (
     Amount,
     Count,
-    Number,
     RecordPart,
     Seconds,
     Seed,
@@ -24,19 +23,6 @@ class Spent(RecordPart):
     delta: Share
     allowed: Amount | None  # for all studies
     entries: Count  # of the ledger that name the study
-
-
-Pair = tuple[Number, Number]
-
-
-class FilesFound(RecordPart):
-    """The ranges of what lies in a hospital's files, in the hospital's own folder."""
-
-    size: list[Pair] | None = None  # voxels along x, y (and z): the least and the greatest
-    spacing: list[Pair] | None = None  # millimetres
-    intensity: Pair | None = None
-    seconds: Pair | None = None  # of recordings
-    scales: dict[Text, Pair] = {}  # of a table's or recordings' numbers: mean and standard deviation
 
 
 Deed = Literal["starting", "training", "measuring", "validating", "testing", "sending", "refused"]

@@ -80,18 +80,7 @@ def compare(
             parser=row_of,
         ),
     ],
-    seeds: Annotated[
-        Any, option("N,N,N", f"every row runs with each (default: {USUAL_SEEDS})", parser=seeds_of)
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        option(
-            "N",
-            "instead of --seeds: as many seeds as fit into this time; ends earlier once it "
-            "is answered whether federated training helps",
-            min=0.1,
-        ),
-    ] = None,
+    seeds: Annotated[Any, option("N,N,N", "every row runs with each", parser=seeds_of)] = USUAL_SEEDS,
     folds: Annotated[
         int | None,
         option(
@@ -106,9 +95,7 @@ def compare(
     ] = None,
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
-    again: Annotated[bool, typer.Option("--again", help="if --out exists, write beside it: compare-2")] = False,
     at_once: Annotated[int | None, option("N", "runs side by side (default: 2 if they fit)", min=1)] = None,
-    title: Annotated[str, typer.Option(help="of the page")] = "Comparison",
     device: options.Device = None,
     data: options.Data = None,
     site_config: options.SiteConfigs = None,
@@ -119,33 +106,24 @@ def compare(
     command rejects a folder with runs of another plan, other settings or another medsilo.
     """
     shown_rows = ", ".join([*methods, *(one.partition(":")[0] for one in row)])
-    from medsilo_lab.study.sequential_test import MOST
-
-    if seeds and minutes:
-        raise MedsiloError("--minutes plans the seeds by itself; leave out --seeds")
-    numbers = tuple(range(MOST)) if minutes else seeds or seeds_of(USUAL_SEEDS)
-    asked_for = f"seeds {','.join(map(str, numbers))}"
-    if minutes:
-        asked_for = f"as many seeds as have room in {minutes:g} minutes"
-    screen.begin(f"comparing {shown_rows or 'methods'} with {asked_for}: reading the rows' plans")
+    shown_seeds = ",".join(map(str, seeds))
+    screen.begin(f"comparing {shown_rows or 'methods'} with seeds {shown_seeds}: reading the rows' plans")
     screen.goes_on = "what is finished is kept, and the same command goes on"
     import os
     from functools import partial
 
     from medsilo_lab.report.study_page import write_study
     from medsilo_lab.study.compare import Asked, Study, most_at_once
-    from medsilo_lab.study.reuse import beside
     from medsilo_lab.study.verdict_file import About
 
-    out = beside(out) if again else out
-    cells = Asked(task, plan, methods, row, numbers, changes, out, folds).all_cells()
-    about = About(title=title, machine=f"{os.cpu_count()} CPU cores")
+    cells = Asked(task, plan, methods, row, seeds, changes, out, folds).all_cells()
+    about = About(title=cells[0].plan.study.title or "Comparison", machine=f"{os.cpu_count()} CPU cores")
     settings = options.settings_of_owner(device, data, site_config)
     show, side_by_side = partial(write_study, out), at_once or most_at_once()
     study = Study(out, about, cells, baseline, show, settings, side_by_side, screen.say)
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)
-        failures = study.run_within(minutes) if minutes else study.run()
+        failures = study.run()
     screen.doing("writing the page")
     page = write_study(out)
     verdict = _say_answer(screen, out, page, f"a decision sheet for each hospital: medsilo report {out} --hospitals")

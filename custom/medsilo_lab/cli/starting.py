@@ -58,7 +58,6 @@ def init(
     from medsilo.tasks.own.own_data import keeping_ready
     from medsilo_lab.start import dataset_layout
     from medsilo_lab.start.trial import alone
-    from medsilo_lab.study.sequential_test import enough_minutes
 
     dataset_layout.refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
@@ -77,7 +76,7 @@ def init(
         go = not stopped
         a_round = sum(sum(report.seconds) for report in checked.values())  # one hospital after the other
         trial = out / dataset_layout.TRIAL if go and not no_train else None
-        steps = dataset_layout.advice(sight.several, out, stopped, enough_minutes(plan.rounds * a_round))
+        steps = dataset_layout.advice(sight.several, out, stopped)
         if trial:
             tried = alone(plan)
             about = f": about {duration(tried.rounds * a_round)}" if a_round else ""

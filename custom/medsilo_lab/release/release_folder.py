@@ -1,7 +1,7 @@
 """A released model: a signed folder that any hospital can test on its own patients, without a kit or a network."""
 
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from medsilo.site import signed, signing
 from medsilo_lab.deploy import model_card
 from medsilo_lab.deploy.source import Source
 
-MANIFEST, CHANGES = "release.json", "CHANGES.md"
+MANIFEST = "release.json"
 MOST_FILES, MOST_HOSPITALS = 2000, 4096
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
@@ -44,14 +44,6 @@ class Scored(Section):
     cases: Annotated[int, Field(ge=0, le=10**9)] | None = None
 
 
-class Conditions(Section):
-    """Conditions of a later version: keys that it may change, and scores that have to hold. The first one has them."""
-
-    may_change: Annotated[tuple[Word, ...], Field(max_length=100)] | None = None  # keys of the plan; None: all
-    least_score: Share | None = None  # of every hospital of the study
-    lower_by: Share | None = None  # that a hospital's score may be, at most, than it was
-
-
 class ReleaseManifest(Section):
     """release.json: what the folder holds, and what the model was in its study."""
 
@@ -65,8 +57,6 @@ class ReleaseManifest(Section):
     models: Annotated[tuple[Annotated[str, Field(pattern=r"^model-\d{1,2}$")], ...], Field(min_length=1, max_length=16)]
     files: Annotated[dict[Word, Hash], Field(min_length=1, max_length=MOST_FILES)]
     study: Annotated[dict[Word, Scored], Field(max_length=MOST_HOSPITALS)]
-    conditions: Conditions = Conditions()
-    after: Hash | None = None  # the release that this one takes the place of
 
     @field_validator("files")
     @classmethod
@@ -116,22 +106,10 @@ class Release:
         return Source.together(sources)
 
 
-def write_release(
-    runs: Sequence[Path],
-    site: str,
-    out: Path,
-    key: signing.PrivateKey,
-    after: Release | None = None,
-    conditions: Conditions | None = None,
-) -> Release:
-    """Write the folder, and return it as a hospital reads it. site: whose own model, where each hospital has one.
-
-    conditions: for later versions, by default those of the release before.
-    """
+def write_release(runs: Sequence[Path], site: str, out: Path, key: signing.PrivateKey) -> Release:
+    """Write the folder, and return it as a hospital reads it. site: whose own model, where each hospital has one."""
     if out.exists():
         raise MedsiloError(f"{out.name} is there already; name another folder with -o", str(out))
-    if after and after.lead != signing.public_text(key):
-        raise MedsiloError("--after: that release was signed with another key; give its key with --key")
     sources = [Source.open(run, site) for run in runs]
     if raw := [run for run, source in zip(runs, sources, strict=True) if source.round == 0]:
         raise MedsiloError(
@@ -139,9 +117,9 @@ def write_release(
             "repeat the study with model_selection.keep=last, or with more patients",
             str(raw[0]),
         )
-    committee = Source.together(sources)
+    task = Source.together(sources).plan.task
     facts = [model_card.card_facts(source) for source in sources]
-    task, names = committee.plan.task, [f"model-{number}" for number in range(1, len(runs) + 1)]
+    names = [f"model-{number}" for number in range(1, len(runs) + 1)]
     labels = [f"labels, in order: {', '.join(task.goal.label_names)}"] if task.goal.label_names else []
     told = {site: own for site, own in facts[0]["scores"].items() if own and own["score"] is not None}
     study = {site: Scored(score=own["score"], cases=own["cases"]) for site, own in told.items()}
@@ -160,55 +138,9 @@ def write_release(
             models=tuple(names),
             files=dict(signed.hashes_in(out, MANIFEST)),
             study=study if len(facts) == 1 else {},
-            conditions=conditions or (after.manifest.conditions if after else Conditions()),
-            after=after.hash if after else None,
         )
-        if after:
-            text = "\n".join(difference(after.manifest, manifest, after.source(), committee)) + "\n"
-            (out / CHANGES).write_text(text, "utf-8")
-            manifest = manifest.model_copy(update={"files": dict(signed.hashes_in(out, MANIFEST))})
         signed.write_signed(out / MANIFEST, manifest, key)
         return Release.open(out)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
-
-
-# ---------------------------------------------------------------------------------------------------- versions
-def difference(old: ReleaseManifest, new: ReleaseManifest, before: Source, now: Source) -> Iterator[str]:
-    """Yield what is different from an earlier release, as people read it; raises MedsiloError where what was agreed on
-    does not hold."""
-    yield f"# What changed after release {signed.digest_of(old)[:12]} of {old.made}"
-    yield ""
-    mine, theirs = now.plan.by_key, before.plan.by_key
-    moved = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
-    yield from (f"- `{key}`: {theirs.get(key, 'not there')} before, {mine.get(key, 'not there')} now" for key in moved)
-    if not moved:
-        yield "- The plan is the same."
-    for site in sorted(new.study.keys() | old.study.keys()):
-        told = [f"{own.study[site].score:.3f}" if site in own.study else "suppressed" for own in (old, new)]
-        yield f"- {site}: test {old.metric} {told[0]} before, {told[1]} now"
-    if new.conditions != old.conditions:
-        yield f"- Conditions of the next version: {new.conditions.model_dump_json(exclude_defaults=True)}"
-    tests = list(_tests(old, new, moved))
-    if tests:
-        yield "\nAgreed on before, for this change:\n"
-        yield from (f"- {what}: holds" for what, _ in tests)
-    if failed := [f"{what}: {why}" for what, why in tests if why]:
-        raise MedsiloError(f"--after: what was agreed on does not hold, so nothing is released: {'; '.join(failed)}")
-
-
-def _tests(old: ReleaseManifest, new: ReleaseManifest, moved: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each test that an earlier release asks of this one, and what is wrong; nothing where it holds."""
-    agreed, now, then = old.conditions, new.study, old.study
-    if agreed.may_change is not None:
-        other = [key for key in moved if not any(f"{key}.".startswith(f"{may}.") for may in agreed.may_change)]
-        yield f"only {', '.join(agreed.may_change) or 'nothing'} may change in the plan", ", ".join(other)
-    silent = [site for site in then if site not in now]
-    if agreed.least_score is not None:
-        low = [f"{site} has {own.score:.3f}" for site, own in now.items() if own.score < agreed.least_score]
-        yield f"every hospital has {agreed.least_score:g} at least", ", ".join(low) or ("" if now else "no score")
-    if agreed.lower_by is not None:
-        low = [site for site in then if site in now and now[site].score < then[site].score - agreed.lower_by - 1e-9]
-        told = [*(f"{site} has {now[site].score:.3f}" for site in low), *(f"{site} discloses none" for site in silent)]
-        yield f"no hospital loses more than {agreed.lower_by:g}", ", ".join(told)

@@ -31,13 +31,6 @@ def make(
     *,
     out: options.OutFolder = Path("release"),
     site: Annotated[str, typer.Option(metavar="HOSPITAL", help="the hospital whose personal model to release")] = "",
-    after: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="the release that this one replaces; lists what changed")
-    ] = None,
-    conditions: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="conditions that all later versions must meet"),
-    ] = None,
     key: Key = KEY,
 ) -> int:
     """Make a signed folder of a run's model, which any hospital tests on its own patients by `medsilo release test`.
@@ -46,12 +39,10 @@ def make(
     fingerprint of your key by another way than the folder.
     """
     from medsilo.site import signed, signing
-    from medsilo_lab.release.release_folder import Conditions, Release, write_release
+    from medsilo_lab.release.release_folder import write_release
 
     with screen.busy("releasing"):
-        old = Release.open(after) if after else None
-        agreed = Conditions.in_file(conditions, "--conditions", "give YAML") if conditions else None
-        made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN), old, agreed)
+        made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN))
     lead = signed.fingerprint(made.lead)
     test_it = f"medsilo release test {out} --as NAME --settings local --lead {lead}"
     screen.say(f"release: {out}\nsigned by {lead}; at a hospital: {test_it}")

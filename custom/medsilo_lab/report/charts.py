@@ -1,4 +1,4 @@
-"""Line charts and dots on whiskers as inline SVG: no library, no script, readable without colour or by a screen reader.
+"""Line charts and differences as inline SVG: no library, no script, readable without colour or by a screen reader.
 
 Colours come from the page (CSS classes `s0` to `s7`, and `r0`, `r1` for what federations are held against), so one
 drawing serves light, dark and print. Each series also has its own dash pattern and marker, because colour alone is lost
@@ -7,7 +7,7 @@ By hand for a reason: drawing libraries write neither classes for the page's col
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 from xml.etree import ElementTree
@@ -30,15 +30,14 @@ MARKERS = (
     "m-1.6 -5h3.2v10h-3.2z",  # bar
     "m-1.4 -4.4h2.8v3h3v2.8h-3v3h-2.8v-3h-3v-2.8h3z",  # cross
 )
-ROW, HEAD, FOOT, MARGIN = 18, 4, 26, 20  # of a chart of dots
-LETTER = 6  # its width
+ROW, FOOT, AXIS, EDGE = 22, 26, 288, 16  # of a chart of a difference
 MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a cloud
 
 
 @dataclass(frozen=True)
 class Series:
     """One line: `values[n]` at `places[n]`, by default at n; it goes on over None. `ring` circles the point at that n;
-    `band` shades from the first to the second of each pair; not `joined`: points without a line."""
+    `band` shades from the first to the second of each pair."""
 
     name: str
     values: Sequence[float | None]
@@ -46,7 +45,6 @@ class Series:
     ring: int | None = None
     places: Sequence[float] | None = None
     band: Sequence[tuple[float, float] | None] = ()
-    joined: bool = True
 
     def place(self, n: int) -> float:
         """Return where the n-th value lies on the x axis."""
@@ -145,16 +143,14 @@ def line_chart(
     y_ticks: Sequence[float] = (),
     last_x: float | None = None,
     unit: str = "rounds",
-    words: str = "",
     guide: Sequence[tuple[float, float]] = (),
 ) -> Markup:
     """One chart. `key` makes its ids unique in the page; `y_ticks` and `last_x` may be shared to make charts alike, and
     are by default as far as the lines go.
 
-    words: the chart in words, where the ends of its lines don't say it; guide: the corners of a thin line to hold
-    the others against.
+    guide: the corners of a thin line to hold the others against.
     """
-    svg = Drawing.start(WIDTH, HEIGHT, key, title, words or describe(series, unit))
+    svg = Drawing.start(WIDTH, HEIGHT, key, title, describe(series, unit))
     if not y_ticks:
         known = values_of(series)
         y_ticks = ticks(min(known), max(known))
@@ -171,12 +167,11 @@ def line_chart(
     return svg.markup()
 
 
-def swatch(style: int, joined: bool = True) -> Markup:
-    """A piece of a series' line with its marker, for a legend; the marker alone where no line joins the points."""
+def swatch(style: int) -> Markup:
+    """A piece of a series' line with its marker, for a legend."""
     svg = Drawing(ElementTree.Element("svg", {"class": "swatch", "viewBox": "0 0 34 12", "aria-hidden": "true"}))
     group = svg.group(colour(style))
-    if joined:
-        _draw_line(group, style, "M1 6H33")
+    _draw_line(group, style, "M1 6H33")
     group.path("mark", marker(style, 17, 6))
     return svg.markup()
 
@@ -232,12 +227,12 @@ def _series(svg: Drawing, plot: _Plot, one: Series, every: int, unit: str) -> No
         around = [f"{x} {low}" for x, low, _ in edges] + [f"{x} {high}" for x, _, high in reversed(edges)]
         group.path("band", f"M{'L'.join(around)}z")
     known = [(n, value, plot.x(one.place(n)), plot.y(value)) for n, value in enumerate(one.values) if value is not None]
-    if known and one.joined:
+    if known:
         _draw_line(group, one.style, f"M{'L'.join(f'{x} {y}' for *_, x, y in known)}")
     for place, (n, value, x, y) in enumerate(known):
         if n == one.ring:
             group.add("circle", {"class": "ring", "cx": str(x), "cy": str(y), "r": "7"})
-        if not one.joined or place % every == 0 or n == one.ring or place == len(known) - 1:
+        if place % every == 0 or n == one.ring or place == len(known) - 1:
             mark = group.path("mark", marker(one.style, x, y))
             mark.title(f"{one.name}, after {one.place(n):.4g} {unit}: {value:.3f}")
 
@@ -252,86 +247,41 @@ def marker(style: int, x: float, y: float) -> str:
     return f"M{x} {y}{MARKERS[style % len(MARKERS)]}"
 
 
-# ---------------------------------------------------------------------------------------------------- dots
+# ---------------------------------------------------------------------------------------------------- differences
 @dataclass(frozen=True)
-class Dot:
-    """A number with its interval, as a dot on a whisker. told: both in words, where they are no scores."""
+class Whisker:
+    """A difference with its interval, as a dot on a whisker, and both in words."""
 
-    name: str
-    value: float | None
-    style: int = 0
-    interval: tuple[float, float] | None = None
-    note: str = ""
-
-    @property
-    def ends(self) -> list[float]:
-        """All that the axis has to reach."""
-        return [] if self.value is None else [self.value, *(self.interval or ())]
-
-    @property
-    def words(self) -> str:
-        """The name, the number and its interval."""
-        number = "no value" if self.value is None else f"{self.value:.3f}"
-        interval = f" ({self.interval[0]:.3f} to {self.interval[1]:.3f})" if self.interval else ""
-        return f"{self.name} {self.note or number + interval}".lstrip()
+    value: float
+    interval: tuple[float, float]
+    style: int
+    words: str
 
 
-def dot_chart(
-    dots: Sequence[Dot],
-    marks: Sequence[float] = (),
-    *,
-    key: str,
-    title: str,
-    guide: tuple[float, str] | None = None,
-    label: Callable[[float], str] = "{:g}".format,
-    room: tuple[float, float, float] = (132, 234, 14),
-    numbered: bool = True,
-) -> Markup:
-    """Draw one row per dot, with its name on the left.
+def whisker_chart(one: Whisker, marks: Sequence[float], key: str, title: str, numbered: bool) -> Markup:
+    """Draw a difference over an axis, which several such drawings share; a broken line stands at zero.
 
-    marks: of an axis that several charts may share, by default as far as the dots go; it need not begin at 0, as dots
-    have no length. guide: where a broken line stands, and its words; label: a mark in words; room: for the names, the
-    dots, and what is told of each, which is drawn where there is more than a margin; numbered: whether marks are named.
+    numbered: whether the axis has its numbers.
     """
-    names, wide, beside = room
-    floor = HEAD + ROW * len(dots)
-    words = " ".join(filter(None, [*(f"{dot.words}." for dot in dots), guide and guide[1]]))
-    height = floor + (FOOT if numbered else 0)
-    svg = Drawing.start(names + wide + beside, height, key, title, words, small=True)
-    marks = marks or dot_ticks(dots)
+    svg = Drawing.start(AXIS + 2 * EDGE, ROW + (FOOT if numbered else 0), key, title, f"{one.words}.", small=True)
 
     def place(value: float) -> float:
-        return round(names + (value - marks[0]) / (marks[-1] - marks[0]) * wide, 1)
+        return round(EDGE + (value - marks[0]) / (marks[-1] - marks[0]) * AXIS, 1)
 
     for mark in marks:
-        svg.path("gridline", f"M{place(mark)} 0V{floor}")
+        svg.path("gridline", f"M{place(mark)} 0V{ROW}")
         if numbered:
-            svg.text(label(mark), place(mark), floor + 16, "middle")
-    if guide:
-        svg.path("chance", f"M{place(guide[0])} 0V{floor}")
-    for row, dot in enumerate(dots):
-        middle = HEAD + ROW * row + ROW / 2
-        svg.text(shortened(dot.name, most=int(names / LETTER)), names - 8, middle + 4, "end")
-        if dot.value is None:
-            continue
-        group = svg.group(colour(dot.style))
-        group.title(dot.words)
-        if dot.interval:
-            low, high = map(place, dot.interval)
-            group.path("whisker", f"M{low} {middle}H{high}")
-        group.path("mark", marker(dot.style, place(dot.value), middle))
-        if beside > MARGIN:
-            svg.text(dot.note, names + wide + beside, middle + 4, "end")
+            svg.text(f"{mark:+g}".replace("-", "−") if mark else "0", place(mark), ROW + 16, "middle")
+    svg.path("chance", f"M{place(0.0)} 0V{ROW}")
+    group = svg.group(colour(one.style))
+    group.title(one.words)
+    low, high = map(place, one.interval)
+    group.path("whisker", f"M{low} {ROW / 2:g}H{high}")
+    group.path("mark", marker(one.style, place(one.value), ROW / 2))
     return svg.markup()
 
 
-def dot_ticks(dots: Iterable[Dot], also: Iterable[float | None] = ()) -> list[float]:
-    """Return the marks of an axis on which all these dots, and these values, have room."""
-    known = [end for dot in dots for end in dot.ends] + [value for value in also if value is not None]
-    return ticks(min(known), max(known))
-
-
-def shortened(name: str, most: int = 14) -> str:
-    """A name in the room that there is."""
-    half = most // 2
-    return name if len(name) <= most else f"{name[: half - 1]}…{name[-half:]}"
+def shared_axis(several: Sequence[Whisker]) -> list[float]:
+    """Return the marks of an axis on which all of these have room, and zero."""
+    ends = [0.0, *(end for one in several for end in (one.value, *one.interval))]
+    return ticks(min(ends), max(ends))

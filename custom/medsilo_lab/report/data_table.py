@@ -1,11 +1,9 @@
-"""The sites' cases by part and by class, and how their data differ: files that are here, and what was disclosed."""
+"""The sites' cases by part and by class, as they disclosed them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from medsilo.core.text import counted
-from medsilo.runs.site_files import FilesFound, Pair
-from medsilo_lab.report.charts import Dot, dot_chart
 from medsilo_lab.report.formats import cell
 from medsilo_lab.report.read import RunResult
 
@@ -29,16 +27,6 @@ def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
         yield f"Training {unit} by class", run.class_names(widest), _rows(run.sites, rows, 1), _sample(rows, unit)
 
 
-def finding(found: Sequence[Table]) -> str:
-    """Return how unequal the hospitals' training data are, as the section's heading says it."""
-    training = [cells[0]["value"] for _, cells in found[0][2] if cells[0]["value"] != ""] if found else []
-    if not training:
-        return "Who has what"
-    least, most = min(training), max(training)
-    unit = found[0][0].split()[0].lower()
-    return f"Each hospital trains on {least if least == most else f'{least} to {most}'} {unit}"
-
-
 def _sample(rows: Sequence[Sequence[int | None]], unit: str) -> str:
     return f"n = {sum(count or 0 for row in rows for count in row)} {unit} at {counted(len(rows), 'site')}"
 
@@ -56,29 +44,3 @@ def _rows(
         cells = [cell(*one, "heat") for one in zip(counts, texts, asides, strict=True)]
         told.append((site, [one | {"heat": shaded * share} for one, share in zip(cells, shares, strict=True)]))
     return told
-
-
-# ---------------------------------------------------------------------------------------------------- what differs
-def shifts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return a chart of each quantity that differs between hospitals' files, where two hospitals' folders are here."""
-    files = next((run.files for run in runs if len(run.files) > 1), {})
-    told = {site: dict(_quantities(one)) for site, one in files.items()}
-    charts = []
-    for number, name in enumerate(dict.fromkeys(name for own in told.values() for name in own)):
-        ranges = {site: own[name] for site, own in told.items() if name in own}
-        if len(set(ranges.values())) < 2:
-            continue
-        dots = [Dot(site, (low + high) / 2, n, (low, high)) for n, (site, (low, high)) in enumerate(ranges.items())]
-        chart = dot_chart(dots, key=f"shift-{number}", title=f"{name} at every site")
-        charts.append({"title": name, "n": f"n = {counted(len(ranges), 'site')}", "chart": chart})
-    return charts
-
-
-def _quantities(files: FilesFound) -> Iterator[tuple[str, Pair]]:
-    for what, ranges in (("Size {}, voxels", files.size), ("Spacing {}, mm", files.spacing)):
-        yield from ((what.format(axis), pair) for axis, pair in zip("xyz", ranges or (), strict=False))
-    for what, pair in (("Intensity", files.intensity), ("Seconds", files.seconds)):
-        if pair:
-            yield what, pair
-    for name, (mean, deviation) in files.scales.items():
-        yield f"{name}, mean ± standard deviation", (mean - deviation, mean + deviation)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from medsilo.core.text import counted
 from medsilo.runs.schema import Decisions, ReliabilityBin
 from medsilo_lab.report.charts import Series, line_chart, swatch, ticks
-from medsilo_lab.report.formats import cell, number
+from medsilo_lab.report.formats import cell
 from medsilo_lab.report.read import RunResult, sample
 
 LOSS = 0.1  # net benefit below which a curve is not drawn
@@ -71,19 +71,18 @@ def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
     if not lines:
         return {"charts": [], "legend": []}
     diagonal = ((0.0, 0.0), (1.0, 1.0))
-    drawn = [
-        ("reliability", "Reliability", lines, _reliability, "mean probability", "share of cases", diagonal),
-        ("roc", "ROC", lines, _roc, "1 − specificity", "sensitivity", diagonal),
-        ("precision", "Precision by recall", lines, _precision, "recall (sensitivity)", "precision", ()),
+    reliability, roc = _series(lines, _reliability), _series(lines, _roc)
+    charts = [
+        ("Reliability", _chart("reliability", reliability, "mean probability", "share of cases", diagonal)),
+        ("ROC", _chart("roc", roc, "1 − specificity", "sensitivity", diagonal)),
     ]
     if whole:
         everybody = tuple(_benefit(whole[0][2].places, everybody=True))
-        drawn.append(("benefit", "Decision curve", whole, _benefit, "threshold", "net benefit", everybody))
+        benefit = _chart("benefit", _series(whole, _benefit), "threshold", "net benefit", everybody)
+        charts.append(("Decision curve", benefit))
     known = dict.fromkeys((name, style) for name, style, _ in (*lines, *whole))
     return {
-        "charts": [
-            (caption, _chart(key, _series(own, curve), x, y, guide)) for key, caption, own, curve, x, y, guide in drawn
-        ],
+        "charts": charts,
         "legend": [{"name": name, "swatch": swatch(style)} for name, style in known],
     }
 
@@ -126,11 +125,6 @@ def _roc(places: list[ReliabilityBin]) -> Points:
     *_, (_, everyone, ill) = _called(places)
     known = 0 < ill < everyone
     return (((cases - own) / (everyone - ill), own / ill) for _, cases, own in _called(places) if known)
-
-
-def _precision(places: list[ReliabilityBin]) -> Points:
-    *_, (_, _, ill) = _called(places)
-    return ((own / ill, own / cases) for _, cases, own in _called(places) if ill and cases)
 
 
 def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
@@ -203,7 +197,6 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
         ),
         "calibration": [(row.name, [cell(row.figures.get("calibration_error"))]) for row in rows],
         "curves": curves(last if several else sites, whole if len(classes) == 2 else []),
-        "places": [line for row in rows if row.decisions.reliability for line in _places(row)],
     }
 
 
@@ -246,15 +239,3 @@ def few_cases(told: Decisions, classes: Sequence[str]) -> Iterator[str]:
 
 def _share(part: int, whole: int) -> dict[str, Any]:
     return cell(part / whole if whole else None, aside=f"{part} of {whole}")
-
-
-def _places(row: DecisionRow) -> list[Row]:
-    found = row.places
-    return [
-        (
-            (row.words, f"{place / len(found):.1f} to {(place + 1) / len(found):.1f}"),
-            [cell(cases, str(cases)), cell(total / cases, number(total / cases)), cell(own / cases)],
-        )
-        for place, (cases, own, total) in enumerate(found)
-        if cases
-    ]

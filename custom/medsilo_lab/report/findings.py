@@ -4,9 +4,8 @@ Beside the first sentence stands whether models have learned: below guessing, ha
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, combinations, pairwise
 from typing import Any, Literal
 
@@ -109,28 +108,6 @@ def _means_by_seed(runs: Sequence[RunResult]) -> dict[str, dict[int | None, floa
 def repeats_seeds(runs: Sequence[RunResult]) -> bool:
     """Return whether a method has runs of several seeds here."""
     return any(len(own) > 1 for own in _means_by_seed(runs).values())
-
-
-def coarsest(runs: Sequence[RunResult]) -> float:
-    """Return the widest steps in which a site of these runs tells its test score; 0 where all tell it exactly."""
-    return max((run.step(site) for run in runs for site in run.sites), default=0.0)
-
-
-def results(metric: str | None, scores: Mapping[str, float | None], step: float = 0.0) -> str:
-    """Return the heading of the results: where the score is lowest and highest. step: how coarse the scores are."""
-    known = {site: score for site, score in scores.items() if score is not None}
-    if len(known) < 2 or max(known.values()) - min(known.values()) <= step:
-        return f"Test {metric or 'score'} at every site"
-    low, high = min(known, key=lambda site: known[site]), max(known, key=lambda site: known[site])
-    return f"Test {metric} is lowest at {low} ({known[low]:.2f}) and highest at {high} ({known[high]:.2f})"
-
-
-def learning(runs: Sequence[RunResult]) -> str:
-    """Return the heading of the curves: whether validation still rises."""
-    rising = [is_still_rising(run) for run in runs if not run.failed]
-    if not rising or statistics.fmean(rising) <= 0.5:
-        return "Learning, round by round"
-    return "Validation still improved when training ended"
 
 
 def _telling(run: RunResult) -> list[str]:
@@ -263,7 +240,6 @@ def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
         "shared": {name: value for name, value in shared.items() if value is not None},
         "differing": differing,
         "rows": rows,
-        "lines": [["Run", *differing], *([label, *told] for label, told in rows)],
         "runs": runs,
     }
 
@@ -282,12 +258,6 @@ def guessing(run: RunResult, site: str) -> float | None:
         return GUESSES.get(metric, run.means.get(site))
     counts = told.get("test") or told.get("train")
     return max(counts) / sum(counts) if counts and sum(counts) else None
-
-
-def guessing_at(sites: Sequence[str], runs: Sequence[RunResult]) -> list[float | None]:
-    """Return what guessing reaches at each site, as charts show it; None where runs don't agree."""
-    classified = all(run.summary.metric == "accuracy" for run in runs)
-    return [same(runs, partial(guessing, site=site)) if classified else None for site in sites]
 
 
 def _better(run: RunResult) -> float:

@@ -41,7 +41,7 @@ def cell(
     look: str = "",
     missing: str = MISSING,
 ) -> dict[str, Any]:
-    """A table cell: what is shown, what it is sorted by, what is beside it, and how it looks.
+    """A table cell: its value, what is shown, what is beside it, and how it looks.
 
     Of a number three decimals are shown, of a whole number all of it, of an interval its ends. missing: what is shown
     where there is nothing.

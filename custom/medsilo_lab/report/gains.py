@@ -12,7 +12,7 @@ from typing import Any
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted, is_safe_name
 from medsilo.runs import paths
-from medsilo_lab.report.charts import Dot, dot_chart, dot_ticks
+from medsilo_lab.report.charts import Whisker, shared_axis, whisker_chart
 from medsilo_lab.report.findings import CHOSEN, SYNTHETIC_NOTICE, learned
 from medsilo_lab.report.formats import between, number, seconds_text
 from medsilo_lab.report.panels import Subject
@@ -36,7 +36,6 @@ TITLES = {
 }
 LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}  # the marker
 LEAST = 3  # hospitals behind a number of all: of two, each could work out the other's
-WIDTH, EDGE = 320, 16  # of a picture
 EVERYONE = "All together"
 
 
@@ -61,14 +60,14 @@ def finding(verdict: Verdict) -> str:
     if verdict.gains:
         better = sum(one.word == "better" for one in verdict.gains.values())
         return f"Federated training is better at {better} of {counted(len(verdict.gains), 'hospital')}"
-    return ranking(verdict)
+    return _ranking(verdict)
 
 
 def _word(found: PairedDifference) -> str:
     return ("better" if found.mean > 0 else "worse") if found.sure else "inconclusive"
 
 
-def ranking(verdict: Verdict) -> str:
+def _ranking(verdict: Verdict) -> str:
     """Return which federated methods are better than the baseline, in a few words."""
     named = verdict.against or "none"
     asked = [row for row in verdict.rows if row.against and row.difference.mean and row.method not in REFERENCES]
@@ -124,33 +123,26 @@ def _chart(
 ) -> dict[str, Any]:
     """about: the lines of which the caption says what they rest on; None: all."""
     differ = len({one.difference.seeds for one in lines}) > 1  # else the caption says how many there are
-    dots = [
-        Dot("", 100 * found.mean, LOOKS.get(one.verdict, 5), (100 * low, 100 * high), in_points(found, differ))
+    drawn = [
+        Whisker(100 * found.mean, (100 * low, 100 * high), LOOKS.get(one.verdict, 5), in_points(found, differ))
         for one, found, (low, high) in ((one, one.difference, one.difference.interval) for one in lines)
     ]
-    marks = dot_ticks(dots, [0.0]) if dots else []
+    marks = shared_axis(drawn)
     rows = [
         {
             "name": one.name,
             "verdict": one.verdict,
             "look": one.verdict or "everyone",
-            "chart": dot_chart(
-                [dot],
-                marks,
-                key=f"gain-{place}",
-                title=f"{one.name}: difference in points",
-                guide=(0.0, ""),
-                label=lambda mark: f"{mark:+g}".replace("-", "−") if mark else "0",
-                room=(EDGE, WIDTH - 2 * EDGE, EDGE),
-                numbered=dot is dots[-1],
+            "chart": whisker_chart(
+                whisker, marks, f"gain-{place}", f"{one.name}: difference in points", whisker is drawn[-1]
             ),
-            "points": dot.note,
+            "points": whisker.words,
             "patients": in_patients(verdict.metric, one.difference.mean) if one.difference.sure and one.verdict else "",
             "missing": one.missing,
         }
-        for place, (one, dot) in enumerate(zip(lines, dots, strict=True))
+        for place, (one, whisker) in enumerate(zip(lines, drawn, strict=True))
     ]
-    told = {"caption": f"Difference in test {verdict.metric}", "n": _sample_of(about or lines), "lines": _lines(lines)}
+    told = {"caption": f"Difference in test {verdict.metric}", "n": _sample_of(about or lines)}
     return {"question": question, "head": head, "rows": rows, "note": note, **told}
 
 
@@ -160,17 +152,6 @@ def _sample_of(lines: Sequence[GainLine]) -> str:
     seeds = max((one.difference.seeds for one in lines), default=0)
     tested = counted(patients, "test patient") if patients else "test patients not disclosed"
     return f"n = {tested}, {repetitions(seeds)}"
-
-
-def _lines(lines: Sequence[GainLine]) -> list[list[object]]:
-    """Return the lines as a CSV file has them."""
-    ends = ["low", "high", "corrected low", "corrected high"]
-    heads: list[object] = ["name", "verdict", "difference", *ends, "test patients", "seeds"]
-    return [heads, *([one.name, one.verdict, *_numbers(one.difference)] for one in lines)]
-
-
-def _numbers(found: PairedDifference) -> tuple[object, ...]:
-    return found.mean, found.low, found.high, *found.interval, found.patients, found.seeds
 
 
 def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list[Path]:

@@ -1,10 +1,6 @@
-"""The terms that pages explain: the first time that one stands on a page, it links to its meaning below."""
+"""The terms that pages explain at their end, where they stand in them."""
 
 import re
-from collections.abc import Iterator
-from functools import cache
-
-from markupsafe import Markup, escape
 
 TERMS = {  # as a page writes it, in lower case: its meaning in one or two sentences
     "federated training": "Hospitals train one model together. Images and records stay; what training changed in the "
@@ -37,58 +33,17 @@ TERMS = {  # as a page writes it, in lower case: its meaning in one or two sente
     "specificity": "Of the cases that are not of the class, the share that is not found.",
     "calibration error": "How far the model's probabilities are from what happens: 0 is best.",
 }
-STILL = {"a", "button", "code", "h1", "h2", "h3", "nav", "pre", "script", "style", "summary", "svg"}  # holds no link
 VERDICTS = {"better", "worse"}  # terms only where nothing else stands beside them
-VOID = {"br", "hr", "img", "input", "link", "meta"}
-VERDICT = re.compile("(.+)")
-TAG = re.compile(r"(<[^>]*>)")
-OPENS = re.compile(r"<(/?)(\w+)")
+NO_WORDS = re.compile(r"<(svg|pre|code|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 
-@cache
-def _pattern() -> re.Pattern[str]:
-    longest_first = sorted(set(TERMS) - VERDICTS, key=len, reverse=True)
-    return re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, longest_first))})(?:ly|s)?(?![\w-])", re.IGNORECASE)
+def terms_in(page: str) -> list[tuple[str, str]]:
+    """Return the terms that stand in a page's text, in alphabetical order, with their meanings."""
+    text = NO_WORDS.sub(" ", page)
 
+    def stands(term: str) -> bool:
+        if term in VERDICTS:
+            return f">{term}<" in page
+        return re.search(rf"(?<![\w-]){re.escape(term)}(?:ly|s)?(?![\w-])", text, re.IGNORECASE) is not None
 
-def anchor(term: str) -> str:
-    """Return the id of a term's meaning."""
-    return "term-" + re.sub(r"\W+", "-", term).strip("-")
-
-
-def explained(page: str) -> Markup:
-    """Return HTML in which each term links to its meaning where it first stands, and shows it to a pointer.
-
-    Headings, tables that sort, drawings and text that links already stay as they are.
-    """
-    seen: set[str] = set()
-    return Markup("".join(_parts(page, seen)))
-
-
-def terms_in(page: str) -> list[tuple[str, str, str]]:
-    """Return id, name and meaning of the terms that a page links to, in alphabetical order."""
-    return [(anchor(term), term, TERMS[term]) for term in sorted(TERMS) if f'href="#{anchor(term)}"' in page]
-
-
-def _parts(page: str, seen: set[str]) -> Iterator[str]:
-    within: list[str] = []  # open elements that hold no link
-    for part in TAG.split(page):
-        if opens := OPENS.match(part):
-            closes, name = opens.groups()
-            still = name in STILL or (name == "table" and 'class="sortable"' in part)
-            if closes and within and name == within[-1]:
-                within.pop()
-            elif not closes and name not in VOID and (still or (within and name == within[-1])):
-                within.append(name)
-            yield part
-        else:
-            pattern = VERDICT if part in VERDICTS else _pattern()
-            yield part if within else pattern.sub(lambda word: _linked(word, seen), part)
-
-
-def _linked(word: re.Match[str], seen: set[str]) -> str:
-    term = word[1].lower()
-    if term in seen:
-        return word[0]
-    seen.add(term)
-    return f'<a class="term" href="#{anchor(term)}" title="{escape(TERMS[term])}">{word[0]}</a>'
+    return [(term, meaning) for term, meaning in sorted(TERMS.items()) if stands(term)]

@@ -12,12 +12,11 @@ from medsilo.core.text import counted, epsilon_text
 from medsilo.runs import paths
 from medsilo.runs.schema import SiteResult
 from medsilo.runs.site_files import Spent
-from medsilo_lab.report import by_case, data_table, deciding, findings, panels
-from medsilo_lab.report.charts import Dot, Series, line_chart, styles, swatch, ticks
-from medsilo_lab.report.findings import guessing_at, learned, provenance
-from medsilo_lab.report.formats import SUPPRESSED, between, cell, score_text, text_table
+from medsilo_lab.report import data_table, deciding, findings, panels
+from medsilo_lab.report.charts import Series, line_chart, styles, swatch, ticks
+from medsilo_lab.report.findings import learned, provenance
+from medsilo_lab.report.formats import SUPPRESSED, between, bytes_text, cell, score_text, seconds_text, text_table
 from medsilo_lab.report.panels import Subject
-from medsilo_lab.report.pictures import shares, timeline
 from medsilo_lab.report.read import RunResult, all_sites, last_round, read, read_all, same, sample, spans
 from medsilo_lab.report.template import fill, save
 from medsilo_lab.study.verdict_file import REFERENCES
@@ -35,9 +34,6 @@ def render(runs: Sequence[RunResult], title: str) -> str:
     """The page as text; it depends on nothing but these."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([run.summary.method in REFERENCES for run in runs])
-    chances = guessing_at(all_sites(runs), runs)
-    holdings = list(data_table.tables(runs))
-    results = _results(runs)
     return fill(
         "page.html",
         findings.finding(runs),
@@ -45,33 +41,21 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         n=sample(runs),
         n_runs=f"n = {counted(len(runs), 'run')}",
         single=len(runs) == 1,
-        sites=all_sites(runs),
         context=_context(runs, title),
         answer=findings.answer(runs) + learned(subjects),
         notices=findings.notices(runs),
-        results=results,
-        scores_title=findings.results(
-            results["metric"],
-            {site: same(runs, partial(RunResult.score, site=site)) for site in all_sites(runs)},
-            findings.coarsest(runs),
-        ),
-        learning_title=findings.learning(runs),
-        dots=_dots(runs, looks, chances),
-        guessing=any(chances),
+        results=_results(runs),
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
-        by_case=by_case.pictures(runs),
         overlays=panels.overlays(subjects),
-        holdings=holdings,
-        holding=data_table.finding(holdings),
-        shifts=data_table.shifts(runs),
+        holdings=list(data_table.tables(runs)),
         curves=_curves(runs),
-        harmonised=panels.harmonised(subjects),
-        similarity=panels.similarity(subjects),
-        super_models=panels.super_models(subjects),
+        harmonised=panels.harmonised(runs),
+        similarity=panels.similarity(runs),
+        super_models=panels.super_models(runs),
         unseen=panels.unseen(subjects),
         spent=[((run.label, site), _spent(one)) for run in runs for site, one in run.spent.items()],
-        participation=[_participation(run, n) for n, run in enumerate(runs) if run.summary.method != "central"],
+        participation=[_participation(run) for run in runs if run.summary.method != "central"],
         costs=panels.costs(subjects),
         provenance=provenance(runs),
         limits=findings.limits(runs),
@@ -129,21 +113,6 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
     return {"metric": metric, "heads": heads, "rows": rows, "intervals": any(run.intervals for run in runs)}
 
 
-def _dots(runs: Sequence[RunResult], looks: Sequence[int], chances: Sequence[float | None]) -> list[dict[str, Any]]:
-    """Every method's score at every site, with its interval where the cases' scores are in the run's folder."""
-    sites, metric = all_sites(runs), same(runs, lambda run: run.summary.metric)
-    if metric is None:
-        return []
-    methods = [
-        [Dot(run.label, run.score(site), style, run.intervals.get(site)) for site in sites]
-        for style, run in zip(looks, runs, strict=True)
-    ]
-    tested = {
-        site: f"n = {cases}" for site in sites if (cases := same(runs, partial(RunResult.tested_in_words, site=site)))
-    }
-    return panels.site_scores(metric, sites, methods, chances, {"": sample(runs)} | tested)
-
-
 def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
     """All that was measured of each site's test cases; what a site withholds is called so."""
     found = dict.fromkeys(name for run in runs for site in run.sites for name in run.site(site).figures)
@@ -177,7 +146,6 @@ def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
             {
                 "run": run,
                 "chart": _chart(f"curve-{position}", run.label, series, runs if alike else [run]) if series else None,
-                **_validated(run, sites),
                 "n": run.validated_in_words,
             }
         )
@@ -185,17 +153,6 @@ def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
         "site_legend": [{"name": site, "swatch": swatch(style)} for style, site in enumerate(sites)],
         "runs": per_run,
     }
-
-
-def _validated(run: RunResult, sites: Sequence[str]) -> dict[str, Any]:
-    """Return a run's curves as a table: heads, and each site's values with the round that was tested."""
-    rounds = range(last_round([run]) + 1)
-    rows = []
-    for site in (site for site in sites if site in run.sites):
-        curve, selected = run.site(site).validation, run.summary.selected.rounds.get(site)
-        values = [cell(curve[round_] if round_ < len(curve) else None) for round_ in rounds]
-        rows.append((site, [*values, cell(selected)]))
-    return {"heads": [*map(str, rounds), "Tested"], "rows": rows}
 
 
 def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunResult]) -> Markup:
@@ -212,8 +169,8 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunRes
     )
 
 
-def _participation(run: RunResult, place: int) -> dict[str, Any]:
-    """Each round on the server's clock, and a list of who is missing and why."""
+def _participation(run: RunResult) -> dict[str, Any]:
+    """What each site did for the run, and a list of who is missing and why."""
     everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
     rounds: dict[tuple[str, str], list[int]] = {}  # by site and reason: one lost for fifty rounds takes one line
     for site in run.sites:
@@ -221,9 +178,14 @@ def _participation(run: RunResult, place: int) -> dict[str, Any]:
             rounds.setdefault((site, why), []).append(number)
     return {
         "run": run,
-        "chart": timeline(run, f"time-{place}") if run.rounds else None,
+        "work": [(site, _work(run.site(site))) for site in run.sites],
         "n": f"n = {counted(len(run.rounds), 'round')} at {counted(len(run.sites), 'site')}",
-        "shares": shares(run, f"shares-{place}"),
         "everyone": everyone,
         "absences": [(f"Round{'s' * (len(own) > 1)} {spans(own)}", *whose) for whose, own in rounds.items()],
     }
+
+
+def _work(own: SiteResult) -> list[dict[str, Any]]:
+    """Return in how many rounds a site took part, how long it worked, and what it sent and received."""
+    sent = [cell(value, bytes_text(value)) for value in (own.bytes_up, own.bytes_down)]
+    return [cell(own.contributed), cell(own.seconds, seconds_text(own.seconds)), *sent]

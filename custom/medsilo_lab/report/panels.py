@@ -1,25 +1,19 @@
 """Show what methods found beside their scores.
 
-Whom AdaFed's sites learn from, whose model FedSM chose, what HarmoFL does to the images, and what was found in them. A
-panel is about one run, or about the seeds of a study's row.
+Whom AdaFed's sites learn from, whose model FedSM chose, what HarmoFL does to the images: a panel is about one run. What
+was found in images, scores elsewhere and costs are also of the seeds of a study's row.
 """
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
-from markupsafe import Markup
-
 from medsilo.core.text import counted
-from medsilo_lab.report.charts import Dot, dot_chart, dot_ticks
 from medsilo_lab.report.formats import MISSING, bytes_text, cell, number, seconds_text
-from medsilo_lab.report.pictures import matrix_strip, others
-from medsilo_lab.report.read import OVERLAYS, RunResult, same
+from medsilo_lab.report.read import OVERLAYS, RunResult
 
-MOST_MATRICES = 6  # of weights by round
 MOST_OVERLAYS = 12_000_000  # characters that the overlays of one page may take
 
 
@@ -43,37 +37,24 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
             yield replace(subject, runs=runs)
 
 
-def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """Return who learns from whom, where the method weighs sites: W, its mean over seeds."""
+def similarity(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Return who learns from whom, where the method weighs sites: W."""
     panels = []
-    for place, subject in enumerate(having(subjects, lambda run: run.summary.details.similarity)):
-        found = [one for run in subject.runs if (one := run.summary.details.similarity)]
-        by_site = zip(*(one.weights for one in found), strict=True)
-        rows = [[_over_seeds(values, number) for values in zip(*rows, strict=True)] for rows in by_site]
-        values = [[weight["value"] for weight in row] for row in rows]
-        most = max((value for value, *_ in others(values)), default=0) or 1
-        for i, row in enumerate(rows):
-            for j, weight in enumerate(row):
-                weight |= {"look": "kept"} if i == j else {"look": "heat", "heat": weight["value"] / most}
-        panels.append(
-            {
-                "subject": subject,
-                "source": same(subject.runs, lambda run: _pretrained(run.summary.details.pretraining)),
-                "by_round": _by_round(subject.runs[0], f"weights-{place}"),
-                "sites": found[0].sites,
-                "n": f"n = {counted(len(found[0].sites), 'site')}, {counted(len(found), 'run')}",
-                "rows": list(zip(found[0].sites, rows, strict=True)),
-            }
-        )
+    for run in runs:
+        if found := run.summary.details.similarity:
+            others = (weight for i, own in enumerate(found.weights) for j, weight in enumerate(own) if i != j)
+            most = max(others, default=0) or 1
+            rows = [
+                (site, [_weight(weight, weight / most, kept=i == j) for j, weight in enumerate(own)])
+                for i, (site, own) in enumerate(zip(found.sites, found.weights, strict=True))
+            ]
+            source, n = _pretrained(run.summary.details.pretraining), f"n = {counted(len(found.sites), 'site')}"
+            panels.append({"label": run.label, "source": source, "sites": found.sites, "n": n, "rows": rows})
     return panels
 
 
-def _by_round(run: RunResult, key: str) -> Markup | None:
-    """Return W by round, where it changed; some of many."""
-    changes = [(f"round {line.round}", line.weights) for line in run.rounds if line.weights]
-    kept = {round(n * (len(changes) - 1) / (MOST_MATRICES - 1)) for n in range(MOST_MATRICES)}
-    drawn = [one for n, one in enumerate(changes) if len(changes) <= MOST_MATRICES or n in kept]
-    return matrix_strip(drawn, sorted(run.summary.agreed.sites), key) if len(drawn) > 1 else None
+def _weight(weight: float, heat: float, kept: bool) -> dict[str, Any]:
+    return cell(weight, look="kept") if kept else cell(weight, look="heat") | {"heat": heat}
 
 
 def _pretrained(facts: dict[str, Any] | None) -> str:
@@ -85,56 +66,52 @@ def _pretrained(facts: dict[str, Any] | None) -> str:
     return f"The model that measured the sites' data was trained on: {source}.{start}"
 
 
-def super_models(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """The models that answered for each site's cases, and the thresholds that were chosen."""
+def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """The models that answered for each site's cases, and the threshold that was chosen."""
     panels = []
-    for subject in having(subjects, lambda run: run.summary.details.super_model):
-        facts = [one for run in subject.runs if (one := run.summary.details.super_model)]
-        sites, rule = facts[0].sites, facts[0].rule
-        names = ["global", *(site for site in sites if any(site in one.agreed for one in facts))]
-        untested = all(run.summary.task == "script" and run.summary.mean_test is None for run in subject.runs)
-        tested = ("Validation cases", "with the chosen γ") if untested else ("Test cases", "")  # those that it asked of
-        tables = [(tested, [one.tested for one in facts])]
-        if rule == "threshold":
-            tables.insert(0, (("Validation cases", "with γ = 0"), [one.validated for one in facts]))
-        panels.append(
-            {
-                "subject": subject,
-                "names": names,
-                "tables": [(title, _frequencies(told, names, sites), _counted_of(told)) for title, told in tables],
-                "kept": [site for site in sites if not all(site in one.agreed for one in facts)],
-                "rule": rule,
-                "thresholds": [f"{one.threshold:g}" for one in facts if one.threshold is not None],
-            }
-        )
+    for run in runs:
+        if found := run.summary.details.super_model:
+            names = ["global", *(site for site in found.sites if site in found.agreed)]
+            untested = run.summary.task == "script" and run.summary.mean_test is None
+            asked = ("Validation cases", "with the chosen γ") if untested else ("Test cases", "")
+            tables = [(asked, found.tested)]
+            if found.rule == "threshold":
+                tables.insert(0, (("Validation cases", "with γ = 0"), found.validated))
+            shares = [(title, _frequencies(own, names, found.sites), _choices(own)) for title, own in tables]
+            panels.append(
+                {
+                    "label": run.label,
+                    "names": names,
+                    "tables": shares,
+                    "kept": [site for site in found.sites if site not in found.agreed],
+                    "rule": found.rule,
+                    "threshold": "" if found.threshold is None else f"{found.threshold:g}",
+                }
+            )
     return panels
 
 
-def _counted_of(told: Sequence[dict[str, dict[str, int]]]) -> str:
+def _choices(told: Mapping[str, Mapping[str, int]]) -> str:
     """Return the number of choices behind a table of frequencies."""
-    return f"n = {counted(sum(sum(chosen.values()) for one in told for chosen in one.values()), 'choice')}"
+    return f"n = {counted(sum(sum(chosen.values()) for chosen in told.values()), 'choice')}"
 
 
 def _frequencies(
-    told: Sequence[dict[str, dict[str, int]]], names: Sequence[str], sites: Sequence[str]
+    told: Mapping[str, Mapping[str, int]], names: Sequence[str], sites: Sequence[str]
 ) -> list[tuple[tuple[str, str], list[dict[str, Any]]]]:
     """By site, the share of its cases that each model answered for."""
     rows = []
-    for site in dict.fromkeys(site for one in told for site in one):
-        known = [chosen for one in told if (chosen := one.get(site)) and sum(chosen.values())]
-        shares = [[chosen.get(name, 0) / sum(chosen.values()) for chosen in known] for name in names]
-        cells = [_over_seeds(values, "{:.0%}".format) for values in shares]
+    for site, chosen in told.items():
+        whole = sum(chosen.values())
+        shares = [chosen.get(name, 0) / whole if whole else None for name in names]
+        cells = [cell(share, None if share is None else f"{share:.0%}") for share in shares]
         rows.append(((site, "" if site in sites else "did not train"), cells))
     return rows
 
 
-def harmonised(subjects: Sequence[Subject], most: int | None = None) -> list[dict[str, Any]]:
-    """Return images before and after, of each subject's first run that has some, and at most so many a site."""
-    first = [(subject, subject.runs[0]) for subject in having(subjects, lambda run: run.pictures)]
-    return [
-        {"subject": subject, "pictures": {site: pairs[:most] for site, pairs in run.pictures.items()}, "first": run}
-        for subject, run in first
-    ]
+def harmonised(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Return images before and after, of each run that has some."""
+    return [{"label": run.label, "pictures": run.pictures} for run in runs if run.pictures]
 
 
 def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
@@ -203,30 +180,3 @@ def _per_contribution(field: str, run: RunResult) -> float | None:
 def _most_memory(run: RunResult) -> int | None:
     """The most that a process held."""
     return max(filter(None, [run.summary.memory, *(run.site(site).memory for site in run.sites)]), default=None)
-
-
-def site_scores(
-    metric: str,
-    sites: Sequence[str],
-    methods: Sequence[Sequence[Dot]],
-    chances: Sequence[float | None],
-    tested: Mapping[str, str],
-) -> list[dict[str, Any]]:
-    """Return a chart for each site with a row per method; of one method alone one chart with a row per site.
-
-    methods: the scores of each at all sites; chances: what guessing reaches there; tested: what a site's scores rest
-    on, and those of all sites under "".
-    """
-    if not any(dot.value is not None for dots in methods for dot in dots):
-        return []
-    titles, charts = [*sites], [*zip(*methods, strict=True)]
-    if len(methods) == 1:
-        titles, charts = [""], [tuple(replace(dot, name=site) for dot, site in zip(methods[0], sites, strict=True))]
-        chances = [chances[0] if len(set(chances)) == 1 else None]
-    marks, drawn = dot_ticks(chain.from_iterable(charts), chances), []
-    for n, (site, dots, chance) in enumerate(zip(titles, charts, chances, strict=True)):
-        title = f"Test {metric} at {site or 'every site'}"
-        guide = None if chance is None else (chance, f"Guessing reaches {chance:.3f}.")
-        chart = dot_chart(dots, marks, key=f"dots-{n}", title=title, guide=guide)
-        drawn.append({"title": site or title, "n": tested.get(site, ""), "chart": chart})
-    return drawn

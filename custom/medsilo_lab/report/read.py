@@ -17,12 +17,11 @@ from medsilo.core.text import counted, plain
 from medsilo.runs import paths
 from medsilo.runs.reading import read_of_sites, read_provenance, read_rounds, read_summary, read_text
 from medsilo.runs.schema import Round, SiteResult, Summary
-from medsilo.runs.site_files import FilesFound, Provenance, Spent
+from medsilo.runs.site_files import Provenance, Spent
 
 LARGEST_PICTURE = 2_000_000  # bytes
 LONGEST_NAME = 40  # bytes of a class's name
 Interval = tuple[float, float]
-DRAWN = ("concordance", "dice")  # metrics of which single cases are drawn
 OVERLAYS = ("best", "median", "worst")
 
 
@@ -50,9 +49,7 @@ class RunResult:
     patients: dict[str, int] = field(default_factory=dict)  # by site: those of the test cases, where they are here
     means: dict[str, float] = field(default_factory=dict)  # by site: the score of the mean, where a number is learned
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # by site
-    cases: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # by site: those that pictures show
     spent: dict[str, Spent] = field(default_factory=dict)  # by site whose own folder is here
-    files: dict[str, FilesFound] = field(default_factory=dict)  # likewise
 
     @property
     def record(self) -> str:
@@ -156,7 +153,6 @@ def read(folder: Path) -> RunResult:
             provenance,
             pictures=_pictures(folder),
             spent=read_of_sites(Spent, folder, paths.SPENT),
-            files=read_of_sites(FilesFound, folder, paths.DATA),
             **_of_cases(folder, summary),
         )
 
@@ -226,7 +222,6 @@ def _of_cases(folder: Path, summary: Summary) -> dict[str, Any]:
         "intervals": {site: interval for site, own in tests.items() if (interval := own.interval)},
         "patients": {site: own.scores.people for site, own in tests.items()},
         "means": {site: mean for site, own in tests.items() if (mean := own.mean) is not None},
-        "cases": {site: own.cases for site, own in tests.items()} if summary.metric in DRAWN else {},
         "overlays": _overlays(folder, {site: own.ranks for site, own in tests.items()}),
     }
 

@@ -12,10 +12,10 @@ from medsilo.core.text import counted
 from medsilo.runs import paths
 from medsilo.runs.schema import StudyFacts
 from medsilo_lab.report import data_table, deciding, findings, panels
-from medsilo_lab.report.charts import Dot, Series, band_of, line_chart, styles, swatch, values_of
-from medsilo_lab.report.findings import ROUNDED, STANDS_OUT, Notice, guessing_at, learned, provenance
+from medsilo_lab.report.charts import Series, band_of, line_chart, styles, swatch, values_of
+from medsilo_lab.report.findings import ROUNDED, STANDS_OUT, Notice, learned, provenance
 from medsilo_lab.report.formats import between, cell, number
-from medsilo_lab.report.gains import finding, first_screen, ranking
+from medsilo_lab.report.gains import finding, first_screen
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.template import fill, save
@@ -55,9 +55,7 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
     runs = [run for own in found.values() for run in own]
     about, rows = verdict.about, verdict.rows
     looks = styles([row.method in REFERENCES for row in rows])
-    chances = guessing_at(verdict.sites, runs)
     subjects = [Subject(title, own) for title, own in found.items()]
-    holdings = list(data_table.tables(runs))
     return fill(
         template,
         finding(verdict),
@@ -66,31 +64,19 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         n_runs=f"n = {counted(len(runs), 'run')}",
         n_validation=f"n = {counted(max((run.cases_in('validation') for run in runs), default=0), 'validation case')}, "
         f"{counted(len(runs), 'run')}",
-        ranking=ranking(verdict),
-        joined=_joined(verdict),
-        scores_title=findings.results(verdict.metric, _best_known(verdict), findings.coarsest(runs)),
-        learning_title=findings.learning(runs),
         about=about,
         verdict=verdict,
         context=_context(verdict),
         tested_sites=_sites(verdict),
         first=first_screen(verdict),
         answer=verdict.headline + learned(subjects),
-        between=[
-            *[verdict.between] * bool(verdict.first),
-            *verdict.other_networks,
-            *(seen.words for seen in [verdict.could_have_seen] if seen),
-        ],
+        between=[*[verdict.between] * bool(verdict.first), *verdict.other_networks],
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
         difference_heads=[*TESTED, *((name, "exploratory") for name in EXPLORED), *_sites(verdict, "exploratory")],
         tested=[_differences(row, verdict) for row in _tested(verdict)],
         joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
-        dots=_dots(verdict, looks, chances),
-        guessing=any(chances),
-        holdings=holdings,
-        holding=data_table.finding(holdings),
-        shifts=data_table.shifts(runs),
+        holdings=list(data_table.tables(runs)),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curve=_curve(found, looks, verdict.metric),
         figures=_figures(found),
@@ -99,9 +85,6 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
             [look for look, own in zip(looks, found.values(), strict=True) if own],
         ),
         overlays=panels.overlays(subjects),
-        harmonised=panels.harmonised(subjects, most=1),
-        similarity=panels.similarity(subjects),
-        super_models=panels.super_models(subjects),
         unseen=panels.unseen(subjects),
         costs=panels.costs(subjects),
         provenance=provenance(runs) if runs else None,
@@ -136,24 +119,6 @@ def _sample(verdict: Verdict) -> str:
     if not verdict.patients:
         return f"n = {counted(len(verdict.runs), 'run')}, {seeds}"
     return f"n = {counted(sum(verdict.patients.values()), 'test patient')}, {seeds}"
-
-
-def _joined(verdict: Verdict) -> str:
-    """Return at how many hospitals a method is better than single-site training."""
-    better = [
-        site
-        for site in verdict.sites
-        if any((one := row.joining.get(site)) and one.sure and one.mean > 0 for row in verdict.rows)
-    ]
-    if not better:
-        return "No method is significantly better than single-site training"
-    return f"A method is better than single-site training at {len(better)} of {counted(len(verdict.sites), 'hospital')}"
-
-
-def _best_known(verdict: Verdict) -> dict[str, float | None]:
-    """Return the scores by site of the configuration that the comparison asks about, else of the first."""
-    asked = [row for row in verdict.rows if row.title in (verdict.declared, verdict.against)] or verdict.rows[:1]
-    return {site: one.mean if one else None for row in asked[:1] for site, one in row.sites.items()}
 
 
 def _sites(verdict: Verdict, more: str = "") -> list[tuple[str, str]]:
@@ -229,21 +194,6 @@ def _shaded(found: PairedDifference | None) -> dict[str, Any]:
     low, high = found.interval
     told = cell(100 * found.mean, points(found.mean), f"{points(low)} to {points(high)}", look)
     return told | {"heat": min(abs(found.mean) / DARKEST, 1)}
-
-
-def _dots(verdict: Verdict, looks: Sequence[int], chances: Sequence[float | None]) -> list[dict[str, Any]]:
-    """Every row's score at every site, with its interval."""
-    methods = [
-        [
-            Dot(row.title, own.mean, style, (own.low, own.high))
-            if (own := row.sites.get(site))
-            else Dot(row.title, None)
-            for site in verdict.sites
-        ]
-        for style, row in zip(looks, verdict.rows, strict=True)
-    ]
-    tested = {site: f"n = {words}" for site, words in _sites(verdict) if words}
-    return panels.site_scores(verdict.metric, verdict.sites, methods, chances, {"": _sample(verdict)} | tested)
 
 
 def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:

@@ -1,7 +1,5 @@
-"""The frame of all pages: one self-contained HTML file that opens without a network, sorts, and prints."""
+"""The frame of all pages: one self-contained HTML file without a script, which opens without a network and prints."""
 
-import base64
-import hashlib
 import re
 from functools import cache
 from pathlib import Path
@@ -14,10 +12,9 @@ from medsilo import __version__
 from medsilo.core.files import write_text
 from medsilo.core.text import epsilon_text
 from medsilo.runs.schema import StudyFacts
-from medsilo_lab.report import glossary
 from medsilo_lab.report.formats import number
+from medsilo_lab.report.glossary import terms_in
 from medsilo_lab.report.read import picture_of
-from medsilo_lab.report.table_files import csv_link, link_of
 
 HERE = Path(__file__).parent
 
@@ -40,31 +37,20 @@ def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts
     title: the finding. description: the study in its lead's words. folder: where a plug-in's own template lies.
     """
     environment = templates_in(folder, HERE)
-    environment.filters |= {"score": number, "epsilon": epsilon_text, "headings": headings, "picture": picture_of}
-    environment.filters |= {"csv": csv_link, "csv_lines": link_of, "zip": zip}
-    environment.filters |= {"explained": glossary.explained, "terms": glossary.terms_in}
-    script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
+    environment.filters |= {"score": number, "epsilon": epsilon_text, "headings": headings}
+    environment.filters |= {"picture": picture_of, "terms": terms_in}
     return environment.get_template(template).render(
         title=title,
         description=description or StudyFacts(),
         style=Markup((HERE / "style.html").read_text(encoding="utf-8").strip()),
-        script=Markup(script),
-        script_hash=script_hash(script),
         version=__version__,
         **content,
     )
 
 
 def headings(content: str) -> list[tuple[str, Markup]]:
-    """Return the anchor and the short name, or the words, of every section's heading, in the page's order."""
-    found = re.findall(r'<h2 id="([\w-]+)"(?: data-short="([^"]*)")?>(.*?)</h2>', content)
-    return [(anchor, Markup(short or words)) for anchor, short, words in found]
-
-
-def script_hash(script: str) -> str:
-    """The page's policy allows this one script by its hash, so nothing that slipped into the page could run."""
-    code = script.removeprefix("<script>").removesuffix("</script>")
-    return base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    """Return the anchor and the words of every section's heading, in the page's order."""
+    return [(anchor, Markup(words)) for anchor, words in re.findall(r'<h2 id="([\w-]+)">(.*?)</h2>', content)]
 
 
 def save(page: str, destination: Path) -> Path:

@@ -224,11 +224,10 @@ def rows(draft: Draft) -> list[tuple[str, str, str, str]]:
     return [(file, key, in_yaml(value), why) for file, own in files for key, (value, why) in own.items()]
 
 
-def advice(several: bool, out: Path, stopped: Sequence[str], minutes: int) -> list[tuple[str, str]]:
+def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, str]]:
     """Return what to do next: what for, and the command, if there is one.
 
-    several: whether the folder has all hospitals; stopped: those of which the check found what stops the study;
-    minutes: of a comparison.
+    several: whether the folder has all hospitals; stopped: those of which the check found what stops the study.
     """
     job = out / JOB
     given = f"--settings {out}"
@@ -237,7 +236,7 @@ def advice(several: bool, out: Path, stopped: Sequence[str], minutes: int) -> li
         command = f"medsilo check {job} --settings {place_of(out, stopped[0])} --site {stopped[0]}"
         return [(f"settle what the check found at {', '.join(stopped)}, then check again:", command), *steps]
     if several:
-        command = f"medsilo compare --plan {job} --methods local,fedavg --minutes {minutes} {given}"
+        command = f"medsilo compare --plan {job} --methods local,fedavg {given}"
         return [*steps, ("does federated training help these hospitals?", command)]
     return [
         *steps,

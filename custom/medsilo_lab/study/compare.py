@@ -1,23 +1,21 @@
 """medsilo compare: methods and seeds on one task, cell by cell, and the page that says what came out."""
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil
 
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.core.files import make_folder, write_json
+from medsilo.core.files import write_json
 from medsilo.core.text import counted, duration
 from medsilo.flare import jobs
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs import paths
-from medsilo.runs.record import Record, alone
+from medsilo.runs.record import alone
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.study import reuse
 from medsilo_lab.study.cells import (
@@ -28,18 +26,14 @@ from medsilo_lab.study.cells import (
     cells_of,
     fill,
     plan_of,
-    run_cell,
     with_local_pairs,
 )
 from medsilo_lab.study.reading_once import images_ready
-from medsilo_lab.study.sequential_test import LEAST, seeds_within
 from medsilo_lab.study.verdict import Statistics, chosen_baseline
-from medsilo_lab.study.verdict_file import About, RunOfRow, Verdict, read_verdict
+from medsilo_lab.study.verdict_file import About, RunOfRow, Verdict
 
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
 BAR = 20
-LOOKS = 6  # about, of a comparison that ends with its answer
-FAR = 1.5  # times the minutes that there are: by one round no more is sure
 SELDOM = 10  # times what a page takes, before the next is written while runs go on
 
 
@@ -61,18 +55,11 @@ class Study:
     settings: SiteSettings = field(default_factory=SiteSettings)
     at_once: int = 1  # cells side by side
     say: Callable[[str], object] = lambda line: None
-    planned: int | None = None  # the seeds at most, where the comparison ends with its answer
 
     def run(self) -> list[str]:
         """Fill the cells and write the page after each; returns what failed."""
         with self._begun():
             return self._fill()
-
-    def run_within(self, minutes: float) -> list[str]:
-        """Fill one seed's cells, plan by their time how many seeds have room, and go on until the first question is
-        answered or all of them are there; returns what failed. A comparison that was stopped keeps its plan."""
-        with self._begun():
-            return self._fill_within(minutes)
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
@@ -87,65 +74,6 @@ class Study:
                     yield
                 finally:
                     self.settings = own
-
-    def _fill_within(self, minutes: float) -> list[str]:
-        every, started = list(self.cells), time.monotonic()
-        seeds = list(dict.fromkeys(cell.seed for cell in every))
-        if (self.folder / paths.VERDICT).exists():
-            self.planned = read_verdict(self.folder).planned
-        elif not any(cell.summary() for cell in every):
-            self._foretell(minutes)
-        failures: list[str] = []
-        number = 1
-        while True:
-            self.cells = [cell for cell in every if cell.seed in seeds[:number]]
-            failures += self._fill()
-            took = sum(done.seconds or 0.0 for cell in self.cells if (done := cell.summary())) / self.at_once / number
-            if self.planned is None:
-                self.planned = self._plan(minutes, took, time.monotonic() - started - took)
-            step = math.ceil(self.planned / LOOKS)
-            late = number >= LEAST and time.monotonic() - started + step * took > 60 * minutes
-            self.planned = min(self.planned, number) if late else self.planned
-            first = self.conclude(failures).first
-            if failures or number >= self.planned or (first and first.sure):
-                break
-            number = min(self.planned, max(LEAST, number + step))
-        self.show()
-        return failures
-
-    def _foretell(self, minutes: float) -> None:
-        """Run two rounds of the first row, and say what they let expect; an error where too few fit in by far.
-
-        Only the second is a round like those to come: in the first, processes start.
-        """
-        first, runs = self.cells[0], sum(cell.seed == self.cells[0].seed for cell in self.cells)
-        short = first.plan.with_changes([f"training.rounds={min(2, first.plan.training.rounds)}"])
-        make_folder(self.folder)
-        with TemporaryDirectory(dir=self.folder) as place:
-            trial = replace(first, plan=short, folder=Path(place) / "trial")
-            started = time.monotonic()
-            if run_cell(trial, self.settings):
-                return  # what failed is told of the whole run
-            took, lines = time.monotonic() - started, Record(trial.folder).rounds()
-        a_round = lines[-1].seconds or 0.0
-        all_seeds = LEAST * runs * (took + (first.plan.rounds - short.rounds) * a_round) / self.at_once
-        known = f"by a trial of {first.row.title}, {LEAST} seeds ({LEAST * runs} runs) take about {duration(all_seeds)}"
-        if all_seeds > FAR * 60 * minutes:
-            raise MedsiloError(f"{known}; give --minutes {math.ceil(all_seeds / 60)} or more, or fewer rounds")
-        self.say(known)
-
-    def _plan(self, minutes: float, took: float, start: float) -> int:
-        """Return how many seeds have room after the start, and say it; an error if they are too few to answer."""
-        start = max(0.0, start)  # below 0 where some runs were done before
-        planned, rounds = seeds_within(minutes - start / 60, took), sum(cell.plan.rounds for cell in self.cells)
-        if planned < LEAST:
-            least = math.ceil((start + LEAST * took) / 60)
-            raise MedsiloError(f"{LEAST} seeds take about {least} minutes; give --minutes {least} or more")
-        self.say(
-            f"one seed took {duration(took)} ({len(self.cells)} runs, {rounds} rounds): {planned} seeds have room in "
-            f"{minutes:g} minutes, about {duration(planned * took)} in all, and less if the answer comes before"
-        )
-        return planned
 
     def _fill(self) -> list[str]:
         failures: list[str] = []
@@ -193,7 +121,7 @@ class Study:
             for cell in self.cells
             if cell.summary()
         ]
-        verdict = Statistics(self.cells, self.against, self.planned).verdict(about, runs)
+        verdict = Statistics(self.cells, self.against).verdict(about, runs)
         if len(runs) + len(failures) < len(self.cells):
             verdict = verdict.changed(
                 headline=f"So far, with {len(runs)} of {len(self.cells)} runs: {verdict.headline}"

@@ -1,23 +1,16 @@
-"""Differences that a comparison could have found, and the patients or seeds that would find one."""
+"""The patients or seeds that a comparison has too few of to find a difference."""
 
 import math
-import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
 import scipy  # which loads its parts when they are used
 
-from medsilo_lab.study.evidence import GUARD, LEVEL, TAIL, Difference, Variance, critical
-from medsilo_lab.study.verdict_file import DetectableGain
+from medsilo_lab.study.evidence import GUARD, Difference, Variance, critical
 
 POWER = 0.8  # share of studies in which the difference would be found
 MOST_SEEDS, MOST_PATIENTS = 30, 1000  # that are named
-WORTH = 0.8  # more seeds are proposed if they bring the difference down to this share of what it is at least
-STEPS = 2000  # of the differences that are tried, up to 1
-SPREADS = 40  # draws of what the true variances may be
 
 
 def detects(one: Difference, gain: float, people: int, seeds: int, error: float) -> bool:
@@ -60,55 +53,6 @@ def _below(value: float, mean: float, people: int, variance: float) -> float:
     return 0.75 * failing + 0.25 * max(saved, 0.0)
 
 
-def detectable(one: Difference, seeds: int, error: float) -> float:
-    """Return the least difference that four of five studies find, if the variances are those of `one`."""
-    steps = range(1, STEPS + 1)
-    place = bisect_left(steps, True, key=lambda step: detects(one, step / STEPS, one.people, seeds, error))
-    return min(place + 1, STEPS) / STEPS
-
-
-def _supposed(one: Difference, seeds: int, error: float) -> list[float]:
-    """Return what would be found with the variances that the true ones may be."""
-    random, drawn = np.random.default_rng(0), []
-    for _ in range(SPREADS):
-        patients, luck = (
-            part._replace(
-                variance=part.variance * part.degrees / random.chisquare(part.degrees) if part.degrees else 0.0
-            )
-            for part in (one.patients, one.luck)
-        )
-        drawn.append(detectable(replace(one, patients=patients, between=luck, cells=0.0), seeds, error))
-    return drawn
-
-
-def sensitivity(found: Collection[Difference]) -> DetectableGain | None:
-    """Return what a study with these differences could have found; None with one seed, or where no spread is known."""
-    known = [one for one in found if one.seeds > 1 and one.people > 1 and one.patients.variance > 0]
-    if not known:
-        return None
-    seeds, error = max(one.seeds for one in known), (1 - LEVEL) / len(found)
-    each = sorted((detectable(one, seeds, error), place) for place, one in enumerate(known))
-    gain, place = each[(len(each) - 1) // 2]
-    people = known[place].people
-
-    def of_seeds(number: int) -> float:
-        return statistics.median_low([detectable(one, number, error) for one in known])
-
-    most = max(MOST_SEEDS, 2 * seeds)
-    numbers = range(seeds + 1, most)
-    more = (*numbers, most)[bisect_left(numbers, True, key=lambda number: of_seeds(number) <= gain / 2)]
-    smaller = of_seeds(more)
-    low, high = (float(end) for end in np.quantile(_supposed(known[place], seeds, error), [TAIL, 1 - TAIL]))
-    told, fewer, least, at_most = (_points(value) for value in (gain, smaller, low, high))
-    words = (
-        f"With {people} test patients, {seeds} seeds and this spread, a difference of {told} points would have been "
-        f"found in {POWER:.0%} of such studies (the spread is an estimate: {least} to {at_most} points)"
-    ).replace("%", " %")
-    more_words = "more seeds would hardly help, as the test patients are too few"
-    words += f"; {more_words if smaller > WORTH * gain else f'{more} seeds would find {fewer} points'}."
-    return DetectableGain(seeds=seeds, gain=gain, low=low, high=high, words=words)
-
-
 def needed(one: Difference, gain: float, error: float) -> tuple[Literal["test patients", "seeds"], int | None]:
     """Return what a study has too little of to find this difference with probability `POWER`, and how many would do.
 
@@ -127,8 +71,3 @@ def needed(one: Difference, gain: float, error: float) -> tuple[Literal["test pa
     if seeds := fewest(lambda number: detects(one, gain, one.people, number, error), one.seeds + 1, MOST_SEEDS):
         return "seeds", seeds
     return "test patients", None
-
-
-def _points(value: float) -> str:
-    points = 100 * value
-    return f"{points:.0f}" if points >= 10 else f"{points:.2g}"

@@ -125,7 +125,6 @@ def compare(
     *,
     endpoint: Endpoint = "mean",
     luck: Variance | None = None,
-    error: float = 1 - LEVEL,
 ) -> Difference:
     """The paired difference, for other patients and other seeds: of the mean over sites, of the mean over their cases
     together ("pooled"), or of each method's score at its own worst site.
@@ -136,11 +135,10 @@ def compare(
     Cox 1950). The other one resamples patients and adds one who may be as bad, or as good, as scores can be
     (`_Resampled`): so it covers where a few patients fail and none of them was among those tested.
     luck: one seed's variance as it is known from all rows of the study; the seeds' own is taken if that is more.
-    error: how often the interval may miss, less where there are more looks.
     """
     if len(method) != len(baseline) or not method:
         raise ValueError(f"{len(method)} seeds against {len(baseline)}: a paired comparison needs the same ones")
-    return _Analysis(method, baseline, sorted(sites or method[0]), endpoint, luck, (-1.0, 1.0)).difference(error)
+    return _Analysis(method, baseline, sorted(sites or method[0]), endpoint, luck, (-1.0, 1.0)).difference()
 
 
 def level(method: Study, sites: Sequence[str] | None = None, *, endpoint: Endpoint = "mean") -> Difference:
@@ -148,7 +146,7 @@ def level(method: Study, sites: Sequence[str] | None = None, *, endpoint: Endpoi
     nothing = [
         {site: Scores(np.zeros_like(own.values), own.patients) for site, own in study.items()} for study in method
     ]
-    found = _Analysis(method, nothing, sorted(sites or method[0]), endpoint, None, (0.0, 1.0)).difference(1 - LEVEL)
+    found = _Analysis(method, nothing, sorted(sites or method[0]), endpoint, None, (0.0, 1.0)).difference()
     return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
 
 
@@ -290,13 +288,13 @@ class _Analysis:
         low, high = self.resampled.ends(tail)
         return max(normal, math.hypot(self.mean - low, seeds)), max(normal, math.hypot(high - self.mean, seeds))
 
-    def difference(self, error: float) -> Difference:
+    def difference(self) -> Difference:
         """Return the difference with its interval and its p-value."""
         mean, seeds = self.mean, self.seeds
         alike = seeds > 1 and self.between.variance <= ALIKE**2
         low, high, p, reach = -math.inf, math.inf, 1.0, None
         if self.variances or self.resampled:  # one number tells nothing of others
-            below, above = self.reach(error)
+            below, above = self.reach(1 - LEVEL)
             low, high, reach = mean - below, mean + above, self.reach
             p = self._p_value() if self.ends[0] < 0 else 1.0  # a score is held against nothing
         return Difference(mean, low, high, p, seeds, self.people, self.patients, self.between, self.cells, alike, reach)

@@ -1,4 +1,4 @@
-"""Finished runs, and models that a hospital which need not be part of their studies scores on its own cases."""
+"""Models that a hospital, which need not be part of their studies, scores on its own cases."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,34 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.core.errors import MedsiloError
 from medsilo.federation.participant import Participant
 from medsilo.federation.protection import Protection
 from medsilo.federation.raw_results import ExactScores, ExactTest
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.summary import tested_as
 from medsilo.runs import paths
-from medsilo.runs.record import Record
-from medsilo.runs.schema import SiteResult, Summary
+from medsilo.runs.schema import SiteResult
 from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import SiteData, dealt, patients_of
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.study.evidence import Difference, Scores, compare
 from medsilo_lab.study.scores import SiteTest
-
-
-def finished_run(run_folder: Path) -> Summary:
-    """Return the summary of a run that came to its end; raises where it did not."""
-    name = run_folder.resolve().name
-    if not (run_folder / paths.PLAN).is_file():
-        raise MedsiloError(f"{name} is no run's folder; give one under runs/", str(run_folder))
-    summary = Record(run_folder).finished()
-    if not summary:
-        raise MedsiloError(
-            f"run {name} has not finished, and its models are not ready to compare; run 'medsilo resume' on it first"
-        )
-    return summary
 
 
 @dataclass(frozen=True)
@@ -87,7 +72,7 @@ def judged(
         counts = plan.task.goal.counts(scores.measures, patients_of(data.test), 1)
         facts = {"counts": counts, "test": scores.score, "test_loss": scores.loss}
         exact = SiteResult(**tested_as(plan.task, facts, len(whose), None))
-        test = SiteTest(metric, own, scores.measures, whose.tolist())
+        test = SiteTest(metric, own, scores.measures)
         found.append(Judged(test, reported, exact, plan.task.goal.label_names))
     return found
 

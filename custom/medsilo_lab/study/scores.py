@@ -25,7 +25,6 @@ class SiteTest:
     metric: str
     scores: Scores
     measures: Measures  # all that was measured of each case
-    numbers: list[int]  # of each case's patient
 
     @classmethod
     def read(cls, run: Path, site: str, metric: str) -> Self:
@@ -35,7 +34,7 @@ class SiteTest:
             values = measures[metric].numpy()
             if metric == CONCORDANCE:
                 values = parts_of_concordance(*(measures[name].numpy() for name in RANKED))
-            return cls(metric, Scores(values, np.unique(numbers, return_inverse=True)[1]), measures, numbers)
+            return cls(metric, Scores(values, np.unique(numbers, return_inverse=True)[1]), measures)
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise MedsiloError(
                 f"{CASES} of {site} in run '{run.resolve().name}' is missing or damaged: repeat the run", str(error)
@@ -45,12 +44,6 @@ class SiteTest:
     def interval(self) -> Interval | None:
         """The interval of the score for other patients; None where too few patients allow one."""
         return interval_over(self.metric, self.scores, lambda: self.measures)
-
-    @property
-    def cases(self) -> list[dict[str, float]]:
-        """The test cases with the number of their patient and all that was measured of them."""
-        rows = zip(self.numbers, *(values.tolist() for values in self.measures.values()), strict=True)
-        return [dict(zip(("patient", *self.measures), row, strict=True)) for row in rows]
 
     @property
     def mean(self) -> float | None:

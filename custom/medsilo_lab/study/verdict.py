@@ -11,7 +11,7 @@ import numpy as np
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import Plan
 from medsilo_lab.study.cells import ALONE, Cell, Row, unlike
-from medsilo_lab.study.detectable import needed, sensitivity
+from medsilo_lab.study.detectable import needed
 from medsilo_lab.study.evidence import (
     LEAST_SEEDS,
     LEVEL,
@@ -28,7 +28,6 @@ from medsilo_lab.study.evidence import (
     seeds_of,
 )
 from medsilo_lab.study.scores import SiteTest
-from medsilo_lab.study.sequential_test import error_at
 from medsilo_lab.study.training_luck import luck_of
 from medsilo_lab.study.verdict_file import (
     About,
@@ -72,9 +71,7 @@ def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
 class Statistics:
     """The statistics of a comparison's finished cells."""
 
-    def __init__(self, cells: Sequence[Cell], against: str | None, planned: int | None = None) -> None:
-        """planned: the seeds that there will be at most, where the answer may come before."""
-        self.planned = planned
+    def __init__(self, cells: Sequence[Cell], against: str | None) -> None:
         self.plan = cells[0].plan
         self.where = f"in mean test {self.plan.task.goal.metric}"
         self.cells = {(cell.row, cell.seed): cell for cell in cells}  # of folds the last: they are alike but for it
@@ -99,8 +96,6 @@ class Statistics:
         differences = {endpoint: self._answered(self._questions(self.base, None, endpoint)) for endpoint in ENDPOINTS}
         at_site = {site: self._answered(self._questions(self.base, [site])) for site in sites}
         between = self.sentence(differences["mean"])
-        known = [(row, self._difference(question)) for row, question in self._questions(self.base).items()]
-        seen = sensitivity([one for row, one in known if one and row.federated])
         rows = []
         for row in self.rows:
             entry = VerdictRow(
@@ -135,23 +130,15 @@ class Statistics:
             level=LEVEL,
             single=[site for site in sites if self._is_one_patient(site)],
             against=self.against,
-            could_have_seen=seen,
             headline=self._whether_it_helps(first) or between,
             between=between,
             first=first,
             declared=self._declared.title if self._declared else None,
             gains={site: gain for site in sites if (gain := self._gain(site, joining[site], len(sites)))},
             rows=rows,
-            planned=self.planned,
             about=about,
             runs=list(runs),
         )
-
-    @cached_property
-    def _error(self) -> float:
-        """The p-value below which a difference is significant, with as many seeds as all rows that are asked have."""
-        asked = [self._declared, self.alone[self._declared]] if self._declared else self.rows
-        return error_at(min(len(self.scores[row]) for row in asked), self.planned)
 
     def _patients(self, site: str) -> int | None:
         known = [scores[site].people for seeds in self.scores.values() for scores in seeds.values() if site in scores]
@@ -219,7 +206,7 @@ class Statistics:
         if not whole:
             return None
         luck = self._luck(question).get(row)
-        return compare(mine, theirs, names, endpoint=endpoint, luck=luck, error=self._error)
+        return compare(mine, theirs, names, endpoint=endpoint, luck=luck)
 
     def _luck(self, question: PairQuestion) -> dict[Row, Variance]:
         """One seed's variance of each row's difference from the base, as all rows with the base's seeds tell it."""
@@ -242,7 +229,7 @@ class Statistics:
             if not self._answer(question)
             if (one := self._difference(question))
         }
-        self._answers |= _tested(new, self._error)
+        self._answers |= _tested(new)
         return {key: answer for key, question in family.items() if (answer := self._answer(question))}
 
     def _answer(self, question: PairQuestion) -> PairedDifference | None:
@@ -301,7 +288,7 @@ class Statistics:
         if found.seeds < LEAST_SEEDS:
             return Needed(of="seeds", number=LEAST_SEEDS)
         gain = max(abs(found.mean), LITTLE)
-        of, number = needed(found, gain, self._error / questions)
+        of, number = needed(found, gain, (1 - LEVEL) / questions)
         return Needed(of=of, number=number, difference=gain)
 
     # ------------------------------------------------------------------ in words
@@ -309,9 +296,8 @@ class Statistics:
         if first is None or self._declared is None:
             return ""
         what, higher = self.where.removeprefix("in "), "higher" if first.mean > 0 else "lower"
-        after = f", after {first.seeds} of at most {self.planned} repetitions" if self.planned else ""
         gain = f"{what} is {points(abs(first.mean))[1:]} points {higher} than with single-site training "
-        gain += f"({evidence_of(first)}{after})"
+        gain += f"({evidence_of(first)})"
         if first.sure:
             of = in_patients(self.plan.task.goal.metric, first.mean)
             answer = f"Federated training with {self._declared.title} is {'better' if first.mean > 0 else 'worse'}"
@@ -383,9 +369,10 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
     return {site: joined([scores[site] for scores in found]) for site in sites}
 
 
-def _tested(found: Mapping[Key, Difference], error: float = 1 - LEVEL) -> dict[Key, PairedDifference]:
-    """Differences with their p-values corrected for all of them; error: below which they are significant."""
+def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
+    """Differences with their p-values corrected for all of them."""
     p_values = {key: difference.p for key, difference in found.items()}
+    error = 1 - LEVEL
     adjusted, errors = holm(p_values), errors_of(p_values, error)
     answers = {}
     for key, difference in found.items():

@@ -140,16 +140,6 @@ class RunOfRow(RecordPart):
     fold: Count | None = None
 
 
-class DetectableGain(RecordPart):
-    """The gain that a comparison would have found in 80 % of such studies."""
-
-    seeds: Count = Field(description="seeds of the comparison")
-    gain: Number = Field(description="the gain, in the score's unit")
-    low: Number | None = Field(None, description="the least that `gain` may be, as the spread is an estimate")
-    high: Number | None = Field(None, description="the most, at the comparison's `level`")
-    words: Text = Field(description="the same as a sentence")
-
-
 class Verdict(RecordPart):
     """verdict.json: what a comparison says."""
 
@@ -161,18 +151,10 @@ class Verdict(RecordPart):
     network: Text = Field(description="the network's name")
     seeds: list[Seed] = Field(description="the seeds that were asked for")
     folds: Count | None = Field(None, description="how often patients took turns in the test part; `null`: never")
-    planned: Count | None = Field(
-        None,
-        description="the seeds that had room within `--minutes`: the study ends before where the first question is "
-        "answered, and intervals hold at every look; `null`: the seeds were given",
-    )
     sites: list[str] = Field(description="the sites with a score")
     patients: dict[str, Count] = Field({}, description="site → its test patients")
     level: Share = Field(description="how sure the intervals are, 0.95")
     against: Text | None = Field(None, description="the row that all are compared with")
-    could_have_seen: DetectableGain | None = Field(
-        None, description="the gain that would have been found, see below; `null` with one seed"
-    )
     single: list[str] = Field(
         [], description="sites whose test cases are all one patient's: their own intervals are for other seeds alone"
     )
