@@ -216,7 +216,7 @@ def test_a_finished_comparison_is_never_replaced(
     for command, words in tried:
         assert main(["compare", *command]) == 1
         said = capsys.readouterr().err
-        assert all(word in said for word in [*words, "study", "another -o"]), said
+        assert all(word in said for word in [*words, "study", "-o", "--again"]), said
         assert everything_in(finished / "study") == before
     changed = {"version": "9", "hash": "f" * 64}
     monkeypatch.setattr("medsilo.plan.facts_of", lambda name: changed)
@@ -225,11 +225,16 @@ def test_a_finished_comparison_is_never_replaced(
     assert everything_in(finished / "study") == before
 
 
-def test_the_same_command_again_changes_nothing(finished: Path) -> None:
+def test_a_comparison_again_is_written_beside(finished: Path) -> None:
     before = everything_in(finished / "study")
-    assert main(["compare", *compared(finished)]) == 0
-    changed = {name for name, content in everything_in(finished / "study").items() if before[name] != content}
-    assert changed <= {"verdict.json", "report.html"}
+    assert main(["compare", *compared(finished), "--set", "training.learning_rate=0.02", "--again"]) == 0
+    assert everything_in(finished / "study") == before
+    assert read_verdict(finished / "study-2").about.cells == 2
+    assert main(["compare", *compared(finished)]) == 0  # the first one's own command: nothing runs, nothing changes
+    assert {name for name, content in everything_in(finished / "study").items() if before[name] != content} <= {
+        "verdict.json",
+        "report.html",
+    }
 
 
 def test_a_folder_of_other_things_is_no_comparisons(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -259,7 +264,7 @@ def test_a_run_of_another_plan_is_never_removed(tmp_path: Path) -> None:
         )
     before = everything_in(cell.folder)
     said = run_cell(cell, settings)
-    assert "training.learning_rate 0.02, now 0.05" in said and "another -o" in said
+    assert "training.learning_rate 0.02, now 0.05" in said and "--again" in said
     assert everything_in(cell.folder) == before
 
 

@@ -145,11 +145,6 @@ def undisturbed() -> dict[str, Tensor]:
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
-def test_without_c_is_another_model() -> None:
-    """Else the tests above could not tell whether C counted."""
-    assert not torch.equal(without_c()["6.weight"], undisturbed()["6.weight"])
-
-
 @pytest.mark.parametrize("task", ["join", "round", "deliver", "test"])
 def test_one_refusal_ends_a_study_that_needs_all(task: str, tmp_path: Path) -> None:
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:

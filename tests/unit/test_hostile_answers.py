@@ -1,6 +1,5 @@
 """Answers that no honest hospital gives: each costs its sender that answer, and nobody else anything."""
 
-import json
 import random
 from collections.abc import Callable
 from copy import deepcopy
@@ -363,12 +362,6 @@ def test_a_hostile_answer_costs_its_sender_that_answer_and_nobody_else_anything(
     assert numbers(summary) == numbers(read_summary(lost))
     for model in sorted(lost.glob("global/*.safetensors")):
         assert_equal(load_tensors(tmp_path / "run/global" / model.name)[0], load_tensors(model)[0])
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_answer_matters(method: str) -> None:
-    """Else the comparison above would say nothing."""
-    assert len({json.dumps(numbers(read_summary(without(method, task)))) for task in ("join", "round", "test")}) == 3
 
 
 # ---------------------------------------------------------------------------------------------------- at random

@@ -12,7 +12,6 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.core.text import LONGEST
 from medsilo.federation import inprocess
-from medsilo.runs.record import Record
 from medsilo_lab.report.page import write
 from tests.conftest import make_plan
 from tests.sites import CPU
@@ -112,13 +111,6 @@ def assert_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> No
     assert main(command) == 1
     told = capsys.readouterr().err
     assert told.startswith("medsilo: ") and told.count("\n") == 1
-
-
-def test_a_whole_run_is_resumed(stopped: Path, tmp_path: Path) -> None:
-    """Otherwise the test above would show nothing."""
-    shutil.copytree(stopped, tmp_path / "run")
-    assert main(["resume", str(tmp_path / "run"), "--device", "cpu"]) == 0
-    assert Record(tmp_path / "run").summary().finished
 
 
 FOR_REPORT: dict[str, Damage] = {

@@ -596,9 +596,9 @@ class ScriptSite:
         }
 
         def weight(own: Tensor) -> Tensor:
-            there = arrived.get(own.data_ptr())
-            same = there is not None and there.device == own.device and there.dtype == own.dtype
-            return there if same and there.equal(own) else own.to("cpu", copy=True)
+            there = arrived.get(own.data_ptr(), own)
+            fresh = there is not own and there.device == own.device and there.dtype == own.dtype
+            return there if fresh and there.equal(own) else own.to("cpu", copy=True)
 
         return {name: weight(own.detach()) for name, own in self.state.module.state_dict().items()}
 

@@ -95,6 +95,7 @@ def compare(
     ] = None,
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
+    again: Annotated[bool, typer.Option("--again", help="if --out exists, write beside it: compare-2")] = False,
     at_once: Annotated[int | None, option("N", "runs side by side (default: 2 if they fit)", min=1)] = None,
     device: options.Device = None,
     data: options.Data = None,
@@ -114,8 +115,10 @@ def compare(
 
     from medsilo_lab.report.study_page import write_study
     from medsilo_lab.study.compare import Asked, Study, most_at_once
+    from medsilo_lab.study.reuse import beside
     from medsilo_lab.study.verdict_file import About
 
+    out = beside(out) if again else out
     cells = Asked(task, plan, methods, row, seeds, changes, out, folds).all_cells()
     about = About(title=cells[0].plan.study.title or "Comparison", machine=f"{os.cpu_count()} CPU cores")
     settings = options.settings_of_owner(device, data, site_config)

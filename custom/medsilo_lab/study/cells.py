@@ -25,7 +25,7 @@ from medsilo_lab.study.differing import plan_differences
 
 ALONE, POOLED = "local", "central"  # what no federation makes; others are held against it
 LET_GO = 30.0  # seconds in which processes of a comparison that was killed have ended
-ANOTHER_FOLDER = "choose another -o"
+ANOTHER_FOLDER = "choose another -o, or --again for a new folder beside it"
 ANOTHER = "another comparison runs it now; wait for its end, or give another --out"
 
 

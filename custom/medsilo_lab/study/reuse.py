@@ -37,6 +37,15 @@ def begin(folder: Path, cells: Sequence[Cell], settings: SiteSettings) -> None:
     write_json(folder / paths.COMPARISON, ComparisonFacts(settings=_by_key(settings)).model_dump())
 
 
+def beside(folder: Path) -> Path:
+    """Return the folder, or where it exists the first of its name with a number that does not."""
+    number, free = 1, folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
 def check_free(folder: Path) -> None:
     """Raise MedsiloError unless the folder is new, empty, or a comparison's."""
     if folder.exists() and not folder.is_dir():
