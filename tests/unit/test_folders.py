@@ -293,6 +293,10 @@ def test_a_column_may_fix_the_parts(squares: Path, tmp_path: Path) -> None:
     data = read(photos(), where)
     for number, part in enumerate(PARTS):
         assert set(getattr(data, part).patients) == set(PATIENTS[number::3])
+    mistyped = source(tmp_path / "data", table="t.csv", columns={**columns, "patent": "pid"})
+    with pytest.raises(DataError, match=r"data\.columns.*did you mean patient") as caught:
+        read(photos(), mistyped)
+    assert caught.value.private == "patent"
     rows[0]["set"] = "validation"
     write_table(tmp_path / "data" / "t.csv", rows)
     with pytest.raises(DataError, match="patients are in.*by the table") as caught:

@@ -58,8 +58,8 @@ COUNTS_REFUSED = (
 
 
 NOBODY_NAMED = (
-    "patients are promised privacy (unit: patient), and nothing names the patient of a line or an image; say it in "
-    "data.columns.patient or data.patient, or where each has one only, demand unit: record"
+    "patients are promised privacy, and nothing names the patient of a line or an image; say it in "
+    "data.columns.patient or data.patient, where each has one only by what names the case"
 )
 
 

@@ -191,7 +191,7 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] |
     if missing := [name for name in needed if name not in head]:
         raise DataError(
             f"the table lacks {len(missing)} columns of the plan, first {needed[missing[0]]!r}; write their local "
-            f"names in data.names, or add them",
+            f"names in data.columns, or add them",
             private=", ".join(missing),
         )
     wanted = dict.fromkeys([*needed, *(head if besides is None else (name for name in besides if name in head))])

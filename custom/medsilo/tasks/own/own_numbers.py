@@ -29,7 +29,7 @@ LARGEST = 1e9
 class Column(Section):
     """One column: numbers, or categories where `levels` are given. Every hospital reads it in the same way."""
 
-    name: Text = Field(description="its name in the plan; a hospital says in `data.names` what it is called there")
+    name: Text = Field(description="its name in the plan; a hospital says in `data.columns` what it is called there")
     levels: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
         (), max_length=1000, description="of categories: all that there may be, in turn; one input each, 0 or 1"
     )
