@@ -92,7 +92,8 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         patient = folder.patient_in(called, by_folder)
         source = source.model_copy(update={"patient": patient})
         listings = {site: CaseIndex.of_recordings(source, place) for site, place in places.items()}
-    reader = Reader(SeriesFolder.model_validate({"signals": signals}).limits, source, USUAL_RATE, units=(unit,))
+    reader = Reader(SeriesFolder.model_validate({"signals": signals}).limits, source, USUAL_RATE)
+    reader.units = (unit,)
     cases = {site: own.entries for site, own in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
     every, wrong = folder.opened(cases, lambda entry: reader.read(entry.images[0]), left_out)

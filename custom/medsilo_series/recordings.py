@@ -16,7 +16,7 @@ from medsilo_series import waves
 KINDS = (*TableReader.PLAIN, ".txt", *waves.ENDINGS)
 MOST_NAMES = 100_000  # of labels or patients in a file
 FEWEST = 0.5, 1.5  # of the usual time between rows: what is shorter or longer is a gap
-UNITS = (1.0, 1e-3, 1e-6)  # of times, in seconds
+UNITS = (1.0, 1e-3, 1e-6)
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,13 @@ class Recording:
 class Reader:
     """One site's way to read its recordings. It keeps the file that was read last."""
 
+    units: tuple[float, ...] = UNITS  # that times may have, in seconds
+
     def __init__(
-        self,
-        limits: Mapping[str, tuple[float, float]],
-        source: DataSource,
-        rate: float,
-        label: bool = True,
-        units: Sequence[float] = UNITS,
+        self, limits: Mapping[str, tuple[float, float]], source: DataSource, rate: float, label: bool = True
     ) -> None:
-        """limits: of what is possible, by the plan's signals; rate: the plan's, in Hz, by which times have one of these
-        units; label: whether it is read, too.
-        """
-        self.limits, self.source, self.rate, self.units = limits, source, source.rate or rate, units
+        """limits: of what is possible, by the plan's signals; rate: the plan's; label: whether it is read, too."""
+        self.limits, self.source, self.rate = limits, source, source.rate or rate
         roles = {role: source.recording_columns.get(role) for role in ("label", "patient", "time")}
         self.label, self.patients = roles["label"] if label else None, roles["patient"]
         self.texts = tuple(filter(None, (self.label, self.patients)))
@@ -194,10 +189,7 @@ class _Rows(TableReader):
 
 
 def _timed(found: Recording, times: np.ndarray, units: Sequence[float], rate: float) -> Recording:
-    """Return a recording with its times, and with a beginning after every gap.
-
-    units: of times, in seconds; that one is taken which comes nearest to the rate.
-    """
+    """Return a recording with its times, in the unit that comes nearest to the rate, and a beginning after each gap."""
     if not np.isfinite(times).all():
         raise DataError("recordings have rows without a time; fill it in")
     between = np.diff(times)

@@ -22,7 +22,7 @@ from medsilo.methods.fedper import FedPer
 from medsilo.plan import Plan
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import Cases

@@ -19,8 +19,8 @@ from medsilo.check.data import HELD, data_tables, hospitals_table
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
-from medsilo.learning.compute import marks_in
-from medsilo.learning.partial_labels import ALIKE, absent_in, is_marked, labels_in, mark_of, marks_of_classes
+from medsilo.learning.compute import is_marked, labels_in, marks_in
+from medsilo.learning.partial_labels import ALIKE, absent_in, mark_of, marks_of_classes
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
@@ -37,6 +37,7 @@ from medsilo.tasks.own.image_patches import patch
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.volume_folder import NiftiFolder
 from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.site_data import class_counts
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.deploy.image_files import ImagePredictor
 from medsilo_lab.deploy.model_card import card_facts, write_card
@@ -521,7 +522,7 @@ def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> No
 
     lesion = next(target for _, target in read("c", **own["c"]).train if int(target) & 255)
     assert labels_in(lesion) == 1 and lesion >> ALIKE == 1 << 2
-    assert plan.task.class_counts(read("c", **own["c"]).train)[2] == 0
+    assert class_counts(read("c", **own["c"]).train, plan.task.goal.classes)[2] == 0
     survey = plan.task.survey("c", ["c"], 0, source("c", **own["c"]))
     rows = {row[0]: row[1:] for row in data_tables(survey, plan, 1)[1].rows}
     assert rows["melanoma"] == ["not told apart"] * 3 and sum(rows["keratosis"]) == 8

@@ -24,7 +24,7 @@ from medsilo.federation.site_stack import TrainingSite
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.compute import Stop
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from medsilo.schedule.phase import Phase
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource

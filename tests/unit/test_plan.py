@@ -13,7 +13,7 @@ import torch
 from medsilo import registry
 from medsilo.check.method_facts import FACTS
 from medsilo.core.errors import PlanError
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.learning.training import Training
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import NETWORKS, TASKS

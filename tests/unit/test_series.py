@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings

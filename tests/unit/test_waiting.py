@@ -22,9 +22,9 @@ from medsilo.federation.participant import Participant
 from medsilo.learning import compute, loop
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.class_weights import balanced_softmax, weighted
-from medsilo.learning.compute import Compute, know_marks, marks_in, part_of
+from medsilo.learning.compute import Compute, is_marked, know_marks, marks_in, part_of
 from medsilo.learning.loop import ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
-from medsilo.learning.partial_labels import is_marked, mark_of, marked
+from medsilo.learning.partial_labels import mark_of, marked
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.private import PoissonSample, _without_infinite
 from medsilo.privacy.noise import NoiseSource

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medsilo.learning.compute import BYTE, marks_in
+from medsilo.learning.compute import BYTE, is_marked, labels_in, marks_in
 
 MOST = 15  # labels with a bit: MONAI moves labels as float32, which holds 24 bits exactly
 ALIKE = BYTE + MOST + 1  # where the bits of classes stand that a case may have instead of its label's
@@ -29,11 +29,6 @@ def mark_of(absent: Collection[int]) -> int:
     4
     """
     return sum(1 << label for label in set(absent)) << BYTE
-
-
-def labels_in(target: Tensor) -> Tensor:
-    """Return labels without marks."""
-    return target & 255 if not target.is_floating_point() and target.dtype != torch.uint8 else target
 
 
 def marked(labels: Tensor, mark: int) -> Tensor:
@@ -110,11 +105,6 @@ def marks_of_classes(classes: int, absent: Collection[int], alike: Collection[Co
         return [0] * classes
     always = mark_of([*absent, MOST])  # a bit of no class says that not all are told apart
     return [always | mark_of(may.get(label, ())) << ALIKE - BYTE for label in range(classes)]
-
-
-def is_marked(target: Tensor) -> bool:
-    """Return whether these classes are of a hospital that does not tell all apart."""
-    return target.dtype == torch.int64 and any(marks_in(target))
 
 
 def among_present(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from torch import Tensor, cat, ones_like, stack, zeros_like
 from torch.nn import functional
 
-from medsilo.learning.partial_labels import among_present, class_entropies, is_marked, labels_in
-from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of, reliability
+from medsilo.learning.compute import is_marked, labels_in
+from medsilo.learning.partial_labels import among_present, class_entropies
+from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of
+from medsilo.tasks.measuring import chances, confusion, reliability
 from medsilo.tasks.metrics import (
     BINS,
     BROAD,
@@ -18,8 +20,6 @@ from medsilo.tasks.metrics import (
     area_under_curve,
     areas_under_curve,
     balanced_accuracy,
-    chances,
-    confusion,
 )
 from medsilo.tasks.objective import Objective
 

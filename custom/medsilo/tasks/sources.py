@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from difflib import get_close_matches
 from os import walk
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -13,6 +12,7 @@ from medsilo.core.errors import DataError
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.core.text import composed
+from medsilo.core.wording import near_key
 
 
 def as_tuple(value: Any) -> Any:
@@ -94,7 +94,7 @@ class DataSource(Section):
     def check_columns(self) -> None:
         """Raise a DataError for a column that no table of files has."""
         if strangers := [name for name in self.columns if name not in ROLES]:
-            hint = f"; did you mean {near[0]}?" if (near := get_close_matches(strangers[0], ROLES, 1)) else ""
+            hint = f"; did you mean {near}?" if (near := near_key(strangers[0], ROLES)) else ""
             raise DataError(f"data.columns: a table of files has {', '.join(ROLES)}{hint}", private=strangers[0])
 
     @property

@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.learning.partial_labels import MOST, labels_in
+from medsilo.learning.compute import labels_in
+from medsilo.learning.partial_labels import MOST
 from medsilo.models.architectures import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.case_index import (
