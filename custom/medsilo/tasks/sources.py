@@ -53,8 +53,7 @@ class DataSource(Section):
     labels: Pattern | None = None
     patient: Pattern | None = None  # a regular expression that finds the patient in the name of a case
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
-    # What a table's columns are called here: image (several for several channels), label, patient, part, site, and
-    # those that a plan reads.
+    # What a table's columns are called here: image (one or several), label, patient, part, site, and the plan's own
     columns: dict[str, Pattern | Names] = {}
     label_map: dict[str | int, str | int | Names] = {}  # this site's labels to the plan's; several where one means them
     unannotated: Names = ()  # structures, classes, modalities and columns that nobody annotated or measured here
