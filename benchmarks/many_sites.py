@@ -36,7 +36,7 @@ from medsilo.core.parent_watch import most_held
 from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from medsilo.site.settings import ALL_MINE, make_settings
 
 GROWTH = (2, 8, 32, 64, 144, 1000)

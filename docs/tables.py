@@ -38,7 +38,7 @@ from medsilo.models.network import Network
 from medsilo.plan import ModelSelection, Plan, StudyDescription
 from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.registry import NETWORKS, TASKS
-from medsilo.runs import paths, schema, site_files
+from medsilo.runs import paths, rounds, schema, site_files
 from medsilo.schedule.declared import PrivacyOffer
 from medsilo.schedule.participation import Participation
 from medsilo.schedule.secure_aggregation import SecureAggregationSettings
@@ -420,9 +420,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "details": lambda: fields(schema.Details, "details."),
     "similarity": lambda: fields(schema.Similarity, "details.similarity."),
     "super-model": lambda: fields(schema.SuperModelFacts, "details.super_model."),
-    "round": lambda: fields(schema.Round),
-    "site-round": lambda: fields(schema.SiteRound, "sites.<site>."),
-    "sent-update": lambda: fields(schema.SentUpdate, "sites.<site>.updates.<group>."),
+    "round": lambda: fields(rounds.Round),
+    "site-round": lambda: fields(rounds.SiteRound, "sites.<site>."),
+    "sent-update": lambda: fields(rounds.SentUpdate, "sites.<site>.updates.<group>."),
     "provenance": lambda: fields(site_files.Provenance),
     "study-tree": lambda: tree(STUDY_TREE),
     "verdict": lambda: fields(verdict_file.Verdict),

@@ -25,6 +25,7 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 import psutil
+from medsilo.runs.watching import studies
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -37,7 +38,6 @@ from medsilo.flare.leftovers import command_lines, studies_of
 from medsilo.runs import event_reading, paths
 from medsilo.runs.reading import read_now, read_rounds, read_summary
 from medsilo.runs.schema import Round, Turns
-from medsilo.runs.watching import studies
 from medsilo.site.ledger import ledgers
 
 Sample = tuple[str, dict[str, str], float | None]

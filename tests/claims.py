@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from tests.junit import SuiteResults, build_hash, read_junit
 
 ROOT = Path(__file__).parents[1]

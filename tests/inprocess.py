@@ -16,7 +16,8 @@ from medsilo.federation.inprocess import Loop
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.record import new_study
-from medsilo.runs.schema import Round, Summary
+from medsilo.runs.rounds import Round
+from medsilo.runs.schema import Summary
 
 __all__ = ["Loop", "StudyResult", "run"]
 

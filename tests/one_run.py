@@ -171,7 +171,7 @@ def planned(kind: Kind, patients: int) -> Plan:
 def settings(root: Path, data: str, kind: Kind) -> SiteSettings:
     described = {"folder": str(root / data), **kind.data}
     write_text(root / data / "records/a/key", KEY)
-    demands = {"epsilon": 100.0, "delta": DELTA, "unit": "patient", "public": {"counts": "an audit"}}
+    demands = {"epsilon": 100.0, "delta": DELTA, "public": {"counts": "an audit"}}
     own = {"device": "cpu", "state_dir": str(root / data / "records"), "data": described, "privacy": demands}
     return make_settings({**own, "min_patients_per_metric": 1}, "an audit")
 

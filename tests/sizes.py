@@ -36,8 +36,9 @@ GOALS = {
     KEYS: 35,
 }
 CLASSES = (
-    *("Plan", "Algorithm", "Phase", "Group", "Layer", "Task", "Network", "Aggregator", "SiteSettings", "SiteContext"),
-    *("Participant", "Trainer", "TrainContext", "Coordinator", "RequestScheduler", "ServerState", "Record"),
+    *("Plan", "Algorithm", "Phase", "Group", "Layer", "Task", "Network", "Aggregator", "PartySettings"),
+    *("SiteSettings", "SiteContext", "Participant", "Trainer", "TrainContext", "Coordinator", "RequestScheduler"),
+    *("ServerState", "Record"),
 )
 ROOM, LARGEST = 100, 1 << 40
 FIRST, ROUNDS = 2, 5  # of the rounds that are looked at: the first one prepares

@@ -13,10 +13,11 @@ from torch import nn
 
 from medsilo.core import model_folders, optional
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.core.files import dump_yaml, read_yaml
 from medsilo.core.package import ALWAYS, facts_of, is_here, is_ours, ours_behind
-from medsilo.core.section import Feature, Section, checked, in_words, near_key
+from medsilo.core.section import Feature, Section, checked
 from medsilo.core.text import plain
+from medsilo.core.wording import in_words, near_key
+from medsilo.core.yaml_text import dump_yaml, read_yaml
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form
@@ -176,9 +177,14 @@ class Plan(Section):
         """The noisy gradients that are taken of each batch, where the plan promises privacy."""
         return len(self.private.networks) * (2 if self.algorithm.perturbation else 1)
 
+    @property
+    def sealed(self) -> bool:
+        """Return whether hospitals mask what they send."""
+        return self.secure_aggregation.mode != "none"
+
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
         """Return how each group is sealed that sites seal in a phase."""
-        secure = self.secure_aggregation.implementation
+        secure = self.secure_aggregation.implementation if self.sealed else None
         return dict(secure.forms(self, phase)) if secure else {}
 
     def _blueprint(self) -> ModelFactory:

@@ -28,11 +28,13 @@ from medsilo.registry import METHODS, SOURCE
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record, new_study
-from medsilo.runs.schema import Round, Summary
+from medsilo.runs.rounds import Round
+from medsilo.runs.schema import Summary
 from medsilo.site.settings import ALL_MINE, SiteSettings, make_settings
 from medsilo_lab import in_memory
 from medsilo_lab.deploy.predictor import asked_to_predict
 from medsilo_lab.deploy.source import Source
+from medsilo_lab.report.class_rates import by_class
 from medsilo_lab.report.deciding import OF_CLASS
 from medsilo_lab.report.page import write
 from medsilo_lab.report.read import RunResult, read
@@ -140,7 +142,7 @@ class Run:
         """
         run, names, rows = self._result, self.plan.task.goal.label_names, []
         for site, own in (run.summary.sites | run.summary.evaluation_sites).items():
-            for rates in own.by_class(names):
+            for rates in by_class(own, names):
                 name, *told = rates
                 rows.append({"site": site, "class": name, **dict(zip(rates._fields[1:], told, strict=True))})
         return _frame(rows, ["site", "class"])

@@ -22,7 +22,6 @@ from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import duration, size_text
 from medsilo.plan import Plan
-from medsilo.runs.watching import Row, StudyMoment, studies
 from medsilo.site.accepted_settings import moment
 from medsilo.site.approvals import NOTHING, ApprovalLimits, AskingPlan
 from medsilo.site.ledger import ledgers
@@ -30,6 +29,7 @@ from medsilo.site.policy import Policy
 from medsilo_lab.report import template
 from medsilo_lab.report.charts import Series, line_chart
 from medsilo_page.page_server import HTML, PageServer, Query, Reply
+from medsilo_page.watching import Row, StudyMoment, studies
 
 HERE = Path(__file__).parent
 DRAWN = 400  # points of a chart at most

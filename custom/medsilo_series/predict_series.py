@@ -43,7 +43,7 @@ def _predicted(asked: Predictor, task: SeriesFolder, path: Path, scales: tuple[T
     data = asked.data or DataSource(folder=path.parent)
     none: Row = {**dict.fromkeys(COLUMNS), "recording": path.name}
     try:
-        found = list(task.windows(path, Reader(task.limits, data, label=False)))
+        found = list(task.windows(path, Reader(task.limits, data, task.rate, label=False)))
         if not any(len(windows.inputs) for _, _, windows in found):
             raise DataError(f"a recording has no {task.window} complete steps in a row")
     except DataError as error:

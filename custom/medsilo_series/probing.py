@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,6 +20,7 @@ TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec"
 LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
 PATIENTS = {"patient", "patients", "subject", "subjects", "person", "participant", "pid", "pseudonym", "who"}
 COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
+NAMED_UNITS = {"ms": 1e-3, "us": 1e-6}
 USUAL_RATE = 50.0  # Hz, where nothing tells it
 SECONDS = 2.56  # that a window takes, about, of a movement
 SHORTEST = 8  # steps of a window
@@ -77,7 +77,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
     places = {site: folder.path / top for site, top in folder.sites_of(tops).items()} or {"": folder.path}
     hospitals = tuple(filter(None, places))
     table = next(iter(places.values())) / (beside.name if beside else DataSource.TABLE)
-    described, signals = _described(folder.path, names, table)
+    described, signals, unit = _described(folder.path, names, table)
     source = DataSource.model_validate(
         {"folder": folder.path, **described, **(beside.described("recording") if beside else {})}
     )
@@ -86,13 +86,14 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
     if dealt:
         hospitals, entries = tuple(sorted({entry.site for entry in listings[""].entries})), listings[""].entries
         listings = {site: CaseIndex([one for one in entries if one.site == site]) for site in hospitals}
-    by_folder = not table.is_file() and not source.recording_columns.label
-    if not table.is_file() and not source.recording_columns.patient:
+    by_folder = not table.is_file() and "label" not in source.recording_columns
+    if not table.is_file() and "patient" not in source.recording_columns:
         called = {site: [one.name for one in own.entries] for site, own in listings.items()}
         patient = folder.patient_in(called, by_folder)
         source = source.model_copy(update={"patient": patient})
         listings = {site: CaseIndex.of_recordings(source, place) for site, place in places.items()}
-    reader = Reader(SeriesFolder.model_validate({"signals": signals}).limits, source)
+    reader = Reader(SeriesFolder.model_validate({"signals": signals}).limits, source, USUAL_RATE)
+    reader.units = (unit,)
     cases = {site: own.entries for site, own in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
     every, wrong = folder.opened(cases, lambda entry: reader.read(entry.images[0]), left_out)
@@ -105,13 +106,11 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
             (site, entry.patient, label)
             for site, own in listings.items()
             for entry in own.entries
-            for label in (inside[site].get(entry.name, ()) if source.recording_columns.label else [str(entry.label)])
+            for label in (inside[site].get(entry.name, ()) if reader.label else [str(entry.label)])
         }
     )
     if len(labels) > MOST_CLASSES:
-        raise DataError(
-            f"column {source.recording_columns.label!r} has {len(labels)} different values, too many for classes"
-        )
+        raise DataError(f"column {reader.label!r} has {len(labels)} different values, too many for classes")
     if len(labels) < 2:
         raise DataError(
             f"all recordings have one label, {next(iter(labels), 'none')}; add recordings of other labels, or a "
@@ -124,9 +123,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         tuple(tops),
         signals,
         dict(sorted(labels.items())),
-        "are names of folders"
-        if by_folder
-        else f"are in column {source.recording_columns.label or source.columns.label!r}",
+        "are names of folders" if by_folder else f"are in column {reader.label or source.column('label')!r}",
         {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
         {site: len(own) for site, own in cases.items()},
         int(np.median([len(one.values) for one in every])),
@@ -153,8 +150,8 @@ def _round_rate(rate: float) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------- what lies there
-def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return what the first recording says of how all are to be read, and its signals."""
+def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[str, Any], tuple[str, ...], float]:
+    """Return what the first recording says of how all are to be read, its signals, and its times' unit in seconds."""
     if table.is_file():  # other files may lie there, too
         told = table.read_text("utf-8", errors="replace")
         names = [name for name in names if PurePosixPath(name).name in told] or names
@@ -163,11 +160,11 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[st
         raise DataError(f"recordings have several endings, {', '.join(sorted(endings))}; keep one kind in the folder")
     ending = endings.pop()
     if ending in waves.ENDINGS:
-        return {}, waves.wave_of(folder / names[0]).names
+        return {}, waves.wave_of(folder / names[0]).names, 1.0
     return _columns(folder / names[0], table.is_file())
 
 
-def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...], float]:
     head, *below = TableReader.first_lines(path, LINES) or [[]]
     lines = [line for line in below if len(line) == len(head)]
     time, label, patient = (_called(head, words) for words in (TIMES, LABELS, PATIENTS))
@@ -183,11 +180,10 @@ def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...
         raise DataError("the first recording has no column of numbers; its first line has to name the columns")
     roles = {"time": time} if by_table else {"time": time, "label": label, "patient": patient}
     found: dict[str, Any] = {"recording_columns": {role: name for role, name in roles.items() if name}}
-    if time:
-        found["time_unit"] = _unit(time, cells[time])
     if decimal == ",":
         found["decimal"] = decimal
-    return {key: value for key, value in found.items() if value not in ({}, "s")}, signals
+    unit = NAMED_UNITS.get((time or "").lower().rpartition("_")[2], 1.0)
+    return {key: value for key, value in found.items() if value != {}}, signals, unit
 
 
 def _called(names: Sequence[str], words: set[str]) -> str | None:
@@ -196,17 +192,6 @@ def _called(names: Sequence[str], words: set[str]) -> str | None:
 
 def _is_number(cell: str, decimal: str) -> bool:
     return TableReader.number(cell, decimal) is not None
-
-
-def _unit(name: str, cells: Sequence[str]) -> str:
-    """Return the unit of a time, by its name or by how it is written."""
-    try:
-        if cells and TableReader.number(cells[0], ",") is None and datetime.fromisoformat(cells[0]):
-            return "datetime"
-    except ValueError:
-        pass
-    word = name.lower().rpartition("_")[2]
-    return word if word in ("ms", "us") else "s"
 
 
 # ---------------------------------------------------------------------------------------------------- choices
@@ -257,7 +242,6 @@ WHY: Mapping[str, str] = {
     "table": "a line per recording",
     "columns": "what these are called there: a guess by the names; correct it",
     "recording_columns": "what these are called in the recordings, by their names: correct what is guessed wrong",
-    "time_unit": "of the time's column",
     "decimal": "numbers are written with a comma",
     "patient": "a guess from the names; correct it",
 }

@@ -16,7 +16,7 @@ from medsilo_series import waves
 KINDS = (*TableReader.PLAIN, ".txt", *waves.ENDINGS)
 MOST_NAMES = 100_000  # of labels or patients in a file
 FEWEST = 0.5, 1.5  # of the usual time between rows: what is shorter or longer is a gap
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+UNITS = (1.0, 1e-3, 1e-6)
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,17 @@ class Recording:
 class Reader:
     """One site's way to read its recordings. It keeps the file that was read last."""
 
-    def __init__(self, limits: Mapping[str, tuple[float, float]], source: DataSource, label: bool = True) -> None:
-        """limits: of what is possible, by the plan's signals; label: whether it is read, too."""
-        self.limits, self.source, inside = limits, source, source.recording_columns
-        self.label, self.patients = inside.label if label else None, inside.patient
+    units: tuple[float, ...] = UNITS  # that times may have, in seconds
+
+    def __init__(
+        self, limits: Mapping[str, tuple[float, float]], source: DataSource, rate: float, label: bool = True
+    ) -> None:
+        """limits: of what is possible, by the plan's signals; rate: the plan's; label: whether it is read, too."""
+        self.limits, self.source, self.rate = limits, source, source.rate or rate
+        roles = {role: source.recording_columns.get(role) for role in ("label", "patient", "time")}
+        self.label, self.patients = roles["label"] if label else None, roles["patient"]
         self.texts = tuple(filter(None, (self.label, self.patients)))
-        others = [name for name in (inside.label, inside.patient, inside.time) if name]
-        self.names = source.own_names([*limits], others, source.names)
+        self.names = source.own_names([*limits], roles, "recording_columns")
         self.last: tuple[Path, Recording] | None = None
 
     def read(self, path: Path) -> Recording:
@@ -87,13 +91,13 @@ class Reader:
                 return self._from_wave(path, signals)
             return self._from_rows(path, signals)
         except DataError as error:
-            words = str(error).replace("the table", "a recording")
+            words = str(error).replace("the table", "a recording").replace("data.columns", "data.recording_columns")
             raise DataError(words, f"{path.name} {error.private}".strip()) from error
 
     # ------------------------------------------------------------------------------------------ rows
     def _from_rows(self, path: Path, signals: bool) -> Recording:
         read = {self.names[name]: name for name in self.limits} if signals else {}
-        time = self.source.recording_columns.time if signals else None
+        time = self.source.recording_columns.get("time") if signals else None
         needed = read | {name: name for name in (*self.texts, *([time] if time else []))}
         rows = _Rows(source=self.source, numbers=tuple(read), texts=self.texts, time=time).read(path, needed)
         if rows.uneven:
@@ -114,7 +118,9 @@ class Reader:
         if patients:
             begins[1:] |= patients.rows[1:] != patients.rows[:-1]
         found = Recording(self._bounded(values), begins, None, coded.get(self.label or ""), patients)
-        return _timed(found, np.array(rows.times, np.float64)) if time else found
+        if not time:
+            return found
+        return _timed(found, np.array(rows.times, np.float64), (1.0,) if rows.dated else self.units, self.rate)
 
     def _bounded(self, values: np.ndarray) -> np.ndarray:
         """Return values of which those that can't be are not known."""
@@ -123,7 +129,7 @@ class Reader:
             return np.where((values >= low) & (values <= high), values, np.float32("nan"))
 
     def _from_wave(self, path: Path, signals: bool) -> Recording:
-        if self.texts or self.source.recording_columns.time:
+        if self.texts or "time" in self.source.recording_columns:
             raise DataError(f"WFDB and EDF hold no labels and patients that are read; write them to {DataSource.TABLE}")
         wave, values = waves.rows_of(path, [self.names[name] for name in self.limits] if signals else [])
         return Recording(self._bounded(values), np.arange(wave.rows) == 0, rate=wave.rate)
@@ -138,6 +144,7 @@ class _Rows(TableReader):
     texts: tuple[str, ...] = field(kw_only=True)
     time: str | None = field(kw_only=True)
     count: int = 0
+    dated: bool = False  # whether a time has a date
     wrong: list[str] = field(default_factory=list)  # rows with a cell that is no number
     values: array = field(default_factory=lambda: array("f"))
     times: array = field(default_factory=lambda: array("d"))
@@ -173,14 +180,16 @@ class _Rows(TableReader):
         return float(text if self.source.decimal == "." else text.replace(",", "."))
 
     def _time(self, cell: str) -> float:
-        if self.source.time_unit == "datetime":
-            known = datetime.fromisoformat(cell.strip())
+        """Return a time: a number of seconds or parts of them, or a date with a time of day."""
+        try:
+            return self._number(cell)
+        except ValueError:
+            known, self.dated = datetime.fromisoformat(cell.strip()), True
             return (known if known.tzinfo else known.replace(tzinfo=UTC)).timestamp()
-        return self._number(cell) * UNITS[self.source.time_unit]
 
 
-def _timed(found: Recording, times: np.ndarray) -> Recording:
-    """Return a recording with its times, and with a beginning after every gap."""
+def _timed(found: Recording, times: np.ndarray, units: Sequence[float], rate: float) -> Recording:
+    """Return a recording with its times, in the unit that comes nearest to the rate, and a beginning after each gap."""
     if not np.isfinite(times).all():
         raise DataError("recordings have rows without a time; fill it in")
     between = np.diff(times)
@@ -190,6 +199,8 @@ def _timed(found: Recording, times: np.ndarray) -> Recording:
     if not inside.any():
         return replace(found, seconds=times - times[0])
     usual = float(np.median(between[inside]))
+    times = times * min(units, key=lambda unit: abs(math.log(usual * unit * rate)))
+    between, usual = np.diff(times), float(np.median(np.diff(times)[inside]))
     regular = inside & (between >= FEWEST[0] * usual) & (between <= FEWEST[1] * usual)
     gaps = np.concatenate([[False], inside & ~regular])
     rate = float(regular.sum() / between[regular].sum())

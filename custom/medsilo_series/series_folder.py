@@ -159,13 +159,13 @@ class SeriesFolder(OwnFolder, Standardised):
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.images or source.labels:
             raise DataError("data: recordings have no images or labels; leave these keys out, or name a data.table")
-        if source.each_alone and source.recording_columns.patient:
+        if source.each_alone and "patient" in source.recording_columns:
             raise DataError(
                 "data.recording_columns.patient: under privacy a file must hold one patient, because a fault in it "
                 "leaves out all others; write one file per patient"
             )
         listing = CaseIndex.of_recordings(source, folder)
-        reader, known = Reader(self.limits, source), self.known_labels(source)
+        reader, known = Reader(self.limits, source, self.rate), self.known_labels(source)
         shown = by_patient(listing, reader) if reader.texts else {}
         strangers = [
             f"{entry.name}: {label}"
@@ -183,7 +183,7 @@ class SeriesFolder(OwnFolder, Standardised):
         return {entry.name: known.get(TableReader.level(str(entry.label))) for entry in listing.entries}
 
     def maker(self, source: DataSource) -> Callable[..., Any]:
-        return partial(self._made, reader=Reader(self.limits, source), known=self.known_labels(source))
+        return partial(self._made, reader=Reader(self.limits, source, self.rate), known=self.known_labels(source))
 
     def _made(self, files: tuple[Path, ...], label: int | None, patient: str, reader: Reader, known: Known) -> Any:
         """One patient's windows of a recording."""
@@ -215,7 +215,7 @@ class SeriesFolder(OwnFolder, Standardised):
 
     def own_scales(self, source: DataSource) -> tuple[Tensor, Tensor]:
         """Return `scales_of` all of a hospital's recordings."""
-        reader = Reader(self.limits, source, label=False)
+        reader = Reader(self.limits, source, self.rate, label=False)
         found = CaseIndex.of_recordings(source, source.folder)
         paths = dict.fromkeys(entry.images[0] for entry in found.entries)
         every = (found.inputs for path in paths for _, _, found in self.windows(path, reader))

@@ -63,7 +63,7 @@ def rows_of(path: Path, names: Sequence[str]) -> tuple[Wave, np.ndarray]:
 
 def _places(there: Sequence[str], names: Sequence[str]) -> list[int]:
     if missing := [name for name in names if name not in there]:
-        raise DataError("recordings lack a signal that the plan reads; say its name here in data.names", missing[0])
+        raise DataError("recordings lack a signal of the plan; say its name in data.recording_columns", missing[0])
     return [there.index(name) for name in names]
 
 

@@ -14,6 +14,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.centralised import POOL
 from medsilo.federation.protection import read_for
+from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
@@ -21,7 +22,7 @@ from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.site_data import SiteData, drawn_cases
+from medsilo.tasks.site_data import SiteData
 
 
 @dataclass(frozen=True)

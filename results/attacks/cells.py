@@ -13,7 +13,7 @@ from medsilo.core.files import write_json
 from medsilo.core.package import ENGINE, facts_of
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.outliers import standing_out
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from results.attacks.attackers import ATTACKS, attacks_on
 from results.attacks.federation import run
 

@@ -24,7 +24,7 @@ from medsilo.runs import paths
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import Cases, SiteData
 from medsilo.tasks.task import Task

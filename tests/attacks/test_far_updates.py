@@ -12,7 +12,7 @@ from medsilo.core.errors import ParticipationError, Refused
 from medsilo.federation.channel import Missing
 from medsilo.federation.directions import RoundDirections
 from medsilo.runs.messages import StudyMessage
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from tests.conftest import SITES, make_plan
 from tests.unit.test_coordinator import GO_ON, SMALL, Answers, Study, assert_equal
 

@@ -478,7 +478,7 @@ def test_patients_that_nothing_names_are_not_protected_by_their_lines(tmp_path: 
     with pytest.raises(MedsiloError, match="nothing names the.*say it in"):
         study(tmp_path / "images", unnamed, "patient", set(), "validation", Sums())
     lines = replace(SETTINGS["table"], write=nameless)
-    with pytest.raises(MedsiloError, match="demand unit: record"):
+    with pytest.raises(MedsiloError, match="data.columns.patient"):
         study(tmp_path / "lines", lines, "patient", set(), "train", Sums())
 
 

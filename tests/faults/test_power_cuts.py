@@ -20,7 +20,7 @@ from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.runs import paths
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from medsilo.site.approvals import ApprovalLimits, Approvals
 from medsilo.site.ledger import CountedStudy, Ledger, Spending
 from medsilo.site.query_budget import ANSWERS, QueryBudget, Requester

@@ -55,7 +55,7 @@ def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
 def test_the_simulator_writes_the_ledger_of_the_loop(tmp_path: Path) -> None:
     """Hospitals that demand privacy: the same entries, in the same order at each, the same ε and the same outcome."""
     plan = promised("fedavg", *SAMPLED, BY_TWO, "privacy.scores.epsilon=0.3", "privacy.counts.epsilon=0.1")
-    own = SiteSettings(device="cpu", privacy=PrivacyRequirements(epsilon=4.0, delta=1e-3, unit="record"))
+    own = SiteSettings(device="cpu", privacy=PrivacyRequirements(epsilon=4.0, delta=1e-3))
     inprocess.run(plan, folder=tmp_path / "one/study", settings=own)
     simulator.run(plan, tmp_path / "other/study", own)
     for site in TWO:

@@ -26,9 +26,10 @@ from PIL import Image
 
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_tensors, load_yaml, save_tensors
+from medsilo.core.files import load_tensors, save_tensors
 from medsilo.core.parent_watch import most_held
 from medsilo.core.text import LONGEST
+from medsilo.core.yaml_text import load_yaml
 from medsilo.federation import inprocess
 from medsilo.federation.acceptance import Acceptance
 from medsilo.plan import load_plan, parse_plan

@@ -15,8 +15,8 @@ from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils import fobs
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import dump_yaml, load_yaml
 from medsilo.core.text import LONGEST
+from medsilo.core.yaml_text import dump_yaml, load_yaml
 from medsilo.flare.wire import META, flat, let_tensors_travel, to_parcel, to_shareable, unflat
 from medsilo.plan import PlanError, parse_plan
 from medsilo.runs.messages import DEEPEST, Request, StudyMessage, check_values

@@ -39,7 +39,7 @@ def test_a_hospital_that_dies_has_the_ledger_of_the_loop_and_at_most_one_answer_
     local = pair.kit(HOSPITAL) / "local/medsilo.yaml"
     before = local.read_text()
     photos = write_photos(tmp_path / "photos", NAMES)
-    demands = {"epsilon": 5.0, "delta": 1e-3, "unit": "record", "public": {"counts": "known"}}
+    demands = {"epsilon": 5.0, "delta": 1e-3, "public": {"counts": "known"}}
     own = {"device": "cpu", "data": str(photos), "privacy": demands}
     plan = parse_plan(NOISY, ["training.rounds=30", f"participation.sites=[{HOSPITAL}]"])
     key_of = QueryBudget(pair.kit(HOSPITAL) / "medsilo/_hospital" / HOSPITAL).key()

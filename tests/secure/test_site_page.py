@@ -8,9 +8,10 @@ import pytest
 
 from medsilo.flare.jobs import write_job
 from medsilo.runs import paths
-from medsilo.runs.reading import read_diary, read_rounds, read_summary
+from medsilo.runs.reading import read_rounds, read_summary
 from medsilo_page.page_server import PageServer
 from medsilo_page.pages import SitePages
+from medsilo_page.watching import read_diary
 from tests.browser import Browser, chromium
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import SERVER, Consortium, wait_until

@@ -43,7 +43,7 @@ PRIVATE = {
     "privacy": {"epsilon": 2.0, "delta": 1e-3},
 }
 REASON = {"counts": "in our annual report"}
-DEMANDS: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-3, "unit": "record", "public": REASON}
+DEMANDS: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-3, "public": REASON}
 
 
 def settings_of(data: Path, **demands: Any) -> SiteSettings:
@@ -255,7 +255,7 @@ def test_the_ledger_shows_and_verifies(photos: Path, tmp_path: Path) -> None:
 def test_check_and_disclosure_name_the_price(photos: Path, tmp_path: Path) -> None:
     plan, own = parse_plan(PRIVATE), settings_of(photos, public={**REASON, "test": "published"})
     prices = dict(price_list(plan, own))
-    assert "at most ε = 2 at δ = 0.001 for each record" in prices["tensors: model"]
+    assert "at most ε = 2 at δ = 0.001 for each patient" in prices["tensors: model"]
     assert prices["numbers of cases"] == "0: declared public (in our annual report)"
     assert prices["score and loss over validation cases"] == "0: does not leave"
     assert "What each costs" in "\n".join(describe(plan, own))

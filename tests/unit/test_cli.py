@@ -13,7 +13,7 @@ import pytest
 
 from medsilo.cli import all_commands, main
 from medsilo.runs.progress import StudyProgress, round_lines
-from medsilo.runs.schema import Round, SiteRound
+from medsilo.runs.rounds import Round, SiteRound
 from tests.commands import parsed, processor_seconds
 
 NAMES = [one.name for commands in all_commands().values() for one in commands]

@@ -18,7 +18,7 @@ from medsilo.federation.inprocess import Loop
 from medsilo.plan import parse_plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import Scan
 from medsilo_lab.study.cells import Row, cells_of, run_cell

@@ -28,7 +28,8 @@ from medsilo.runs.messages import StudyMessage
 from medsilo.runs.progress import round_lines
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
+from medsilo.runs.rounds import Round
+from medsilo.runs.schema import Agreement, RoundCount, Selection, Summary
 from medsilo.tasks.site_data import SiteData
 from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, SMALL, WEIGHED, make_plan, slow_but
 from tests.sites import CPU, site_of

@@ -27,17 +27,15 @@ from medsilo.tasks.decisions import (
     PLACED,
     RELIABILITY,
     calibration_error,
-    coarse_reliability,
     decided,
     judged,
     on_a_place,
     places_of,
     rates_of,
-    reliability,
-    threshold_of,
     with_derived,
 )
-from medsilo.tasks.metrics import BINS, BROAD, CHANCES, added, chances, coarse_chances
+from medsilo.tasks.measuring import chances, coarse_chances, coarse_reliability, reliability, threshold_of
+from medsilo.tasks.metrics import BINS, BROAD, CHANCES, added
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
 

@@ -20,7 +20,7 @@ from hypothesis.extra.numpy import arrays
 from medsilo.check.data import data_findings, data_tables
 from medsilo.cli import main
 from medsilo.core.errors import DataError
-from medsilo.core.files import dump_yaml
+from medsilo.core.yaml_text import dump_yaml
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings

@@ -18,7 +18,7 @@ from medsilo import __version__
 from medsilo.check.disclosure import leaks, leaving
 from medsilo.check.method_facts import FACTS
 from medsilo.cli import main
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.registry import METHODS
 from medsilo_lab.study.verdict_file import REFERENCES
 from results.result_files import header_of, rows_of

@@ -17,20 +17,12 @@ import safetensors.torch
 import torch
 
 from medsilo.core.errors import MedsiloError, NoRoom
-from medsilo.core.files import (
-    LockedFolder,
-    append_line,
-    load_tensors,
-    read_yaml,
-    save_tensors,
-    sweep,
-    write_json,
-    write_passing,
-    write_text,
-)
+from medsilo.core.files import append_line, load_tensors, save_tensors, sweep, write_json, write_passing, write_text
 from medsilo.core.mmap_store import MOST_FILES, TYPES, _File, stored, stretches_of
 from medsilo.core.text import is_safe_name
+from medsilo.core.yaml_text import read_yaml
 from medsilo.runs.record import Record
+from medsilo.site.query_budget import LockedFolder
 
 TENSORS = {
     "weight": torch.tensor([[1.5, -2.0], [float("nan"), 4.0]]),

@@ -19,6 +19,7 @@ from PIL import Image
 
 from medsilo.core.errors import DataError, MedsiloError, PlanError
 from medsilo.learning.compute import Compute
+from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.loop import batches
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
@@ -29,7 +30,6 @@ from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_patches import from_windows, patch
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import FURTHEST
-from medsilo.tasks.site_data import drawn_cases
 from medsilo.tasks.sources import PARTS, DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo_lab.deploy.predict import scan_of
@@ -293,6 +293,10 @@ def test_a_column_may_fix_the_parts(squares: Path, tmp_path: Path) -> None:
     data = read(photos(), where)
     for number, part in enumerate(PARTS):
         assert set(getattr(data, part).patients) == set(PATIENTS[number::3])
+    mistyped = source(tmp_path / "data", table="t.csv", columns={**columns, "patent": "pid"})
+    with pytest.raises(DataError, match=r"data\.columns.*did you mean patient") as caught:
+        read(photos(), mistyped)
+    assert caught.value.private == "patent"
     rows[0]["set"] = "validation"
     write_table(tmp_path / "data" / "t.csv", rows)
     with pytest.raises(DataError, match="patients are in.*by the table") as caught:

@@ -9,7 +9,7 @@ from torch.utils.data import ConcatDataset
 
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
-from medsilo.tasks.site_data import SiteData, folded, labels_of, patients_of
+from medsilo.tasks.site_data import SiteData, folded, labels_of, patients_of, places_in
 from medsilo.tasks.sources import PARTS
 from medsilo.tasks.task import Fold
 from medsilo_lab.study.evidence import Scores, joined
@@ -36,11 +36,11 @@ def test_each_patient_is_tested_once_and_in_one_part_only() -> None:
 def test_a_site_s_folds_depend_on_its_patients_and_its_own_number_alone() -> None:
     patients = [f"patient-{number}" for number in range(12) for _ in range(2)]
     fold = Fold(number=2, of=4)
-    test = {patients[place] for place in fold.parts(patients, 0)[2]}
-    assert {patients[::-1][place] for place in fold.parts(patients[::-1], 0)[2]} == test and len(test) == 3
-    assert {patients[place] for place in fold.parts(patients, 1)[2]} != test
+    test = {patients[place] for place in places_in(fold, patients, 0)[2]}
+    assert {patients[::-1][place] for place in places_in(fold, patients[::-1], 0)[2]} == test and len(test) == 3
+    assert {patients[place] for place in places_in(fold, patients, 1)[2]} != test
     with pytest.raises(DataError, match="4 folds need.*site has 3"):
-        fold.parts(["a", "b", "c"], 0)
+        places_in(fold, ["a", "b", "c"], 0)
 
 
 def test_data_that_are_read_when_needed_keep_patients_and_classes() -> None:

@@ -11,7 +11,7 @@ from jobs import write as make_jobs
 from medsilo import cli
 from medsilo.check.method_facts import FACTS
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.flare.job_source import SHIPPED, PlanSource, shipped_plans
 from medsilo.flare.jobs import (
     CONFIG,

@@ -17,8 +17,8 @@ from medsilo.check.data import HELD, data_tables, hospitals_table
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
-from medsilo.learning.compute import marks_in
-from medsilo.learning.partial_labels import absent_in, labels_in, mark_of
+from medsilo.learning.compute import labels_in, marks_in
+from medsilo.learning.partial_labels import absent_in, mark_of
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan

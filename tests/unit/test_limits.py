@@ -20,7 +20,7 @@ from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.site_context import SiteContext
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.case_index import CaseIndex, Entry
 from medsilo.tasks.own.own_data import divided
@@ -220,7 +220,7 @@ def test_wrong_shares_are_refused_by_name() -> None:
 def test_lists_of_a_data_section_are_read() -> None:
     data = {"folder": "/x", "shares": [0.5, 0.25, 0.25], "images": ["a*", "b*"], "columns": {"image": ["a", "b"]}}
     read = make_settings({"data": data}, "settings").data
-    assert read.shares == (0.5, 0.25, 0.25) and read.images == ("a*", "b*") and read.columns.image == ("a", "b")
+    assert read.shares == (0.5, 0.25, 0.25) and read.images == ("a*", "b*") and read.columns["image"] == ("a", "b")
 
 
 def test_a_split_that_the_hospital_fixed_no_plan_moves(tmp_path: Path) -> None:

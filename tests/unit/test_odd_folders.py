@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from medsilo.cli import main
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import Plan, load_plan
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, place_of, write_start

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import medsilo
 from medsilo.cli import main
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import load_plan
 from tests.commands import lead_of
 from tests.conftest import make_plan

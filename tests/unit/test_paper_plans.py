@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings

@@ -21,7 +21,7 @@ from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import Cases, SiteData

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel
 
 from medsilo.core.errors import PlanError
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import NETWORKS, TASKS
 from tests.conftest import METHODS, SITES, make_plan

@@ -36,7 +36,7 @@ NOISY = {**PRIVATE, "privacy": {**PRIVATE["privacy"], "scores": {"epsilon": 0.8}
 
 def numbers(folder: Path, patients: int = 40, plan: Plan | None = None, **demands: Any) -> PrivateNumbers:
     units = [f"p{n}" for n in range(patients)]
-    own = PrivacyRequirements(**{"epsilon": 5.0, "delta": 1e-3, "unit": "patient", **demands})
+    own = PrivacyRequirements(**{"epsilon": 5.0, "delta": 1e-3, **demands})
     promise = PrivacyGuarantee(epsilon=2.0, delta=1e-3, unit="patient")
     parts = dict.fromkeys(("train", "validation", "test"), units)
     return PrivateNumbers(plan or parse_plan(NOISY), "a", own, promise, True, folder, parts)
@@ -228,7 +228,7 @@ def offered(root: Path, data: Path, epsilon: float = 1000.0, **settings: Any) ->
     return inprocess.run(plan, folder=root, settings=own).summary().sites["a"]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("private", [None, {"epsilon": 1000.0, "delta": 1e-3, "unit": "record"}])
+@pytest.mark.parametrize("private", [None, {"epsilon": 1000.0, "delta": 1e-3}])
 def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_path: Path) -> None:
     """Not at a hospital that demands no privacy, nor where ε is above what it counts as noise."""
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 17))
@@ -281,7 +281,7 @@ def test_a_plans_noise_does_not_make_a_hospital_forget_earlier_groups(tmp_path: 
 @pytest.mark.slow
 def test_noise_that_the_hospital_demands_stands_in_the_place_of_its_floors(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 17))
-    demands = {"epsilon": 1000.0, "delta": 1e-3, "unit": "record"}
+    demands = {"epsilon": 1000.0, "delta": 1e-3}
     told = offered(tmp_path / "study", photos, epsilon=8.0, privacy=demands)
     assert told.test and told.test["accuracy"] is not None
     exact = {"train": 40, "validation": 17, "test": 3}

@@ -128,7 +128,7 @@ def test_what_all_rounds_are_charged_is_what_was_promised(method: str) -> None:
 def test_the_stricter_of_plan_and_hospital_holds() -> None:
     plan = promised()
     assert at(plan).numbers.promise.unit == "record"
-    strict = at(plan, PrivacyRequirements(epsilon=0.5, delta=1e-4, unit="patient"))
+    strict = at(plan, PrivacyRequirements(epsilon=0.5, delta=1e-4))
     promise = strict.numbers.promise
     assert (promise.epsilon, promise.delta, promise.unit) == (0.5, 1e-4, "patient")
     assert strict.noise > at(plan).noise

@@ -7,7 +7,7 @@ import pytest
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import record
 from medsilo.runs.record import Record, new_rounds
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from tests.unit.test_report import summary_of
 
 

@@ -16,7 +16,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
 from medsilo.runs import paths
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, SiteResult, StudyFacts, Summary
+from medsilo.runs.rounds import Round
+from medsilo.runs.schema import Agreement, RoundCount, Selection, SiteResult, StudyFacts, Summary
 from medsilo.runs.site_files import Package, Provenance
 from medsilo_lab.report import charts, page, panels
 from medsilo_lab.report.formats import text_table

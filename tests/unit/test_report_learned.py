@@ -13,7 +13,7 @@ import torch
 from medsilo.federation.raw_results import write_measures
 from medsilo.plan import parse_plan
 from medsilo.runs.progress import round_lines
-from medsilo.runs.schema import SiteRound
+from medsilo.runs.rounds import SiteRound
 from medsilo_lab.report import charts
 from medsilo_lab.report.findings import is_still_rising
 from medsilo_lab.report.formats import text_table

@@ -13,7 +13,7 @@ from medsilo.federation.site_state import is_kept, kept_states
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.sites import CPU

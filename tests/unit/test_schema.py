@@ -11,7 +11,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import LONGEST, plain
 from medsilo.runs import paths
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Details, Progress, Round, SiteRound, Summary
+from medsilo.runs.rounds import Progress, Round, SiteRound
+from medsilo.runs.schema import Details, Summary
 from medsilo_lab.report import page
 from medsilo_lab.report.read import read, read_all
 from tests.unit.test_report import round_line, save, summary_of

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks.sources import DataSource
@@ -140,6 +141,24 @@ def test_no_patients_windows_are_in_two_parts(
     assert sum(map(len, parts)) == len(set().union(*parts)) == len(files)
     windows = (2 * RATE - STEPS) // 8 + 1
     assert sum(len(part) for part in (data.train, data.validation, data.test)) == windows * sum(files)
+
+
+def test_times_are_in_the_unit_that_comes_nearest_to_the_rate(tmp_path: Path) -> None:
+    origin = datetime(2026, 3, 29, tzinfo=UTC)
+    units: dict[str, Callable[[float], Any]] = {
+        "s": lambda time: time,
+        "ms": lambda time: round(1000 * time),
+        "us": lambda time: round(1e6 * time),
+        "dates": lambda time: (origin + timedelta(seconds=time)).isoformat(),
+    }
+    found = {}
+    for name, told in units.items():
+        path = write(tmp_path / f"{name}.csv", [[told(time), *rest] for time, *rest in rows(0)])
+        found[name] = recordings.Reader(plan_of().task.limits, source_of(tmp_path), RATE).read(path)
+    for own in found.values():
+        assert own.rate == pytest.approx(RATE) and own.seconds == pytest.approx(found["s"].seconds)
+    halved = recordings.Reader(plan_of().task.limits, source_of(tmp_path), 2 * RATE).read(tmp_path / "ms.csv")
+    assert halved.rate == pytest.approx(RATE)  # another rate than the plan's is seen, and refused where it is used
 
 
 def test_recordings_become_windows_of_their_patients(hospitals: Path) -> None:
@@ -268,9 +287,10 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert "(rest, walk) (4); add" in words(label_map={})
     assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
-    assert "holds patients, parts, sites" in words(names={"x": "doing"})
-    assert "have the same name here" in words(names={"x": "y"})
-    assert "a column that the plan does not read" in words(names={"z": "y"})
+    inside = {"time": "t", "label": "doing"}
+    assert "'x', which holds label, patient, time" in words(recording_columns={**inside, "x": "doing"})
+    assert "have the same name here" in words(recording_columns={**inside, "x": "y"})
+    assert "a column that the plan does not read" in words(recording_columns={**inside, "z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
     assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, recording_columns={"label": "doing"})
@@ -401,9 +421,11 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
         50.0,
         128,
     )
-    assert (data["recording_columns"], data["time_unit"], data["decimal"]) == ({"time": "Timestamp"}, "datetime", ",")
+    assert (data["recording_columns"], data["decimal"]) == ({"time": "Timestamp"}, ",")
     task, data = drafted("several")
-    assert data["recording_columns"] == {"time": "time_ms", "label": "Activity"} and data["time_unit"] == "ms"
+    assert (
+        data["recording_columns"] == {"time": "time_ms", "label": "Activity"} and task["rate"] == 1000 * RATE
+    )  # by its name
     for site in ("clinic-a", "clinic-b"):  # each file has the rows of several patients
         for ward in range(3):
             whole = [[f"{site}{ward}{who}", *own] for who in range(8) for own in rows(who)]

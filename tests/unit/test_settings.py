@@ -53,6 +53,7 @@ def test_wrong_settings_are_one_line_without_paths(values: object, words: str) -
         {"score_rounding": 0},
         {"quotas": {"disk": 1}},
         {"privacy": {"epsilon": 1, "delta": 1e-5, "protective_epsilon": 1000}},
+        {"privacy": {"epsilon": 1, "delta": 1e-5, "unit": "record"}},
         {"data": {"folder": "/d", "split": 1}},
         {"data": {"folder": "/d", "cache": "disk"}},
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from docs.links import ROOT
 from docs.site import SETTINGS, build, write_pages
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 
 pytestmark = pytest.mark.slow
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}

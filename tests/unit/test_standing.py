@@ -13,7 +13,7 @@ from medsilo.runs.messages import StudyMessage
 from medsilo.runs.outliers import AGREE, AWAY, DOUBT, FEWEST, HEAVY, LONG, standing_out
 from medsilo.runs.progress import StudyProgress
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Round, SentUpdate, SiteRound
+from medsilo.runs.rounds import Round, SentUpdate, SiteRound
 from medsilo_lab.api import Run
 from tests.conftest import SITES, make_plan
 from tests.sites import sites_of

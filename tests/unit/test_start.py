@@ -14,7 +14,7 @@ import torch
 
 from medsilo.cli import main
 from medsilo.core.errors import DataError
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import load_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings

@@ -77,7 +77,8 @@ def test_hospitals_with_other_names_of_columns_agree_on_what_they_have_alike(tmp
     draft = drafted(tmp_path)
     assert nested(draft.plan)["task"]["columns"] == ["alter"]  # numbers there and categories here are not alike
     south = {key: value for key, (value, _) in draft.settings_of("south").items()}
-    assert south["data.names"] == {"time": "rfstime", "status": "death"} and south["data.table"] == "south.csv"
+    named = {name: south["data.columns"][name] for name in ("time", "status")}
+    assert named == {"time": "rfstime", "status": "death"} and south["data.table"] == "south.csv"
     plan = write_start(tmp_path / "study", draft)
     assert plan.participation.sites == ("north", "south") and (tmp_path / "study/south/medsilo.yaml").is_file()
 
@@ -329,7 +330,7 @@ def test_hospitals_may_spell_alike_columns_and_values_otherwise(tmp_path: Path) 
     task = nested(draft.plan)["task"]
     assert task["columns"] == ["age", {"name": "smoker", "levels": ["Yes", "no"]}, "dose"]
     south = {key: value for key, (value, _) in draft.settings_of("south").items()}
-    assert "data.names" not in south and south["data.levels"] == {"smoker": {"yes": "Yes"}}
+    assert "data.columns" not in south and south["data.levels"] == {"smoker": {"yes": "Yes"}}
     assert task["labels"] == ["Ill", "well"] or task["labels"] == ["ill", "well"]
     plan = write_start(tmp_path / "study", draft)
     for site in plan.participation.sites:

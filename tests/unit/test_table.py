@@ -173,12 +173,12 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "pid" not in str(told.value) and "SECRET" not in str(told.value)
         return str(told.value)
 
-    assert "lacks 1 columns of the plan, first 'age'" in words(names={"age": "years"})
-    assert "a column that the plan does not read" in words(names={"years": "age"})
-    assert "holds patients, parts, sites" in words(names={"age": "pid"})
-    assert "holds patients, parts, sites" in words(names={"age": "PID"})  # capital letters do not open it
-    assert "two columns of one name" in words(names={"age": "SEX"})
-    assert "two columns of the plan" in words(names={"age": "sex"})
+    assert "lacks 1 columns of the plan, first 'age'" in words(columns={"patient": "pid", "age": "years"})
+    assert "a column that the plan does not read" in words(columns={"patient": "pid", "years": "age"})
+    assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "pid"})
+    assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "PID"})  # as read
+    assert "two columns of one name" in words(columns={"patient": "pid", "age": "SEX"})
+    assert "two columns of the plan" in words(columns={"patient": "pid", "age": "sex"})
     assert "not among the plan's labels" in words(label_map={"2": "dead"})
     assert "there is no table" in words(table="other.csv")
     assert "a table has no images" in words(images="*.png")

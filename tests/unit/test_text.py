@@ -9,7 +9,7 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import LONGEST, plain, printable
 from medsilo.flare.wire import refusal, to_parcel
 from medsilo.runs.progress import round_lines
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 
 HOSTILE = "\x1b]0;owned\x07red \x1b[31malert\x1b[0m\r\nmedsilo: all is well\x07\x9b2J \u202etxt.exe\u2028end\x00"
 TAMED = "red alert medsilo: all is well txt.exe end"

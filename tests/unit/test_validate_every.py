@@ -11,7 +11,7 @@ from medsilo.federation import inprocess
 from medsilo.federation.protection import planned_answers
 from medsilo.plan import Plan
 from medsilo.runs.reading import read_rounds, read_summary
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.report.page import write
 from tests.conftest import SITES, make_plan, slow_but

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.errors import MedsiloError, YamlError
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import load_plan
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.consortium.description import read_consortium

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from medsilo.check.demands import floors_beside, price_list
 from medsilo.check.plan_words import words_table
+from medsilo.check.result import aligned
 from medsilo.core.rounding import Resolution
-from medsilo.core.text import aligned, counted
+from medsilo.core.text import counted
 from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.learning.training import Training

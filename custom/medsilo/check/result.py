@@ -6,13 +6,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from medsilo.core.files import write_text
-from medsilo.core.text import aligned, counted
+from medsilo.core.text import counted
 
 Severity = Literal["ok", "note", "stops"]
 Cell = str | int | float
 APPROVAL = "approval"  # where a plan that nobody has approved yet is noted
 HELP = "look it up in docs/study/help.md, or ask the lead"
 MARKS: dict[Severity, str] = {"ok": "ok   ", "note": "note ", "stops": "STOPS"}
+
+
+def aligned(rows: Sequence[Sequence[str | int | float]]) -> list[str]:
+    """Rows below a heading, with their cells below each other: text to the left, numbers to the right."""
+    columns = []
+    for column in zip(*rows, strict=True):
+        texts = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in column]
+        numeric = len(rows) > 1 and all(isinstance(cell, int | float) for cell in column[1:])
+        width = max(map(len, texts))
+        columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import ENGINE, facts_of, in_words
 from medsilo.learning.compute import Compute
 from medsilo.plan import Plan
+from medsilo.site.party import FILE_NAME
 from medsilo.site.policy import EXECUTOR, Policy, ways_around
-from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import PARTS, DataSource
 
 UNSEEN = "no job was given, so the data were not looked at"

@@ -22,7 +22,7 @@ from medsilo import __version__
 from medsilo.cli import hospital, reviewing, running
 from medsilo.cli.show import Command, command, failure
 from medsilo.core.errors import MedsiloError
-from medsilo.core.text import plain, simplified
+from medsilo.core.text import plain
 from medsilo.registry import COMMANDS as PLUGGED_IN
 
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only if everything succeeded."
@@ -67,6 +67,17 @@ ORDER = (
 LAB = "medsilo-lab"  # brings most commands
 GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
 NVFLARE_OPTIONS = {"-t": "--threads", "-w": "--out", "--workspace": "--out"}  # of its simulator
+
+
+SIMPLE = str.maketrans(
+    {"−": "-", "–": "-", "→": "->", "≥": ">=", "≤": "<=", "±": "+-", "×": "x", "…": "...", "ε": "epsilon"}
+)
+
+
+def simplified(error: UnicodeError) -> tuple[str, int]:
+    """Return simpler letters for those that a terminal does not know, as a handler of codecs: a minus stays one."""
+    assert isinstance(error, UnicodeEncodeError)
+    return error.object[error.start : error.end].translate(SIMPLE).encode("ascii", "replace").decode(), error.end
 
 
 class OneCommand(TyperCommand):

@@ -6,6 +6,8 @@ from http import HTTPStatus
 
 from medsilo.core.text import plain
 
+DIVERGED = "training diverged"  # begins a site's refusal of a round from whose weights it can't train
+
 
 class MedsiloError(Exception):
     """Wrong input or a promise that could not be kept. Its text is safe to show anywhere.

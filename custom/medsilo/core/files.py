@@ -15,18 +15,13 @@ import errno
 import io
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-from filelock import FileLock, Timeout
-
-from medsilo.core.errors import MedsiloError, NoRoom, YamlError
+from medsilo.core.errors import MedsiloError, NoRoom
 
 if TYPE_CHECKING:  # many commands write and read texts only, and torch takes a second and a half to import
     from torch import Tensor
@@ -104,18 +99,6 @@ def sweep(*folders: Path) -> None:
     for folder in folders:
         for path in folder.glob(".*.part"):
             path.unlink(missing_ok=True)
-
-
-def why_unread(error: OSError | UnicodeDecodeError, wanted: str) -> str:
-    """Return why a file can't be read as text, and what to do, without its name. wanted: the file to give instead."""
-    if isinstance(error, UnicodeDecodeError):
-        line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
-        return f"it is not UTF-8 (byte 0x{byte:02X} in line {line}); save it as UTF-8"
-    if isinstance(error, FileNotFoundError):
-        return f"there is no such file; give {wanted}"
-    if isinstance(error, IsADirectoryError):
-        return f"it is a folder; give {wanted}"
-    return f"{os.strerror(error.errno or 0).lower()}; check its permissions"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -227,131 +210,3 @@ def read_bounded(path: Path, largest: int) -> bytes:
     if len(content) > largest:
         raise ValueError("it is too large")
     return content
-
-
-# YAML 1.2's numbers, which PyYAML, of YAML 1.1, reads as text: 1e-4 has no point.
-NUMBER = ("tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789"))
-LARGEST_YAML = 262_144  # bytes
-MOST_NODES = 20_000  # of a YAML text: its keys, values, lists and mappings
-DEEPEST = 32  # lists and mappings within each other
-LONGEST_NUMBER = 40  # digits
-ODD = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls, and halves of characters
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML of texts, numbers, truth values, lists and mappings, of bounded size. Dates are texts.
-
-    It refuses names for parts (`&a`, `*a`, `<<`), which grow a short text without end; types of its own (`!!int`); and
-    a key given twice, instead of silently taking the last.
-    """
-
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":merge", ":value"))]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.nodes = self.depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
-        self.nodes, self.depth = self.nodes + 1, self.depth + 1
-        event: Any = self.peek_event()
-        if problem := self._problem(event):
-            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def _problem(self, event: Any) -> str:
-        if isinstance(event, yaml.AliasEvent) or event.anchor:
-            return "names for parts of it (& and *) are not read"
-        if getattr(event, "tag", None):
-            return "types of its own (!) are not read"
-        if self.nodes > MOST_NODES:
-            return f"it has more than {MOST_NODES} keys and values"
-        return f"it is more than {DEEPEST} levels deep" if self.depth > DEEPEST else ""
-
-    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        value = super().construct_scalar(node)
-        if ODD.search(value):
-            raise yaml.constructor.ConstructorError(None, None, "a text has control characters", node.start_mark)
-        if node.tag.endswith((":int", ":float")) and len(value) > LONGEST_NUMBER:
-            problem = f"a number has more than {LONGEST_NUMBER} digits"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return value
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen = set()
-        for place, _ in node.value:
-            key: Any = self.construct_object(place, deep=True)
-            if isinstance(key, list | dict):
-                raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", place.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-class _Dumper(yaml.SafeDumper):
-    """YAML whose texts are quoted where the loader would take them for numbers."""
-
-
-_Loader.add_implicit_resolver(*NUMBER)
-_Dumper.add_implicit_resolver(*NUMBER)
-
-
-def load_yaml(text: str) -> Any:
-    """Return the values of a YAML text, or raise YamlError: the one way in which the package reads YAML."""
-    if len(text.encode("utf-8", "replace")) > LARGEST_YAML:
-        raise YamlError(f"it has more than {LARGEST_YAML} bytes")
-    try:
-        return yaml.load(text, _Loader)  # noqa: S506, TID251 - this loader makes no objects
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        raise YamlError(" ".join((problem or "syntax").split()), mark.line + 1 if mark else None) from error
-    except (ValueError, OverflowError) as error:
-        raise YamlError("a value that looks like a number cannot be read as one") from error
-
-
-def read_yaml(path: Path, name: str, wanted: str) -> Any:
-    """Return the values of a YAML file. name: what people call it; wanted: the file to give where it can't be read."""
-    try:
-        return load_yaml(path.read_text(encoding="utf-8"))
-    except YamlError as error:
-        raise MedsiloError(f"{name} cannot be read: {error}; correct it") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise MedsiloError(f"{name} cannot be read: {why_unread(error, wanted)}") from error
-
-
-def dump_yaml(value: Any, in_line: bool = False) -> str:
-    """Return the value as YAML that `load_yaml` reads, its keys in their order; in one line on wish."""
-    form: dict[str, Any] = {"default_flow_style": True, "width": LARGEST_YAML, "allow_unicode": True} if in_line else {}
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, **form)
-
-
-@dataclass(frozen=True)
-class LockedFolder:
-    """A folder with the lock that all processes of a hospital share."""
-
-    folder: Path
-    lock: str  # the file's name
-    wait: float  # seconds that another process may hold it
-    holds: str  # for people: "this hospital's records"
-    unless: str  # what does not happen when the folder cannot be used
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let nobody else in as long as the block runs; raises MedsiloError where that is not to be had."""
-        try:
-            make_folder(self.folder)
-            with FileLock(self.folder / self.lock, timeout=self.wait, mode=FILE):
-                yield
-        except Timeout as error:
-            raise MedsiloError(f"another process holds {self.holds}; end it, or try again") from error
-        except OSError as error:
-            raise MedsiloError(
-                f"{self.holds} cannot be used ({type(error).__name__}), so {self.unless}; check the folder of "
-                f"'state_dir'",
-                private=f"{self.folder}: {error}",
-            ) from error

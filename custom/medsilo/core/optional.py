@@ -9,12 +9,15 @@ from medsilo.core.lazy import lazily, places_in
 
 if TYPE_CHECKING:
     from medsilo.core import weight_cache
+    from medsilo.core.wording import in_words
     from medsilo.federation.account import Accounting, PrivacyAccount
+    from medsilo.federation.exclusions import Exclusions
     from medsilo.federation.file_supply import FileSupply, SuppliedSite
     from medsilo.federation.ledger_watch import LedgerWatch
     from medsilo.federation.private_site import PrivateNumbers, PrivateSite
     from medsilo.learning.amplitude import AmplitudeNorm
     from medsilo.learning.class_weights import balanced, weighted
+    from medsilo.learning.compute import Compute
     from medsilo.learning.perturbation import perturbed_step
     from medsilo.mixing import rules
     from medsilo.mixing.defence import Shield
@@ -22,14 +25,15 @@ if TYPE_CHECKING:
     from medsilo.schedule.amplitude_phases import behind
     from medsilo.schedule.plan_changes import change, name_hospitals
     from medsilo.schedule.plan_files import with_files
+    from medsilo.schedule.structures import mix_by_structure
     from medsilo.site.approvals import Approvals, AskingPlan, approvals_of
     from medsilo.site.signed import read_own, write_signed
     from medsilo.site.signing import UseKey, read_pair
     from medsilo.tasks.inference import Inference
-    from medsilo.tasks.lazy_cases import LazyCases, Memory
     from medsilo.tasks.overlays import draw_found, draw_images
-    from medsilo.tasks.site_data import folded, labels_of
-    from medsilo.tasks.survey import Survey, surveyed
+    from medsilo.tasks.site_data import folded_data, read_folder
+    from medsilo.tasks.sources import DataSource
+    from medsilo.tasks.survey import survey_of
 
 __all__ = [*places_in(__file__)]
 __getattr__ = lazily(__name__, __file__)

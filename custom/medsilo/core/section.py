@@ -1,21 +1,18 @@
 """The base of every part of a plan, of a site's settings and of messages: a fixed, checked set of named values."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from medsilo.core import optional
 from medsilo.core.errors import DataError, MedsiloError, Refused, YamlError
-from medsilo.core.files import LARGEST_YAML, load_yaml, read_bounded
+from medsilo.core.files import read_bounded
 from medsilo.core.text import plain
-
-SHOWN = 200  # bytes of a value
-MOST = 4  # faults that are told in one line
+from medsilo.core.yaml_text import LARGEST_YAML, load_yaml
 
 
 class Section(BaseModel):
@@ -39,7 +36,7 @@ class Section(BaseModel):
         try:
             return checked(cls, values, origin)
         except ValidationError as error:
-            raise DataError(f"{origin}: {in_words(error, cls)}") from error
+            raise DataError(f"{origin}: {optional.in_words(error, cls)}") from error
 
     @classmethod
     def received(cls, values: Any) -> Self:
@@ -56,7 +53,7 @@ class Section(BaseModel):
         try:
             return checked(cls, load_yaml(read_bounded(path, LARGEST_YAML).decode()) or {}, path.name)
         except ValidationError as error:
-            raise DataError(f"{what}: {in_words(error, cls)}", str(path)) from error
+            raise DataError(f"{what}: {optional.in_words(error, cls)}", str(path)) from error
         except FileNotFoundError as error:
             raise DataError(f"{what}: there is no such file; {remedy}", str(path)) from error
         except (OSError, ValueError, YamlError) as error:
@@ -102,122 +99,9 @@ def checked(kind: type[S], values: Any, origin: str) -> S:
     return kind.model_validate_json(text, strict=True)
 
 
-Chosen = Mapping[Any, type[Section] | None]  # key of a section that is one of several → the one that is meant
-
-MEANINGS = {
-    "greater_than_equal": "is too small; give {ge} or more",
-    "greater_than": "is too small; give more than {gt}",
-    "less_than_equal": "is too large; give {le} or less",
-    "less_than": "is too large; give less than {lt}",
-    "literal_error": "is not known; choose {expected}",
-    "int_type": "is not a whole number (an integer); give one, like 3",
-    "float_type": "is not a number; give one, like 0.1",
-    "multiple_of": "is not a multiple of {multiple_of}; give one",
-    "string_type": "is no text (a string); quote it",
-    "union_tag_invalid": "is not known; choose one of {expected_tags}",
-    "name_not_known": "is not known; {remedy}",
-    "bool_type": "is no truth value; give true or false",
-    "tuple_type": "is not a list; write [A, B]",
-    "list_type": "is not a list; write [A, B]",
-}
-NUMBERS = ("int_type", "float_type")
-# What people call a key that has another name here.
-ALSO_CALLED = {  # in other tools, NVFlare's recipes first
-    **dict.fromkeys(("n", "min_clients", "n_clients", "num_clients", "clients"), "minimum"),
-    **dict.fromkeys(("num_rounds", "n_rounds"), "rounds"),
-    **dict.fromkeys(("epochs", "num_epochs", "aggregation_epochs"), "local_epochs"),
-    **{"lr": "learning_rate", "bs": "batch_size", "method": "algorithm"},
-}
-
-
-def in_words(
-    error: ValidationError, root: type[Section], chosen: Chosen | None = None, tells_values: bool = True
-) -> str:
-    """Return what pydantic found wrong with values for `root`, in one line that names each key, the value and the fix.
-
-    chosen: under the key of each section whose class its name decides, that class; None where the name is not known.
-    tells_values: false where a value may be a path of the hospital's.
-    """
-    words = list(dict.fromkeys(_in_words(one, root, chosen or {}, tells_values) for one in error.errors()))
-    more = [f"and {len(words) - MOST} more"] if len(words) > MOST + 1 else []
-    return "; ".join([*words[:MOST], *more] if more else words)
-
-
-def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_values: bool) -> str:
-    context = dict(detail.get("ctx") or {})
-    kind, given = detail["type"], plain(repr(detail["input"]), SHOWN) if tells_values else "the value"
-    if not detail["loc"]:
-        keys = ", ".join(root.model_fields)
-        return str(context["error"]) if kind == "value_error" else f"write a YAML mapping with keys of these: {keys}"
-    key, section = _place(detail["loc"], root, chosen)
-    if kind == "extra_forbidden":
-        value = f" with value {given}" if tells_values else ""
-        name, known = key.rpartition(".")[2], list(section.model_fields)
-        remedy = _meant(name, known, root) or f" or use one of: {', '.join(known)}"
-        return f"{key}: unknown key{value}; remove it{remedy}"
-    if kind == "missing":
-        return f"{key}: is missing; add it"
-    if kind in ("union_tag_not_found", "name_missing", "model_type", "model_attributes_type", "dict_type"):
-        named = key in chosen or _has_name(section.model_fields.get(key.rpartition(".")[2]))
-        if named and isinstance(detail["input"], str):
-            return f"{key}: {given} is not a section; set {key}.name={detail['input']}"
-        first = ", 'name:' first" if named else ""
-        return f"{key}: {given} is not a section; write '{key}:' with its keys below{first}"
-    if kind == "union_tag_invalid":
-        key, given = f"{key}.name", repr(context["tag"])
-    if kind == "name_not_known":
-        key, given = f"{key}.name", repr(context["name"])
-    if kind in NUMBERS and isinstance(detail["input"], bool):
-        return f"{key}: {given.lower()} is a truth value (YAML takes yes and no for such); give a number"
-    if kind in MEANINGS:
-        choices = str(context.get("expected") or context.get("expected_tags") or "").replace("'", "")
-        hint = _meant(given.strip("'"), choices.replace(" or ", ", ").split(", "))
-        return f"{key}: {given} {MEANINGS[kind].format(**context)}{hint}"
-    if kind == "value_error":
-        return f"{key}: {context['error']}"
-    return f"{key}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-
-
 def _in_its_words(detail: ErrorDetails) -> str:
     """Return what is wrong with what another party sent; its own words are cut."""
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     where, said = plain(".".join(map(str, detail["loc"])), 80), plain(detail["msg"], 200)
     return f"its {where}: {said[0].lower()}{said[1:]}"
-
-
-def _has_name(field: FieldInfo | None) -> bool:
-    """Return whether a field's value is one of several sections, told apart by their names."""
-    return any("name" in kind.model_fields for kind in _sections_in(field.annotation)) if field else False
-
-
-def _sections_in(annotation: Any) -> Iterator[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _sections_in(part)
-
-
-def near_key(given: str, known: Sequence[str], root: type[Section] | None = None) -> str | None:
-    """Return the nearest of the known words; with `root`, also a key of its sections."""
-    names = [ALSO_CALLED.get(given.lower(), given), given.lower()]
-    near = next((close[0] for name in names if (close := get_close_matches(name, known, 1))), None)
-    for key, field in root.model_fields.items() if root and not near else ():
-        kind = field.annotation
-        inner = kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
-        near = near or next((f"{key}.{name}" for name in names if name in inner), None)
-    return near
-
-
-def _meant(given: str, known: Sequence[str], root: type[Section] | None = None) -> str:
-    near = near_key(given, known, root)
-    return f" (did you mean {near}?)" if near else ""
-
-
-def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen) -> tuple[str, type[Section]]:
-    """The dotted key of an error, and the section that the key is in."""
-    section, within = chosen.get(location[0]) or root, location[:-1]
-    for part in within[1:] if location[0] in chosen else within:
-        if field := section.model_fields.get(str(part)):
-            section = next(_sections_in(field.annotation), section)
-    return ".".join(map(str, location)), section

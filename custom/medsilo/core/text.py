@@ -3,21 +3,10 @@
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
 
 LONGEST = 2000  # bytes of one text
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # name of a folder
 ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|\x1b.", re.DOTALL)
-
-SIMPLE = str.maketrans(
-    {"−": "-", "–": "-", "→": "->", "≥": ">=", "≤": "<=", "±": "+-", "×": "x", "…": "...", "ε": "epsilon"}
-)
-
-
-def simplified(error: UnicodeError) -> tuple[str, int]:
-    """Return simpler letters for those that a terminal does not know, as a handler of codecs: a minus stays one."""
-    assert isinstance(error, UnicodeEncodeError)
-    return error.object[error.start : error.end].translate(SIMPLE).encode("ascii", "replace").decode(), error.end
 
 
 def composed(text: str) -> str:
@@ -69,32 +58,3 @@ def counted(number: int, what: str) -> str:
 def is_safe_name(name: str) -> bool:
     """Return whether a name of a site or a study may become the name of a folder."""
     return SAFE.fullmatch(name) is not None and ".." not in name
-
-
-def safe_name(text: str) -> str:
-    """Return a name of a folder for the name of a hospital's; empty where nothing is left of it.
-
-    >>> safe_name("Süd Klinik"), safe_name("st-anna")
-    ('Sued-Klinik', 'st-anna')
-    """
-    if is_safe_name(text):
-        return text
-    spelt = text.translate(UMLAUTS)
-    letters = unicodedata.normalize("NFKD", spelt).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", letters).strip("-_")[:63]
-
-
-UMLAUTS = str.maketrans(
-    {"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o", "ł": "l"}
-)
-
-
-def aligned(rows: Sequence[Sequence[str | int | float]]) -> list[str]:
-    """Rows below a heading, with their cells below each other: text to the left, numbers to the right."""
-    columns = []
-    for column in zip(*rows, strict=True):
-        texts = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in column]
-        numeric = len(rows) > 1 and all(isinstance(cell, int | float) for cell in column[1:])
-        width = max(map(len, texts))
-        columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
-    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]

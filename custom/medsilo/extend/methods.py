@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from medsilo.core.errors import PlanError
     from medsilo.core.tensors import Modules, Tensors
     from medsilo.learning.class_weights import balanced_softmax
-    from medsilo.learning.compute import marks_in
+    from medsilo.learning.compute import labels_in, marks_in
     from medsilo.learning.layers import batch_norm_buffer_names, head_layers, head_names, names_of_last_layers
     from medsilo.learning.loop import OutputLoss, TrainStep
-    from medsilo.learning.partial_labels import absent_in, labels_in
+    from medsilo.learning.partial_labels import absent_in
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.learning.statistics import adapt_batch_norm
     from medsilo.learning.steps import (

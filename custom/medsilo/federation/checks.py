@@ -23,7 +23,7 @@ def check_engine(server: Any) -> None:
 def check_packages(site: Any, server: Any) -> None:
     """Raise Refused unless a site runs the server's versions of all packages that the plan uses, ours among them."""
     own, served = (told if isinstance(told, dict) else {} for told in (site, server))
-    if (name := name_that_differs(own, served)) is not None:
+    if own != served and (name := name_that_differs(own, served)) is not None:
         runs, serves = (plain(in_words(code.get(name)), 60) for code in (own, served))
         raise Refused(f"runs {plain(str(name), 60)} {runs}, the server {serves}; install the same package at both")
 

@@ -4,15 +4,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from medsilo.core import optional
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Passing, reading
 from medsilo.core.tensors import Groups
 from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.channel import Missing, Transport
 from medsilo.federation.checks import check_forms
 from medsilo.federation.directions import changed_weights, rounded
-from medsilo.federation.exclusions import Exclusions
 from medsilo.federation.requests import Exchange, RequestScheduler
 from medsilo.federation.server_stack import aggregation_of, asking
 from medsilo.federation.server_state import ServerState
@@ -23,11 +23,15 @@ from medsilo.runs import paths
 from medsilo.runs.messages import Delivered, End, SiteAnswer, Tested, Trained
 from medsilo.runs.provenance import now
 from medsilo.runs.record import Record
-from medsilo.runs.schema import SEE_LOG, STOPPED, Round, SentUpdate, SiteRound, Summary
+from medsilo.runs.rounds import Round, SentUpdate, SiteRound
+from medsilo.runs.schema import SEE_LOG, STOPPED, Summary
 from medsilo.schedule.outcome import ServerEnd
 from medsilo.schedule.phase import Phase, ServerSide
 from medsilo.site.kit import KitFiles
-from medsilo.site.settings import SiteSettings
+from medsilo.site.party import PartySettings
+
+if TYPE_CHECKING:  # only a study in which sites diverge takes rounds back
+    from medsilo.federation.exclusions import Exclusions
 
 
 class Coordinator:
@@ -41,7 +45,7 @@ class Coordinator:
         record: Record,
         engine: str,
         on_round: Callable[[Round], None] = lambda line: None,
-        settings: SiteSettings | None = None,
+        settings: PartySettings | None = None,
         kit: KitFiles | None = None,
     ) -> None:
         """settings, kit: the server's own."""
@@ -54,7 +58,7 @@ class Coordinator:
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.outcome_told: dict[str, Any] = {}  # to sites before the test
-        settings = settings or SiteSettings(device="cpu")
+        settings = settings or PartySettings(device="cpu")
         acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
         mixers: dict[str, Aggregator] = {}
         server = ServerSide(
@@ -66,7 +70,7 @@ class Coordinator:
             plan.training,
             plan.seed,
             settings.compute(),
-            settings.data,
+            settings.source,
             partial(channel.pause, 0.0),
         )
         self.state = ServerState(plan, record, server, mixers)
@@ -74,7 +78,7 @@ class Coordinator:
         layers = asking(channel, plan, self.sites, record.tell_now, self.state.mark_lost, heads)
         self.asker = RequestScheduler(acceptance, *layers)
         self.aggregation = aggregation_of(self.asker, self.state, kit)
-        self.blame = Exclusions(plan.participation.when_missing)
+        self.blame: Exclusions | None = None  # from the first round on that could not be ended
         if cautions := plan.warnings(self.sites):
             self.state.details["warnings"] = cautions
 
@@ -138,14 +142,16 @@ class Coordinator:
         started = time.monotonic()
         phase = self.plan.course.phase_of(number)
         self.state.open(number)
-        away = {**self.aggregation.begin(number, phase), **self.blame.away(number)}
+        away = {**self.aggregation.begin(number, phase), **(self.blame.away(number) if self.blame else {})}
         exchange = self._exchange("round", number, phase, away=away)
         self.state.written()
         breach = self._breach(exchange, number)
-        if breach and self.blame.takes_back(number, exchange, self.state):
-            self.rounds = self.record.forget_after(self.state.done)
-            return
-        if breach is None:
+        if breach:
+            self.blame = self.blame or optional.Exclusions(self.plan.participation.when_missing)
+            if self.blame.takes_back(number, exchange, self.state):
+                self.rounds = self.record.forget_after(self.state.done)
+                return
+        else:
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
         updates, shares = self.state.directions.updates(), {} if breach else self.state.shares(phase)

@@ -18,7 +18,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.mixing.mixers import Aggregator
 from medsilo.runs.fields import LARGEST
-from medsilo.runs.schema import Round, SentUpdate
+from medsilo.runs.rounds import Round, SentUpdate
 
 WIDTH = 4093  # a prime, so that numbers that follow each other in rows of a weight matrix spread over the buckets
 ROWS = 16

@@ -26,21 +26,13 @@ from medsilo.federation.raw_results import (
 )
 from medsilo.federation.site_context import SiteContext
 from medsilo.runs.messages import Counted
+from medsilo.site.party import FILE_NAME
 from medsilo.site.query_budget import PARTS
-from medsilo.site.settings import FILE_NAME, DataPart
-from medsilo.tasks.decisions import RELIABILITY, coarse_reliability, threshold_of
-from medsilo.tasks.metrics import (
-    BINS,
-    BROAD,
-    BY_PATIENT,
-    CHANCES,
-    CONFUSION,
-    Counts,
-    Measures,
-    chances,
-    coarse_chances,
-)
-from medsilo.tasks.site_data import SiteData, patients_of
+from medsilo.site.settings import DataPart
+from medsilo.tasks.decisions import RELIABILITY
+from medsilo.tasks.measuring import chances, coarse_chances, coarse_reliability, threshold_of
+from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION, Counts, Measures
+from medsilo.tasks.site_data import SiteData, class_counts, patients_of
 
 if TYPE_CHECKING:  # only under a promise of privacy
     from medsilo.federation.private_site import How, PrivateNumbers
@@ -70,6 +62,7 @@ class Disclosure:
         self.plan, self.task, self.data, self.settings = place.plan, place.plan.task, data, place.settings
         self.protection, self.numbers = protection, numbers
         self.protected = protection.on  # whether patients are behind the numbers
+        self.least = self.settings.least(self.task.synthetic)  # cases that a metric must cover before it leaves
         self.patients = {part: patients_of(getattr(data, part)) for part in PARTS}
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
@@ -93,7 +86,7 @@ class Disclosure:
                 threshold = None if decisive is None else self.threshold(decisive)
                 self.protection.note(test=self.tells("test"), validation=threshold is not None)
                 return {**tested, "threshold": threshold, "outcome": found.outcome}
-        shares = self.settings.shares(self.task.synthetic) and not self.plan.secure_aggregation.on
+        shares = self.settings.shares(self.task.synthetic) and not self.plan.sealed
         told = {"classes": self.classes(), "machine": machine_facts(), "absent": self.data.absent}
         return {"shares": shares, "steps": self.steps, **told}
 
@@ -233,11 +226,6 @@ class Disclosure:
         return max(own.step(*self.task.goal.metric_range) for own in resolutions)
 
     @property
-    def least(self) -> int:
-        """The cases that a metric must cover before it leaves this site."""
-        return self.settings.least(self.task.synthetic)
-
-    @property
     def suppressed(self) -> list[Part]:
         """The parts that have too few cases to tell a score."""
         return [part for part in SCORED if not self.tells(part)]
@@ -317,9 +305,10 @@ class Disclosure:
 
     def classes(self) -> dict[str, list[int] | None]:
         """Return the cases of each class in every part; None where there are none, or one has too few to be told."""
-        if self.numbers and (self.numbers.guarded or self.numbers.counted):
+        goal = self.task.goal
+        if (self.numbers and (self.numbers.guarded or self.numbers.counted)) or not goal.classifies:
             return dict.fromkeys(PARTS)  # each would be one more release, and `counts` declares numbers of cases alone
-        counts = {part: self.task.class_counts(getattr(self.data, part)) for part in PARTS}
+        counts = {part: class_counts(getattr(self.data, part), goal.classes) for part in PARTS}
         return {
             part: [int(count) for count in self.resolution[part].shared_out(own)]
             if own and any(own) and min(filter(None, own)) >= self.least

@@ -14,13 +14,14 @@ from medsilo.core.errors import DataError
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.site_context import SiteContext
 from medsilo.learning.compute import Compute, Stop, is_finite
+from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import batches, evaluate, refuse_nan
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.query_budget import PARTS
 from medsilo.tasks.metrics import Measures
-from medsilo.tasks.site_data import Cases, SiteData, drawn_cases, names_of
+from medsilo.tasks.site_data import Cases, SiteData, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]

@@ -7,9 +7,9 @@ site at most, and ends, as without this, where too few are left.
 
 from collections import Counter
 
+from medsilo.core.errors import DIVERGED
 from medsilo.federation.channel import Missing
 from medsilo.federation.directions import LONG
-from medsilo.federation.refusals import DIVERGED
 from medsilo.federation.requests import Exchange
 from medsilo.federation.server_state import ServerState
 

@@ -19,7 +19,7 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.paths import PLAN, site_folder
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 from medsilo.site.settings import SiteSettings
 
 COPIES = 3  # of a site's parameters: values, gradients, what an optimizer remembers

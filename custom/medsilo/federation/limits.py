@@ -11,7 +11,8 @@ from medsilo.core.text import size_text
 from medsilo.federation.site_state import kept_states
 from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
-from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.site.party import FILE_NAME
+from medsilo.site.settings import SiteSettings
 
 MOST_MINUTES = 1440.0  # of work for one answer
 MOST_DISK = 100 << 30  # bytes of a study's folder

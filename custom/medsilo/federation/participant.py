@@ -12,7 +12,7 @@ from dataclasses import asdict
 from torch import Tensor, nn
 
 from medsilo.core import optional
-from medsilo.core.errors import Refused
+from medsilo.core.errors import DIVERGED, Refused
 from medsilo.core.files import free_disk, sweep, write_json
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.federation.checks import check_ranges
@@ -29,7 +29,6 @@ from medsilo.federation.raw_results import (
     ExactTest,
     write_measures,
 )
-from medsilo.federation.refusals import DIVERGED
 from medsilo.federation.site_context import SiteContext, UpdateCodec, promises_privacy
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import Trainer

@@ -11,7 +11,8 @@ from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
 from medsilo.runs.messages import Request, StudyMessage, digest_of
 from medsilo.site.accepted_settings import AcceptedSettings
-from medsilo.site.settings import CANARY, FILE_NAME
+from medsilo.site.party import FILE_NAME
+from medsilo.site.settings import CANARY
 
 if TYPE_CHECKING:
     from medsilo.plan import Plan

@@ -31,8 +31,9 @@ from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Geometric, Public, Sa
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import NOISY_COUNTS
 from medsilo.schedule.phase import Phase
+from medsilo.site.party import FILE_NAME
 from medsilo.site.query_budget import PARTS
-from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import SiteData, patients_of, records_of
 
 DIGITS = 4  # of a score with noise
@@ -58,8 +59,8 @@ COUNTS_REFUSED = (
 
 
 NOBODY_NAMED = (
-    "patients are promised privacy (unit: patient), and nothing names the patient of a line or an image; say it in "
-    "data.columns.patient or data.patient, or where each has one only, demand unit: record"
+    "patients are promised privacy, and nothing names the patient of a line or an image; say it in "
+    "data.columns.patient or data.patient, where each has one only by what names the case"
 )
 
 

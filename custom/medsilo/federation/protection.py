@@ -9,8 +9,9 @@ from medsilo.core.rounding import Resolution
 from medsilo.federation.site_context import SiteContext
 from medsilo.plan import Plan
 from medsilo.runs.paths import hospital_folder
+from medsilo.site.party import FILE_NAME
 from medsilo.site.query_budget import PARTS, QueryBudget, Requester, data_set
-from medsilo.site.settings import FILE_NAME, DataPart, SiteSettings
+from medsilo.site.settings import DataPart, SiteSettings
 from medsilo.tasks.site_data import SiteData, patients_of
 from medsilo.tasks.sources import DataSource
 

@@ -8,8 +8,6 @@ from medsilo.core.files import FULL
 from medsilo.core.package import place_in_package
 from medsilo.runs.paths import ERRORS
 
-DIVERGED = "training diverged"  # begins a site's refusal of a round from whose weights it can't train
-
 
 def public_reason(error: Exception) -> str:
     """One line without names of files: messages of other libraries hold them, and files are named after patients."""

@@ -11,7 +11,7 @@ from medsilo.core.tensors import Groups
 from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.channel import Channel, Missing, Outgoing, Receive
 from medsilo.runs.messages import Joined, Request, SiteAnswer, StudyMessage, Task
-from medsilo.runs.schema import SiteTurn, Turns
+from medsilo.runs.rounds import SiteTurn, Turns
 from medsilo.schedule.participation import Participation
 
 Notify = Callable[[Turns | None], None]
@@ -51,6 +51,7 @@ class Retry:
         """sites: those that train; pause: waits so many seconds; lost: hears of every site that did not answer, as it
         may not have what it was sent."""
         self.inner, self.rules, self.sites, self.pause, self.lost = inner, rules, sites, pause, lost
+        self.required = rules.required
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         started = time.monotonic()
@@ -91,7 +92,7 @@ class Retry:
 
     def breach(self, exchange: Exchange, where: str) -> str | None:
         """Return how an exchange breaks what the plan agreed on; None when it doesn't."""
-        needed, required = self.sites, self.rules.required
+        needed, required = self.sites, self.required
         if self.rules.when_missing == "stop":
             needed, required = exchange.asked, len(exchange.asked)
         replies = len(exchange.replies.keys() & set(needed))

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from medsilo.core import optional
 from medsilo.core.errors import MedsiloError, ParticipationError
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.federation.channel import Missing
@@ -18,7 +19,6 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import Joined
 from medsilo.runs.record import Record
 from medsilo.schedule.phase import Group, Phase, ServerSide, views
-from medsilo.schedule.structures import mix_by_structure
 from medsilo.tasks.objective import says_of
 
 
@@ -80,8 +80,8 @@ class ServerState:
         hidden = self.plan.sealed_forms(phase)
         read = [group for group in phase.sent if group.goes_down and group.name not in hidden]
         kept = views(read, self.layout)
-        if not self.shield:
-            mix_by_structure(self.mixers, kept, self.layout["model"], self.server)
+        if not self.shield and any(answer.absent for answer in self.server.joined.values()):
+            optional.mix_by_structure(self.mixers, kept, self.layout["model"], self.server)
         seed, before = seed_for(self.plan.seed, "sketch", number), self.directions
         self.directions = RoundDirections(self._packed(kept), self.trained, seed, before)
         self.ranges = {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
@@ -118,7 +118,7 @@ class ServerState:
     def payload(self, site: str, phase: Phase) -> Groups:
         """Return what a site is given in a phase, without what it has already."""
         travelling, known = views(phase.given, self.layout), self.settled.get(site, [])
-        stays = {group.name for group in phase.given if group.apply_locally and self.plan.secure_aggregation.on}
+        stays = {group.name for group in phase.given if group.apply_locally and self.plan.sealed}
         given = (group for group in phase.given if group.name in travelling.keys() - stays - set(known))
         return {group.name: self._current(group, site) for group in given}
 
@@ -254,7 +254,7 @@ class ServerState:
         Called when others diverge after it. Sealed rounds can't be repeated over fewer sites.
         """
         suspect, self.suspect = self.suspect, None
-        if suspect is None or self.plan.secure_aggregation.on:
+        if suspect is None or self.plan.sealed:
             return False
         self.written()
         best = self.best  # of an earlier round: the one that is undone was not scored

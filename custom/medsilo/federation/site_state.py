@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medsilo.core.errors import Refused, reading
+from medsilo.core.errors import DIVERGED, Refused, reading
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_csv, write_passing, write_text
 from medsilo.core.parent_watch import most_held
 from medsilo.core.tensors import Groups, Modules, Tensors
 from medsilo.federation.checks import same_layout
-from medsilo.federation.refusals import DIVERGED
 from medsilo.learning.compute import Compute, is_finite
 from medsilo.mixing.forms import PullForm
 from medsilo.plan import Plan

@@ -11,17 +11,8 @@ from medsilo.federation.server_state import ServerState
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.outliers import standing_out
 from medsilo.runs.provenance import now
-from medsilo.runs.schema import (
-    Agreement,
-    Decisions,
-    Details,
-    Round,
-    RoundCount,
-    Selection,
-    SiteResult,
-    StudyFacts,
-    Summary,
-)
+from medsilo.runs.rounds import Round
+from medsilo.runs.schema import Agreement, Decisions, Details, RoundCount, Selection, SiteResult, StudyFacts, Summary
 from medsilo.runs.site_files import Package, Readiness
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, with_derived
 from medsilo.tasks.metrics import BROAD, CONFUSION, Counts, added

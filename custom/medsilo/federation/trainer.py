@@ -15,11 +15,12 @@ from medsilo.federation.protection import Protection
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_state import SiteState, StatusFile
 from medsilo.learning.compute import LossFunction, Stop
+from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.loop import TrainStep, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
-from medsilo.tasks.site_data import SiteData, drawn_cases, label_counts, names_of, patients_of
+from medsilo.tasks.site_data import SiteData, label_counts, names_of, patients_of
 
 if TYPE_CHECKING:  # only under a promise of privacy
     from medsilo.federation.private_site import PrivateSite

@@ -27,7 +27,7 @@ from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
-from medsilo.runs.schema import Progress, Round
+from medsilo.runs.rounds import Progress, Round
 from nvflare_reliability.answer_gate import AnswerGate, is_unread
 from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.forked import died
@@ -101,7 +101,7 @@ class MedsiloController(Controller):
 
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
         """Lead a study to its end; returns its folder."""
-        settings = workspace.settings_in(fl_ctx)
+        settings = workspace.settings_of_server(fl_ctx)
         plan = workspace.plan_of_job(fl_ctx, settings)
         self.events.plan = plan.hash
         if plan.algorithm.pooled:

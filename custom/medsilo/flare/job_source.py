@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_yaml
+from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import Plan
 
 SHIPPED = Path(__file__).resolve().parents[1] / "jobs"

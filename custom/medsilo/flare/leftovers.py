@@ -11,7 +11,8 @@ import psutil
 from medsilo.core.errors import reading
 from medsilo.runs import paths
 from medsilo.runs.clean import Old, find_old, is_finished, is_left
-from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.site.party import FILE_NAME
+from medsilo.site.settings import SiteSettings
 
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # as NVFlare names jobs and their folders
 ENDED = "FINISHED:"  # so begins the status of a job that runs no more

@@ -20,8 +20,8 @@ from nvflare.apis.job_def import Job, JobMetaKey, RunStatus
 from nvflare.apis.job_def_manager_spec import JobDefManagerSpec
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_yaml
-from medsilo.flare.workspace import kit_folder, output_folder, settings_in
+from medsilo.core.yaml_text import load_yaml
+from medsilo.flare.workspace import kit_folder, output_folder, settings_of_server
 from medsilo.runs import events, paths
 from medsilo.runs.events import Event
 from medsilo.runs.reading import GOES_ON
@@ -119,7 +119,7 @@ class ResumedStudies(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
-            studies = output_folder(fl_ctx, settings_in(fl_ctx))
+            studies = output_folder(fl_ctx, settings_of_server(fl_ctx))
             self.resuming = Resuming(fl_ctx.get_engine(), kit_folder(fl_ctx), studies)
             self.resuming.begin()
         elif event_type in (EventType.JOB_COMPLETED, EventType.JOB_ABORTED) and self.resuming:

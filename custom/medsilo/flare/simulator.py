@@ -28,9 +28,11 @@ from medsilo.flare.jobs import CONFIG, PLAN, SERVER, check_components, has_code,
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
-from medsilo.runs.schema import SEE_LOG, Round
+from medsilo.runs.rounds import Round
+from medsilo.runs.schema import SEE_LOG
+from medsilo.site.party import FILE_NAME
 from medsilo.site.policy import CONTROLLER, EXECUTOR
-from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.site.settings import SiteSettings
 
 START_LIMIT = 120.0, 5.0  # seconds NVFlare has until our controller has begun, and more for each site
 END_LIMIT = 2.0  # seconds it has to end after the study has; left alone its farewell takes five

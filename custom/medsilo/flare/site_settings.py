@@ -2,11 +2,12 @@
 
 from nvflare.apis.fl_context import FLContext
 
-from medsilo.flare.workspace import file_of_job, kit_of, settings_folder, settings_in
+from medsilo.flare.workspace import file_of_job, kit_of, settings_folder
 from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.site.accepted_settings import AcceptedSettings, check_there
-from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.site.party import FILE_NAME
+from medsilo.site.settings import SiteSettings
 
 
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
@@ -16,7 +17,8 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
     """
     local, kit = settings_folder(fl_ctx), kit_of(fl_ctx)
     if kit is None:
-        return settings_in(fl_ctx)
+        own = local / fl_ctx.get_identity_name()
+        return SiteSettings.read(own if (own / FILE_NAME).is_file() else local)
     if not (local / FILE_NAME).exists() and _needs_no_settings(fl_ctx):
         AcceptedSettings(kit).check()  # it has not just gone
         return SiteSettings()

@@ -13,14 +13,14 @@ from medsilo.core.files import write_text
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.site.kit import KitFiles
-from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.site.party import PartySettings
 
 
 def _workspace(fl_ctx: FLContext) -> Workspace:
     return fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT) or fl_ctx.get_engine().get_workspace()
 
 
-def plan_of_job(fl_ctx: FLContext, settings: SiteSettings) -> Plan:
+def plan_of_job(fl_ctx: FLContext, settings: PartySettings) -> Plan:
     """The plan.yaml beside the job's configuration; refused where it uses a package that this party doesn't allow."""
     return load_plan(file_of_job(fl_ctx, paths.PLAN), allowed=settings.packages)
 
@@ -35,10 +35,9 @@ def settings_folder(fl_ctx: FLContext) -> Path:
     return Path(_workspace(fl_ctx).get_site_config_dir())
 
 
-def settings_in(fl_ctx: FLContext) -> SiteSettings:
-    """Read the medsilo.yaml in `local/`, the server's own; a simulated site may have one of its own there."""
-    local, site = settings_folder(fl_ctx), fl_ctx.get_identity_name()
-    return SiteSettings.read(local / site if (local / site / FILE_NAME).is_file() else local)
+def settings_of_server(fl_ctx: FLContext) -> PartySettings:
+    """Read the medsilo.yaml in `local/`; a simulated server shares it with the sites."""
+    return PartySettings.read(settings_folder(fl_ctx), with_others=kit_of(fl_ctx, "server") is None)
 
 
 def kit_of(fl_ctx: FLContext, of: str = "client") -> KitFiles | None:
@@ -53,7 +52,7 @@ def kit_folder(fl_ctx: FLContext) -> Path:
     return Path(_workspace(fl_ctx).get_root_dir())
 
 
-def output_folder(fl_ctx: FLContext, settings: SiteSettings) -> Path:
+def output_folder(fl_ctx: FLContext, settings: PartySettings) -> Path:
     """Return where this party keeps its studies; outside NVFlare's run folder, which goes when a job ends."""
     return settings.output or kit_folder(fl_ctx) / "medsilo"
 

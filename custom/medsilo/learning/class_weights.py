@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from medsilo.learning.compute import LossFunction
-from medsilo.learning.partial_labels import labels_in, marginal
+from medsilo.learning.compute import LossFunction, labels_in
+from medsilo.learning.partial_labels import marginal
 
 NEVER = -1e4  # added to a score: its probability is exactly 0, also in half precision
 

@@ -123,6 +123,11 @@ def marks_in(target: Tensor) -> list[int]:
     return (target.view(len(target), -1).amax(1) >> BYTE << BYTE).tolist()
 
 
+def labels_in(target: Tensor) -> Tensor:
+    """Return labels without marks."""
+    return target & 255 if not target.is_floating_point() and target.dtype != torch.uint8 else target
+
+
 def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
     """Return these labels, which know their marks from the same ones in memory: else each loss waits for the card."""
     if target.device.type != "cpu":

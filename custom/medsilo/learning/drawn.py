@@ -72,3 +72,10 @@ class ChangedBatches(Dataset):
     def __getitem__(self, places: list[int]) -> tuple[Tensor, ...]:
         batch = self.drawn.batch(places)
         return batch if self.later else self.drawn.changed(*batch)
+
+
+def drawn_cases(
+    cases: Dataset, draw: Draw | DrawBatch | None, seed: int, names: Sequence[str] | None = None
+) -> Dataset:
+    """Return cases as a task draws each of them, or as they are."""
+    return DrawnCases(cases, draw, seed, names) if draw else cases

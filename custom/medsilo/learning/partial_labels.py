@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from medsilo.learning.compute import BYTE, marks_in
+from medsilo.learning.compute import BYTE, labels_in, marks_in
 
 MOST = 15  # labels with a bit: MONAI moves labels as float32, which holds 24 bits exactly
 
@@ -23,11 +23,6 @@ def mark_of(absent: Collection[int]) -> int:
     4
     """
     return sum(1 << label for label in set(absent)) << BYTE
-
-
-def labels_in(target: Tensor) -> Tensor:
-    """Return labels without marks."""
-    return target & 255 if not target.is_floating_point() and target.dtype != torch.uint8 else target
 
 
 def marked(labels: Tensor, mark: int) -> Tensor:

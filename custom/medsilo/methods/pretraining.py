@@ -15,10 +15,10 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
 from medsilo.core.text import plain
+from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import ServerSide
-from medsilo.tasks.site_data import drawn_cases
 
 REMEDY = (
     "put it there and name the folder as `data` in the server's medsilo.yaml, or choose f-adafed, which needs no "

@@ -29,21 +29,19 @@ class PrivacyGuarantee(Section):
         return demands is not None and self.epsilon <= PROTECTIVE_EPSILON
 
     def under(self, demands: "PrivacyRequirements | None") -> "PrivacyGuarantee":
-        """Return what holds where a study promises this and a hospital demands that: of each the stricter."""
+        """Return what holds where a study promises this and a hospital demands that, for its patients: of each the
+        stricter."""
         if demands is None:
             return self
-        unit: Unit = "patient" if "patient" in (self.unit, demands.unit) else "record"
-        return PrivacyGuarantee(
-            epsilon=min(self.epsilon, demands.epsilon), delta=min(self.delta, demands.delta), unit=unit
-        )
+        epsilon, delta = min(self.epsilon, demands.epsilon), min(self.delta, demands.delta)
+        return PrivacyGuarantee(epsilon=epsilon, delta=delta, unit="patient")
 
 
 class PrivacyRequirements(Section):
-    """`privacy` in a hospital's medsilo.yaml: what it demands of every study, and of all together."""
+    """`privacy` in a hospital's medsilo.yaml: what it demands for its patients of every study, and of all together."""
 
     epsilon: Epsilon = Field(description="ε that all studies on the same data may cost together")
     delta: Delta = Field(description="δ at which that ε is counted; less than 1 / number of patients")
-    unit: Unit = Field("patient", description="whom it protects: a patient with all cases, or a single record")
     public: dict[Told, Reason] = Field(
         {},
         description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: "

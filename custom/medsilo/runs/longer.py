@@ -33,7 +33,7 @@ class Longer:
         """Yield why the rounds so far can't be the first of a longer study."""
         if self.before.privacy:
             yield "its noise was chosen for so many rounds"
-        if self.before.secure_aggregation.on:
+        if self.before.sealed:
             yield "hospitals' sealed sums are of its own study"
         first, now = self.before.course, self.plan.course
         for number in range(1, self.done + 1):

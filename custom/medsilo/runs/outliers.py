@@ -15,7 +15,7 @@ A site stands out when at least FEWEST rounds, and more than OFTEN of those that
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from medsilo.runs.schema import Round
+from medsilo.runs.rounds import Round
 
 AWAY, AGREE, DOUBT, LONG, HEAVY, MUCH = -0.2, 0.1, 0.2, 10.0, 0.75, 100.0
 FEWEST, OFTEN = 3, 0.5

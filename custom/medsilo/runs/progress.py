@@ -4,18 +4,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from medsilo.core.text import duration, size_text
+from medsilo.runs import paths
 
 if TYPE_CHECKING:  # what `medsilo --help` would have to wait for
-    from medsilo.runs.schema import Round, SiteRound, SiteTurn, Turns
+    from pydantic import BaseModel
+
+    from medsilo.runs.rounds import Round, SiteRound, SiteTurn, Turns
     from medsilo.runs.site_files import SiteActivity
 
 LATE = 1.5  # times the site's longest answer so far: from there on it is late
 GRACE = 5.0  # seconds that are never late
 NAMED = 5  # sites in a line
 STARTING = "still starting"
+AnyPart = TypeVar("AnyPart", bound="BaseModel")
 ASKED_FOR = {
     "join": "joining",
     "deliver": "taking over the outcome",
@@ -35,9 +39,7 @@ class Moment:
     @classmethod
     def of_run(cls, folder: Path) -> "Moment":
         """Read the moment of a run on this machine."""
-        from medsilo.runs import paths
-        from medsilo.runs.reading import read_now
-        from medsilo.runs.schema import Turns
+        from medsilo.runs.rounds import Turns
         from medsilo.runs.site_files import SiteActivity
 
         turns = read_now(Turns, folder)
@@ -182,3 +184,11 @@ def _numbers(own: "SiteRound", metric: str, step: float) -> str:
 
 def _value(value: float | None) -> str:
     return "  –  " if value is None else f"{value:.3f}"
+
+
+def read_now(model: "type[AnyPart]", folder: Path) -> "AnyPart | None":
+    """Read what goes on in a run (Turns), or at a site whose folder is here (Doing); None where it can't be said."""
+    try:
+        return model.model_validate_json((folder / paths.NOW).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it comes and goes
+        return None

@@ -1,7 +1,6 @@
 """Reads what is in a run's folder, with one-line errors that name the file and the fix."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,8 +11,9 @@ from medsilo.core.package import ENGINE
 from medsilo.core.text import plain
 from medsilo.runs import paths
 from medsilo.runs.fields import SCHEMA, RecordPart
-from medsilo.runs.schema import Progress, Round, Summary
-from medsilo.runs.site_files import LogEntry, Provenance
+from medsilo.runs.rounds import Round
+from medsilo.runs.schema import Summary
+from medsilo.runs.site_files import Provenance
 
 PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 GOES_ON = "goes_on"  # in the meta of a job that died: which of how many times its study goes on by itself
@@ -52,35 +52,6 @@ def read_of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPa
         content = _parsed(read_text(folder, name, "site"), _where(folder, name))
         found[folder.name] = _checked(model, content, name)
     return found
-
-
-def read_now(model: type[AnyPart], folder: Path) -> AnyPart | None:
-    """Read what goes on in a run (Turns), or at a site whose folder is here (Doing); None where it can't be said."""
-    try:
-        return model.model_validate_json((folder / paths.NOW).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it comes and goes
-        return None
-
-
-def read_diary(site: Path) -> list[LogEntry]:
-    """Read what left a site whose folder is here, and what did not; a line that can't be read is passed over."""
-    try:
-        lines = (site / paths.DIARY).read_text("utf-8", "replace").split("\n")
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        with suppress(ValueError):
-            found.append(LogEntry.model_validate_json(line))
-    return found
-
-
-def read_progress(content: Any) -> Progress:
-    """Check what the server tells of a running study."""
-    try:
-        return Progress.model_validate(content)
-    except ValidationError as error:
-        raise MedsiloError("the server writes its status in another form; install its version of medsilo") from error
 
 
 def read_text(folder: Path, file: str, kind: str = "run") -> str:

@@ -33,7 +33,8 @@ from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.provenance import write_provenance
 from medsilo.runs.reading import read_rounds, read_summary
-from medsilo.runs.schema import Round, Summary, Turns
+from medsilo.runs.rounds import Round, Turns
+from medsilo.runs.schema import Summary
 
 LET_GO = 60.0  # seconds that a job which is ending has to let go of its study
 

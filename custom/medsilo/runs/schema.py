@@ -3,8 +3,8 @@
 `docs/reference/run-folder.md` is made from the descriptions below: `python -m docs.tables`.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
@@ -28,102 +28,6 @@ from medsilo.runs.site_files import Package, Readiness
 
 SEE_LOG = "see the server's log"  # the end of the reason of a run that an error ended that nobody foresaw
 STOPPED = "stopped"  # why a run ended that somebody or something stopped in its middle
-
-
-# ---------------------------------------------------------------------------------------------------- rounds.jsonl
-Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
-
-
-class SentUpdate(RecordPart):
-    """Figures about one group of tensors that a site sent, without looking into it."""
-
-    norm: Amount = Field(description="how far the trained weights are from what the site was given")
-    cosine: Cosine | None = Field(
-        None,
-        description="of the way there and the mean way of the other sites, each of which counts as if it were of "
-        "length one: 1 the same way, 0 across, −1 back. To about 0.02. `null` where nothing changed or nobody else "
-        "answered",
-    )
-    agreement: Cosine | None = Field(
-        None, description="mean cosine of two of the others; `null` where fewer than two others answered"
-    )
-
-
-class SiteRound(RecordPart):
-    """Numbers of one site in one round."""
-
-    train_loss: Number | None = Field(None, description="mean loss over the round's training batches")
-    validation: Metric | None = Field(
-        None, description="score of the model as it arrived, so after round − 1; `null` where the site withholds it"
-    )
-    validation_loss: Number | None = Field(None, description="loss of that model")
-    samples: Count | None = Field(None, description="training cases; the weight in a mean by samples")
-    seconds: Seconds = Field(0.0, description="time that the site worked")
-    memory: Count | None = Field(None, description="bytes that the site's process held at most")
-    bytes_up: Count = Field(0, description="bytes of the tensors that the site sent")
-    bytes_down: Count = Field(0, description="bytes of the tensors that the site got")
-    updates: dict[str, SentUpdate] = Field(
-        {},
-        description="group of tensors → `norm` and `cosine` of the site's update, see below",
-    )
-    share: Share | None = Field(
-        None,
-        description="how much the site counted in the round's mean; `null` where that is not one number, as in medians",
-    )
-
-
-class Round(RecordPart):
-    """One line of rounds.jsonl: who was asked, who answered, who was refused or lost and why."""
-
-    round: Count = Field(description="from 1, through all phases")
-    phase: Text | None = Field(None, description="the phase that the round belongs to")
-    seconds: Seconds | None = Field(None, description="time from asking to mixing, at the server")
-    asked: list[str] = Field([], description="the sites that were asked")
-    answered: list[str] = Field([], description="the sites whose answer was accepted")
-    refused: dict[str, Text] = Field({}, description="site → reason: it refused, or its answer was refused")
-    lost: dict[str, Text] = Field({}, description="site → reason: no answer came")
-    warnings: dict[str, list[Text]] = Field({}, description="site → lines that it had to say beside its answer")
-    sites: dict[str, SiteRound] = Field({}, description="site → its numbers")
-    weights: list[list[Number]] | None = Field(
-        None,
-        description="AdaFed's weights W, where they differ from those of the rounds before: row i, what site i takes "
-        "from each site, in the order of `asked`",
-    )
-
-    def absence(self, site: str) -> str | None:
-        """Return why a site is missing from the round, or None."""
-        kinds = {"refused": self.refused, "lost": self.lost}
-        return next((f"{kind}: {missing[site]}" for kind, missing in kinds.items() if site in missing), None)
-
-
-class SiteTurn(RecordPart):
-    """One site's part in what is being asked of all sites, as the server sees it."""
-
-    asked: Seconds | None = Field(None, description="seconds since the site was asked; `null` while it has to wait")
-    answered: Seconds | None = Field(None, description="seconds that it took to answer; `null` while it has not")
-
-
-class Turns(RecordPart):
-    """status.json of a run: who has been asked and who has answered, while the study runs."""
-
-    task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of secure aggregation")
-    round: Count = Field(description="the round")
-    at: Seconds = Field(description="when this was written, in seconds since 1970")
-    sites: dict[str, SiteTurn] = Field(description="site → its turn")
-
-
-class Progress(RecordPart):
-    """The state of a study while it runs, as the server tells it and `medsilo status ID --watch` shows it."""
-
-    study: str | None = Field(None, description="the run's name")
-    planned: Count = Field(description="rounds of the plan")
-    metric: str = Field(description="the name of the score")
-    absent: dict[str, Text] | None = Field(None, description="site → why it did not join; `null` before all were asked")
-    away: dict[str, Text] = Field({}, description="site → why it can't answer now, and since when")
-    steps: dict[str, Amount] = Field({}, description="site → the steps of its validation scores, where it rounds them")
-    rounds: list[Round] = Field([], description="the rounds so far")
-    turns: Turns | None = Field(None, description="who has been asked at the moment and who has answered")
-    reason: Text | None = Field(None, description="why the study failed")
 
 
 # ---------------------------------------------------------------------------------------------------- summary.json
@@ -175,13 +79,6 @@ class Decisions(RecordPart):
         "the sum of its probability",
     )
 
-    def against_rest(self, label: int) -> tuple[int, int, int, int]:
-        """Return a class's cases and those of them found, the others' cases and those of them not taken for it."""
-        everyone = sum(map(sum, self.confusion))
-        own, right = sum(self.confusion[label]), self.confusion[label][label]
-        others, wrong = everyone - own, sum(row[label] for row in self.confusion) - right
-        return own, right, others, others - wrong
-
     @model_validator(mode="after")
     def _is_square(self) -> Self:
         if any(len(row) != len(self.confusion) for row in self.confusion):
@@ -192,16 +89,6 @@ class Decisions(RecordPart):
         if self.reliability is not None and [len(places) for places in self.reliability] != [TENTHS] * judged:
             raise ValueError(f"reliability is not {TENTHS} places for each class")
         return self
-
-
-class ClassRates(NamedTuple):
-    """A class against the rest, where the most probable class is what was found. None where there is no such case."""
-
-    name: str
-    cases: int
-    sensitivity: float | None
-    specificity: float | None
-    auroc: float | None
 
 
 class SiteResult(RecordPart):
@@ -269,19 +156,6 @@ class SiteResult(RecordPart):
     readiness: Readiness | None = Field(
         None, description="of a canary: whether its own data can be read, its GPUs, memory, disk and line, see below"
     )
-
-    def by_class(self, names: Sequence[str]) -> list["ClassRates"]:
-        """Return how well each class is told from the rest; nothing where the site does not tell classes."""
-        if self.decisions is None:
-            return []
-        rates = []
-        for label, name in enumerate(names):
-            own, right, others, rejected = self.decisions.against_rest(label)
-            area = self.figures.get("auroc" if len(names) == 2 else f"auroc_{label}")
-            rates.append(
-                ClassRates(name, own, right / own if own else None, rejected / others if others else None, area)
-            )
-        return rates
 
     @model_validator(mode="after")
     def _counts_its_test_cases(self) -> Self:

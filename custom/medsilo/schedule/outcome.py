@@ -3,17 +3,19 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
 from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
-from medsilo.core.rounding import Resolution
 from medsilo.core.tensors import Modules
 from medsilo.learning.compute import Compute
 from medsilo.schedule.phase import Facts, Phase, ServerSide
 from medsilo.tasks.task import Task
+
+if TYPE_CHECKING:  # only a site rounds
+    from medsilo.core.rounding import Resolution
 
 Part = Literal["validation", "test"]
 
@@ -30,7 +32,7 @@ class SiteEnd:
     compute: Compute
     validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the cases once, in their order
     suppressed: Collection[Part]  # parts with too few cases to tell anything of
-    resolution: Mapping[str, Resolution]  # how finely numbers over a part are told
+    resolution: "Mapping[str, Resolution]"  # how finely numbers over a part are told
     stop: Callable[[], None]
 
 

@@ -11,12 +11,12 @@ from medsilo.learning.compute import Compute
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Mean
-from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:  # only the server mixes, and only a site trains
     from medsilo.mixing.mixers import Aggregator
     from medsilo.schedule.train_context import TrainContext
+    from medsilo.tasks.sources import DataSource
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ServerSide:
     training: Training
     seed: int
     compute: Compute
-    data: DataSource | None  # the server's own
+    data: "DataSource | None"  # the server's own
     stop: Callable[[], None]  # raises when the run was told to stop
 
     def sharing(self) -> Set[str]:

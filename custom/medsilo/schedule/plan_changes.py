@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from medsilo.core.errors import PlanError, YamlError
-from medsilo.core.files import load_yaml
-from medsilo.core.section import SHOWN
 from medsilo.core.text import plain
+from medsilo.core.wording import SHOWN
+from medsilo.core.yaml_text import load_yaml
 from medsilo.learning.training import OWN_NUMBERS, USUAL
 from medsilo.registry import TABLES
 from medsilo.schedule.participation import MOST_SITES, names_for

@@ -7,9 +7,10 @@ from typing import Any
 
 from medsilo.core import model_folders, weight_cache
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.core.files import load_tensors, load_yaml, why_unread
+from medsilo.core.files import load_tensors
 from medsilo.core.tensors import hash_of
 from medsilo.core.text import is_safe_name
+from medsilo.core.yaml_text import load_yaml, why_unread
 
 FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
 HASH = re.compile(r"[0-9a-f]{64}")

@@ -71,14 +71,9 @@ class SecureAggregationSettings(Feature):
     )
 
     @property
-    def on(self) -> bool:
-        """Return whether hospitals mask what they send."""
-        return self.mode != "none"
-
-    @property
     def implementation(self) -> SecureAggregation | None:
         """Return how hospitals mask; None where they send in clear. Raises PlanError where its package is not here."""
-        if not self.on:
+        if self.mode == "none":
             return None
         if self.mode not in AGGREGATIONS:
             raise PlanError(
@@ -99,5 +94,5 @@ class SecureAggregationSettings(Feature):
         return self.implementation.times_as_large if self.implementation else 1
 
     def leaves(self, plan: Any) -> Iterable[str]:
-        if not self.on:
+        if self.mode == "none":
             yield CLEAR

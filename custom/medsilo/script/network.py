@@ -168,7 +168,7 @@ class ScriptNetwork(Network):
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
         if plan.privacy:
             yield "privacy: a script of your own has no account of it; run a task of medsilo's, or leave privacy out"
-        if plan.secure_aggregation.on:
+        if plan.sealed:
             yield "secure_aggregation: a script of your own sends in clear; leave it out, or run a task of medsilo's"
 
     @staticmethod

@@ -16,7 +16,8 @@ from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.core.text import plain
 from medsilo.site.kit import KitFiles
-from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.site.party import FILE_NAME
+from medsilo.site.settings import SiteSettings
 
 if TYPE_CHECKING:  # settings that promise nothing are not signed
     from medsilo.site.signing import UseKey

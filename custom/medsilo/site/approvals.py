@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import LockedFolder, read_bounded, write_text
+from medsilo.core.files import read_bounded, write_text
 from medsilo.core.package import in_words, name_that_differs
 from medsilo.core.section import Section
 from medsilo.core.text import counted, plain
 from medsilo.site.accepted_settings import moment
 from medsilo.site.kit import KitFiles
-from medsilo.site.query_budget import QueryBudget, data_set
+from medsilo.site.query_budget import LockedFolder, QueryBudget, data_set
 from medsilo.site.settings import CANARY, SiteSettings
 from medsilo.site.signed import read_own, write_signed
 from medsilo.site.signing import UseKey, public_text

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import FILE, LockedFolder, append_line, make_folder, write_text
-from medsilo.site.settings import FILE_NAME, DataPart, SiteSettings
+from medsilo.core.files import FILE, append_line, make_folder, write_text
+from medsilo.site.party import FILE_NAME
+from medsilo.site.settings import DataPart, SiteSettings
 from medsilo.tasks.sources import DataSource, Draw, Memory
 
 PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
@@ -31,6 +32,33 @@ LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds that another process may hold the lock
 MARK = 16  # hexadecimal digits that stand for a patient
 Marks = frozenset[str]  # of the patients of one part, each with the number of its cases
+
+
+@dataclass(frozen=True)
+class LockedFolder:
+    """A folder with the lock that all processes of a hospital share."""
+
+    folder: Path
+    lock: str  # the file's name
+    wait: float  # seconds that another process may hold it
+    holds: str  # for people: "this hospital's records"
+    unless: str  # what does not happen when the folder cannot be used
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let nobody else in as long as the block runs; raises MedsiloError where that is not to be had."""
+        try:
+            make_folder(self.folder)
+            with FileLock(self.folder / self.lock, timeout=self.wait, mode=FILE):
+                yield
+        except Timeout as error:
+            raise MedsiloError(f"another process holds {self.holds}; end it, or try again") from error
+        except OSError as error:
+            raise MedsiloError(
+                f"{self.holds} cannot be used ({type(error).__name__}), so {self.unless}; check the folder of "
+                f"'state_dir'",
+                private=f"{self.folder}: {error}",
+            ) from error
 
 
 @dataclass(frozen=True)

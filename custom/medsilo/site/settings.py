@@ -1,25 +1,18 @@
 """A site's own settings: what only the hospital decides. No job and no plan can override them."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 
 import psutil
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import read_yaml
 from medsilo.core.rounding import Resolution
-from medsilo.core.section import Section, checked, in_words
 from medsilo.privacy.guarantees import PrivacyRequirements
+from medsilo.site.party import FILE_NAME, PartySettings
 from medsilo.tasks.sources import DataSource
 
-if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
-    from medsilo.learning.compute import Compute
-
-FILE_NAME = "medsilo.yaml"
 CANARY: Final = "canary"  # the layer of one round on synthetic data in which a hospital says whether it is ready
 LEAST_AVERAGED = 8  # images, and patients, that an average such as HarmoFL's amplitude covers at least
 MIN_PATIENTS_PER_METRIC = 5  # by default, of real data
@@ -33,16 +26,10 @@ DataPart = Literal["train", "validation", "test"]
 ALL_MINE = dict[str, Any](pictures=True, share_personal_model=True, packages=("*",), public_data=True, studies=None)
 
 
-class SiteSettings(Section):
-    """`medsilo.yaml` in the `local/` folder of a hospital's kit (and of the server's, for its `output`)."""
-
-    FILE: ClassVar[str] = FILE_NAME
+class SiteSettings(PartySettings):
+    """`medsilo.yaml` in the `local/` folder of a hospital's kit."""
 
     data: DataSource | None = None  # this hospital's data: their folder, or a section that describes them
-    output: Path | None = None  # where results are kept; by default `medsilo/` in the kit
-    device: str = "auto"
-    precision: Literal["float32", "bfloat16"] = "float32"
-    threads: int = Field(1, ge=1, le=1024)  # of the CPU; beside a GPU, two or more also read the cases, as processes
     memory_limit: int | None = Field(
         None,
         ge=0,
@@ -60,8 +47,8 @@ class SiteSettings(Section):
     )
     privacy: PrivacyRequirements | None = Field(
         None,
-        description="what this hospital demands of every study, and of all together: differential privacy, counted in "
-        "its ledger. null: nothing",
+        description="what this hospital demands of every study, and of all together: differential privacy of its "
+        "patients, counted in its ledger. null: nothing",
     )
     approval: Literal["none", "required", "except-canary"] = Field(
         "none",
@@ -69,8 +56,6 @@ class SiteSettings(Section):
         "key of the kit (`medsilo approve`), whatever the server says. except-canary: the same, but a canary runs, "
         "which is one round on synthetic data",
     )
-    # Installed packages, beside medsilo, that a plan may use here: their methods, tasks and networks. "*" is any.
-    packages: tuple[str, ...] = ()
     # What may leave, and what may be shown.
     # Whether the other hospitals that agree get this one's personal model, and this one theirs (FedSM's super model);
     # by default only where the data are synthetic.
@@ -93,18 +78,6 @@ class SiteSettings(Section):
         "`output`. Name one folder in all kits that use the same data",
     )
     pictures: bool = False  # whether pictures of this site's images are kept beside its results, for its own report
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _folder(cls, data: Any) -> Any:
-        return {"folder": data} if isinstance(data, str | Path) else data
-
-    @field_validator("device")
-    @classmethod
-    def _known(cls, device: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-            raise ValueError(f"{device!r} is not known; use auto, cpu, cuda or cuda:<number>")
-        return device
 
     @field_validator("memory_limit")
     @classmethod
@@ -163,28 +136,12 @@ class SiteSettings(Section):
         """Return the settings of a site, where several are on this machine: all have these."""
         return self
 
-    @staticmethod
-    def read(folder: Path) -> "SiteSettings":
-        """Return the settings in this folder; the defaults when it has none."""
-        path = folder / FILE_NAME
-        if not path.exists():
-            return SiteSettings()
-        name = f"the site's {FILE_NAME}"
-        return make_settings(read_yaml(path, name, "YAML"), name)
-
     def changed(self, values: Mapping[str, Any], origin: str) -> "SiteSettings":
         """Return the same with these values, at every site. origin: where they stand, for people."""
         return make_settings({**self.model_dump(exclude={"sites"}), **values}, origin)
 
     def check_sites(self, sites: Collection[str]) -> None:
         """Raise an error if there are settings for a site that is none of these."""
-
-    def compute(self) -> "Compute":
-        """The device and precision that train; an error when the device is not there."""
-        from medsilo.learning.compute import Compute
-
-        chosen = Compute.choose(self.device, precision=self.precision, threads=self.threads)
-        return replace(chosen, workers=self.threads) if chosen.on_card and self.threads > 1 else chosen
 
 
 class EachSites(SiteSettings):
@@ -213,10 +170,7 @@ def _each(own: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
 
 def make_settings(values: Any, origin: str) -> SiteSettings:
     """Checked settings; an error that names where they came from, the key and the fix."""
-    try:
-        return checked(SiteSettings, {} if values is None else values, origin)
-    except ValidationError as error:
-        raise MedsiloError(f"{origin}: {in_words(error, SiteSettings, tells_values=False)}") from error
+    return SiteSettings.from_values(values, origin)
 
 
 def read_settings_of_all(folder: Path) -> SiteSettings:

@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import read_bounded, write_text
-from medsilo.core.section import Section, checked, in_words
+from medsilo.core.section import Section, checked
+from medsilo.core.wording import in_words
 from medsilo.site.signing import PrivateKey, UseKey, public_text, sign_with, verify
 
 LARGEST = 8 << 20  # bytes of a signed file

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import composed
-from medsilo.tasks.sources import PARTS, DataSource
+from medsilo.tasks.sources import PARTS, ROLES, DataSource
 from medsilo.tasks.survey import Problem, in_two_parts, refuse_what_stops
 from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS, TableReader
 
@@ -109,9 +109,10 @@ class CaseIndex:
     @staticmethod
     def of_cases(source: DataSource, folder: Path, masks: bool) -> "CaseIndex":
         """Return the cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
+        source.check_columns()
         names, links = CaseIndex.files_below(folder)
         if table := table_of(source, names, source.images or source.labels):
-            columns = source.columns.image or "image"
+            columns = source.columns.get("image", "image")
             images = (columns,) if isinstance(columns, str) else columns
             return _by_table(source, folder, table, names, images, masks).ordered(source, links)
         return _by_pattern(source, names, masks).ordered(source, links)
@@ -122,11 +123,11 @@ class CaseIndex:
 
         The label of one that no table names is its folder's name.
         """
+        source.check_columns()
         names, links = CaseIndex.files_below(folder)
-        inside, columns = source.recording_columns, source.columns
         if table := table_of(source, names, None):
-            within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
-            if not isinstance(file := columns.image or "recording", str):
+            within = [source.column(role) for role in ("label", "patient") if role in source.recording_columns]
+            if not isinstance(file := source.columns.get("image", "recording"), str):
                 raise DataError("data.columns.image: a recording is one file; name one column")
             found = _by_table(source, folder, table, names, (file,), False, within)
             return found.ordered(source, links)
@@ -136,7 +137,7 @@ class CaseIndex:
             listing.take(name, (path,), path.parent.name, name)
         if not listing.entries:
             raise DataError("there is no recording in the data folder; put CSV, Parquet, WFDB or EDF there")
-        if not source.recording_columns.patient:
+        if "patient" not in source.recording_columns:
             listing.tell_patients(source)
         return listing.ordered(source, links)
 
@@ -265,9 +266,9 @@ def _by_table(
 ) -> CaseIndex:
     """Return the cases of a table. within: columns that it needs not have, as files say it themselves."""
     path = folder / table if (folder / table).is_file() else source.folder / table
-    listing, columns = CaseIndex(), source.columns
-    needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
-    sheet = TableReader().read(path, {}, [*needed, *within, columns.part, columns.site])
+    listing, (of_label, of_patient, of_part, of_site) = CaseIndex(), map(source.column, ROLES[1:])
+    needed = [name for name in (*images, of_label, of_patient) if name not in within]
+    sheet = TableReader().read(path, {}, [*needed, *within, of_part, of_site])
     if missing := [column for column in needed if column not in sheet.columns]:
         hint = "name yours under data.columns in the site's medsilo.yaml, or add it"
         raise DataError(f"the table has no column {', '.join(missing)}; {hint}", private=str(path))
@@ -282,18 +283,16 @@ def _by_table(
             empty[column].append(place)
         if lacking:
             continue
-        files = [
-            _file(given[column], folder, names, short) for column in (*images, *([columns.label] if masks else []))
-        ]
+        files = [_file(given[column], folder, names, short) for column in (*images, *([of_label] if masks else []))]
         name = given[images[0]]
         if any(file is None for file in files):
             absent.append(name)
             continue
         counted[name] += 1
-        label = files[-1] if masks else given.get(columns.label, "")
-        part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
+        label = files[-1] if masks else given.get(of_label, "")
+        part, site = given.get(of_part, "").lower(), given.get(of_site, "")
         known = tuple(file for file in files[: len(images)] if file)
-        patient = given.get(columns.patient, "")
+        patient = given.get(of_patient, "")
         listing.entries.append(Entry(name, known, label or "", patient, OTHER_NAMES.get(part, part), site))
     for column, places in empty.items():
         listing.add("left out", f"lines of the table have an empty {column}; fill it in", places)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, cat, stack, zeros_like
 from torch.nn import functional
 
-from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of, reliability
+from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of
+from medsilo.tasks.measuring import chances, confusion, reliability
 from medsilo.tasks.metrics import (
     BINS,
     BROAD,
@@ -17,8 +18,6 @@ from medsilo.tasks.metrics import (
     area_under_curve,
     areas_under_curve,
     balanced_accuracy,
-    chances,
-    confusion,
 )
 from medsilo.tasks.objective import Objective
 

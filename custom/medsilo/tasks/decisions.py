@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from medsilo.core.rounding import Resolution
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, Counts
 
 RELIABILITY = "reliability"  # the sums of probabilities, by place; the cases of each place are in `chances`
@@ -24,42 +23,10 @@ def judged(classes: int) -> range:
 
 
 # ---------------------------------------------------------------------------------------------------- calibration
-def reliability(probabilities: Tensor) -> list[float]:
-    """Return the sums of each judged class's probability over the cases of each of BROAD places: [judged, BROAD]."""
-    totals = []
-    for label in judged(probabilities.shape[1]):
-        values = probabilities[:, label].double()
-        places = (values * BINS).long().clamp(0, BINS - 1) // WIDE
-        totals += torch.zeros(BROAD, dtype=torch.float64).index_add_(0, places, values).tolist()
-    return totals
-
-
 def places_of(histograms: Sequence[float], classes: int) -> Tensor:
     """Return, per class, how many negatives and positives fall in each bin: [judged, 2, BROAD]."""
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
     return counts[list(judged(classes))]
-
-
-def coarse_reliability(
-    sums: Sequence[float], histograms: Sequence[float], told: Sequence[float], classes: int, resolution: Resolution
-) -> list[float]:
-    """Return the sums as they are told of patients: for each place the told number of cases, times a coarse mean.
-
-    histograms: as they are; told: as they are told. Where one patient would move a place's mean by as much as the place
-    is wide, its middle stands for it.
-    """
-    cases, shown = (places_of(one, classes).sum(1).flatten().tolist() for one in (histograms, told))
-    everyone = sum(cases) / len(judged(classes))
-    found = []
-    for number, (total, count, told_count) in enumerate(zip(sums, cases, shown, strict=True)):
-        low, high = number % BROAD / BROAD, (number % BROAD + 1) / BROAD
-        mean = (low + high) / 2
-        if told_count and count:
-            here = resolution.among(count / everyone)
-            if here.step(low, high) < high - low:
-                mean = min(max(here.mean(total / count, low, high), low), high)
-        found.append(told_count * mean)
-    return found
 
 
 def calibration_error(sums: Sequence[float], placed: Sequence[float]) -> float | None:
@@ -76,20 +43,6 @@ def calibration_error(sums: Sequence[float], placed: Sequence[float]) -> float |
 
 
 # ---------------------------------------------------------------------------------------------------- a threshold
-def threshold_of(histograms: Sequence[float], places: int) -> float | None:
-    """Return from where on the second class's probability counts as found; a whole number of 1/places.
-
-    histograms: `chances` of validation cases. It is the threshold with the greatest sensitivity + specificity
-    (Youden's), of equal ones the nearest to the middle. Returns None where a class is missing.
-    """
-    cuts = [number / places for number in range(1, places)]
-    rates = [rates_of(decided(histograms, cut)) for cut in cuts]
-    known = [(cut, *both) for cut, both in zip(cuts, rates, strict=True) if both]
-    if not known:
-        return None
-    return max(known, key=lambda one: (one[1] + one[2], -abs(one[0] - 0.5), -one[0]))[0]
-
-
 def decided(histograms: Sequence[float], threshold: float) -> list[float]:
     """Return true negatives, false positives, false negatives and true positives from `chances` of two classes."""
     others, own = torch.tensor(histograms, dtype=torch.float64).reshape(2, 2, BINS)[1]

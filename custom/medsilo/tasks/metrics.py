@@ -5,8 +5,6 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from medsilo.core.rounding import Resolution
-
 Measures = dict[str, Tensor]  # of every case, [cases] float64; NaN where a case has none
 Counts = dict[str, list[float]]  # of one site, or of several added up
 Figures = dict[str, float | None]  # None where there is nothing to measure
@@ -34,31 +32,6 @@ def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
     known = ~values.isnan()
     totals = torch.zeros(len(numbers), dtype=values.dtype).index_add_(0, place[known], values[known])
     return totals / torch.bincount(place[known], minlength=len(numbers))
-
-
-def confusion(labels: Tensor, found: Tensor, classes: int) -> list[float]:
-    """Return how often each class (rows) was found to be each class (columns), row by row."""
-    return torch.bincount(labels * classes + found, minlength=classes**2).double().tolist()
-
-
-def chances(labels: Tensor, probabilities: Tensor) -> list[float]:
-    """For each class, histograms of its probability over cases that are not of it and that are: [classes, 2, BINS]."""
-    classes = probabilities.shape[1]
-    own = torch.nn.functional.one_hot(labels, classes)
-    bins = (probabilities * BINS).long().clamp(0, BINS - 1)
-    places = (torch.arange(classes) * 2 + own) * BINS + bins
-    return torch.bincount(places.flatten(), minlength=classes * 2 * BINS).double().tolist()
-
-
-def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolution) -> list[float]:
-    """Histograms as they are told of patients: of BROAD places each, in units that make up every class's whole."""
-    wide = BINS // BROAD
-    counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, wide).sum(-1)
-    told = torch.zeros(classes, 2, BROAD, wide, dtype=torch.float64)
-    for label in range(classes):
-        units = resolution.shared_out(counts[label].flatten().tolist())
-        told[label, :, :, wide // 2] = torch.tensor(units, dtype=torch.float64).reshape(2, BROAD)
-    return told.flatten().tolist()
 
 
 def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:

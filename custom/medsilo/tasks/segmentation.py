@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medsilo.learning.compute import marks_in
-from medsilo.learning.partial_labels import known_in, labels_in, marginal, marked
+from medsilo.learning.compute import labels_in, marks_in
+from medsilo.learning.partial_labels import known_in, marginal, marked
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.objective import Objective
 

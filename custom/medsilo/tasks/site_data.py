@@ -11,16 +11,16 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from medsilo.learning.compute import Case
-from medsilo.learning.drawn import Draw, DrawBatch, DrawnCases
-from medsilo.learning.partial_labels import labels_in
+from medsilo.core.errors import DataError
+from medsilo.learning.compute import Case, labels_in
+from medsilo.learning.seeds import seed_for
 from medsilo.tasks import splits
-from medsilo.tasks.lazy_cases import LazyCases
-from medsilo.tasks.sources import PARTS
+from medsilo.tasks.lazy_cases import LazyCases, Memory
+from medsilo.tasks.sources import PARTS, DataSource, links_out
 
 if TYPE_CHECKING:
     from medsilo.tasks.survey import Survey
-    from medsilo.tasks.task import Fold
+    from medsilo.tasks.task import Fold, Task
 
 
 class CaseSubset(Subset):
@@ -120,11 +120,57 @@ class SiteData:
         return list(self.survey.absent) if self.survey else []
 
 
+def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
+    """Return one site's data as its settings say where they lie. Those of a synthetic task are drawn."""
+    if source is not None:
+        source.check_folder()
+    if source is None or task.synthetic:
+        return task.load(site, sites, seed, None)
+    if source.is_described:
+        what = "give nothing but folder and cache_memory under 'data'"
+        raise DataError(f"task {task.name} has a layout of its own; {what}")
+    if links := links_out(source.folder):
+        what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
+        raise DataError(what, private=", ".join(links))
+    data, memory = task.load(site, sites, seed, source.folder), Memory(source)
+    for part in PARTS:
+        cases = getattr(data, part)
+        if isinstance(cases, LazyCases):
+            cases.keep(memory)
+    return data
+
+
+def folded_data(task: "Task", data: SiteData, source: DataSource | None) -> SiteData:
+    """Return a site's data in the parts of the plan's fold, if it has one."""
+    if task.fold is None:
+        return data
+    if task.mixes_patients:
+        raise DataError("a patient's cases are in several parts of this task or split, so it has no folds")
+    return folded(data, task.fold, (source.split if source else None) or 0)
+
+
 def folded(data: SiteData, fold: "Fold", split: int) -> SiteData:
     """Return a site's data with its patients dealt; split: the site's own number."""
     parts = [getattr(data, part) for part in PARTS]
-    train, validation, test = dealt(parts, fold.parts(patients_of(ConcatDataset(parts)), split))
+    train, validation, test = dealt(parts, places_in(fold, patients_of(ConcatDataset(parts)), split))
     return replace(data, train=train, validation=validation, test=test)
+
+
+def places_in(fold: "Fold", patients: Sequence[str], split: int) -> list[list[int]]:
+    """Return the places of the cases in training, validation and test.
+
+    A site's patients are dealt in turn, in an order that follows from their names and the site's own number alone:
+    neither the study's seed nor another site moves anybody.
+    """
+    names = sorted(set(patients), key=lambda patient: (seed_for(split, "fold", patient), patient))
+    if len(names) < fold.of:
+        raise DataError(f"{fold.of} folds need a patient each, and this site has {len(names)}; ask for fewer folds")
+    turn = {name: place % fold.of for place, name in enumerate(names)}
+    part = {(fold.number - 1) % fold.of: 2, fold.number % fold.of: 1}
+    dealt: list[list[int]] = [[], [], []]
+    for place, patient in enumerate(patients):
+        dealt[part.get(turn[patient], 0)].append(place)
+    return dealt
 
 
 def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Dataset]:
@@ -136,13 +182,6 @@ def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Data
         return [Cases(inputs[places], targets[places], [patients[place] for place in places]) for places in deals]
     labels = labels_of(whole)
     return [CaseSubset(whole, places, patients, labels) for places in deals]
-
-
-def drawn_cases(
-    cases: Dataset, draw: Draw | DrawBatch | None, seed: int, names: Sequence[str] | None = None
-) -> Dataset:
-    """Return cases as a task draws each of them, or as they are."""
-    return DrawnCases(cases, draw, seed, names) if draw else cases
 
 
 def patients_of(data: Dataset) -> Sequence[str]:
@@ -169,6 +208,12 @@ def labels_of(data: Dataset) -> Tensor | None:
         several = [labels_of(part) for part in data.datasets]
         return None if any(one is None for one in several) else torch.cat(several)  # type: ignore[arg-type]
     return data.targets if isinstance(data, Cases) else getattr(data, "labels", None)
+
+
+def class_counts(data: Dataset, classes: int) -> list[int] | None:
+    """Return the cases of each class in one part; None where a data set does not know them."""
+    labels = labels_of(data)
+    return None if labels is None else torch.bincount(labels, minlength=classes).tolist()
 
 
 def label_counts(data: Dataset, classes: int) -> list[int]:

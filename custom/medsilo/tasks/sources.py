@@ -1,17 +1,18 @@
 """A site's word on its own data: where they lie, and how its files and labels are to be read."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from os import walk
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator
 
 from medsilo.core.errors import DataError
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.core.text import composed
+from medsilo.core.wording import near_key
 
 
 def as_tuple(value: Any) -> Any:
@@ -27,6 +28,7 @@ def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
 
 Shares = Annotated[tuple[float, float, float], AfterValidator(_whole)]
 PARTS = ("train", "validation", "test")
+ROLES = ("image", "label", "patient", "part", "site")  # of the columns of a table of files
 MISSING = ("", "NA", "N/A", "n/a", "n.a.", "#N/A", "NaN", "nan", "null", "?", "-", ".", "k.A.", "k. A.")
 LONGEST_LIST = 1 << 20  # bytes of a file with patients
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
@@ -35,26 +37,6 @@ Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
 Draw = Callable[[Mapping[str, str]], dict[str, str]]  # who has a part already -> everybody's part
 Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]  # patients, what draws, whether that is for good
-
-
-class Columns(Section):
-    """The names of the columns of a site's table."""
-
-    image: Names | str | None = (
-        None  # several for several channels, in the plan's order; null: image, of series recording
-    )
-    label: str = "label"
-    patient: str = "patient"
-    part: str = "part"
-    site: str = "site"
-
-
-class Inside(Section):
-    """The names of the columns of each recording of a site."""
-
-    time: str | None = None
-    label: str | None = None  # of each row; else its table or its folder says it
-    patient: str | None = None
 
 
 class DataSource(Section):
@@ -71,18 +53,17 @@ class DataSource(Section):
     labels: Pattern | None = None
     patient: Pattern | None = None  # a regular expression that finds the patient in the name of a case
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
-    columns: Columns = Columns()
+    # What a table's columns are called here: image (one or several), label, patient, part, site, and the plan's own
+    columns: dict[str, Pattern | Names] = {}
     label_map: dict[str | int, str | int] = {}  # this site's labels to the plan's
     unannotated: Names = ()  # structures and columns that nobody annotated or measured here
     # Of a table whose lines are cases themselves (task `table`):
-    names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
     missing: Names = MISSING  # what is where a value is not known
     decimal: Literal[".", ","] = "."  # of recordings, too
     # Of recordings (task `series-folder`):
-    recording_columns: Inside = Inside()
+    recording_columns: dict[str, Pattern] = {}  # what is called how in each: time, label, patient, the plan's signals
     rate: float | None = Field(None, gt=0, le=1e7)  # Hz that they were recorded with, where it is not the plan's
-    time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of recording_columns.time
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
     shares: OwnShares | None = None
     folds: int | None = Field(None, ge=3, le=100)  # plans may let patients take turns in so many parts, and no others
@@ -98,6 +79,23 @@ class DataSource(Section):
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
 
+    @field_validator("columns")
+    @classmethod
+    def _one_each(cls, columns: dict[str, str | Names]) -> dict[str, str | Names]:
+        if several := [name for name, own in columns.items() if name != "image" and not isinstance(own, str)]:
+            raise ValueError(f"{several[0]} is one column; only image may be several")
+        return columns
+
+    def column(self, role: str) -> str:
+        """Return what a column of the table is called here; by default as everywhere."""
+        return str(self.columns.get(role, role))
+
+    def check_columns(self) -> None:
+        """Raise a DataError for a column that no table of files has."""
+        if strangers := [name for name in self.columns if name not in ROLES]:
+            hint = f"; did you mean {near}?" if (near := near_key(strangers[0], ROLES)) else ""
+            raise DataError(f"data.columns: a table of files has {', '.join(ROLES)}{hint}", private=strangers[0])
+
     @staticmethod
     def expression(pattern: str) -> re.Pattern[str]:
         """Return a pattern as a regular expression: * and ? stay within a folder, ** goes through several."""
@@ -106,27 +104,28 @@ class DataSource(Section):
         return re.compile("".join(parts.get(piece) or re.escape(piece) for piece in pieces))
 
     def own_names(
-        self, read: Sequence[str], reserved: Sequence[str], given: Iterable[str], known: Sequence[str] = ()
+        self, read: Sequence[str], roles: Mapping[str, str | None], key: str, known: Sequence[str] = ()
     ) -> dict[str, str]:
         """Return what the plan's columns are called here.
 
-        reserved: columns here that never enter a network; given: the plan's columns of which the settings say
-        something; known: others that the plan has.
+        roles: columns here that never enter a network, by what they hold; key: that names the columns; known: others
+        that the plan has.
         """
-        if unknown := [key for key in given if key not in {*read, *known}]:
+        names: Mapping[str, Any] = getattr(self, key)
+        if unknown := [name for name in (*names, *self.levels) if name not in {*read, *known, *roles}]:
             raise DataError(
-                "data.names or data.levels has a column that the plan does not read; write the plan's name first",
+                f"data.{key} or data.levels has a column that the plan does not read; write the plan's name first",
                 private=unknown[0],
             )
-        called = {name: self.names.get(name, name) for name in read}
-        closed = {name.casefold() for name in reserved}  # as a table's columns are found
+        called = {name: str(names.get(name, name)) for name in read}
+        closed = {str(own).casefold() for own in roles.values()}  # as a table's columns are found
         if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
-                f"the plan reads column {clash[0]!r}, which holds patients, parts, sites, labels or times here; ask "
-                f"for another plan, or correct data.columns or data.recording_columns"
+                f"the plan reads column {clash[0]!r}, which holds {', '.join(roles)} here; ask for another plan, or "
+                f"correct data.{key}"
             )
         if len(set(called.values())) < len(called):
-            raise DataError("data.names: two columns of the plan have the same name here; give each its own")
+            raise DataError(f"data.{key}: two columns of the plan have the same name here; give each its own")
         return called
 
     def table_file(self, folder: Path | None = None) -> Path:

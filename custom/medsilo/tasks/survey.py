@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -10,10 +10,13 @@ import torch
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.site_data import patients_of
+from medsilo.tasks.site_data import SiteData, patients_of
+from medsilo.tasks.sources import PARTS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from medsilo.tasks.task import Task
 
 Range = tuple[float, float]  # the least and the greatest
 Severity = Literal["stops", "left out", "note"]
@@ -114,6 +117,15 @@ def in_two_parts(patients: Mapping[str, Iterable[str]]) -> set[str]:
     """The patients that more than one part has."""
     places = Counter(patient for part in patients.values() for patient in set(part))
     return {patient for patient, count in places.items() if count > 1}
+
+
+def survey_of(task: "Task", read: Callable[[], SiteData]) -> Survey:
+    """Return what is found when a task's data are read as training reads them."""
+    try:
+        data = read()
+    except DataError as error:
+        return Survey.stopped(str(error), error.private)
+    return surveyed({part: getattr(data, part) for part in PARTS}, task.mixes_patients)
 
 
 def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:

@@ -195,7 +195,7 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] |
     if missing := [name for name in needed if spelt(name) is None]:
         raise DataError(
             f"the table lacks {len(missing)} columns of the plan, first {needed[missing[0]]!r}; write their local "
-            f"names in data.names, or add them",
+            f"names in data.columns, or add them",
             private=", ".join(missing),
         )
     known = head if besides is None else [name for name in besides if spelt(name) is not None]

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -17,12 +16,12 @@ from medsilo.core.text import plain
 from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
 from medsilo.tasks.objective import Objective
-from medsilo.tasks.sources import PARTS, DataSource, links_out
 
 if TYPE_CHECKING:  # only a site reads cases
     from medsilo.learning.drawn import Draw, DrawBatch
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.site_data import SiteData
+    from medsilo.tasks.sources import DataSource
     from medsilo.tasks.survey import Survey
 
 
@@ -37,22 +36,6 @@ class Fold(Section):
         if self.number > self.of:
             raise ValueError(f"fold {self.number} of {self.of} does not exist; there are {self.of}")
         return self
-
-    def parts(self, patients: Sequence[str], split: int) -> list[list[int]]:
-        """Return the places of the cases in training, validation and test.
-
-        A site's patients are dealt in turn, in an order that follows from their names and the site's own number alone:
-        neither the study's seed nor another site moves anybody.
-        """
-        names = sorted(set(patients), key=lambda patient: (seed_for(split, "fold", patient), patient))
-        if len(names) < self.of:
-            raise DataError(f"{self.of} folds need a patient each, and this site has {len(names)}; ask for fewer folds")
-        fold = {name: place % self.of for place, name in enumerate(names)}
-        part = {(self.number - 1) % self.of: 2, self.number % self.of: 1}
-        dealt: list[list[int]] = [[], [], []]
-        for place, patient in enumerate(patients):
-            dealt[part.get(fold[patient], 0)].append(place)
-        return dealt
 
 
 class Task(Section):
@@ -169,55 +152,24 @@ class Task(Section):
         """Return whether both test the same cases in the same way, so that their scores can be compared."""
         return self == other
 
-    def check_source(self, source: DataSource | None) -> None:
+    def check_source(self, source: "DataSource | None") -> None:
         """Raise a DataError if it is clear without a look at the data that they can't be read."""
         if source is not None:
             source.check_folder()
         elif self.needs_data:
             raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")
 
-    def site_data(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> "SiteData":
+    def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
         """One site's data in the parts of the plan's fold, if it has one: what training and tests work with."""
-        data = self.read(site, sites, seed, source)
-        if self.fold is None:
-            return data
-        if self.mixes_patients:
-            raise DataError("a patient's cases are in several parts of this task or split, so it has no folds")
-        return optional.folded(data, self.fold, (source.split if source else None) or 0)
+        return optional.folded_data(self, self.read(site, sites, seed, source), source)
 
-    def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> "SiteData":
-        """One site's data as its settings say where they lie: how all who need data come by them. Those of a synthetic
-        task are drawn, whatever a hospital's settings say of its own."""
-        if source is None:
-            return self.load(site, sites, seed, None)
-        source.check_folder()
-        if self.synthetic:
-            return self.load(site, sites, seed, None)
-        if source.is_described:
-            what = "give nothing but folder and cache_memory under 'data'"
-            raise DataError(f"task {self.name} has a layout of its own; {what}")
-        if links := links_out(source.folder):
-            what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
-            raise DataError(what, private=", ".join(links))
-        data, memory = self.load(site, sites, seed, source.folder), optional.Memory(source)
-        for part in PARTS:
-            cases = getattr(data, part)
-            if isinstance(cases, optional.LazyCases):
-                cases.keep(memory)
-        return data
+    def read(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
+        """One site's data as its settings say where they lie: how all who need data come by them."""
+        return optional.read_folder(self, site, sites, seed, source)
 
-    def survey(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> "Survey":
+    def survey(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "Survey":
         """Return what is found when the data are read as training reads them; it raises nothing that data can cause."""
-        try:
-            data = self.read(site, sites, seed, source and source.once())
-        except DataError as error:
-            return optional.Survey.stopped(str(error), error.private)
-        return optional.surveyed({part: getattr(data, part) for part in PARTS}, self.mixes_patients)
-
-    def class_counts(self, data: Dataset) -> list[int] | None:
-        """The cases of each class in one part; None where cases have no class, or a data set does not know them."""
-        labels = optional.labels_of(data) if self.goal.classifies else None
-        return None if labels is None else torch.bincount(labels, minlength=self.goal.classes).tolist()
+        return optional.survey_of(self, lambda: self.read(site, sites, seed, source and source.once()))
 
     # ------------------------------------------------------------------ how a network meets them
     @property

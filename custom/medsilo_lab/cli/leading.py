@@ -16,7 +16,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.runs.progress import Moment, StudyProgress
 
 if TYPE_CHECKING:
-    from medsilo.runs.schema import Progress
+    from medsilo.runs.rounds import Progress
 
 
 def _connecting(screen: Console, kit: Path) -> None:

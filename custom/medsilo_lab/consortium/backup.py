@@ -15,13 +15,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from medsilo.core.errors import MedsiloError, reading
-from medsilo.core.files import dump_yaml, make_folder, read_yaml, replacing, write_json, write_text
+from medsilo.core.files import make_folder, replacing, write_json, write_text
 from medsilo.core.text import is_safe_name
+from medsilo.core.yaml_text import dump_yaml, read_yaml
 from medsilo.flare.leftovers import JOB, storage_of, studies_of
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds
 from medsilo.site.kit import HOSPITALS
-from medsilo.site.settings import FILE_NAME
+from medsilo.site.party import FILE_NAME
 from medsilo_lab.consortium.description import SERVICE
 
 EXPELLED = "disabled_clients.json"  # NVFlare's own name for it, in the server's kit

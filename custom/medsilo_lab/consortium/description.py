@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import read_yaml
 from medsilo.core.section import Section
+from medsilo.core.yaml_text import read_yaml
 
 EXAMPLE = "provisioning/consortium.yaml"
 POLICIES = "site_configs"  # the folder of examples, in a checkout and in medsilo-lab

@@ -18,14 +18,16 @@ from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.api_spec import SystemInfo
 from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.hci.proto import MetaKey, MetaStatusValue
+from pydantic import ValidationError
 
 from medsilo import __version__
 from medsilo.check.kit import read_kit
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.text import is_safe_name, plain
 from medsilo.runs import paths
-from medsilo.runs.reading import AFTER, GOES_ON, PROGRESS, read_progress, read_rounds, read_summary
-from medsilo.runs.schema import Progress, Round, Summary
+from medsilo.runs.reading import AFTER, GOES_ON, PROGRESS, read_rounds, read_summary
+from medsilo.runs.rounds import Progress, Round
+from medsilo.runs.schema import Summary
 from nvflare_reliability.kit_patches import connect
 
 COMPLETED, ABORTED = "FINISHED:COMPLETED", "FINISHED:ABORTED"
@@ -453,7 +455,10 @@ def _so_far(session: Session, job_id: str, after: int = 0) -> Progress | None:
         found = session.do_app_command(job_id, PROGRESS, {AFTER: after})
     except (*nobody, api_spec.AuthorizationError):
         return None
-    return read_progress(found) if found else None
+    try:
+        return Progress.model_validate(found) if found else None
+    except ValidationError as error:
+        raise MedsiloError("the server writes its status in another form; install its version of medsilo") from error
 
 
 def _left(session: Session, job_id: str) -> Progress | None:

@@ -19,7 +19,8 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import load_private_key, sign_folders
 
 from medsilo.core.errors import MedsiloError, YamlError
-from medsilo.core.files import load_yaml, make_folder, write_json, write_text
+from medsilo.core.files import make_folder, write_json, write_text
+from medsilo.core.yaml_text import load_yaml
 from medsilo.site.kit import HOSPITALS
 from medsilo.site.policy import CONTROLLER
 from medsilo.site.settings import SiteSettings

@@ -15,6 +15,7 @@ from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import SiteResult, Summary
 from medsilo.tasks.segmentation import Segmentation
 from medsilo_lab.deploy.source import Source
+from medsilo_lab.report.class_rates import by_class
 
 CARD, CARD_DATA = "MODEL_CARD.md", "model_card.json"
 LEVEL = 0.95
@@ -93,7 +94,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "classes": {
             site: [rates._asdict() for rates in own]
             for site, result in results.items()
-            if (own := result.by_class(goal.label_names))
+            if (own := by_class(result, goal.label_names))
         },
         "mean_score": summary.mean_test if summary else None,
         "pooled_score": summary.pooled_test if summary else None,

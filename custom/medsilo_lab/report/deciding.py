@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from medsilo.core.text import counted
 from medsilo.runs.schema import Decisions, ReliabilityBin
+from medsilo_lab.report import class_rates
 from medsilo_lab.report.charts import Series, line_chart, swatch, ticks
 from medsilo_lab.report.formats import cell
 from medsilo_lab.report.read import RunResult, sample
@@ -230,7 +231,7 @@ def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
 def against_rest(row: DecisionRow, classes: Sequence[str]) -> Iterator[Row]:
     """Yield sensitivity, specificity and area of each class, where the most probable class is what was found."""
     for label, name in enumerate(classes):
-        own, right, others, rejected = row.decisions.against_rest(label)
+        own, right, others, rejected = class_rates.against_rest(row.decisions, label)
         area = row.figures.get("auroc" if len(classes) == 2 else f"auroc_{label}")
         yield (row.words, name), [_share(right, own), _share(rejected, others), cell(area)]
 

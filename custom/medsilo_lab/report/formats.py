@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from medsilo.core.text import aligned, duration, plain, size_text
+from medsilo.check.result import aligned
+from medsilo.core.text import duration, plain, size_text
 from medsilo_lab.report.read import RunResult, spans
 
 MISSING, SUPPRESSED = "–", "suppressed"

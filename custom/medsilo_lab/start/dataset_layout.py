@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import dump_yaml, load_yaml, write_text
+from medsilo.core.files import write_text
+from medsilo.core.yaml_text import dump_yaml, load_yaml
 from medsilo.flare.jobs import PLAN, write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.registry import TASKS, PluginTable
-from medsilo.site.settings import FILE_NAME, make_settings
+from medsilo.site.party import FILE_NAME
+from medsilo.site.settings import make_settings
 from medsilo.tasks.case_index import TABLE, CaseIndex
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource

@@ -4,18 +4,22 @@ No image is opened here. One more kind of folder is one more function in `KINDS`
 """
 
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from medsilo.core.errors import DataError
-from medsilo.core.text import safe_name
+from medsilo.core.text import is_safe_name
 from medsilo.tasks.case_index import SUFFIXES, TABLE, CaseIndex
 from medsilo.tasks.headers import check_dicom, is_dicom
 from medsilo_lab.start.dataset_json import DatasetNames, dataset_names
 from medsilo_lab.start.file_table import FileTable, table_of_files
 
+UMLAUTS = str.maketrans(
+    {"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o", "ł": "l"}
+)
 DICOM = ".dcm"
 IMAGE_WORDS = {"image", "images", "imagestr", "img", "imgs", "scan", "scans", "volume", "volumes"}
 LABEL_WORDS = {"label", "labels", "labelstr", "mask", "masks", "seg", "segs", "segmentation", "segmentations", "gt"}
@@ -338,3 +342,16 @@ def _why_not(items: Sequence[str]) -> str:
 def _shown(names: Iterable[str]) -> str:
     known = list(names)
     return ", ".join(known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
+
+
+def safe_name(text: str) -> str:
+    """Return a name of a folder for the name of a hospital's; empty where nothing is left of it.
+
+    >>> safe_name("Süd Klinik"), safe_name("st-anna")
+    ('Sued-Klinik', 'st-anna')
+    """
+    if is_safe_name(text):
+        return text
+    spelt = text.translate(UMLAUTS)
+    letters = unicodedata.normalize("NFKD", spelt).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", letters).strip("-_")[:63]

@@ -12,7 +12,7 @@ from typing import Any
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
 from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex
-from medsilo.tasks.sources import PARTS, Columns, DataSource
+from medsilo.tasks.sources import PARTS, DataSource
 from medsilo.tasks.table_reader import ENDINGS, TableReader, as_written, spelling
 from medsilo_lab.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo_lab.start.dataset_layout import DatasetLayout
@@ -405,7 +405,7 @@ def _learned(looks: TableFacts) -> Choices:
     names = looks.outcomes[next(iter(looks.tables))]
     if looks.kind == "survival":
         events = dict.fromkeys(name for table in looks.tables.values() for name in table.called(EVENTS))
-        why = f"a guess by the names, of {', '.join(events)}: correct it, and data.names where a hospital has others"
+        why = f"a guess by the names, of {', '.join(events)}: correct it, and data.columns where a hospital has others"
         return {"task.time": (names[0], why), "task.event": (names[1], "1 where it came, 0 where not yet")}
     asked = next(iter(looks.tables.values())).asked
     target = names[0], "as --target asked for" if asked else "a guess by its name: correct it"
@@ -434,13 +434,11 @@ def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
     found: dict[str, tuple[Any, str]] = {
         "data.table": (table.path.relative_to(looks.folder).as_posix(), "a line per case")
     }
-    roles = {"patient": table.patient, "site": looks.by_column}
-    if called := {role: name for role, name in roles.items() if name and name != getattr(Columns(), role)}:
-        found["data.columns"] = called, "what these are called here: a guess by the names"
+    roles = {role: name for role, name in (("patient", table.patient), ("site", looks.by_column)) if name}
     plans, own = looks.outcomes[next(iter(looks.tables))], looks.outcomes[site]
     read = [column["name"] if isinstance(column, dict) else column for column in looks.columns]
-    if names := renamed(dict(zip(plans, own, strict=True))):
-        found["data.names"] = names, "the plan's column: its name here"
+    if called := renamed(roles | dict(zip(plans, own, strict=True))):
+        found["data.columns"] = called, "what these, and the plan's columns, are called here: a guess by the names"
     levels = {name: _here(words, table, name) for name, words in looks.words.items() if name in read}
     if levels := {name: words for name, words in levels.items() if words}:
         found["data.levels"] = levels, f"values here that the plan calls otherwise, as {OTHER} where they are rare"

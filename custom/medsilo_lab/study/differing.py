@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import reading
-from medsilo.core.files import load_yaml
 from medsilo.core.text import plain
+from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import Plan, keys_of
 from medsilo.runs import paths
 

@@ -13,9 +13,8 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.learning.compute import Case
+from medsilo.learning.compute import Case, labels_in
 from medsilo.learning.drawn import Draw, DrawBatch
-from medsilo.learning.partial_labels import labels_in
 from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import DenseNet121, UNet
 from medsilo.models.network import Dimensions, Network

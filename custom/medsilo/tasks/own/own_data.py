@@ -27,7 +27,7 @@ from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of, r
 from medsilo.tasks.task import Task
 
 # Of a site's settings, by which an entry is made ready.
-HOW_READ = ("label_map", "unannotated", "names", "recording_columns", "missing", "rate", "time_unit", "decimal")
+HOW_READ = ("label_map", "unannotated", "recording_columns", "missing", "rate", "decimal")
 
 
 class OwnData(Task):

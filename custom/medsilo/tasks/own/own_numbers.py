@@ -26,7 +26,7 @@ class Column(Section):
     (1, [0.0, 1.0])
     """
 
-    name: Text = Field(description="its name in the plan; a hospital says in `data.names` what it is called there")
+    name: Text = Field(description="its name in the plan; a hospital says in `data.columns` what it is called there")
     levels: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
         (), max_length=1000, description="of categories: all that there may be, in turn; one input each, 0 or 1"
     )

@@ -41,7 +41,7 @@ from medsilo.tasks.own.own_numbers import (
 )
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.site_data import Cases, SiteData, patients_of
-from medsilo.tasks.sources import PARTS, Columns, DataSource
+from medsilo.tasks.sources import PARTS, DataSource
 from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import EVENTS, Survival, incomparable
 from medsilo.tasks.table_reader import TableReader, as_written
@@ -218,7 +218,7 @@ class PatientTable(Standardised):
         if source.images or source.labels or source.patient or source.cache_folder:
             raise DataError(
                 "data: a table has no images, labels, patient pattern or cache on the disk; leave these keys out, and "
-                "name columns under data.columns and data.names"
+                "name columns under data.columns"
             )
         path = source.table_file(self._folder(site, source))
         found = self.rows(path, source)
@@ -280,14 +280,13 @@ class TableRows:
         absent = task.absent(source)
         read = [one.name for one in task.columns if one.name not in absent]
         columns = [*read, *(task._outcomes if self.outcome else ())]
-        roles, given = source.columns, (*source.names, *source.levels)
-        reserved = (roles.patient, roles.part, roles.site)
-        called = source.own_names(columns, reserved, given, (*task._outcomes, *absent))
+        self.roles = {role: source.column(role) for role in ("patient", "part", "site")}
+        called = source.own_names(columns, self.roles, "columns", (*task._outcomes, *absent))
         needed = {own: name for name, own in called.items()}
-        if roles.patient != Columns().patient:
-            needed[roles.patient] = "patient"
-        sheet = TableReader().read(path, needed, (roles.patient, roles.part, roles.site))
-        self.names_patients = roles.patient in sheet.columns
+        if "patient" in source.columns:
+            needed[self.roles["patient"]] = "patient"
+        sheet = TableReader().read(path, needed, tuple(self.roles.values()))
+        self.names_patients = self.roles["patient"] in sheet.columns
         for place, cells in sheet.lines:
             self._take(place, dict(zip(sheet.columns, cells, strict=True)), called)
         self._tell(sheet)
@@ -315,8 +314,8 @@ class TableRows:
 
     def _take(self, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
         """Read one line, or note why it can't be."""
-        task, roles = self.task, self.source.columns
-        patient = cells.get(roles.patient) or ("" if roles.patient in cells else _name_of(cells))
+        task, (of_patient, of_part, of_site) = self.task, self.roles.values()
+        patient = cells.get(of_patient) or ("" if of_patient in cells else _name_of(cells))
         if not patient or patient in self.missing:
             return self._note("left out", "lines have no patient; fill in the column", place)
         inputs: list[float] = []
@@ -346,8 +345,8 @@ class TableRows:
             self.classes[place] = int(outcome[-1]) if task.kind != "regression" else 0
         self.inputs[place] = inputs
         label = str(self.classes[place]) if self.outcome and task.kind != "regression" else ""
-        part = cells.get(roles.part, "").lower()
-        entry = Entry(place, (), label, patient, OTHER_NAMES.get(part, part), cells.get(roles.site, ""))
+        part = cells.get(of_part, "").lower()
+        entry = Entry(place, (), label, patient, OTHER_NAMES.get(part, part), cells.get(of_site, ""))
         self.listing.entries.append(entry)
         return None
 

@@ -3,6 +3,7 @@
 import csv
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -11,7 +12,8 @@ from statistics import median
 
 from medsilo.core.text import is_safe_name
 from medsilo.runs import paths
-from medsilo.runs.reading import read_diary, read_now, read_of_sites
+from medsilo.runs.progress import read_now
+from medsilo.runs.reading import read_of_sites
 from medsilo.runs.site_files import LogEntry, SiteActivity, Spent
 
 Row = dict[str, str]  # a line of metrics.csv
@@ -99,3 +101,16 @@ def _rows(folder: Path) -> Iterator[Row]:
             yield from csv.DictReader(file)
     except (OSError, ValueError, csv.Error):
         return
+
+
+def read_diary(site: Path) -> list[LogEntry]:
+    """Read what left a site whose folder is here, and what did not; a line that can't be read is passed over."""
+    try:
+        lines = (site / paths.DIARY).read_text("utf-8", "replace").split("\n")
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with suppress(ValueError):
+            found.append(LogEntry.model_validate_json(line))
+    return found
