@@ -132,6 +132,8 @@ def _policy(visit: Visit, plan: Plan) -> Iterator[Finding]:
         told = f"the job names {', '.join(named)}, not {visit.site}"
         own = f"check it with --set 'participation.sites=[{visit.site}]'" if visit.kit else "give --site"
         yield Finding("job", "stops", told, f"ask the lead to name this site in participation.sites, or {own}")
+    if visit.carries_code or plan.task.scripted:
+        yield Finding("job", "note", "the job brings code of its own, which this check does not look at", "read it")
     if visit.local is None:
         return
     policy = Policy.read(visit.local, visit.scope)

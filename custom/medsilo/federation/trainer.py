@@ -19,6 +19,7 @@ from medsilo.learning.loop import TrainStep, batches, passed_through, steps_in, 
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
+from medsilo.site.settings import FILE_NAME
 from medsilo.tasks.site_data import SiteData, drawn_cases, label_counts, names_of, patients_of
 
 if TYPE_CHECKING:  # only under a promise of privacy
@@ -71,6 +72,11 @@ class Trainer:
             seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
         drawn = torch.randperm(all_of_them, generator=generator_for(seed, self.place.site, "truncate"))
         self.train = Subset(self.data.train, sorted(drawn[: max(cases, 1)].tolist()))
+        if self.protection.on and len(set(patients_of(self.train))) < self.place.settings.least(False):
+            raise Refused(
+                f"training.truncate leaves {cases} cases, of fewer patients than this hospital trains with "
+                f"(min_patients_per_metric in its {FILE_NAME}); set it to false"
+            )
         self.check_averages()
 
     def check_averages(self) -> None:

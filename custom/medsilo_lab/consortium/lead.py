@@ -318,14 +318,10 @@ def _turns(study: Progress) -> dict[str, str]:
 
 
 def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = ()) -> JobState:
-    return JobState(
-        id=job["job_id"],
-        status=job["status"],
-        name=job.get("job_name") or job.get("name") or "",
-        submitter=job.get("submitter_name") or "",
-        submitted=job.get("submit_time_iso") or "",
-        obstacles=obstacles,
-    )
+    """Return a job as people read it: other leads named theirs."""
+    name = job.get("job_name") or job.get("name") or ""
+    told = (plain(said or "", 200) for said in (name, job.get("submitter_name"), job.get("submit_time_iso")))
+    return JobState(job["job_id"], job["status"], *told, obstacles=obstacles)
 
 
 def _waits(session: Session, job_id: str, status: str, here: Collection[str]) -> tuple[str, ...]:
