@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from medsilo.cli import main
-from medsilo.core.errors import MedsiloError, PlanError, Refused
+from medsilo.core.errors import DataError, MedsiloError, PlanError, Refused
 from medsilo.core.text import plain
 from medsilo.federation.private_site import PrivateNumbers
 from medsilo.flare.jobs import write_job
@@ -226,8 +226,9 @@ def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> N
     def answer(cases: int) -> StudyMessage:
         return site.answer(first_round(plan, site, cases))
 
-    with pytest.raises(Refused, match=r"fewer patients than this hospital trains with .*min_patients_per_metric"):
+    with pytest.raises(DataError, match="too few for it") as caught:
         answer(1)
+    assert "5 cases, of fewer patients than this hospital trains with" in caught.value.private
     assert answer(64).facts["samples"] == 65  # all, as it is told
 
 
@@ -235,6 +236,44 @@ def first_round(plan: Plan, site: Any, cases: int) -> StudyMessage:
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",), train_cases=cases)
     model = {name: value.clone() for name, value in site.participant.state.model.state_dict().items()}
     return asked.parcel({"model": model})
+
+
+def asked(age: float, *levels: str) -> dict[str, Any]:
+    """A plan that reads the lines of one age alone, and knows these levels of a diagnosis."""
+    columns = [{"name": "age", "low": age - 0.5, "high": age + 0.5}, {"name": "dx", "levels": levels}]
+    return {**TABLE, "task": {**TASK, "columns": columns if levels else columns[:1]}}
+
+
+def test_a_lead_reads_no_patient_from_why_a_study_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One plan told whether the patient aged 57 has a diagnosis, another how many are of an age, exactly, uncounted."""
+    rows = [
+        {"patient": f"p{age}", "age": age, "dx": "rare" if age == 57 else "flu", "outcome": age % 2}
+        for age in range(30, 90)
+    ]
+    write_table(tmp_path / "data/cases.csv", rows)
+    settings = {"device": "cpu", "data": str(tmp_path / "data")}
+    plans = [asked(57, "flu", "none"), asked(58, "flu", "none"), asked(57), asked(2000)]
+    little = parse_plan({**TABLE, "training": {"rounds": 1, "batch_size": 1, "learning_rate": 1e-8}})
+    told, own = set(), []
+    for number, plan in enumerate(plans):
+        for how in ({}, {"public_data": True}):
+            with pytest.raises(MedsiloError) as caught:
+                site_of(parse_plan(plan), "a", ["a"], make_settings(settings | how, "x"), tmp_path / f"{number}{how}")
+            if how:
+                own.append(str(caught.value))
+            else:
+                told.add(str(caught.value))
+                assert "lines" in caught.value.private or "cases" in caught.value.private  # for its own errors.log
+    assert len(told) == 1 and "medsilo check" in told.pop()
+    assert "(1)" in own[0] and "(59)" in own[2]  # whose data are everybody's sees them
+    with pytest.raises(Refused, match=r"learning rate . steps is less") as caught:
+        site_of(little, "a", ["a"], make_settings(settings, "x"), tmp_path / "little")
+    assert "e-1" not in str(caught.value)  # that product tells how many cases there are
+    (tmp_path / "medsilo.yaml").write_text(f"device: cpu\ndata: {tmp_path / 'data'}\n")
+    write_job(tmp_path / "job", parse_plan(plans[0]))
+    assert main(["check", str(tmp_path / "job"), "--settings", str(tmp_path), "--site", "a", *no_file(tmp_path)]) == 1
+    printed = capsys.readouterr().out  # which may be mailed
+    assert "does not know (fewer than 5)" in printed and "(1)" not in printed
 
 
 def test_noise_beside_rounding_does_not_tell_whether_a_rounded_score_is_even(

@@ -23,7 +23,7 @@ from medsilo.check.machine import check_device, check_disk, check_environment, c
 from medsilo.check.plan_words import words_table
 from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearse, round_seconds
 from medsilo.check.result import Finding, Report
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, Unfit
 from medsilo.core.package import ENGINE, facts_of, in_words
 from medsilo.learning.compute import Compute
 from medsilo.plan import Plan
@@ -196,7 +196,8 @@ def _guarded(where: str, report: Report) -> Iterator[None]:
     try:
         yield
     except MedsiloError as error:
-        report.findings.append(Finding.stopping(where, str(error), error.private))
+        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error  # what no lead is told
+        report.findings.append(Finding.stopping(where, str(why), error.private))
     except Exception as error:
         private = tuple("".join(traceback.format_exception(error)).splitlines())
         if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
