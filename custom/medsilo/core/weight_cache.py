@@ -24,8 +24,6 @@ _hashes: dict[tuple[str, int, int], str] = {}  # of files, by path, size and tim
 def hash_of_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, which are read again only when it has changed."""
     state = path.stat()
-    if not (path.is_file() or path.is_dir()):  # a device or a pipe, which need not end
-        raise FileNotFoundError(path)
     key = str(path.absolute()), state.st_size, state.st_mtime_ns
     if key not in _hashes:
         with path.open("rb") as file:

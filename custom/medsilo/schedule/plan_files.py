@@ -42,6 +42,8 @@ def _begun_with(folder: Path, name: str) -> dict[str, Any]:
     if not is_safe_name(path.name):
         raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")
     path = next(filter(Path.is_file, (path / name for name in weight_cache.IN_BUNDLES)), path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise PlanError(f"network.from: {path.name} is no such file but a device or a pipe; give a file")
     model_folders.look_in(path.parent)
     try:
         return {"file": path.name, "sha256": weight_cache.hash_of_file(path), "bytes": path.stat().st_size}

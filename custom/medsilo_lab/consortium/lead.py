@@ -319,9 +319,9 @@ def _turns(study: Progress) -> dict[str, str]:
 
 def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = ()) -> JobState:
     """Return a job as people read it: other leads named theirs."""
-    name = job.get("job_name") or job.get("name") or ""
-    told = (plain(said or "", 200) for said in (name, job.get("submitter_name"), job.get("submit_time_iso")))
-    return JobState(job["job_id"], job["status"], *told, obstacles=obstacles)
+    said = (job.get("job_name") or job.get("name"), job.get("submitter_name"), job.get("submit_time_iso"))
+    name, submitter, submitted = (plain(one or "", 200) for one in said)
+    return JobState(job["job_id"], job["status"], name, submitter, submitted, obstacles)
 
 
 def _waits(session: Session, job_id: str, status: str, here: Collection[str]) -> tuple[str, ...]:
