@@ -15,7 +15,7 @@ from medsilo.core import model_folders, optional
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.package import ALWAYS, facts_of, is_here, is_ours, ours_behind
 from medsilo.core.section import Feature, Section, checked
-from medsilo.core.text import plain
+from medsilo.core.text import STEERING, plain
 from medsilo.core.wording import in_words, near_key
 from medsilo.core.yaml_text import dump_yaml, read_yaml
 from medsilo.learning.seeds import seed_for, seed_torch
@@ -311,9 +311,11 @@ def load_plan(
     return parse_plan(read_plan(path, method), changes, allowed)
 
 
-def read_plan(path: Path | str, method: Algorithm | None = None) -> Any:
-    """Return what a plan.yaml and the files that it names say, before anything of it is checked. method: as in
-    `load_plan`."""
+def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = False) -> Any:
+    """Return what a plan.yaml and the files that it names say, before anything of it is checked.
+
+    method: as in `load_plan`. beside: it may name files in its own folder only, as another party's plan.
+    """
     path = Path(path)
     try:
         values = read_yaml(path, f"{path.name}: the plan", "a plan.yaml")
@@ -324,7 +326,7 @@ def read_plan(path: Path | str, method: Algorithm | None = None) -> Any:
     model_folders.look_in(path.parent, path.parent / model_folders.FOLDER)
     sections = [values.get(key) for key in ("task", "network")] if isinstance(values, dict) else []
     named = any(key in own for own in sections if isinstance(own, dict) for key in NAMING)
-    return optional.with_files(values, path.parent) if named else values
+    return optional.with_files(values, path.parent, beside) if named else values
 
 
 def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY, here: bool = False) -> Plan:
@@ -353,6 +355,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     except ValidationError as error:
         chosen = {key: table.get(names[key]) for key, table in TABLES.items()}
         raise PlanError(in_words(error, Plan, chosen)) from error
+    _check_texts(values, "")
     if NETWORKS.get(plan.network.name) is not type(plan.network):
         raise PlanError(
             f"network: task {plan.task.name} brings network {plan.network.name!r}, which no package lists under that "
@@ -360,6 +363,15 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
         )
     used = check_packages(_names_in(plan.resolved()), given, allowed)  # its network may have come with the task
     return plan.model_copy(update={"packages": {name: OutsidePackage(**facts) for name, facts in used.items()}})
+
+
+def _check_texts(value: Any, where: str) -> None:
+    """Raise PlanError for a text of several lines: people read it among lines of ours."""
+    if isinstance(value, str) and STEERING.search(value):
+        raise PlanError(f"{where}: a text has a line break or a control character; write it in one line")
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        _check_texts(key, f"a key of {where}")
+        _check_texts(inner, f"{where}.{key}" if where else str(key))
 
 
 def _names_in(values: dict[str, Any]) -> dict[str, str]:

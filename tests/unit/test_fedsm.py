@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.core.errors import ParticipationError, PlanError, Refused
+from medsilo.core.errors import DataError, ParticipationError, PlanError
 from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
 from medsilo.federation.channel import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
@@ -450,7 +450,7 @@ def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: 
     plan = planned("training.rounds=1")
     cases = site_of(plan, A, SITES, CPU, tmp_path / "a").participant.disclosure.cases["train"]
     few = SiteSettings(device="cpu", min_patients_per_metric=cases + 1)
-    with pytest.raises(Refused, match=f"averages {cases} images of {cases} patients, this hospital demands"):
+    with pytest.raises(DataError, match="averages too few images or patients, this hospital demands"):
         site_of(plan, A, SITES, few, tmp_path / "b")
 
 

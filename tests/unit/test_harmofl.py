@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.core.errors import DataError, MedsiloError, PlanError, Refused
+from medsilo.core.errors import DataError, MedsiloError, PlanError
 from medsilo.core.files import load_tensors
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.learning.seeds import generator_for
@@ -380,11 +380,11 @@ def test_sizes_that_change_between_batches_are_refused(tmp_path: Path) -> None:
 
 def test_a_site_refuses_an_average_of_too_few_images(tmp_path: Path) -> None:
     plan = harmofl("algorithm.amplitude.decay=0.0", "training.batch_size=4")
-    with pytest.raises(Refused, match=r"averages 4 images.*demands 8"):
+    with pytest.raises(DataError, match=r"averages too few images.*demands 8"):
         participant(plan, tmp_path)
     participant(plan, tmp_path, SiteSettings(device="cpu", public_data=True))
     participant(plan.with_changes(["algorithm.amplitude=null"]), tmp_path)
-    with pytest.raises(Refused, match="demands 1000"):
+    with pytest.raises(DataError, match="demands 1000"):
         participant(harmofl(), tmp_path, SiteSettings(device="cpu", min_patients_per_metric=1000))
 
 
@@ -448,7 +448,7 @@ def test_sites_train_on_as_many_cases_as_the_smallest(tmp_path: Path) -> None:
 
 def test_truncation_is_refused_when_too_few_images_are_left(tmp_path: Path) -> None:
     site = participant(harmofl("training.truncate=true"), tmp_path)
-    with pytest.raises(Refused, match="averages 4 images"):
+    with pytest.raises(DataError, match="averages too few images"):
         site.answer(first_round(site.participant.place.plan, train_cases=4).parcel({}))
 
 

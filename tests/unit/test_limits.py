@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from medsilo.core.errors import NoRoom, ParticipationError, PlanError, Refused
+from medsilo.core.errors import DataError, NoRoom, ParticipationError, PlanError, Refused
 from medsilo.core.files import free_disk
 from medsilo.federation import limits
 from medsilo.federation.channel import Missing, Outgoing, Receive
@@ -96,7 +96,7 @@ def test_a_hospital_trains_with_as_many_patients_as_a_score_covers() -> None:
     check_limits(plan, SiteSettings(), 1000, 5, patients=5)
     check_limits(plan, SiteSettings(public_data=True), 1000, 1, patients=1)
     for own, cases, patients in (({}, 50, 4), ({}, 4, None), ({"min_patients_per_metric": 6}, 5, 5)):
-        with pytest.raises(Refused, match=r"min_patients_per_metric"):
+        with pytest.raises(DataError, match=r"min_patients_per_metric"):
             check_limits(plan, SiteSettings(**own), 1000, cases, patients=patients)
 
 

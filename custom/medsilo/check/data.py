@@ -20,8 +20,9 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     """Yield what the survey found, problem by problem, and how even the classes are."""
     where, unit = "data", unit_of(plan)
     for problem in survey.problems:
-        what, _, remedy = problem.counted.partition("; ")
-        left = "; left out" if problem.severity == "left out" else ""
+        what, _, remedy = problem.what.partition("; ")
+        left = f" ({_shown(problem.count, least)})" if problem.count else ""
+        left += "; left out" if problem.severity == "left out" else ""
         severity: Severity = "stops" if problem.severity == "stops" else "note"
         yield Finding(where, severity, f"{what}{left}", remedy, problem.private)
     if not survey.parts or not survey.usable:  # no conclusion from what may be wrong

@@ -45,8 +45,8 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None,
         told = f"the plan asks for {one.asked:.10g} {one.unit}, and a hospital gives {one.most:.10g} at most"
         yield Finding(where, "stops", told, f"ask the lead for less: {one.remedy}")
     train = survey.parts["train"].cases if survey.parts else 0
-    if train and (learning := learning_per_answer(plan, train)) < LEAST_LEARNING:
-        told = f"learning rate × steps is {learning:.3g} for each answer with scores, next to nothing"
+    if train and learning_per_answer(plan, train) < LEAST_LEARNING:
+        told = "learning rate × steps is next to nothing for each answer with scores"
         yield Finding(where, "stops", told, f"ask the lead for a plan that trains ({LEAST_LEARNING:g} or more)")
     if not over:
         memory = f"{size_text(settings.most_memory)} of memory for training" if settings.isolated else "any memory"

@@ -26,6 +26,11 @@ COUNTED = {
     CHANCES: "histograms of each class's probability: {} counts, for the area under the curve",
     RELIABILITY: "sums of probabilities, by tenths of them: {} numbers, for calibration",
 }
+STAYS = "No image, no label of a case, no file name, no patient's name leaves."
+BY_CODE = (
+    "The job brings code of its own, which decides what leaves. medsilo can not tell what, and this hospital's limits "
+    "do not hold for it. Read the code; then accept the job by its folder's hash, or refuse it."
+)
 REMEDIES = (
     "What can be done about each: medsilo.yaml (docs/study/join.md), privacy.json and resources.json (site_configs)."
 )
@@ -88,9 +93,11 @@ def told_besides(plan: Plan) -> list[str]:
     return list(dict.fromkeys([*lines, *plan.algorithm.outcome.disclosure_notes()]))
 
 
-def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None) -> list[str]:
-    """The report as lines. policy: the site's own, where it is known."""
+def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None, carries_code: bool = False) -> list[str]:
+    """The report as lines. policy: the site's own, where it is known. carries_code: whether the job does."""
     found, own = leaks(plan), policy or Policy()
+    if plan.task.scripted:  # whose numbers leave as the script has them
+        settings, carries_code = settings.model_copy(update={"public_data": True, "min_patients_per_metric": 1}), True
     prices = aligned([("what", "price"), *price_list(plan, settings)])
     parts = [
         [f"What leaves a site under {plan.algorithm.title}, task {plan.task.name} (plan {plan.hash[:12]})"],
@@ -102,7 +109,7 @@ def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None) -
         told_besides(plan),
         list(_averages(plan, settings)),
         _logs(own),
-        ["No image, no label of a case, no file name, no patient's name leaves."],
+        [BY_CODE if carries_code else STAYS],
         words_table(plan).as_text(),
         [REMEDIES],
         _filters(policy) if policy else [],
@@ -110,14 +117,18 @@ def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None) -
     return [line for part in parts if part for line in ("", *part)][1:]
 
 
-def left_in_short(plan: Plan) -> list[str]:
-    """Return what leaves each site, for readers who know neither tensors nor bytes; it names no site."""
+def left_in_short(plan: Plan, carries_code: bool = False) -> list[str]:
+    """Return what leaves each site, for readers who know neither tensors nor bytes; it names no site.
+
+    carries_code: as in `describe`.
+    """
     return [
         f"How training on this hospital's patients changed the network, over {counted(plan.rounds, 'round')}: "
         f"{leaving(plan.algorithm)}.",
         *through_features(plan),
         *told_besides(plan),
         "Numbers of cases, losses and scores, as far as the hospital discloses them; running times.",
+        *([BY_CODE] if carries_code else []),
     ]
 
 

@@ -23,7 +23,7 @@ from medsilo.check.machine import check_device, check_disk, check_environment, c
 from medsilo.check.plan_words import words_table
 from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearse, round_seconds
 from medsilo.check.result import Finding, Report
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, Unfit
 from medsilo.core.package import ENGINE, facts_of, in_words
 from medsilo.learning.compute import Compute
 from medsilo.plan import Plan
@@ -133,6 +133,8 @@ def _policy(visit: Visit, plan: Plan) -> Iterator[Finding]:
         told = f"the job names {', '.join(named)}, not {visit.site}"
         own = f"check it with --set 'participation.sites=[{visit.site}]'" if visit.kit else "give --site"
         yield Finding("job", "stops", told, f"ask the lead to name this site in participation.sites, or {own}")
+    if visit.carries_code or plan.task.scripted:
+        yield Finding("job", "note", "the job brings code of its own, which this check does not look at", "read it")
     if visit.local is None:
         return
     policy = Policy.read(visit.local, visit.scope)
@@ -195,7 +197,8 @@ def _guarded(where: str, report: Report) -> Iterator[None]:
     try:
         yield
     except MedsiloError as error:
-        report.findings.append(Finding.stopping(where, str(error), error.private))
+        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error  # what no lead is told
+        report.findings.append(Finding.stopping(where, str(why), error.private))
     except Exception as error:
         private = tuple("".join(traceback.format_exception(error)).splitlines())
         if isinstance(error, MemoryError) or "out of memory" in str(error).lower():

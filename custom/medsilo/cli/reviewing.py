@@ -143,18 +143,26 @@ def _decide(
     import getpass
 
     from medsilo.check.at_home import KitAtHome
+    from medsilo.runs.fields import SCRIPT
 
     home = KitAtHome.read(kit)
     meant, asked = _meant(home, given, changes)
+    if asked and asked.plan["task"]["name"] == SCRIPT:
+        raise MedsiloError(
+            "a script of the job's own trains by this plan, and asks nobody; allow or refuse the job's code itself "
+            "(byoc in the kit's local/authorization.json)"
+        )
     if asked and verdict == "approved":  # the others need no plan that can be read
         from medsilo.check.approving import never_runs, plan_in_words
         from medsilo.check.disclosure import left_in_short
+        from medsilo.flare.jobs import find_job, has_code
 
+        carries_code = bool(given.strip(HEXADECIMAL)) and has_code(find_job(given))
         plan = home.plan_of(asked)
         if why := never_runs(home, plan, limits, asked.sites):
             raise MedsiloError(f"it would never run here: {why}; nothing is approved")
         screen.say(*(f"{name}: {words}" for name, words in plan_in_words(plan)), "What leaves this hospital:")
-        screen.say(*(f"{INDENT}{line}" for line in left_in_short(plan)))
+        screen.say(*(f"{INDENT}{line}" for line in left_in_short(plan, carries_code)))
         if screen.watched and sys.stdin.isatty() and not (yes or typer.confirm(f"Approve plan {meant[:12]}?")):
             raise MedsiloError("nothing is approved, as you answered; --decline rejects the plan")
     if asked and given.strip(HEXADECIMAL):
@@ -222,7 +230,7 @@ def disclosure(
     import dataclasses
 
     from medsilo.check.disclosure import describe, leaks
-    from medsilo.flare.jobs import find_job, plan_of, scope_of
+    from medsilo.flare.jobs import find_job, has_code, plan_of, scope_of
     from medsilo.registry import ANY
     from medsilo.site.policy import Policy
     from medsilo.site.settings import SiteSettings
@@ -231,7 +239,7 @@ def disclosure(
     settings = SiteSettings.read(folder) if folder else SiteSettings(packages=ANY)
     study = plan_of(found, changes, plan, settings.packages)
     policy = Policy.read(folder, scope_of(found)) if folder else Policy()
-    lines = describe(study, settings, policy)
+    lines = describe(study, settings, policy, has_code(found))
     screen.say(*lines)
     groups = [{**dataclasses.asdict(leak), "leaves": policy.lets_out(leak.group)} for leak in leaks(study)]
     screen.answer(plan=study.hash, groups=groups, lines=lines)

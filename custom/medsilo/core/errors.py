@@ -56,6 +56,10 @@ class DataError(MedsiloError):
     """
 
 
+class Unfit(DataError):
+    """Cases that a plan can't be learned from. Which, and how many, tells of patients: a lead chooses the plan."""
+
+
 class Refused(MedsiloError):
     """A message that must not enter a sum, with the reason.
 

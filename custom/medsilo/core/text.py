@@ -6,6 +6,8 @@ import unicodedata
 
 LONGEST = 2000  # bytes of one text
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # name of a folder
+BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # letters that Unicode calls visible, and nobody sees
+STEERING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # line breaks, and what else steers a terminal
 ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|\x1b.", re.DOTALL)
 
 
@@ -16,7 +18,8 @@ def composed(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return one line with its spaces, but without what steers a terminal or turns the order of letters."""
-    return "".join(letter if letter.isprintable() else " " for letter in ESCAPES.sub("", text))
+    seen = (letter if letter.isprintable() and letter not in BLANK else " " for letter in ESCAPES.sub("", text))
+    return "".join(seen)
 
 
 def plain(text: object, most: int = LONGEST) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from medsilo.core.errors import MedsiloError, YamlError
+from medsilo.core.files import read_bounded
 
 # YAML 1.2's numbers, which PyYAML, of YAML 1.1, reads as text: 1e-4 has no point.
 NUMBER = ("tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789"))
@@ -97,11 +98,13 @@ def load_yaml(text: str) -> Any:
 def read_yaml(path: Path, name: str, wanted: str) -> Any:
     """Return the values of a YAML file. name: what people call it; wanted: the file to give where it can't be read."""
     try:
-        return load_yaml(path.read_text(encoding="utf-8"))
+        return load_yaml(read_bounded(path, LARGEST_YAML).decode())
     except YamlError as error:
         raise MedsiloError(f"{name} cannot be read: {error}; correct it") from error
     except (OSError, UnicodeDecodeError) as error:
         raise MedsiloError(f"{name} cannot be read: {why_unread(error, wanted)}") from error
+    except ValueError as error:
+        raise MedsiloError(f"{name} cannot be read: it has more than {LARGEST_YAML} bytes; correct it") from error
 
 
 def dump_yaml(value: Any, in_line: bool = False) -> str:

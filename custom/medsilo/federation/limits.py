@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from medsilo.core.errors import NoRoom, Refused
+from medsilo.core.errors import NoRoom, Refused, Unfit
+from medsilo.core.rounding import Resolution
 from medsilo.core.text import size_text
 from medsilo.federation.site_state import kept_states
 from medsilo.learning.loop import steps_in
@@ -46,15 +47,16 @@ def check_limits(
         )
     if train is None:
         return
-    if (learning := learning_per_answer(plan, train)) < LEAST_LEARNING:
-        raise Refused(
-            f"learning rate × steps is {learning:.3g} for each answer, a hospital demands {LEAST_LEARNING:g}; raise "
-            "training.learning_rate or training.local_epochs"
-        )
-    if min(train, train if patients is None else patients) < settings.count_unit(plan.task.synthetic):
-        raise Refused(
+    unit = settings.count_unit(plan.task.synthetic)
+    if min(train, train if patients is None else patients) < unit:
+        raise Unfit(
             "this hospital has fewer training cases or patients than it trains with (min_patients_per_metric in its "
             f"{FILE_NAME}); bring more patients, or lower it there"
+        )
+    if learning_per_answer(plan, Resolution(unit=unit).count(train)) < LEAST_LEARNING:  # of the cases as they are told
+        raise Refused(
+            f"learning rate × steps is less than a hospital demands for each answer, {LEAST_LEARNING:g}; raise "
+            "training.learning_rate or training.local_epochs"
         )
 
 

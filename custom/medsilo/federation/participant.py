@@ -56,7 +56,8 @@ class Participant:
         compute = place.settings.compute()
         if data is None:
             protection.admit()
-            data = plan.task.site_data(place.site, sorted(place.sites), plan.seed, protection.source())
+            with protection.fitting():
+                data = plan.task.site_data(place.site, sorted(place.sites), plan.seed, protection.source())
         self.place, self.data = place, data
         self.envelope = envelope or UpdateCodec()
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
@@ -69,12 +70,14 @@ class Participant:
         self.evaluation = self.evaluates(compute, protection.on)
         trained = self.disclosure.cases["train"] if place.trains else None
         patients = None if plan.task.mixes_patients else len(set(self.disclosure.patients["train"]))
-        check_limits(plan, place.settings, plan.parameters, trained, free_disk(folder), patients)
+        with protection.fitting():
+            check_limits(plan, place.settings, plan.parameters, trained, free_disk(folder), patients)
         private = optional.PrivateSite(numbers, data.train) if numbers and place.trains else None
         self.state = SiteState(plan, place.site, folder, compute)
         tells = self._told_loss, self._told_score
         self.trainer = self.trainer_kind(place, data, self.state, protection, private, tells)
-        self.trainer.check_averages()
+        with protection.fitting():
+            self.trainer.check_averages()
 
     def evaluates(self, compute: Compute, protected: bool) -> Evaluation:
         """Return what scores models on this site's cases. protected: whether patients are behind them."""
@@ -245,7 +248,8 @@ class Participant:
 
     # ------------------------------------------------------------------ the state, and what the hospital reads
     def _stand_after(self, number: int, asked: Request) -> None:
-        self.trainer.truncate(asked.train_cases)
+        with self.trainer.protection.fitting():
+            self.trainer.truncate(asked.train_cases)
         if warning := self.state.restore_after(number, asked.last):
             self.warnings.append(warning)
 

@@ -230,7 +230,7 @@ class PrivateNumbers:
             return round(min(max(middle + (total + noise) / STEPS * each, low), high), DIGITS)
         rounded = round((min(max(middle + total / STEPS * each, low), high) - low) / step)
         noise = secret.geometric(self.scoring.scale * STEPS * math.ceil(each / step))
-        told = rounded + round(noise / STEPS)
+        told = rounded + (noise + STEPS // 2) // STEPS  # as wide for each: a tie to the even one would tell the parity
         return round(min(max(low + told * step, low), high), DIGITS)
 
     def secret(self, *purpose: str | int) -> NoiseSource:

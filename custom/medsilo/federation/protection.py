@@ -1,10 +1,11 @@
 """Protect a hospital's patients from a lead who asks much: a split of its own, and counted answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import DataError, Refused, Unfit
 from medsilo.core.rounding import Resolution
 from medsilo.federation.site_context import SiteContext
 from medsilo.plan import Plan
@@ -15,6 +16,10 @@ from medsilo.site.settings import DataPart, SiteSettings
 from medsilo.tasks.site_data import SiteData, patients_of
 from medsilo.tasks.sources import DataSource
 
+UNFIT = (
+    "this hospital's data do not fit the plan, or are too few for it; its engineer sees why with "
+    "'medsilo check JOB --kit KIT'"
+)
 SHARES = (0.6, 0.2, 0.2)  # of patients, where a hospital names none
 
 
@@ -40,6 +45,17 @@ class Protection:
         if fold_refused := not_its_folds(self.plan, self.settings):
             raise Refused(fold_refused)
         self.book.admit(self.asker, planned_answers(self.plan), self.settings)
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Refuse data that do not fit the plan, without a word of how many cases, or which columns, are the reason: a
+        lead who chooses columns and levels would read patients from that."""
+        try:
+            yield
+        except Unfit as error:
+            if not self.on and self.settings.privacy is None:
+                raise
+            raise DataError(UNFIT, private=f"{error} {error.private}") from error
 
     def source(self) -> DataSource | None:
         """Return where the data are, with the split that this hospital decides by itself."""

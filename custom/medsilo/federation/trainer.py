@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core import optional
-from medsilo.core.errors import Refused
+from medsilo.core.errors import Unfit
 from medsilo.federation.protection import Protection
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_state import SiteState, StatusFile
@@ -20,6 +20,7 @@ from medsilo.learning.loop import TrainStep, batches, passed_through, steps_in, 
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
+from medsilo.site.party import FILE_NAME
 from medsilo.tasks.site_data import SiteData, label_counts, names_of, patients_of
 
 if TYPE_CHECKING:  # only under a promise of privacy
@@ -72,10 +73,15 @@ class Trainer:
             seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
         drawn = torch.randperm(all_of_them, generator=generator_for(seed, self.place.site, "truncate"))
         self.train = Subset(self.data.train, sorted(drawn[: max(cases, 1)].tolist()))
+        if self.protection.on and len(set(patients_of(self.train))) < self.place.settings.least(False):
+            raise Unfit(
+                f"training.truncate leaves {cases} cases, of fewer patients than this hospital trains with "
+                f"(min_patients_per_metric in its {FILE_NAME}); set it to false"
+            )
         self.check_averages()
 
     def check_averages(self) -> None:
-        """Raise Refused unless an average that leaves the site covers as many images, and patients, as demanded."""
+        """Raise Unfit unless an average that leaves the site covers as many images, and patients, as demanded."""
         plan = self.place.plan
         least = self.place.settings.least_averaged(plan.task.synthetic)
         if not self.place.trains:
@@ -84,10 +90,10 @@ class Trainer:
             images = average.covers(self.samples, plan.training) if average else least
             patients = len(set(patients_of(self.train))) if average and self.protection.on else images
             if min(images, patients) < least:
-                raise Refused(
-                    f"the plan averages {images} images of {patients} patients, this hospital demands {least}. Add "
-                    "patients, or change the plan: a larger training.batch_size for HarmoFL, "
-                    "algorithm.selector_sync=server-adam for FedSM"
+                raise Unfit(
+                    f"the plan averages too few images or patients, this hospital demands {least}. Add patients, or "
+                    "change the plan: a larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam "
+                    "for FedSM"
                 )
 
     # ------------------------------------------------------------------ a round

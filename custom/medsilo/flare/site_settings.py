@@ -2,8 +2,7 @@
 
 from nvflare.apis.fl_context import FLContext
 
-from medsilo.flare.workspace import file_of_job, kit_of, settings_folder
-from medsilo.plan import load_plan
+from medsilo.flare.workspace import file_of_job, kit_of, plan_of_job, settings_folder
 from medsilo.runs import paths
 from medsilo.site.accepted_settings import AcceptedSettings, check_there
 from medsilo.site.party import FILE_NAME
@@ -33,8 +32,7 @@ def _needs_no_settings(fl_ctx: FLContext) -> bool:
 
     So it runs with a kit such as `nvflare poc` makes.
     """
-    path = file_of_job(fl_ctx, paths.PLAN)
-    if not path.exists():
+    if not file_of_job(fl_ctx, paths.PLAN).exists():
         return False
-    task = load_plan(path, allowed=()).task
+    task = plan_of_job(fl_ctx, SiteSettings()).task
     return task.synthetic or task.scripted

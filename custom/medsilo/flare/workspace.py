@@ -10,7 +10,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.core.files import write_text
-from medsilo.plan import Plan, load_plan
+from medsilo.plan import Plan, parse_plan, read_plan
 from medsilo.runs import paths
 from medsilo.site.kit import KitFiles
 from medsilo.site.party import PartySettings
@@ -22,7 +22,7 @@ def _workspace(fl_ctx: FLContext) -> Workspace:
 
 def plan_of_job(fl_ctx: FLContext, settings: PartySettings) -> Plan:
     """The plan.yaml beside the job's configuration; refused where it uses a package that this party doesn't allow."""
-    return load_plan(file_of_job(fl_ctx, paths.PLAN), allowed=settings.packages)
+    return parse_plan(read_plan(file_of_job(fl_ctx, paths.PLAN), beside=True), allowed=settings.packages)
 
 
 def file_of_job(fl_ctx: FLContext, name: str) -> Path:

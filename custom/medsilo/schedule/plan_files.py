@@ -16,11 +16,11 @@ FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
-def with_files(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> dict[str, Any]:
     """Return a plan's values with the content of the files that its task names, and the hash of the one that its
-    network begins with, in place of their names."""
+    network begins with, in place of their names. beside: none of them may lie elsewhere than in the folder."""
     task, network = values.get("task"), values.get("network")
-    if isinstance(network, dict) and (begun := _beginning(network.get("from"), folder)):
+    if isinstance(network, dict) and (begun := _beginning(network.get("from"), folder, beside)):
         values = {**values, "network": {**network, "from": begun}}
     if not isinstance(task, dict):
         return values
@@ -28,11 +28,13 @@ def with_files(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**values, "task": {**task, **{key: _content_of(folder, key, name) for key, name in named.items()}}}
 
 
-def _beginning(told: Any, folder: Path) -> dict[str, Any] | None:
+def _beginning(told: Any, folder: Path, beside: bool) -> dict[str, Any] | None:
     """Return what a network begins with, by its hash, where a plan names the file alone: its path, or a section."""
     own = {"file": told} if isinstance(told, str) else told
     if not isinstance(own, dict) or "sha256" in own or not isinstance(own.get("file"), str):
         return None
+    if beside and not is_safe_name(own["file"]):
+        raise PlanError("network.from: a job names a file beside its plan, or its sha256 and bytes, and no path")
     return {**own, **_begun_with(folder, own["file"])}
 
 
@@ -41,6 +43,8 @@ def _begun_with(folder: Path, name: str) -> dict[str, Any]:
     if not is_safe_name(path.name):
         raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")
     path = next(filter(Path.is_file, (path / name for name in weight_cache.IN_BUNDLES)), path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise PlanError(f"network.from: {path.name} is no such file but a device or a pipe; give a file")
     model_folders.look_in(path.parent)
     try:
         return {"file": path.name, "sha256": weight_cache.hash_of_file(path), "bytes": path.stat().st_size}

@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medsilo.core import weight_cache
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import save_tensors
 from medsilo.core.section import Section
 from medsilo.models.network import Network
@@ -103,16 +103,19 @@ def _tensor(name: str, value: Tensor, learns: bool | None = None, first: str = "
 
 
 def skeleton(layers: Iterable[LayerShape]) -> nn.Module:
-    """Return a network with these layers and tensors of zeros. It can't be called."""
+    """Return a network with these layers and tensors of zeros, which can't be called; raises PlanError."""
     root = nn.Module()
     parameters: dict[str, nn.Parameter] = {}
     for shape in layers:
-        layer = _made(shape, parameters)
-        if not shape.name:
-            root = layer
-            continue
-        above, _, own = shape.name.rpartition(".")
-        root.get_submodule(above).register_module(own, layer)
+        try:
+            layer = _made(shape, parameters)
+            if not shape.name:
+                root = layer
+                continue
+            above, _, own = shape.name.rpartition(".")
+            root.get_submodule(above).register_module(own, layer)
+        except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # of torch, whatever the layer is
+            raise PlanError(f"network.layers: {shape.name!r} is no layer; let a recipe write the plan") from error
     return root
 
 
@@ -170,6 +173,8 @@ class ScriptNetwork(Network):
             yield "privacy: a script of your own has no account of it; run a task of medsilo's, or leave privacy out"
         if plan.sealed:
             yield "secure_aggregation: a script of your own sends in clear; leave it out, or run a task of medsilo's"
+        if sum(own.nbytes for own in networks["model"].state_dict().values()) > self.bytes:
+            yield "network.layers: the tensors are larger than the file with their weights; let a recipe write the plan"
 
     @staticmethod
     def section(model: nn.Module, file: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from os import walk
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Self
 
-from medsilo.core.errors import DataError
+from medsilo.core.errors import DataError, Unfit
 from medsilo.core.text import composed
 from medsilo.tasks.sources import PARTS, ROLES, DataSource
 from medsilo.tasks.survey import Problem, in_two_parts, refuse_what_stops
@@ -70,7 +70,7 @@ class CaseIndex:
         if not self.usable:
             left = next(iter(self.problems), Problem("stops", "there is none"))
             told = "no image has a label of its name; give each image and its label the same name"
-            raise DataError(
+            raise Unfit(
                 told if "no label" in left.what else f"no case can be used: {left.what}", ", ".join(left.private[:6])
             )
 

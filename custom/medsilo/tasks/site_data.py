@@ -189,6 +189,9 @@ def patients_of(data: Dataset) -> Sequence[str]:
     if isinstance(data, ConcatDataset):
         return [patient for part in data.datasets for patient in patients_of(part)]
     known: Sequence[str] | None = getattr(data, "patients", None)
+    if known is None and isinstance(data, Subset):
+        every = patients_of(data.dataset)
+        return [every[case] for case in data.indices]
     return [str(case) for case in range(len(data))] if known is None else known  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import torch
 from torch.utils.data import Dataset
 
-from medsilo.core.errors import DataError
+from medsilo.core.errors import DataError, Unfit
 from medsilo.tasks.site_data import SiteData, patients_of
 from medsilo.tasks.sources import PARTS
 
@@ -43,12 +43,12 @@ class Problem:
 
 
 def refuse_what_stops(problems: Sequence[Problem]) -> None:
-    """Raise a DataError where something stands against all cases."""
+    """Raise Unfit where something stands against all cases."""
     if wrong := [problem for problem in problems if problem.severity == "stops"]:
         if any("no cases" in problem.what for problem in wrong):  # then those that were left out may be why
             wrong += [problem for problem in problems if problem.severity == "left out"]
         private = "; ".join(name for problem in wrong for name in problem.private)
-        raise DataError("; ".join(problem.counted for problem in wrong), private)
+        raise Unfit("; ".join(problem.counted for problem in wrong), private)
 
 
 @dataclass(frozen=True)

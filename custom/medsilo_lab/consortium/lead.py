@@ -320,14 +320,10 @@ def _turns(study: Progress) -> dict[str, str]:
 
 
 def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = ()) -> JobState:
-    return JobState(
-        id=job["job_id"],
-        status=job["status"],
-        name=job.get("job_name") or job.get("name") or "",
-        submitter=job.get("submitter_name") or "",
-        submitted=job.get("submit_time_iso") or "",
-        obstacles=obstacles,
-    )
+    """Return a job as people read it: other leads named theirs."""
+    said = (job.get("job_name") or job.get("name"), job.get("submitter_name"), job.get("submit_time_iso"))
+    name, submitter, submitted = (plain(one or "", 200) for one in said)
+    return JobState(job["job_id"], job["status"], name, submitter, submitted, obstacles)
 
 
 def _waits(session: Session, job_id: str, status: str, here: Collection[str]) -> tuple[str, ...]:
