@@ -1,11 +1,13 @@
 """A hospital's privacy ledger against whoever may write its files, and has not the key of the kit."""
 
-import json
+import hashlib
+import itertools
 import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from medsilo.runs.paths import LEDGER_HEADS, site_folder
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import KEPT, OWN_KEY, CountedStudy, Ledger, ledgers
 from medsilo.site.query_budget import QueryBudget
+from medsilo.site.signing import own_key
 from tests import inprocess
 from tests.unit.test_account import PRIVATE, ask, settings_of, weights
 from tests.unit.test_approvals import make_kit
@@ -67,7 +70,7 @@ def head_alone(folder: Path) -> None:
     ledger = Ledger(folder, DATA, OTHER)
     ledger.file.write_bytes(b"".join(line + b"\n" for line in ledger.file.read_bytes().splitlines()[:2]))
     lines = ledger.file.read_bytes().splitlines()
-    ledger._write_head(len(lines), json.loads(lines[-1])["content"]["previous"])
+    ledger._write_head(len(lines), hashlib.sha256(lines[-1]).hexdigest())
 
 
 @pytest.mark.parametrize("rewrite", [whole_history, behind_the_first_line, head_alone])
@@ -114,6 +117,8 @@ def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_
     later.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
     with pytest.raises(MedsiloError, match="another key than this hospital's own"):
         Ledger(tmp_path, DATA, KEY, kit).standing()
+    third = Ledger(tmp_path, DATA, ec.generate_private_key(ec.SECP256R1()), kit)
+    assert third.accept(OTHER) and third.standing().epsilon(1e-5) == cost(4)
 
 
 def test_a_ledger_from_before_the_kit_goes_on_when_the_engineer_says_so(tmp_path: Path, kit: Path) -> None:
@@ -136,13 +141,15 @@ def test_without_a_kit_no_later_key_goes_on_by_itself(tmp_path: Path) -> None:
 def test_the_key_before_lets_in_one_key_and_no_other(tmp_path: Path) -> None:
     filled(tmp_path)
     Ledger(tmp_path, DATA, OTHER).accept()
-    Ledger(tmp_path, DATA).file.parent.joinpath(OWN_KEY).unlink()
+    first = own_key(tmp_path / "ledger" / OWN_KEY, "x")
+    (tmp_path / "ledger" / OWN_KEY).unlink()
     assert Ledger(tmp_path, DATA).standing().epsilon(1e-5) == cost(3)  # nobody here knows whose key has to sign
     lines = Ledger(tmp_path, DATA).file.read_bytes().splitlines(keepends=True)
-    Ledger(tmp_path, DATA).file.write_bytes(b"".join(lines[:-1]))
-    Ledger(tmp_path, DATA, KEY).accept()
-    with pytest.raises(MedsiloError, match="line 6 is.*not let in"):
-        Ledger(tmp_path, DATA).standing()
+    for kept, key in ((lines, first), (lines[:-1], KEY)):  # whose time is over, and a stranger's
+        Ledger(tmp_path, DATA).file.write_bytes(b"".join(kept))
+        Ledger(tmp_path, DATA, key).accept()
+        with pytest.raises(MedsiloError, match=f"line {len(kept) + 1} is.*not let in"):
+            Ledger(tmp_path, DATA).standing()
 
 
 # ---------------------------------------------------------------------------------------------------- the server's part
@@ -171,9 +178,27 @@ def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path)
     two.answer(ask(place.plan, weights(two), 1, ledgers=known))  # nothing that it signed is missing
     with pytest.raises(Refused, match="lines, and here are"):
         two.answer(ask(place.plan, weights(two), 2, ledgers=[head]))
-    account = ledger_of(two.participant.trainer.protection.book, two.participant.trainer.protection.asker.data, files)
-    account.accept()
-    account.check_heads([{**head, "time": head["time"] - 1}])
+
+
+def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ledger and kit were put back, and what was charged since then is later than what the server knows."""
+    clock, home = itertools.count(1_000), tmp_path / "home"
+    monkeypatch.setattr("medsilo.site.ledger.time", SimpleNamespace(time=lambda: next(clock)))
+    (home / "kit").mkdir(parents=True)
+    of_kit(home, home / "kit", OTHER, rounds=1)
+    Ledger(home, DATA, KEY, home / "kit").accept(OTHER)  # of a later kit
+    early = of_kit(home, home / "kit", rounds=2).signed_head()
+    shutil.copytree(home, tmp_path / "earlier")
+    head = of_kit(home, home / "kit").signed_head()
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "earlier", home)
+    ledger = Ledger(home, DATA, KEY, home / "kit")
+    for number in range(3):
+        ledger.charge(CountedStudy(ONE), "another round", f"other{number}", ROUND)
+        with pytest.raises(Refused, match="a server knows 6 lines"):
+            ledger.check_heads([early, head])
+    ledger.accept()
+    ledger.check_heads([early, head])
 
 
 class Sends:

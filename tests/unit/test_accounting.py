@@ -1,6 +1,7 @@
 """The cost of releases, held against dp-accounting's own accountant and never below it; and the noise itself."""
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -67,6 +68,16 @@ def test_different_mechanisms_together() -> None:
     assert epsilon(reversed(mixed), 1e-4) == epsilon(mixed, 1e-4)
 
 
+def test_of_two_kinds_neither_is_free() -> None:
+    kinds = [
+        charge(Gaussian(noise=5.0)),
+        charge(Geometric(scale=8.0)),
+        charge(SampledGaussian(noise=2, rate=0.1, steps=50)),
+    ]
+    for one, other in combinations(kinds, 2):
+        assert epsilon([one, other], 1e-4) > max(epsilon([one], 1e-4), epsilon([other], 1e-4)) + 0.01
+
+
 def test_steps_that_are_entered_round_by_round_cost_what_they_cost_at_once() -> None:
     once = [charge(SampledGaussian(noise=1.0, rate=0.1, steps=60))]
     rounds = [charge(SampledGaussian(noise=1.0, rate=0.1, steps=20))] * 3
@@ -113,6 +124,8 @@ def test_the_noise_for_one_gaussian_release_is_hardly_more_than_needed(target: f
 def test_no_noise_is_enough_where_the_rest_costs_all() -> None:
     with pytest.raises(MedsiloError, match="no noise keeps 10 steps within ε = 0.5"):
         noise_for(0.5, 1e-5, 0.1, 10, beside=[charge(Geometric(scale=1.0))])
+    with pytest.raises(MedsiloError, match="no noise keeps 1 steps"):
+        noise_for(1e-6, 1e-12, 1.0, 1)
     for delta in (0, 1e-13, 1, 2):
         with pytest.raises(MedsiloError, match=f"δ = {delta:g} is out of range"):
             noise_for(0.5, delta, 0.1, 10)
