@@ -509,6 +509,8 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     env.left = {"site-2/log.txt": f"2026-11-27 - ERROR - Traceback:\n  File a\nKeyError: 1\n\n{raised}\nmore\n"}
     with pytest.raises(MedsiloError, match="site-2: join: FedSM needs validation=; logs: .*again"):
         recipe.execute(env)
+    with pytest.raises(MedsiloError, match="name: 'again-earlier'"):  # NVFlare would empty what is kept there
+        recipes.FedAvgRecipe(name="again-earlier", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
     kept = tmp_path / "workspace/again-earlier/one"
     assert str(kept) in capsys.readouterr().out
     assert (kept / "server/medsilo/one" / paths.SUMMARY).is_file() and (kept / "site-1/medsilo/one/last").is_file()

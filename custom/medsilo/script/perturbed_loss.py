@@ -21,7 +21,7 @@ class LaterGradients(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, factor: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, factor: Tensor) -> tuple[None, None, None]:
         ctx.make(factor)
         return None, None, None
 
@@ -60,10 +60,10 @@ class PerturbedLoss:
             return None
         _, network, optimizer, again = passed
         device = value.device.type
-        cast = {"enabled": torch.is_autocast_enabled(device), "dtype": torch.get_autocast_dtype(device)}
+        casts, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
         def repeated() -> Tensor:
-            with torch.autocast(device, **cast, cache_enabled=False):
+            with torch.autocast(device, dtype, enabled=casts, cache_enabled=False):
                 return loss.forward(again(), *targets, **kwargs)
 
         def make(factor: Tensor) -> None:
