@@ -689,6 +689,17 @@ def test_an_optimizer_that_searches_along_a_line_is_refused(tmp_path: Path) -> N
         ScriptSite(plan, "a", tmp_path, model, torch.optim.LBFGS(model.parameters()), Data([]))
 
 
+def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> None:
+    """It ended with the number of an object."""
+    model = nn.Linear(2, 2)
+    plan = plan_of_script(model, tmp_path, {"name": "ditto"}, rounds=2, minimum=1, sites=["a"])
+    model_folders.look_in(tmp_path)
+    optimizer = torch.optim.Adam([*model.parameters(), nn.Parameter(torch.zeros(()))])
+    site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data([(torch.ones(1, 2), torch.zeros(1))]))
+    with pytest.raises(MedsiloError, match="besides the model"):
+        site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({}))
+
+
 def test_other_tensors_than_the_models_are_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would be sent of an average, say, that a script makes of its weights by itself."""
     known = words(tmp_path, monkeypatch)

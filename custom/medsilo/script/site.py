@@ -79,13 +79,13 @@ def usual_batch(batch: Any) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------------------------------------------- optimizers
 def twin(optimizer: Optimizer, parameters: Sequence[nn.Parameter], of: Sequence[nn.Parameter]) -> Optimizer:
     """Return an optimizer of the same kind and numbers for another network. `of`: the weights of the first one's."""
-    places = {id(own): place for place, own in enumerate(of)}
-    groups = [
-        {**group, "params": [parameters[places[id(own)]] for own in group["params"]]}
-        if len(of) == len(parameters)
-        else {**group, "params": list(parameters)}
-        for group in (optimizer.param_groups if len(of) == len(parameters) else optimizer.param_groups[:1])
-    ]
+    groups, others = optimizer.param_groups, dict(zip(map(id, of), parameters, strict=False))
+    if len(of) != len(parameters):
+        groups = [{**groups[0], "params": list(parameters)}]
+    elif any(id(own) not in others for group in groups for own in group["params"]):
+        raise MedsiloError("join: the optimizer has weights besides the model's; give one of model.parameters() alone")
+    else:
+        groups = [{**group, "params": [others[id(own)] for own in group["params"]]} for group in groups]
     takes = signature(type(optimizer)).parameters
     return type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in takes})
 
