@@ -149,7 +149,9 @@ class MethodRecipe(Recipe):
         try:
             ended = super().run(env, *given, **more)
         except RuntimeError as error:  # which names NVFlare's return code alone
-            raise MedsiloError(f"{failure_in(workspace) or error}; logs: {workspace}") from error
+            joins = "medsilo" in Path(self.train_script).read_text()
+            hint = "" if joins else f"; {self.train_script} does not join, as by medsilo.client in place of nvflare's"
+            raise MedsiloError(f"{failure_in(workspace) or error}{hint}; logs: {workspace}") from error
         for study in studies_in(workspace)[-1:]:
             print(f"medsilo: finished; for the page of this study, type: medsilo report {study}")
         return ended

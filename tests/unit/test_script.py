@@ -495,7 +495,7 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
 ) -> None:
     """A second run of the same name deleted the first one's study; NVFlare's last line was a return code."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "client.py").touch()
+    (tmp_path / "client.py").write_text("import medsilo.client as flare")
     run(make_plan("fedavg", "training.rounds=1"), folder=tmp_path / "own")
     env = Simulator(num_clients=2, workspace_root="workspace")
     recipe = recipes.FedAvgRecipe(name="again", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
@@ -516,6 +516,9 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     assert (kept / "server/medsilo/one" / paths.SUMMARY).is_file() and (kept / "site-1/medsilo/one/last").is_file()
     env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}  # a script's own, in another process
     with pytest.raises(MedsiloError, match="site-1: KeyError: 'image'"):
+        recipe.execute(env)
+    (tmp_path / "client.py").write_text("import nvflare.client as flare")
+    with pytest.raises(MedsiloError, match="KeyError: 'image'; client.py does not join.*medsilo.client"):
         recipe.execute(env)
 
 
