@@ -82,7 +82,8 @@ def join(
     - evaluate: takes a network, returns its metrics on validation data. Then every model is scored, also the last.
     - test: the same on test data, by which nothing was chosen. It is called once, with the model that was chosen.
     - validation: batches with labels; FedSM finds its threshold by them, and FedSM-extra counts its choices.
-    - loss: of (output, target), for MOON, APFL, pFedMe and FedSM-extra, whose objective is more than a loss.
+    - loss: of (output, target), for MOON, APFL, pFedMe and FedSM-extra, whose objective is more than a loss. HarmoFL
+      takes the torch module that your loop calls on the network's output.
     - scheduler: kept with the optimizer's state, should the script start anew.
     - samples: training cases, if the loader does not say; or cases by part, for the report: {"validation": 40,
       "test": 200}.
@@ -117,6 +118,8 @@ def is_running() -> bool:
     False
     """
     study = _joined("is_running")
+    if study.waiting and not study.site.work.answer:
+        raise MedsiloError("is_running: the round before was not sent; call send() at the end of each round")
     study.waiting = None
     while flare.is_running():
         model = flare.receive()
@@ -190,7 +193,7 @@ def send(model: flare.FLModel | Metrics | float | None = None) -> None:
     """Send what the method sends, now that the round is trained.
 
     model: NVFlare's, or its metrics alone. They are of the model as it arrived, before it was trained, as in NVFlare;
-    the recipe's `key_metric` is among them. Its `params` must be those of the model that joined.
+    the recipe's `key_metric` is among them. Its `params` must be those of the model that joined, or their differences.
 
     >>> join(model, optimizer, loader)
     >>> is_running()
@@ -199,15 +202,19 @@ def send(model: flare.FLModel | Metrics | float | None = None) -> None:
     >>> train(model, optimizer)
     >>> send({"accuracy": accuracy})
     """
-    site = _joined("send").site
+    study = _joined("send")
+    site = study.site
     if isinstance(model, flare.FLModel):
-        _refuse_other(model.params or {}, site.state.module.state_dict())
+        own = site.state.module.state_dict()
+        if model.params_type == flare.ParamsType.DIFF and study.waiting:
+            own = {name: now - study.waiting.params[name].to(now.device) for name, now in own.items()}
+        _refuse_other(model.params or {}, own)
         model = model.metrics
     _send(site.finish(model))
 
 
 def _refuse_other(params: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> None:
-    """Raise MedsiloError for tensors of another model than that which joined, or for differences."""
+    """Raise MedsiloError for tensors of another model than that which joined."""
     for name, value in params.items():
         given, mine = torch.as_tensor(value), own.get(name)
         if mine is not None and given.is_set_to(mine):  # the model's own tensor, as most scripts give it

@@ -29,7 +29,7 @@ from torch import nn
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.flare.controller import MedsiloController
-from medsilo.flare.simulator_workspace import failure_in, keep_finished, studies_in
+from medsilo.flare.simulator_workspace import EARLIER, failure_in, keep_finished, studies_in
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.runs import paths
 from medsilo.script.study import INITIAL, plan_of_script
@@ -92,6 +92,8 @@ class MethodRecipe(Recipe):
         [channels, ...]; HarmoFL needs it. plan: further keys of the plan, such as {"participation": {"when_missing":
         "wait"}}. method: the method's own numbers.
         """
+        if name.endswith(EARLIER):
+            raise MedsiloError(f"name: {name!r} is where finished studies of another recipe are kept; give another")
         self.train_script, self.train_args, self.command = train_script, train_args, command
         self._runner = {
             "script": train_script,
@@ -147,7 +149,9 @@ class MethodRecipe(Recipe):
         try:
             ended = super().run(env, *given, **more)
         except RuntimeError as error:  # which names NVFlare's return code alone
-            raise MedsiloError(f"{failure_in(workspace) or error}; logs: {workspace}") from error
+            joins = "medsilo" in Path(self.train_script).read_text()
+            hint = "" if joins else f"; {self.train_script} does not join, as by medsilo.client in place of nvflare's"
+            raise MedsiloError(f"{failure_in(workspace) or error}{hint}; logs: {workspace}") from error
         for study in studies_in(workspace)[-1:]:
             print(f"medsilo: finished; for the page of this study, type: medsilo report {study}")
         return ended

@@ -51,7 +51,7 @@ def check_outline(blob: Sequence[bytes], most: MessageLimits, origin: str) -> No
     As FOBS packs it, a message is one body (msgpack) and sections beside it for large texts and for references to
     tensors. A few bytes of a body can become a hundred times as many in memory, so values are counted where they lie.
 
-    origin: whose message it is; tensors are fetched from there only.
+    origin: whose message it is; tensors are fetched from there only, or from a process that it has begun.
     """
     buffers, place = BufferList(list(blob)), 0
     end = buffers.get_size()
@@ -87,7 +87,7 @@ def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> 
         place = json.loads(content) if len(content) <= LONGEST_REFERENCE else None
     except (ValueError, RecursionError):
         place = None
-    if not isinstance(place, dict) or place.get("fqcn") != origin:
+    if not isinstance(place, dict) or not f"{place.get('fqcn')}.".startswith(f"{origin}."):  # of its script, too
         raise Rejected("its answer refers to data that are not its own")
 
 
@@ -199,7 +199,7 @@ class AnswerGate(Gate):
 
     def _sender(self, origin: str) -> str:
         """Return the hospital that has a cell of this job, of which it may make any number; "" for all others."""
-        hospital, is_of_job, _ = origin.partition("." + self.cell.get_fqcn().rpartition(".")[2])
+        hospital, is_of_job = self._of_job(origin)
         return hospital if is_of_job else ""
 
     def _answered(self, future: StreamFuture, stream: Stream) -> None:

@@ -66,7 +66,7 @@ class Gate:
         """Take a piece that a sender announces, unless it is more than belongs to one message."""
         if not self.replies.is_awaited(stream):  # it was asked for again
             return self.replies.refuse(stream, "nobody waits for it any more")
-        origin, size = str(stream.get_headers().get(MessageHeaderKey.ORIGIN)), stream.get_size()
+        origin, size = "".join(self._of_job(str(stream.get_headers().get(MessageHeaderKey.ORIGIN)))), stream.get_size()
         known = isinstance(size, int) and size > 0
         if size == 0:  # a ping's, or that of a process that has no such tensors
             return self.replies.settle(stream, make_reply(stream.get_headers().get(MessageHeaderKey.RETURN_CODE)))
@@ -81,6 +81,13 @@ class Gate:
             future.add_done_callback(self._give_back, future, origin, size)
             return self.replies.take(future, stream, resume)
         return self.replies.refuse(stream, self.refused[origin])
+
+    def _of_job(self, origin: str) -> tuple[str, str]:
+        """Return whose a cell is, and the end of the name of that one's cell of this job; "" if it is not of the job.
+
+        A site may have more cells for a job, as for a training script in a process of its own.
+        """
+        return origin.partition("." + self.cell.get_fqcn().rpartition(".")[2])[:2]
 
     def _give_back(self, future: StreamFuture, origin: str, size: int) -> None:
         """Forget a piece that did not arrive; it is fetched again."""

@@ -14,6 +14,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=3)
     parser.add_argument("--workspace", default="workspace")
+    parser.add_argument("--external", action="store_true", help="run the script in a process of its own")
     asked = parser.parse_args()
     torch.manual_seed(0)
     recipe = getattr(recipes, f"{asked.method}Recipe")(
@@ -23,6 +24,7 @@ if __name__ == "__main__":
         num_rounds=asked.rounds,
         train_script="client.py",
         train_args="--epochs 2",
+        launch_external_process=asked.external,
     )
     run = recipe.execute(SimEnv(num_clients=3, num_threads=asked.threads, workspace_root=asked.workspace))
     print("Results:", run.get_result())

@@ -29,14 +29,9 @@ def main() -> None:
 
     def train_one_epoch(net: nn.Module, step: torch.optim.Optimizer) -> None:
         for batch in train_loader:
-
-            def closure(batch: dict[str, torch.Tensor] = batch) -> torch.Tensor:
-                step.zero_grad()
-                value = loss(net(batch["image"]), batch["label"])
-                value.backward()
-                return value
-
-            step.step(closure)
+            step.zero_grad()
+            loss(net(batch["image"]), batch["label"]).backward()
+            step.step()
 
     flare.join(
         model,
@@ -45,6 +40,7 @@ def main() -> None:
         evaluate=evaluate,
         test=lambda net: evaluate(net, test_loader),
         validation=validation_loader,
+        loss=loss,
     )
     while flare.is_running():
         flare.receive()

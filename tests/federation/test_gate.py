@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import itertools
+import json
 import os
 import random
 import threading
@@ -265,6 +266,11 @@ def test_many_tensors_count_together(cells: Cells) -> None:
     assert to_parcel(cells.got[-1]).groups["model"].keys() == allowed.keys()
 
 
+def test_pieces_of_a_process_count_for_the_answer_that_they_belong_to(cells: Cells) -> None:
+    """They were counted over all rounds."""
+    assert "".join(cells.gate._of_job(f"{SITE}.client_api_trainer_1")) == SITE
+
+
 def test_pieces_that_did_not_arrive_do_not_count(cells: Cells) -> None:
     """A line that was cut makes the server fetch them again."""
     future = StreamFuture(1)
@@ -337,6 +343,24 @@ def test_what_cannot_be_read_costs_its_sender_that_answer(
 ) -> None:
     assert words in cells.refused(content, headers=FOBS)
     assert cells.takes() and no_exit == []
+
+
+@pytest.mark.parametrize(
+    ("holder", "fits"),
+    [
+        (SITE, True),
+        (f"{SITE}.client_api_trainer_1", True),
+        (f"{SITE}-2", False),
+        ("hospital-a", False),
+        ([SITE], False),
+    ],
+)
+def test_tensors_are_fetched_from_the_sites_own_processes_alone(holder: Any, fits: bool) -> None:
+    """A training script in a process of its own holds its tensors itself; it was refused."""
+    place = json.dumps({"fqcn": holder, "ref_id": "x"}).encode()
+    answer = WHOLE + section(lobs.MARKER_DATUM_TEXT, b"x" * 16 + place, 6)
+    with contextlib.nullcontext() if fits else pytest.raises(Rejected, match="not its own"):
+        check_outline([answer], Bounds(), SITE)
 
 
 def test_an_answer_packed_in_another_way_is_refused(cells: Cells) -> None:

@@ -24,7 +24,6 @@ KNOW_NVFLARE = ("medsilo/flare", "medsilo_lab/consortium", "nvflare_reliability"
 BY_HAND = {
     "apis.shareable.Shareable.get_peer_context",
     "fuel.f3.cellnet.cell.Cell.get_fobs_context",
-    "fuel.f3.cellnet.cell.Cell.get_fqcn.rpartition",
     "fuel.f3.streaming.blob_streamer.BlobHandler.max_blob_size",
     "fuel.f3.streaming.byte_receiver.RxTask._remove_task",
     "fuel.f3.streaming.byte_receiver.RxTask.stop",

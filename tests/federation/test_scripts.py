@@ -52,8 +52,10 @@ def gains(summary: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.slow
-def test_hello_fedbn_keeps_each_sites_batch_norm(root: Path, tmp_path: Path) -> None:
-    run, summary = simulated(root, tmp_path, "hello-fedbn")
+@pytest.mark.parametrize("external", [False, True])
+def test_hello_fedbn_keeps_each_sites_batch_norm(external: bool, root: Path, tmp_path: Path) -> None:
+    """external: by a process of the script's own, whose tensors the server refused to fetch."""
+    run, summary = simulated(root, tmp_path, "hello-fedbn", *["--external"] * external)
     assert min(gains(summary)) > 0.1
     models = [
         load_tensors(paths.site_folder(place, place.parents[1].name) / paths.LAST)[0]

@@ -23,7 +23,7 @@ from medsilo.recipes import {method}Recipe
 torch.manual_seed(0)
 recipe = {method}Recipe(
     name="tls", model=Net(), min_clients=3, num_rounds={rounds}, train_script="client.py",
-    plan={{"participation": {{"when_missing": "wait"}}}},
+    plan={{"participation": {{"when_missing": "wait"}}}}, launch_external_process={external},
 )
 recipe.export("jobs")
 """
@@ -40,10 +40,10 @@ def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
         consortium.stop()
 
 
-def exported(root: Path, folder: Path, method: str, rounds: int) -> Path:
+def exported(root: Path, folder: Path, method: str, rounds: int, external: bool = False) -> Path:
     """Export an example's recipe as a job, and return its folder."""
     shutil.copytree(root / "examples/hello-fedbn", folder)
-    code = EXPORT.format(method=method, rounds=rounds)
+    code = EXPORT.format(method=method, rounds=rounds, external=external)
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=120)
     return folder / "jobs/tls"
 
@@ -58,30 +58,47 @@ def studies(consortium: Consortium) -> set[str]:
     return {path.parent.name for path in (consortium.kit("localhost") / "medsilo").glob(f"*/{paths.SUMMARY}")}
 
 
-def is_after(study: Path, earlier: str) -> bool:
-    """Whether a hospital has trained two rounds of another study than the earlier one."""
-    return study.name != earlier and bool(list(study.glob("sites/*/state-2.safetensors")))
+def is_after(study: Path, earlier: set[str]) -> bool:
+    """Whether a hospital has trained two rounds of another study than the earlier ones."""
+    return study.name not in earlier and bool(list(study.glob("sites/*/state-2.safetensors")))
+
+
+@pytest.mark.long
+def test_scripts_in_processes_of_their_own_end_with_the_same_tensors(
+    teaching: Consortium, root: Path, tmp_path: Path
+) -> None:
+    ends = []
+    for external in (False, True):
+        before = studies(teaching)
+        job = exported(root, tmp_path / str(external), "FedBN", 3, external)
+        assert teaching.run(job) == "FINISHED:COMPLETED"
+        (study,) = studies(teaching) - before
+        ends.append(models(teaching, study))
+    for one, other in zip(*ends, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.long
 def test_a_hospital_that_dies_and_comes_back_ends_with_the_same_tensors(
     teaching: Consortium, root: Path, tmp_path: Path
 ) -> None:
+    before = studies(teaching)
     job = exported(root, tmp_path / "work", "FedBN", 6)
     assert teaching.run(job) == "FINISHED:COMPLETED"
-    (undisturbed,) = studies(teaching)
+    (undisturbed,) = studies(teaching) - before
 
     session = teaching.session()
     try:
         job_id = session.submit_job(str(job))
         kept = teaching.kit("hospital-2") / "medsilo"
-        wait_until(lambda: any(is_after(path, undisturbed) for path in kept.iterdir()), 120, "its second round")
+        others = before | {undisturbed}
+        wait_until(lambda: any(is_after(path, others) for path in kept.iterdir()), 120, "its second round")
         teaching.restart("hospital-2")
         wait_until(lambda: str(session.get_job_status(job_id)).startswith("FINISHED"), 300, "the job's end")
         assert str(session.get_job_status(job_id)) == "FINISHED:COMPLETED"
     finally:
         session.close()
-    (disturbed,) = studies(teaching) - {undisturbed}
+    (disturbed,) = studies(teaching) - others
     summary = json.loads((teaching.kit("localhost") / "medsilo" / disturbed / paths.SUMMARY).read_text())
     assert summary["status"] == "finished" and summary["rounds"]["done"] == 6
     for one, other in zip(models(teaching, undisturbed), models(teaching, disturbed), strict=True):

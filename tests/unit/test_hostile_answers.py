@@ -443,6 +443,13 @@ def test_a_refusal_that_is_no_text_is_one_all_the_same(reason: Any) -> None:
     assert not isinstance(caught.value, Passing)
 
 
+@pytest.mark.parametrize("code", [ReturnCode.TASK_ABORTED, ReturnCode.EXECUTION_EXCEPTION])
+def test_a_training_that_stops_without_an_answer_is_told_as_such(code: str) -> None:
+    """NVFlare answers so where a script raised an error, or returned."""
+    with pytest.raises(Refused, match="training (stopped|ended).*log"):
+        to_parcel(make_reply(code))
+
+
 def test_a_return_code_of_many_megabytes_is_cut() -> None:
     with pytest.raises(Refused) as caught:
         to_parcel(make_reply(STEERS + LONG))

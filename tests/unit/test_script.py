@@ -44,6 +44,7 @@ from medsilo.runs.record import Record
 from medsilo.script.network import ScriptNetwork, skeleton
 from medsilo.script.site import Data, ScriptSite
 from medsilo.script.study import INITIAL, plan_of_script
+from medsilo.tasks.objective import Objective
 from medsilo_lab.report import page
 from medsilo_lab.report.read import read_all
 from tests.conftest import SITES, make_plan
@@ -51,7 +52,7 @@ from tests.inprocess import run
 
 BATCH, RATE = 32, 0.05
 IMAGES = ("task.name=synthetic-histology", "task.patients=6", "task.size=32")
-JOINT = ("moon", "apfl", "pfedme", "fedsm-extra")  # their objective is more than a loss
+GIVES_LOSS = ("moon", "apfl", "pfedme", "fedsm-extra", "harmofl")
 
 
 class Shuffled:
@@ -68,6 +69,17 @@ class Shuffled:
         return -(-len(self.dataset) // BATCH)  # type: ignore[arg-type]
 
 
+class Loss(nn.Module):
+    """A task's loss, as a script has it."""
+
+    def __init__(self, goal: Objective) -> None:
+        super().__init__()
+        self.goal = goal
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.goal.loss(output, target)
+
+
 class Script:
     """A site with a training script, which is started anew for each answer if `anew`."""
 
@@ -82,9 +94,9 @@ class Script:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE, momentum=0.9)
         self.loader = Shuffled(self.own, self.name, self.data.train)
         validation = list(batches(self.data.validation, 64, Compute()))
-        joint = self.own.algorithm.name in JOINT
-        more = {"validation": validation, "loss": self.own.task.goal.loss if joint else None, "test": self.test}
-        more |= self.given
+        self.loss = Loss(self.own.task.goal)
+        given = self.loss if self.own.algorithm.name in GIVES_LOSS else None
+        more = {"validation": validation, "loss": given, "test": self.test, **self.given}
         test, data = more.pop("test"), Data(self.loader, **more)
         return ScriptSite(self.plan, self.name, self.folder, self.model, optimizer, data, self.evaluate, test)
 
@@ -105,14 +117,9 @@ class Script:
         for net, optimizer in site.networks():
             net.train()
             for x, y in self.loader:
-
-                def closure(net=net, optimizer=optimizer, x=x, y=y) -> Tensor:
-                    optimizer.zero_grad()
-                    loss = self.own.task.goal.loss(net(x), y)
-                    loss.backward()
-                    return loss
-
-                optimizer.step(closure)
+                optimizer.zero_grad()
+                self.loss(net(x), y).backward()
+                optimizer.step()
         return site.finish()
 
 
@@ -167,6 +174,7 @@ def test_methods_that_train_networks_together_pass_over_the_scripts_loader(metho
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_harmofl_of_a_script_is_medsilos_own(anew: bool, tmp_path: Path) -> None:
+    """Its steps are plain ones."""
     check_equal(make_plan("harmofl", *IMAGES, "training.rounds=3"), tmp_path, anew=anew)
 
 
@@ -310,8 +318,18 @@ def described(model: nn.Module) -> dict[str, object]:
 
 def test_another_model_than_the_recipes_is_refused_by_the_names_of_its_tensors(tmp_path: Path) -> None:
     plan = plan_of_script(nn.Linear(2, 3), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
-    with pytest.raises(MedsiloError, match="weight"):
-        plan.network.make_by(nn.Linear(2, 4))
+    for other in (nn.Linear(2, 4), nn.ModuleDict({"_orig_mod": nn.Linear(2, 3)})):
+        with pytest.raises(MedsiloError, match="weight.*compiled"):
+            plan.network.make_by(other)
+
+
+def test_weights_that_can_not_travel_are_refused_by_their_names() -> None:
+    """Torch's own errors named none."""
+    odd = nn.Linear(2, 2)
+    odd.weight = nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))
+    for model, told in ((nn.Sequential(nn.LazyLinear(2)), "0.weight.*batch"), (odd, "weight is of complex64")):
+        with pytest.raises(MedsiloError, match=told):
+            described(model)
 
 
 class Flare:
@@ -477,7 +495,7 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
 ) -> None:
     """A second run of the same name deleted the first one's study; NVFlare's last line was a return code."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "client.py").touch()
+    (tmp_path / "client.py").write_text("import medsilo.client as flare")
     run(make_plan("fedavg", "training.rounds=1"), folder=tmp_path / "own")
     env = Simulator(num_clients=2, workspace_root="workspace")
     recipe = recipes.FedAvgRecipe(name="again", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
@@ -491,11 +509,16 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     env.left = {"site-2/log.txt": f"2026-11-27 - ERROR - Traceback:\n  File a\nKeyError: 1\n\n{raised}\nmore\n"}
     with pytest.raises(MedsiloError, match="site-2: join: FedSM needs validation=; logs: .*again"):
         recipe.execute(env)
+    with pytest.raises(MedsiloError, match="name: 'again-earlier'"):  # NVFlare would empty what is kept there
+        recipes.FedAvgRecipe(name="again-earlier", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
     kept = tmp_path / "workspace/again-earlier/one"
     assert str(kept) in capsys.readouterr().out
     assert (kept / "server/medsilo/one" / paths.SUMMARY).is_file() and (kept / "site-1/medsilo/one/last").is_file()
     env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}  # a script's own, in another process
     with pytest.raises(MedsiloError, match="site-1: KeyError: 'image'"):
+        recipe.execute(env)
+    (tmp_path / "client.py").write_text("import nvflare.client as flare")
+    with pytest.raises(MedsiloError, match="KeyError: 'image'; client.py does not join.*medsilo.client"):
         recipe.execute(env)
 
 
@@ -568,7 +591,7 @@ def test_what_a_script_cannot_promise_is_refused_where_the_recipe_is_made(sectio
 
 
 def stepped(
-    tmp_path: Path, method: str, numbers: dict[str, object] | None = None
+    tmp_path: Path, method: str, numbers: dict[str, object] | None = None, loss: Any = None
 ) -> tuple[ScriptSite, nn.Module, torch.optim.Optimizer]:
     """A site in its first round."""
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -577,7 +600,7 @@ def stepped(
     model_folders.look_in(tmp_path)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = [(torch.randn(6, 2), torch.tensor([0, 1] * 3))]
-    site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data(batch))
+    site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data(batch, loss=loss))
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",))
     groups = {"model": dict(model.state_dict())} if method != "ditto" else {"global": dict(model.state_dict())}
     site.ask(asked.parcel(groups))
@@ -669,6 +692,17 @@ def test_an_optimizer_that_searches_along_a_line_is_refused(tmp_path: Path) -> N
         ScriptSite(plan, "a", tmp_path, model, torch.optim.LBFGS(model.parameters()), Data([]))
 
 
+def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> None:
+    """It ended with the number of an object."""
+    model = nn.Linear(2, 2)
+    plan = plan_of_script(model, tmp_path, {"name": "ditto"}, rounds=2, minimum=1, sites=["a"])
+    model_folders.look_in(tmp_path)
+    optimizer = torch.optim.Adam([*model.parameters(), nn.Parameter(torch.zeros(()))])
+    site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data([(torch.ones(1, 2), torch.zeros(1))]))
+    with pytest.raises(MedsiloError, match="besides the model"):
+        site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({}))
+
+
 def test_other_tensors_than_the_models_are_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would be sent of an average, say, that a script makes of its weights by itself."""
     known = words(tmp_path, monkeypatch)
@@ -682,6 +716,34 @@ def test_other_tensors_than_the_models_are_not_sent(tmp_path: Path, monkeypatch:
             client.send(client.FLModel(params=odd))
     client.send(client.FLModel(params={name: value.numpy() for name, value in own.items()}, metrics={"accuracy": 0.5}))
     assert client.flare.sent[-1].metrics == {"validation": 0.5}
+
+
+def test_a_script_may_send_the_differences_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare's cifar10 does."""
+    known = words(tmp_path, monkeypatch)
+    model = known["model"]
+    client.join(model, known["optimizer"], known["loader"])
+    assert client.is_running()
+    before = {name: own.clone() for name, own in model.state_dict().items()}
+    known["train"](model, known["optimizer"])
+    moved = {name: own - before[name] for name, own in model.state_dict().items()}
+    for params in (before, {**moved, "0.weight": 2 * moved["0.weight"]}):
+        with pytest.raises(MedsiloError, match="that joined"):
+            client.send(client.FLModel(params=params, params_type=client.ParamsType.DIFF))
+    client.send(client.FLModel(params=moved, params_type=client.ParamsType.DIFF, metrics={"accuracy": 0.5}))
+    assert client.flare.sent[-1].metrics == {"validation": 0.5}
+
+
+def test_a_round_that_is_not_sent_or_sent_twice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = words(tmp_path, monkeypatch)
+    client.join(known["model"], known["optimizer"], known["loader"])
+    assert client.is_running() and client.receive() is client.receive()
+    with pytest.raises(MedsiloError, match=r"is_running: .*not sent.*send\(\)"):
+        client.is_running()
+    client.send(0.5)
+    with pytest.raises(MedsiloError, match=r"send: .*is_running\(\)"):
+        client.send(0.5)
+    assert client.is_running()
 
 
 def test_a_script_that_never_joined_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -708,40 +770,85 @@ def test_a_server_can_not_name_a_folder_outside_of_the_sites_own(study: str, tmp
 
 def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Path) -> None:
     """It would be FedAvg under HarmoFL's name."""
-    numbers = {"amplitude": None}
-    _, model, optimizer = stepped(tmp_path, "harmofl", numbers)
-    model(torch.ones(3, 2)).sum().backward()
-    with pytest.raises(MedsiloError, match="closure"):
-        optimizer.step()
+    loss = nn.CrossEntropyLoss()
+    for number, given in enumerate((None, loss, loss)):
+        site, model, optimizer = stepped(tmp_path / str(number), "harmofl", {"amplitude": None}, given)
+        ((inputs, targets),) = site.data.loader
+        outputs = model(inputs), model(inputs + 1)
+        sum(loss(output * number, targets) for output in outputs).backward()
+        with pytest.raises(MedsiloError, match="join loss=.*own output"):
+            optimizer.step()
 
 
-def test_the_guides_iteration_lets_monais_trainer_step_by_harmofl(root: Path, tmp_path: Path) -> None:
-    """MONAI's handlers for statistics read a list, which MONAI makes of a batch only when the event is fired."""
-    from monai.engines import SupervisedTrainer
-    from monai.handlers import StatsHandler
+def test_what_a_script_makes_of_gradients_it_makes_of_the_perturbed_ones(tmp_path: Path) -> None:
+    """Two batches add up to a step, scaled and clipped; the expected weights are worked out by autograd."""
+    loss = nn.CrossEntropyLoss()
+    site, model, optimizer = stepped(tmp_path, "harmofl", {"amplitude": None, "perturbation": {"alpha": 0.5}}, loss)
+    ((inputs, targets),) = site.data.loader
+    batches_of_step = [(inputs, targets), (inputs.flip(1), 1 - targets)]
+    names, start = zip(*model.named_parameters(), strict=True)
+    start = [own.detach().clone() for own in start]
 
-    guide = (root / "docs/research/own-script.md").read_text()
-    (code,) = re.findall(r"```python\n(from monai[^`]*def iteration[^`]*)```", guide)
-    site, model, optimizer = stepped(tmp_path, "harmofl", {"amplitude": None})
-    known: dict[str, Any] = {}
-    exec(code, known)
-    before = model[0].weight.clone()
-    losses: list[float] = []
-    trainer = SupervisedTrainer(
-        device=torch.device("cpu"),
-        max_epochs=1,
-        train_data_loader=[{"image": torch.randn(6, 2), "label": torch.tensor([0, 1] * 3)}],
-        network=model,
-        optimizer=optimizer,
-        loss_function=nn.CrossEntropyLoss(),
-        iteration_update=known["iteration"],
-        train_handlers=StatsHandler(
-            iteration_print_logger=lambda engine: losses.append(engine.state.output[0]["loss"])
-        ),
+    def gradients(weights: list[Tensor], batch: tuple[Tensor, Tensor]) -> list[Tensor]:
+        weights = [own.clone().requires_grad_() for own in weights]
+        found = torch.func.functional_call(model, dict(zip(names, weights, strict=True)), (batch[0],))
+        return list(torch.autograd.grad(nn.functional.cross_entropy(found, batch[1]), weights))
+
+    total = [torch.zeros_like(own) for own in start]
+    for batch in batches_of_step:
+        first = gradients(start, batch)
+        norm = torch.cat([own.flatten() for own in first]).norm()
+        moved = [own + 0.5 * step / norm for own, step in zip(start, first, strict=True)]
+        total = [one + other / 2 for one, other in zip(total, gradients(moved, batch), strict=True)]
+    clipped = min(1.0, 0.1 / float(torch.cat([own.flatten() for own in total]).norm()))
+    assert clipped < 1
+
+    scaler = torch.amp.GradScaler("cpu")
+    for batch in batches_of_step:
+        scaler.scale(loss(model(batch[0]), batch[1]) / 2).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    scaler.step(optimizer)
+    for own, before, gradient in zip(model.parameters(), start, total, strict=True):
+        assert torch.allclose(own, before - 0.1 * clipped * gradient, atol=1e-6)
+
+
+def test_a_copy_of_a_network_has_its_input_layer(tmp_path: Path) -> None:
+    """NVFlare's scripts score a copy. It failed, as it copied the site along with the network."""
+    own = make_plan("harmofl", *IMAGES)
+    model = own.network.build(own.task.channels, own.task.goal.outputs)
+    plan = plan_of_script(model, tmp_path, {"name": "harmofl"}, rounds=1, minimum=1, input_shape=own.task.shape)
+    model_folders.look_in(tmp_path)
+    passed: list[Tensor] = []
+    model.register_forward_pre_hook(lambda *_: None)  # of the script's own
+    model.register_forward_hook(lambda _, inputs, __: passed.append(inputs[0]))
+    site = Script(own, plan, SITES[0], tmp_path, False, {})
+    started = ScriptSite(
+        plan,
+        "a",
+        tmp_path,
+        model,
+        torch.optim.SGD(model.parameters(), lr=RATE),
+        Data(Shuffled(own, "a", site.data.train)),
     )
-    trainer.run()
-    assert len(losses) == 1 and not torch.equal(model[0].weight, before)
-    assert site.finish().groups
+    begun = Request(task="join", round=0, study="s", plan=plan.among(("a",)).hash, sites=("a",))
+    started.ask(begun.parcel({}))
+    images = next(iter(started.data.loader))[0]
+    model(images)
+    assert not torch.equal(passed[-1], images)
+    with torch.no_grad():
+        assert torch.equal(deepcopy(model.eval())(images), model(images))
+
+
+def test_monais_trainer_steps_by_harmofl(tmp_path: Path) -> None:
+    from monai.engines import SupervisedTrainer
+
+    loss = nn.CrossEntropyLoss()
+    site, model, optimizer = stepped(tmp_path, "harmofl", {"amplitude": None}, loss)
+    before = model[0].weight.clone()
+    batch = {"image": torch.randn(6, 2), "label": torch.tensor([0, 1] * 3)}
+    SupervisedTrainer(torch.device("cpu"), 1, [batch], network=model, optimizer=optimizer, loss_function=loss).run()
+    assert not torch.equal(model[0].weight, before) and site.finish().groups
 
 
 def test_a_loop_that_trains_one_network_of_two_is_told_to_train_both(tmp_path: Path) -> None:
@@ -776,7 +883,7 @@ def test_cases_that_a_script_states_are_counted_and_no_others_are_made_up(tmp_pa
     assert [Data(loader, validation=loader).cases(part) for part in PARTS] == [6, 6, 0]
     stated = {"validation": 40, "test": 200}
     assert [Data(loader, samples=stated).cases(part) for part in PARTS] == [6, 40, 200]
-    assert [Data(iter([]), samples=7).cases(part) for part in PARTS] == [7, 0, 0]
+    assert [Data(iter([]), validation=iter([]), samples=7).cases(part) for part in PARTS] == [7, 0, 0]
     for odd in ({"tests": 4}, {"test": -4}):
         with pytest.raises(MedsiloError, match="test"):
             Data(loader, samples=odd)

@@ -9,6 +9,7 @@ from medsilo.runs.clean import is_finished
 from medsilo.runs.reading import read_summary
 
 STUDIES = "medsilo"  # in the folder of the server and of each site
+EARLIER = "-earlier"  # behind the name of a workspace: where its finished studies go
 # How Python ends a traceback, in a log, or line by line in that of a process which runs the script.
 RAISED = re.compile(r"^(?:\d.* - )?(?:medsilo\.core\.errors\.\w+|([\w.]+(?:Error|Exception))): (.+)$", re.MULTILINE)
 
@@ -23,7 +24,7 @@ def keep_finished(workspace: Path) -> Path | None:
     finished = [study for study in studies_in(workspace) if is_finished(study)]
     if not finished:
         return None
-    kept = workspace.with_name(f"{workspace.name}-earlier") / finished[-1].name
+    kept = workspace.with_name(f"{workspace.name}{EARLIER}") / finished[-1].name
     kept.mkdir(parents=True)
     for studies in workspace.glob(f"*/{STUDIES}"):
         shutil.move(studies.parent, kept)

@@ -90,12 +90,18 @@ def _parcel(groups: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) ->
     return StudyMessage(read, dict(content["facts"]))
 
 
+ENDS = {  # what NVFlare answers for a site whose code did not
+    ReturnCode.TASK_RESULT_FILTER_ERROR: "a privacy filter of the site held the answer back",
+    ReturnCode.TASK_ABORTED: "the site's training stopped before it sent an answer",
+    ReturnCode.EXECUTION_EXCEPTION: "the site answered EXECUTION_EXCEPTION: its training ended without an answer",
+}
+
+
 def to_parcel(shareable: Shareable) -> StudyMessage:
     """Unwrap what came over the wire; raises Refused for a refusal or for something that is no parcel."""
     code = shareable.get_return_code(ReturnCode.OK)
     if code != ReturnCode.OK:
-        filtered = code == ReturnCode.TASK_RESULT_FILTER_ERROR
-        reason = "a privacy filter of the site held the answer back" if filtered else f"the site answered {code}"
+        reason = ENDS.get(code, f"the site answered {code}")
         told = shareable.get_header(REFUSAL)
         reason = plain(told if isinstance(told, str) and told else f"{reason}; its own log says why")
         if shareable.get_header(PASSES) is True:

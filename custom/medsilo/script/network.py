@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 
 from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError, PlanError
@@ -89,16 +90,19 @@ def _layer(name: str, layer: nn.Module, seen: dict[int, str]) -> LayerShape:
         for own, value in layer.named_parameters(recurse=False, remove_duplicate=False)
     ]
     unsaved = layer._non_persistent_buffers_set
-    tensors += [_tensor(own, value) for own, value in layer.named_buffers(recurse=False) if own not in unsaved]
+    buffers = layer.named_buffers(recurse=False)
+    tensors += [_tensor(own, value, layer=name) for own, value in buffers if own not in unsaved]
     numbers = {own: int(getattr(layer, own)) for own in NUMBERS if kind and isinstance(getattr(layer, own, None), int)}
     return LayerShape(name=name, kind=kind, numbers=numbers, tensors=tuple(tensors))
 
 
 def _tensor(name: str, value: Tensor, learns: bool | None = None, first: str = "", layer: str = "") -> TensorShape:
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype, full = str(value.dtype).removeprefix("torch."), f"{layer}.{name}".lstrip(".")
+    if is_lazy(value):
+        raise MedsiloError(f"model: {full} has no shape before its first batch; call the model once with a batch")
     if dtype not in DTYPES:
-        raise MedsiloError(f"model: {layer}.{name} is of {dtype}, which does not travel; use floats and whole numbers")
-    same = first if first != f"{layer}.{name}".lstrip(".") else ""
+        raise MedsiloError(f"model: {full} is of {dtype}, which does not travel; use floats and whole numbers")
+    same = first if first != full else ""
     return TensorShape(name=name, shape=tuple(value.shape), dtype=dtype, learns=learns, same_as=same)
 
 
@@ -179,8 +183,8 @@ class ScriptNetwork(Network):
     @staticmethod
     def section(model: nn.Module, file: Path) -> dict[str, Any]:
         """Write a network's initial weights into a file; returns the section of a plan that describes both."""
-        save_tensors(file, {name: value.detach().cpu() for name, value in model.state_dict().items()})
         layers = [layer.model_dump(mode="json", exclude_defaults=True) for layer in layers_of(model)]
+        save_tensors(file, {name: value.detach().cpu() for name, value in model.state_dict().items()})
         return {
             "name": "script",
             "layers": layers,
@@ -204,7 +208,8 @@ class ScriptNetwork(Network):
         if described != own:
             odd = sorted(name for name in {*described, *own} if described.get(name) != own.get(name))
             raise MedsiloError(
-                f"join: the script's model is not the recipe's: {', '.join(odd[:3])} differ; give both the same model"
+                f"join: the script's model is not the recipe's: {', '.join(odd[:3])} differ; give both the same model, "
+                "compiled in both or in none"
             )
         copy = deepcopy(model)
         MAKERS[self.sha256] = lambda: deepcopy(copy), True

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -41,7 +42,6 @@ from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import SHUFFLE, Trainer
 from medsilo.learning.compute import Compute, LossFunction, Stop
 from medsilo.learning.loop import ObjectiveFunction, TrainStep, Watch, train_epoch
-from medsilo.learning.perturbation import perturbed_gradients
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
@@ -52,6 +52,7 @@ from medsilo.schedule.additions import INPUT
 from medsilo.schedule.phase import Phase, views
 from medsilo.schedule.train_context import TrainContext
 from medsilo.script.network import ScriptNetwork
+from medsilo.script.perturbed_loss import PerturbedLoss
 from medsilo.script.task import ScriptTask
 from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import DataPart, SiteSettings
@@ -78,13 +79,13 @@ def usual_batch(batch: Any) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------------------------------------------- optimizers
 def twin(optimizer: Optimizer, parameters: Sequence[nn.Parameter], of: Sequence[nn.Parameter]) -> Optimizer:
     """Return an optimizer of the same kind and numbers for another network. `of`: the weights of the first one's."""
-    places = {id(own): place for place, own in enumerate(of)}
-    groups = [
-        {**group, "params": [parameters[places[id(own)]] for own in group["params"]]}
-        if len(of) == len(parameters)
-        else {**group, "params": list(parameters)}
-        for group in (optimizer.param_groups if len(of) == len(parameters) else optimizer.param_groups[:1])
-    ]
+    groups, others = optimizer.param_groups, dict(zip(map(id, of), parameters, strict=False))
+    if len(of) != len(parameters):
+        groups = [{**groups[0], "params": list(parameters)}]
+    elif any(id(own) not in others for group in groups for own in group["params"]):
+        raise MedsiloError("join: the optimizer has weights besides the model's; give one of model.parameters() alone")
+    else:
+        groups = [{**group, "params": [others[id(own)] for own in group["params"]]} for group in groups]
     takes = signature(type(optimizer)).parameters
     return type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in takes})
 
@@ -214,40 +215,26 @@ class ScriptState(SiteState):
     """The state of a site that a script trains: "model" and its optimizer are the script's own objects."""
 
     def __init__(
-        self, plan: Plan, site: str, folder: Path, model: nn.Module, optimizer: Optimizer, scheduler: Any = None
+        self, plan: Plan, site: str, folder: Path, model: nn.Module, optimizer: Optimizer, scheduler: Any, loss: object
     ) -> None:
         self.module, self.own_optimizer, self.scheduler = model, optimizer, scheduler
         self.steps = 0  # that the script's optimizer has made in this round
-        self.by_method = False  # whether a method steps, in a pass over the loader
-        self.again = False  # whether a batch passes a network for the second time
-        optimizer.register_step_pre_hook(partial(self._prepare, "model"))
+        self.loss = PerturbedLoss(added.alpha if (added := plan.algorithm.perturbation) else 0.0, loss)
+        self.hooked: WeakSet[nn.Module] = WeakSet()
+        optimizer.register_step_pre_hook(self._prepare)
         optimizer.register_step_post_hook(self._count)
         super().__init__(plan, site, folder, ScriptCompute(device=next(model.parameters()).device))
 
     def _prepare(
-        self, name: str, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
-        """Let a step's closure make the method's gradients now: torch asks for it after corrections were made."""
+        """Let a step's closure make its gradients now: torch asks for it after corrections were made."""
         closure: Closure | None = next((own for own in (*args[1:], *kwargs.values()) if own is not None), None)
-        alpha = self.algorithm.perturbation.alpha if self.algorithm.perturbation else 0.0
-        if closure is None:
-            if alpha and not self.by_method:
-                raise MedsiloError(
-                    "optimizer.step: this method computes the loss twice; call step(closure): closure() clears the "
-                    "gradients, computes the loss, calls backward and returns the loss"
-                )
-            return None
-
-        def counted() -> Tensor:
-            loss = closure()
-            self.again = True
-            return loss
-
-        try:
-            loss = perturbed_gradients(optimizer, counted, alpha, module=self.modules[name])
-        finally:
-            self.again = False
-        return (optimizer, lambda: loss), {}
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.loss.refuse_plain()
+        return None if closure is None else ((optimizer, lambda: loss), {})
 
     def _count(self, *_: object) -> None:
         self.steps += 1
@@ -262,17 +249,24 @@ class ScriptState(SiteState):
         self.module.load_state_dict(fresh["model"].state_dict())
         self.modules = {name: module.to(self.compute.device) for name, module in fresh.items()}
         self.modules["model"] = self.module
-        for module in self.modules.values() if INPUT in fresh else ():
-            if type(module) is type(self.module) and not module._forward_pre_hooks:
-                module.register_forward_pre_hook(self._normalise)
         self.make_optimizers()
+        for name, module in self.modules.items():
+            if type(module) is type(self.module) and module not in self.hooked:
+                self._hook(name, module)
         self.done, self.best = 0, None
 
-    def _normalise(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Let a batch pass the input layer, which learns from it once."""
-        layer = self.modules[INPUT]
-        layer.train(module.training and not self.again)
-        return (layer(inputs[0]), *inputs[1:])
+    def _hook(self, name: str, module: nn.Module) -> None:
+        """Let batches pass the input layer before this network. A script's copies of the network have it, too."""
+
+        def normalise(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            layer = self.modules[INPUT]
+            layer.train(module.training)
+            return (layer(inputs[0]), *inputs[1:])
+
+        self.hooked.add(module)
+        if INPUT in self.modules:
+            module.register_forward_pre_hook(normalise)
+        self.loss.watch(module, lambda: self.optimizers[name])
 
     def make_optimizers(self) -> None:
         self.own_optimizer.state.clear()
@@ -283,9 +277,9 @@ class ScriptState(SiteState):
             for name, module in self.modules.items()
             if any(parameter.requires_grad for parameter in module.parameters())
         }
-        for name, optimizer in self.optimizers.items():
+        for optimizer in self.optimizers.values():
             if optimizer is not self.own_optimizer:
-                optimizer.register_step_pre_hook(partial(self._prepare, name))
+                optimizer.register_step_pre_hook(self._prepare)
 
     def stepping(self, name: str) -> Optimizer:
         """Return the optimizer with which the script trains a network, with the script's learning rate."""
@@ -335,16 +329,14 @@ class Data:
             return self.samples[part]
         if isinstance(self.samples, int) and part == "train":
             return self.samples
-        loader = {"train": self.loader, "validation": self.validation}.get(part)
-        return 0 if loader is None else self.count(loader)
-
-    def count(self, loader: Any) -> int:
-        """Return the cases of a loader."""
+        loader: Any = {"train": self.loader, "validation": self.validation}.get(part)
         if isinstance(loader, Sequence):
             return sum(len(self.batch(batch)[0]) for batch in loader)
         try:
-            return len(loader.dataset)
+            return 0 if loader is None else len(loader.dataset)
         except (TypeError, AttributeError) as error:
+            if part != "train":
+                return 0
             raise MedsiloError("join: the loader does not say how many cases it has; give samples=") from error
 
     @property
@@ -450,12 +442,12 @@ class ScriptTrainer(Trainer):
         usual = super().bench(purpose, number, stop)
 
         def epoch(lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
-            state.by_method = True
+            state.loss.by_method = True
             try:
                 batches = data.batches(data.loader, state.compute.device)
                 return train_epoch(islice(batches, most), lessons, state.compute)
             finally:
-                state.by_method = False
+                state.loss.by_method = False
 
         own = {"training": state.training, "epoch": epoch, "steps": data.steps}
         hand_over = self._hand_over if purpose == SHUFFLE else lambda turn: math.nan
@@ -554,7 +546,7 @@ class ScriptSite:
             raise MedsiloError("join: LBFGS looks at the loss many times in a step; take another optimizer, as SGD")
         _refuse_lacking(plan, data)
         plan.network.make_by(model)
-        self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler)
+        self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler, data.loss)
         self.state: ScriptState
         self.asked: Request | None = None
         self.came: Groups = {}  # with the question
