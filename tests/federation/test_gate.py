@@ -49,7 +49,7 @@ from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_boun
 from medsilo.flare.wire import TASK, _ArrivalFile, let_tensors_travel, refuse, to_parcel, to_shareable
 from medsilo.runs.messages import StudyMessage
 from nvflare_reliability import patches
-from nvflare_reliability.answer_gate import DEEPEST, AnswerGate, check_body, is_unread
+from nvflare_reliability.answer_gate import DEEPEST, AnswerGate, check_body, check_outline, is_unread
 from nvflare_reliability.chunking import ChunkedTensors, _Chunks
 from nvflare_reliability.cleanup import MOST as SERVERS_MOST
 from nvflare_reliability.cleanup import BoundedStreams
