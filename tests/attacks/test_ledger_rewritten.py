@@ -1,11 +1,13 @@
 """A hospital's privacy ledger against whoever may write its files, and has not the key of the kit."""
 
+import itertools
 import json
 import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,9 +173,26 @@ def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path)
     two.answer(ask(place.plan, weights(two), 1, ledgers=known))  # nothing that it signed is missing
     with pytest.raises(Refused, match="lines, and here are"):
         two.answer(ask(place.plan, weights(two), 2, ledgers=[head]))
-    account = ledger_of(two.participant.trainer.protection.book, two.participant.trainer.protection.asker.data, files)
-    account.accept()
-    account.check_heads([{**head, "time": head["time"] - 1}])
+
+
+def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ledger and kit were put back, and what was charged since then is later than what the server knows."""
+    clock, home = itertools.count(1_000), tmp_path / "home"
+    monkeypatch.setattr("medsilo.site.ledger.time", SimpleNamespace(time=lambda: next(clock)))
+    (home / "kit").mkdir(parents=True)
+    of_kit(home, home / "kit", rounds=0).accept()
+    early = of_kit(home, home / "kit", rounds=1).signed_head()
+    shutil.copytree(home, tmp_path / "earlier")
+    head = of_kit(home, home / "kit").signed_head()
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "earlier", home)
+    ledger = Ledger(home, DATA, KEY, home / "kit")
+    for number in range(3):
+        ledger.charge(CountedStudy(ONE), "another round", f"other{number}", ROUND)
+        with pytest.raises(Refused, match="a server knows 4 lines"):
+            ledger.check_heads([early, head])
+    ledger.accept()
+    ledger.check_heads([early, head])
 
 
 class Sends:

@@ -1,6 +1,7 @@
 """The cost of releases, held against dp-accounting's own accountant and never below it; and the noise itself."""
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -65,6 +66,16 @@ def test_different_mechanisms_together() -> None:
     )
     assert epsilon(mixed, 1e-4) == pytest.approx(own, abs=1e-3)
     assert epsilon(reversed(mixed), 1e-4) == epsilon(mixed, 1e-4)
+
+
+def test_of_two_kinds_neither_is_free() -> None:
+    kinds = [
+        charge(Gaussian(noise=5.0)),
+        charge(Geometric(scale=8.0)),
+        charge(SampledGaussian(noise=2, rate=0.1, steps=50)),
+    ]
+    for one, other in combinations(kinds, 2):
+        assert epsilon([one, other], 1e-4) > max(epsilon([one], 1e-4), epsilon([other], 1e-4)) + 0.01
 
 
 def test_steps_that_are_entered_round_by_round_cost_what_they_cost_at_once() -> None:

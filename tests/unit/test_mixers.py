@@ -203,6 +203,17 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
     assert_same(result_of(mixer, "a"), wanted)
 
 
+def test_what_waits_goes_to_the_disk_once_it_is_too_much_together(monkeypatch):
+    written, write = [], os.pwritev
+    monkeypatch.setattr(contributions, "MEMORY", 2 * 1200)
+    monkeypatch.setattr(os, "pwritev", lambda *given: written.append(1) or write(*given))
+    mixer = WeightedMean()
+    mixer.start(list("abcd"))
+    for site, times in (("d", 0), ("c", 0), ("b", 1), ("a", 1)):
+        mixer.add(site, {"w": torch.full((300,), 1.0)}, 1)
+        assert len(written) == times, site
+
+
 def test_nobody_sends_others_models_back():
     gallery = PersonalModelPool(Identity(), WeightedMean(), frozenset)
     gallery.start(["a", "b"])
@@ -491,18 +502,23 @@ def test_peak_memory(kind, sites, parcels):
 @pytest.mark.parametrize("rate", [0.25, 1.0, 1.5])
 def test_the_server_steps_towards_the_mean(kind: type[WeightedMean], rate: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    theta = {"a": torch.rand(3, 4, generator=generator), "count": torch.tensor(3)}
-    sent = {site: {"a": torch.rand(3, 4, generator=generator), "count": torch.tensor(5)} for site in "xyz"}
+
+    def drawn(count: int) -> dict[str, torch.Tensor]:
+        made = {name: torch.rand(3, 4, generator=generator) for name in ("a", "norm.running_var")}
+        return {**made, "count": torch.tensor(count)}
+
+    theta, sent = drawn(3), {site: drawn(5) for site in "xyz"}
     weights = dict(zip("xyz", (1.0, 2.0, 5.0), strict=True)) if kind is WeightedMean else dict.fromkeys("xyz", 1.0)
     stepping, plain = kind(rate=rate), kind()
     for mixer in (stepping, plain):
         mixer.start(["x", "y", "z"], theta)
         for site in "zyx":
             mixer.add(site, sent[site], weights[site])
-    mean = sum(weights[site] * sent[site]["a"].double() for site in "xyz") / sum(weights.values())
-    expected = theta["a"].double() + rate * (mean - theta["a"].double())
     result = result_of(stepping, "y")
-    torch.testing.assert_close(result["a"].double(), expected, rtol=0, atol=1e-6)
+    for name, step in (("a", rate), ("norm.running_var", 1.0)):  # beyond its mean a variance may be negative
+        mean = sum(weights[site] * sent[site][name].double() for site in "xyz") / sum(weights.values())
+        expected = theta[name].double() + step * (mean - theta[name].double())
+        torch.testing.assert_close(result[name].double(), expected, rtol=0, atol=1e-6)
     assert result["count"] == 5
     if rate == 1.0:
         assert torch.equal(result["a"], result_of(plain, "y")["a"])

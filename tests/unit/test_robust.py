@@ -190,11 +190,15 @@ def test_one_of_five_can_not_move_the_result_far(rule, evil):
 @every_rule
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types_of_numbers(rule, dtype):
-    given = {"w": torch.zeros(50, dtype=dtype)}
+    given = {"w": torch.zeros(50, dtype=dtype), "mask": torch.tensor([False, True])}
     draw = torch.Generator().manual_seed(0)
-    sent = {site: {"w": torch.randn(50, generator=draw).to(dtype)} for site in FIVE}
-    result = mixed(UniformMean(), Shield(rule), sent, given=given)["w"]
-    wanted = by_numpy(rule, np.stack([sent[site]["w"].double().numpy() for site in FIVE]))
+    sent = {
+        site: {"w": torch.randn(50, generator=draw).to(dtype), "mask": torch.tensor([place < 3, place < 2])}
+        for place, site in enumerate(FIVE)
+    }
+    found = mixed(UniformMean(), Shield(rule), sent, given=given)
+    result, wanted = found["w"], by_numpy(rule, np.stack([sent[site]["w"].double().numpy() for site in FIVE]))
+    assert found["mask"].tolist() == [True, False]  # as most have it
     assert result.dtype == dtype
     assert np.allclose(result.double().numpy(), wanted, atol=1e-12 if dtype == torch.float64 else 1e-2)
 
