@@ -152,20 +152,6 @@ def test_three_rounds_equal_the_equations(case: str, dtype: torch.dtype, toleran
         assert given["layer.weight"].dtype == dtype
 
 
-def test_the_torch_variant_is_torchs_adam_fed_with_the_way_to_the_mean() -> None:
-    given = drawn(1)
-    weight = given["layer.weight"].clone().requires_grad_()
-    optimizer = torch.optim.Adam([weight], lr=0.1, betas=(0.9, 0.99), eps=0.01)
-    mixer = FedAdam(0.1, tau=0.01, variant="torch")
-    for number in (1, 2, 3):
-        sent = contributions(number)
-        mean = sum(N[site] * tensors["layer.weight"] for site, tensors in sent.items()) / 100
-        weight.grad = weight.detach() - mean
-        optimizer.step()
-        given = play(mixer, sent, given if number == 1 else None)
-        torch.testing.assert_close(given["layer.weight"], weight.detach(), rtol=0, atol=1e-12)
-
-
 # ---------------------------------------------------------------------------------------------------- special cases
 
 

@@ -24,7 +24,6 @@ from tests.commands import parsed
         ({"threads": True}, "threads: the value is a truth value"),
         ({"public_data": 1}, "public_data: the value is no truth value"),
         ({date(2026, 1, 1): 1}, "give texts, numbers, lists and mappings only"),
-        ({"threads": 0}, "threads: the value is too small"),
         ({"memory_limit": 100}, "100 MiB are too few"),
         ({"data_folder": "/d/anna"}, "data_folder: unknown key"),
         (
