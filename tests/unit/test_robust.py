@@ -90,7 +90,7 @@ def weiszfeld(matrix, weights, steps=2000):
 
 @pytest.mark.parametrize(
     "rule",
-    [*RULES, NormBound(factor=0.3), TrimmedMean(bad=2), MultiKrum(keep=1), MultiKrum(bad=2, keep=2)],
+    [*RULES, NormBound(factor=0.3), TrimmedMean(bad=2), MultiKrum(keep=1), MultiKrum(keep=2)],
     ids=lambda rule: str(rule),
 )
 def test_every_rule_gives_what_its_paper_says(rule):
@@ -115,6 +115,28 @@ def test_geometric_median_is_the_best_of_all_points_nearby():
     grid = np.linspace(-0.05, 0.05, 21)
     assert total(found) <= min(total(found + np.array(step)) for step in itertools.product(grid, grid)) + 1e-12
     assert np.linalg.norm(found - [0.75, 0.55]) < 0.3
+
+
+def test_multi_krum_picks_the_best_of_all_choices():
+    """Brute force: the kept updates are those with the smallest scores over all sets of neighbours."""
+    draw = np.random.default_rng(5)
+    points = draw.normal(size=(7, 3))
+    sites = list("abcdefg")
+    mixer = UniformMean()
+    mixer.start(sites, {"w": torch.zeros(3).double()})
+    mixer.defend(Shield(MultiKrum(bad=2, keep=1)))
+    mixer.start(sites)
+    for site, point in zip(sites, points, strict=True):
+        mixer.add(site, {"w": torch.tensor(point)}, 1)
+
+    def score(one):
+        others = [other for other in range(7) if other != one]
+        return min(
+            sum(np.sum((points[one] - points[other]) ** 2) for other in chosen)
+            for chosen in itertools.combinations(others, 7 - 2 - 2)
+        )
+
+    assert np.allclose(result_of(mixer, "a")["w"].numpy(), points[min(range(7), key=score)])
 
 
 @pytest.mark.parametrize("cap", [0.21, 0.25, 0.3, 0.5, 0.9, 1.0])
