@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -48,14 +49,21 @@ def test_whole_numbers_have_the_law_of_the_discrete_gaussian(bits: int) -> None:
     assert sum(found.values()) == seen.sum() and stats.chi2.sf(statistic, int(common.sum())) > 1e-4
 
 
-def test_what_floating_point_can_not_decide_is_decided_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all in doubt, the same words are accepted, and no others."""
-    whole = NoiseSource.from_seed(1, "x")
-    numbers, second = whole.words(3000), whole.words(3000)
-    fast = noise.accepted(numbers, second, 20, whole)
-    monkeypatch.setattr(noise, "DOUBT", 1.0)
-    slow = noise.accepted(numbers, second, 20, whole)
-    assert np.array_equal(fast, slow, equal_nan=True) and 0.4 < np.isfinite(fast).mean() < 0.6
+def test_what_floating_point_can_not_decide_is_decided_exactly() -> None:
+    """Words just below and just above the chance of a number, which in floating point are the chance itself."""
+    bits, source = 20, NoiseSource.from_seed(1, "x")
+    numbers, chances = source.words(300), []
+    with localcontext(prec=60):
+        for number in numbers.tolist():
+            blocks = next(place for place in range(20) if number >> (40 + place) & 1)
+            size = (blocks << bits) + number % (1 << bits)
+            exact = (Decimal(-(size**2)) / 2 ** (2 * bits + 1)).exp() * 13 * 2**blocks / 16
+            chances.append(int(exact * 2**64))
+    below, above = (
+        noise.accepted(numbers, np.array([chance + shift for chance in chances], "u8"), bits, source)
+        for shift in (-1, 1)
+    )
+    assert np.isfinite(below).all() and np.isnan(above).all()
 
 
 def test_what_is_decided_exactly_has_more_digits_than_floating_point() -> None:
