@@ -180,8 +180,9 @@ def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monke
     clock, home = itertools.count(1_000), tmp_path / "home"
     monkeypatch.setattr("medsilo.site.ledger.time", SimpleNamespace(time=lambda: next(clock)))
     (home / "kit").mkdir(parents=True)
-    of_kit(home, home / "kit", rounds=0).accept()
-    early = of_kit(home, home / "kit", rounds=1).signed_head()
+    of_kit(home, home / "kit", OTHER, rounds=1)
+    Ledger(home, DATA, KEY, home / "kit").accept(OTHER)  # of a later kit
+    early = of_kit(home, home / "kit", rounds=2).signed_head()
     shutil.copytree(home, tmp_path / "earlier")
     head = of_kit(home, home / "kit").signed_head()
     shutil.rmtree(home)
@@ -189,7 +190,7 @@ def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monke
     ledger = Ledger(home, DATA, KEY, home / "kit")
     for number in range(3):
         ledger.charge(CountedStudy(ONE), "another round", f"other{number}", ROUND)
-        with pytest.raises(Refused, match="a server knows 4 lines"):
+        with pytest.raises(Refused, match="a server knows 6 lines"):
             ledger.check_heads([early, head])
     ledger.accept()
     ledger.check_heads([early, head])

@@ -138,6 +138,20 @@ def test_a_head_that_is_gone_or_changed_is_noticed(tmp_path: Path) -> None:
             ledger.standing()
 
 
+def test_the_last_line_of_another_history_is_noticed(tmp_path: Path) -> None:
+    """Both are signed, and the file alone is exchanged."""
+    ledger = filled(tmp_path)
+    files = {path: path.read_bytes() for path in (ledger.file, ledger.head)}
+    ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "one", ROUND)
+    other = ledger.file.read_bytes()
+    for path, content in files.items():
+        path.write_bytes(content)
+    ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "another", ROUND)
+    ledger.file.write_bytes(other)
+    with pytest.raises(MedsiloError, match="line 5 is not the one that was written"):
+        ledger.standing()
+
+
 def test_a_line_of_another_key_is_noticed_and_a_new_key_goes_on(tmp_path: Path) -> None:
     ledger = filled(tmp_path / "one")
     forger = filled(tmp_path / "two", 2)
