@@ -26,6 +26,7 @@ from medsilo.runs.paths import LEDGER_HEADS, site_folder
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import KEPT, OWN_KEY, CountedStudy, Ledger, ledgers
 from medsilo.site.query_budget import QueryBudget
+from medsilo.site.signing import own_key
 from tests import inprocess
 from tests.unit.test_account import PRIVATE, ask, settings_of, weights
 from tests.unit.test_approvals import make_kit
@@ -138,13 +139,15 @@ def test_without_a_kit_no_later_key_goes_on_by_itself(tmp_path: Path) -> None:
 def test_the_key_before_lets_in_one_key_and_no_other(tmp_path: Path) -> None:
     filled(tmp_path)
     Ledger(tmp_path, DATA, OTHER).accept()
-    Ledger(tmp_path, DATA).file.parent.joinpath(OWN_KEY).unlink()
+    first = own_key(tmp_path / "ledger" / OWN_KEY, "x")
+    (tmp_path / "ledger" / OWN_KEY).unlink()
     assert Ledger(tmp_path, DATA).standing().epsilon(1e-5) == cost(3)  # nobody here knows whose key has to sign
     lines = Ledger(tmp_path, DATA).file.read_bytes().splitlines(keepends=True)
-    Ledger(tmp_path, DATA).file.write_bytes(b"".join(lines[:-1]))
-    Ledger(tmp_path, DATA, KEY).accept()
-    with pytest.raises(MedsiloError, match="line 6 is.*not let in"):
-        Ledger(tmp_path, DATA).standing()
+    for kept, key in ((lines, first), (lines[:-1], KEY)):  # whose time is over, and a stranger's
+        Ledger(tmp_path, DATA).file.write_bytes(b"".join(kept))
+        Ledger(tmp_path, DATA, key).accept()
+        with pytest.raises(MedsiloError, match=f"line {len(kept) + 1} is.*not let in"):
+            Ledger(tmp_path, DATA).standing()
 
 
 # ---------------------------------------------------------------------------------------------------- the server's part

@@ -440,6 +440,8 @@ def test_what_is_remembered_of_settings_is_signed_by_the_kit(home: Home, tmp_pat
         refused(home, "damaged or not signed by its key, so nothing runs")
     file.write_text(true)
     refused(home, "has not approved")
+    (home.folder / "local/large.json").write_bytes(b" " * ((1 << 20) + 1))
+    refused(home, "settings cannot be read .*, so nothing runs")
 
 
 # ---------------------------------------------------------------------------------------------------- commands

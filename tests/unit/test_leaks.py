@@ -128,6 +128,7 @@ def test_the_scope_decides_on_filters(tmp_path: Path) -> None:
     assert Policy.read(tmp_path).starts and Policy.read(tmp_path).filters == ()  # no kit, no word against it
     (tmp_path / "privacy.json").write_text(scopes)
     assert Policy.read(tmp_path).filters == () and Policy.read(tmp_path, "b").filters == (("X", {}),)
+    assert Policy.read(tmp_path, "b").lets_out("model")  # whatever else a filter of theirs does
     (tmp_path / "privacy.json").write_text("[")
     with pytest.raises(MedsiloError, match=r"privacy\.json cannot be read"):
         Policy.read(tmp_path)
