@@ -124,6 +124,8 @@ def test_the_noise_for_one_gaussian_release_is_hardly_more_than_needed(target: f
 def test_no_noise_is_enough_where_the_rest_costs_all() -> None:
     with pytest.raises(MedsiloError, match="no noise keeps 10 steps within ε = 0.5"):
         noise_for(0.5, 1e-5, 0.1, 10, beside=[charge(Geometric(scale=1.0))])
+    with pytest.raises(MedsiloError, match="no noise keeps 1 steps"):
+        noise_for(1e-6, 1e-12, 1.0, 1)
     for delta in (0, 1e-13, 1, 2):
         with pytest.raises(MedsiloError, match=f"δ = {delta:g} is out of range"):
             noise_for(0.5, delta, 0.1, 10)

@@ -130,7 +130,7 @@ def test_a_head_that_is_gone_or_changed_is_noticed(tmp_path: Path) -> None:
     ledger = filled(tmp_path)
     early = json.loads(ledger.head.read_text())
     early["content"]["lines"] = 1
-    for content in (None, "x", json.dumps(early, indent=1) + "\n"):
+    for content in (None, "x", json.dumps(early, indent=1) + "\n", ledger.head.read_text() + " "):
         ledger.head.unlink(missing_ok=True)
         if content is not None:
             ledger.head.write_text(content)

@@ -255,6 +255,7 @@ def test_a_round_without_answers_changes_nothing(kind):
     mixer = MAKERS[kind]()
     before = play(mixer, THREE)
     after = play(mixer, [])
+    assert mixer.shares == {}
     for site in "abc":
         assert_same(after[site], before[site])
     mixer.start(list("abc"))
