@@ -117,6 +117,8 @@ def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_
     later.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
     with pytest.raises(MedsiloError, match="another key than this hospital's own"):
         Ledger(tmp_path, DATA, KEY, kit).standing()
+    third = Ledger(tmp_path, DATA, ec.generate_private_key(ec.SECP256R1()), kit)
+    assert third.accept(OTHER) and third.standing().epsilon(1e-5) == cost(4)
 
 
 def test_a_ledger_from_before_the_kit_goes_on_when_the_engineer_says_so(tmp_path: Path, kit: Path) -> None:
