@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
+from medsilo.mixing.forms import MeanForm
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.mixing.server import REACH, FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
 from tests.mixed import result_of
@@ -150,6 +151,28 @@ def test_three_rounds_equal_the_equations(case: str, dtype: torch.dtype, toleran
         np.testing.assert_allclose(numbers(given), w, rtol=0, atol=tolerance)
         assert given["count"] == sent["a"]["count"]
         assert given["layer.weight"].dtype == dtype
+
+
+@every_step
+def test_the_mean_alone_makes_the_same_step(case: str) -> None:
+    """As it arrives from hospitals whose models the server cannot read; one of three did not answer."""
+    reached = case.startswith("fednova")
+    given, sent = drawn(1, 1.0 if reached else None), contributions(1, reached)
+    for own in (given, *sent.values()):
+        del own["count"]
+    del sent["b"]
+    mixer = CASES[case][0]()
+    mixer.start(SITES, given)
+    form = mixer.sealed
+    assert isinstance(form, MeanForm)
+    weights = {site: N[site] if form.weighted else 1.0 for site in sent}
+    entered = {site: form.enter(own, given) if form.enter else own for site, own in sent.items()}
+    mean = {name: sum(weights[s] * entered[s][name] for s in sent) / sum(weights.values()) for name in given}
+    mixer.take_mean(mean, weights)
+    result, clear = result_of(mixer, "b"), play(CASES[case][0](), sent, given)
+    assert mixer.shares == pytest.approx({site: weight / sum(weights.values()) for site, weight in weights.items()})
+    for name in given:
+        torch.testing.assert_close(result[name], clear[name], rtol=1e-9, atol=1e-9)
 
 
 # ---------------------------------------------------------------------------------------------------- special cases
