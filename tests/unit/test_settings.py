@@ -69,6 +69,8 @@ def test_settings_are_read_from_the_kit(tmp_path: Path) -> None:
     assert SiteSettings.read(tmp_path) == SiteSettings(device="cpu", threads=2)
     (tmp_path / "medsilo.yaml").write_text("")
     assert SiteSettings.read(tmp_path) == SiteSettings()
+    (tmp_path / "medsilo.yaml").write_text("memory_limit: 0\n")  # train in NVFlare's own process
+    assert SiteSettings().isolated and not SiteSettings.read(tmp_path).isolated
     for text in ("device: [", "\0"):
         (tmp_path / "medsilo.yaml").write_text(text)
         with pytest.raises(MedsiloError, match=r"medsilo\.yaml cannot be read"):
