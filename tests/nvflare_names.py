@@ -100,7 +100,7 @@ def source_holds(thing: Any, *texts: str) -> None:
 @relies(
     "apis.shareable",
     "Shareable.get_header Shareable.set_header Shareable.get_return_code Shareable.set_return_code",
-    "Shareable.get_peer_context Shareable.set_peer_context ReservedHeaderKey.HEADERS make_reply",
+    "Shareable.__repr__ Shareable.get_peer_context Shareable.set_peer_context ReservedHeaderKey.HEADERS make_reply",
 )
 def shareable(module: Any) -> None:
     """A message is a dictionary with headers under ReservedHeaderKey.HEADERS; a return code and a peer's context are

@@ -98,7 +98,7 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
 
 
 WRONG = """
-compare --minutes x | --minutes: give a number (
+compare --at-once x | --at-once: give a whole number (
 compare --methods fedavg --folds 1 | --folds: give a number greater than or equal to 3
 compare --row "a: training.rounds" | is not 'TITLE: KEY=VALUE ...'
 compare --at-once 0 | --at-once: give a number greater than or equal to 1
