@@ -246,7 +246,7 @@ def test_a_distance_that_is_rounded_to_nothing_is_withheld(far: float, told: boo
     names = [f"p{number}" for number in range(5)]
     organ = {"name": "image-folder", "kind": "segmentation", "labels": ["organ"], "size": [8, 8]}
     disclosure.task = parse_plan({**STUDY, "task": organ, "network": {"name": "unet"}}).task
-    disclosure.settings, disclosure.cases = SiteSettings(), {"test": 5}
+    disclosure.least, disclosure.cases = SiteSettings().least(synthetic=False), {"test": 5}
     disclosure.resolution, disclosure.patients = {"test": Resolution.over(names, 2, 5)}, {"test": names}
     measures = {"dice": torch.full((5,), 0.1), "hd95": torch.full((5,), far), "surface_dice": torch.full((5,), 0.1)}
     counts = disclosure.counts(measures)
