@@ -25,7 +25,6 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 import psutil
-from medsilo.runs.watching import studies
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -36,9 +35,11 @@ from medsilo.check.spending import spent
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.leftovers import command_lines, studies_of
 from medsilo.runs import event_reading, paths
-from medsilo.runs.reading import read_now, read_rounds, read_summary
-from medsilo.runs.schema import Round, Turns
+from medsilo.runs.progress import read_now
+from medsilo.runs.reading import read_rounds, read_summary
+from medsilo.runs.rounds import Round, Turns
 from medsilo.site.ledger import ledgers
+from medsilo_page.watching import studies
 
 Sample = tuple[str, dict[str, str], float | None]
 LOOK = 10.0  # seconds between two looks for trouble

@@ -42,4 +42,4 @@ def with_settings(site: TrainingSite, **settings: Any) -> None:
     """Let a site that is there have other settings."""
     own, other = site.participant, SiteSettings(device="cpu", **settings)
     own.place = own.trainer.place = replace(own.place, settings=other)
-    own.disclosure.settings = other
+    own.disclosure.settings, own.disclosure.least = other, other.least(own.place.plan.task.synthetic)
