@@ -14,9 +14,8 @@ from medsilo.core.section import Section, checked
 from medsilo.core.wording import in_words
 from medsilo.core.yaml_text import read_yaml
 
-if (
-    TYPE_CHECKING
-):  # what reads settings and trains nothing does without torch, and a server reads cases for some methods
+# Who reads settings and trains nothing does without torch, and a server reads cases for few methods.
+if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
     from medsilo.tasks.sources import DataSource
 
