@@ -421,7 +421,9 @@ def test_only_the_model_that_joined_is_sent(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(MedsiloError, match="send: (0.weight|more) is not that of the model that joined"):
             client.send(FLModel(params=params))
     known["train"](model, known["optimizer"])
-    client.send(FLModel(params={**whole, name: whole[name].numpy(), "2.bias": whole["2.bias"].clone()}))
+    given = {**whole, name: whole[name].numpy(), "2.bias": whole["2.bias"].clone()}
+    client.send(FLModel(params=given, metrics={"accuracy": 0.5}))
+    assert client.flare.sent[-1].metrics == {"validation": 0.5}
 
 
 def test_the_example_of_a_super_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -703,21 +705,6 @@ def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> No
         site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({}))
 
 
-def test_other_tensors_than_the_models_are_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing would be sent of an average, say, that a script makes of its weights by itself."""
-    known = words(tmp_path, monkeypatch)
-    model = known["model"]
-    client.join(model, known["optimizer"], known["loader"])
-    assert client.is_running()
-    known["train"](model, known["optimizer"])
-    own = model.state_dict()
-    for odd in ({**own, "0.weight": own["0.weight"] + 1}, {"elsewhere": own["0.weight"]}, {"0.weight": own["0.bias"]}):
-        with pytest.raises(MedsiloError, match="that joined"):
-            client.send(client.FLModel(params=odd))
-    client.send(client.FLModel(params={name: value.numpy() for name, value in own.items()}, metrics={"accuracy": 0.5}))
-    assert client.flare.sent[-1].metrics == {"validation": 0.5}
-
-
 def test_a_script_may_send_the_differences_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVFlare's cifar10 does."""
     known = words(tmp_path, monkeypatch)
@@ -776,7 +763,7 @@ def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Pat
         ((inputs, targets),) = site.data.loader
         outputs = model(inputs), model(inputs + 1)
         sum(loss(output * number, targets) for output in outputs).backward()
-        with pytest.raises(MedsiloError, match="join loss=.*own output"):
+        with pytest.raises(MedsiloError, match="join loss="):
             optimizer.step()
 
 

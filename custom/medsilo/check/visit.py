@@ -197,7 +197,7 @@ def _guarded(where: str, report: Report) -> Iterator[None]:
     try:
         yield
     except MedsiloError as error:
-        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error  # what no lead is told
+        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error  # which no lead reads
         report.findings.append(Finding.stopping(where, str(why), error.private))
     except Exception as error:
         private = tuple("".join(traceback.format_exception(error)).splitlines())

@@ -12,7 +12,7 @@ from medsilo.core.section import Section
 from medsilo.core.text import plain
 
 SHOWN = 200  # bytes of a value
-MOST = 4  # faults that are told in one line
+MOST = 4  # faults that one line names
 Chosen = Mapping[Any, type[Section] | None]  # key of a section that is one of several → the one that is meant
 
 MEANINGS = {

@@ -53,7 +53,7 @@ def check_limits(
             "this hospital has fewer training cases or patients than it trains with (min_patients_per_metric in its "
             f"{FILE_NAME}); bring more patients, or lower it there"
         )
-    if learning_per_answer(plan, Resolution(unit=unit).count(train)) < LEAST_LEARNING:  # of the cases as they are told
+    if learning_per_answer(plan, Resolution(unit=unit).count(train)) < LEAST_LEARNING:  # of the rounded number
         raise Refused(
             f"learning rate × steps is less than a hospital demands for each answer, {LEAST_LEARNING:g}; raise "
             "training.learning_rate or training.local_epochs"

@@ -1,4 +1,4 @@
-"""The record of a study's rounds as typed models: rounds.jsonl, and what is told while a study runs."""
+"""The record of a study's rounds as typed models: rounds.jsonl, and the state of a study that runs."""
 
 from typing import Annotated
 

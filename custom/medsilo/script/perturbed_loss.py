@@ -89,5 +89,5 @@ class PerturbedLoss:
         if self.alpha and not self.by_method and not fits:
             raise MedsiloError(
                 "optimizer.step: this method computes the loss twice; give join loss=, a torch module that your loop "
-                "calls on the network's own output, as nn.CrossEntropyLoss()"
+                "calls on the network's whole output"
             )
