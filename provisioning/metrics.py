@@ -93,7 +93,7 @@ def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
     yield "certificate_end_timestamp_seconds", {}, _end(party)
     for what, about in troubles(kit, disk):
         yield "trouble", {"what": what, "about": about}, 1
-    yield "memory_bytes", {}, _memory(str(kit.resolve()))
+    yield "memory_bytes", {}, _memory(kit)
     if folder.is_dir():
         yield "disk_free_bytes", {}, shutil.disk_usage(folder).free
     parts: list[Callable[[], Iterator[Sample]]] = []
@@ -151,10 +151,9 @@ def troubles(kit: Path, disk: float = DISK, now: float | None = None) -> Trouble
     if end is not None and end - now < SOON.total_seconds():
         day = datetime.fromtimestamp(end, UTC)
         found["certificate", party.name] = f"a certificate of {party.name} ends on {day:%Y-%m-%d}; renew its kit"
-    where = min((place for place in (folder, kit) if place.is_dir()), key=lambda place: shutil.disk_usage(place).free)
-    if (free := shutil.disk_usage(where).free) < disk * 1e9:
-        told = f"{free / 1e9:.1f} GB are free in {where} of {party.name}, fewer than {disk:g}; see medsilo prune"
-        found["disk", party.name] = told
+    for where in (folder, kit, *_temporary(kit)):
+        if where.is_dir() and (told := _short(where, disk, where == folder)):
+            found["disk", party.name] = f"{told} of {party.name}; see medsilo prune"
     log = kit / events.NAME
     if not os.access(log if log.exists() else kit, os.W_OK):
         found["events", party.name] = f"{log} of {party.name} can't be written: nobody is told of events"
@@ -244,12 +243,31 @@ def _of_hospital(kit: Path) -> Iterator[Sample]:
         yield "epsilon_left", {"data": data}, spent(home.ledger(data), home.settings.privacy).left
 
 
-def _memory(kit: str) -> int:
-    """Return the bytes of all processes that were started with this kit."""
-    found = psutil.process_iter(["cmdline", "memory_info"])
-    others = (process.info for process in found if process.pid != os.getpid())
-    own = [info for info in others if any(kit in word for word in info["cmdline"] or ())]
-    return sum(info["memory_info"].rss for info in own if info["memory_info"])
+def _processes(kit: Path) -> Iterator[psutil.Process]:
+    """Yield the processes that were started with this kit."""
+    for process in psutil.process_iter(["cmdline", "memory_info"]):
+        if process.pid != os.getpid() and any(str(kit.resolve()) in word for word in process.info["cmdline"] or ()):
+            yield process
+
+
+def _memory(kit: Path) -> int:
+    return sum(process.info["memory_info"].rss for process in _processes(kit) if process.info["memory_info"])
+
+
+def _short(where: Path, disk: float, studies: bool) -> str | None:
+    """Return what is free, where that is too little: fewer GB than disk, or elsewhere a tenth, if that is less."""
+    usage = shutil.disk_usage(where)
+    least = disk * 1e9 if studies else min(disk * 1e9, usage.total / 10)
+    return f"{usage.free / 1e9:.1f} GB are free in {where}" if usage.free < least else None
+
+
+def _temporary(kit: Path) -> set[Path]:
+    """Return the folders for temporary files of a kit's processes: jobs and answers on their way lie there."""
+    found = set[Path]()
+    for process in _processes(kit):
+        with suppress(psutil.Error):  # of another account, or gone
+            found.add(Path(process.environ().get("TMPDIR") or "/tmp"))
+    return found
 
 
 class Samples(Collector):

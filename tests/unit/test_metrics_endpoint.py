@@ -271,7 +271,23 @@ def test_however_many_ask_one_looks_at_a_time() -> None:
     assert looks == [0] and found == [1] * 100
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
+def test_a_full_disk_for_temporary_files_is_told(kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server takes no job then."""
+    kit, full = kits / "localhost", tmp_path / "full"
+    monkeypatch.setattr(metrics, "trouble", lambda party: None)
+    with mounted(full, "1m"):
+        command = [sys.executable, "-c", "import time; time.sleep(600)", str(kit.resolve())]
+        own = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(full)})
+        try:
+            wait_until(lambda: full in metrics._temporary(kit), 20, "its folder")
+            assert set(metrics.troubles(kit, 0.01)) == set()
+            (full / "jobs").write_bytes(b"x" * 1_000_000)
+            assert str(full) in metrics.troubles(kit, 0.01)["disk", "localhost"]
+        finally:
+            own.kill()
+            own.wait()
+
+
 def test_events_that_cannot_be_written_are_told(kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the webhook would be silent, and nobody would know why."""
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
@@ -279,7 +295,9 @@ def test_events_that_cannot_be_written_are_told(kits: Path, tmp_path: Path, monk
         kit = Path(shutil.copytree(kits / "localhost", disk / "kit"))
         write(kit, Event("joined", "connected", "north"))
         assert set(metrics.troubles(kit, 1e-9)) == set()
+        (disk / "jobs").write_bytes(b"x" * 1000 * (shutil.disk_usage(disk).free // 1000))
         assert set(metrics.troubles(kit, 0.01)) == {("disk", "localhost")}
+        (disk / "jobs").unlink()
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         assert set(metrics.troubles(kit, 1e-9)) == {("events", "localhost")}
 
