@@ -174,7 +174,7 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
     try:
         with _only_tcp() if session.api.scheme == "tcp" else nullcontext():
             session.try_connect(timeout)
-    except Exception:
+    except BaseException:  # Ctrl-C too: an open connection keeps Python from ending
         closing = threading.Thread(target=session.close, daemon=True)
         closing.start()
         closing.join(1.0)

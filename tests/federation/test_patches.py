@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import nvflare
 import pytest
@@ -35,6 +36,7 @@ from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import STREAM_RETRY_WAIT, TxTask
 from nvflare.fuel.f3.streaming.download_service import Consumer, _download_object, download_object
 from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
+from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs.dots import TENSOR_DOWNLOAD
@@ -386,6 +388,18 @@ def test_need_of_patient_simulator() -> None:
     task = inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
     assert task.index("get_open_ports(1)[0]") < task.lower().index("popen") < task.index("_create_connection(")
     assert "timeout" not in str(inspect.signature(simulator_runner.SimulatorRunner))
+
+
+def test_a_connection_is_closed_when_a_command_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Python waits at its end for a thread that reads from it."""
+    (tmp_path / "startup").mkdir()
+    closed = list[Session]()
+    monkeypatch.setattr(Session, "__init__", lambda own, **_: setattr(own, "api", SimpleNamespace(scheme="tcp")))
+    monkeypatch.setattr(Session, "close", lambda own: closed.append(own))
+    monkeypatch.setattr(kit_patches, "_only_tcp", MagicMock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        kit_patches.connect("lead", tmp_path, 1.0)
+    assert len(closed) == 1
 
 
 def test_need_of_sites_started_by(tmp_path: Path) -> None:
