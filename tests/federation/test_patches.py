@@ -22,7 +22,7 @@ from unittest.mock import MagicMock
 import nvflare
 import pytest
 import torch
-from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.cell import Adapter, Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
@@ -42,6 +42,7 @@ from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs.dots import TENSOR_DOWNLOAD
 from nvflare.private.fed.app.simulator import simulator_runner
 from nvflare.private.fed.server import job_runner
+from nvflare.private.fed.server.fed_server import FederatedServer
 
 from medsilo.flare.wire import let_tensors_travel
 from medsilo.runs.messages import StudyMessage
@@ -338,6 +339,30 @@ def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:
     let_tensors_travel()
     assert torch.equal(fobs.loads(fobs.dumps(sent)), sent)
     assert isinstance(fobs.get_dot_handler(TENSOR_DOWNLOAD), ChunkedTensors)
+
+
+def test_need_of_sign_when_ready() -> None:
+    """NVFlare keeps the signature that it made without a key, and every answer with it is dropped."""
+
+    def new_server() -> FederatedServer:
+        new = FederatedServer.__new__(FederatedServer)
+        new.my_own_auth_client_name, new.my_own_token, new.my_own_token_signature = "server", "token", None
+        new._get_id_asserter, new.logger = lambda: key, logging.getLogger("server")
+        return new
+
+    def signs(own: FederatedServer) -> str:
+        own._add_auth_headers(message := Message())
+        return str(message.get_header(CellMessageAuthHeaderKey.TOKEN_SIGNATURE))
+
+    key, early, late = None, new_server(), new_server()
+    assert signs(early) == kit_patches.UNSIGNED
+    for own in (early, late):
+        kit_patches.sign_when_ready(SimpleNamespace(get_engine=lambda own=own: SimpleNamespace(server=own)))
+    assert signs(early) == signs(late) == kit_patches.UNSIGNED
+    assert late.sign_auth_token("hospital-a", "token") == kit_patches.UNSIGNED  # as ever
+    key, stock = SimpleNamespace(sign=lambda text, return_str: f"{text} signed"), new_server()
+    stock.my_own_token_signature = kit_patches.UNSIGNED
+    assert signs(early) == signs(late) == "servertoken signed" != signs(stock)
 
 
 def test_need_of_ask_quietly(cells: Cells, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
