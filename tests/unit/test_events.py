@@ -13,6 +13,7 @@ from nvflare.apis.workspace import Workspace
 
 from medsilo.cli import main
 from medsilo.flare import study_events
+from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.kit_events import GRACE, SETTLED, SILENCE, Attendance, Seen, ServerEvents
 from medsilo.flare.study_events import StudyEvents
 from medsilo.runs import event_reading, events
@@ -126,6 +127,22 @@ def test_a_site_whose_process_for_the_job_died_says_so_when_another_begins(tmp_p
     assert columns(tmp_path, 2, 5) == [
         *[("began", "job-1"), ("failed", "job-1"), ("resumed", "job-1"), ("began", "job-2")]
     ]
+
+
+def test_a_site_says_once_that_its_part_is_over_also_where_the_study_was_cancelled(tmp_path: Path) -> None:
+    for answered in (True, False):
+        executor, back = MedsiloExecutor(), list[int]()
+        executor.events = StudyEvents(tmp_path, f"job-{answered}", "lungs")
+        executor.handle_event(EventType.END_RUN, FLContext())  # of a job that it refused
+        executor.give_back = lambda back=back: back.append(1)
+        executor.events.begin("FedAvg")
+        if answered:
+            executor.events.end("this site answered the test")
+        executor.handle_event(EventType.END_RUN, FLContext())
+        assert back == [1]
+    told = ["began", "ended", "began", "ended"]
+    assert columns(tmp_path, 1, 2) == [("INFO", what) for what in told]
+    assert "before the study's last task" in columns(tmp_path, 6)[-1][0]
 
 
 def test_a_refused_hospital_that_asks_again_is_written_once(tmp_path: Path) -> None:
