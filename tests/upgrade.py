@@ -46,7 +46,7 @@ WITH_COMMANDS = (
 )
 HERE = re.compile(r"(?<![\w/])/\w[^\s'\"`)]*")  # a path of the machine that tried, perhaps cut off
 # A reader's own, or what an earlier command left.
-NEEDS_MORE = re.compile(r"\bX\b|--kit|--data|runs/|kits\b|unet|plans/prostate")
+NEEDS_MORE = re.compile(r"\bX\b|--kit|--data|runs/|kits\b|unet|plans/prostate|--no-train|st-anna/|prune")
 
 
 @dataclass
@@ -198,7 +198,7 @@ STEPS: dict[str, Callable[[Trial], Result]] = {
     "faults": pytest_step("faults", *NOT_LONG, "tests/faults", quick=[*DEFAULT, "tests/faults"]),
     "secure": pytest_step("secure", *NOT_LONG, "tests/secure", quick=[*DEFAULT, "tests/secure"]),
     "jobs": commands_step(f"medsilo run jobs/<each> {shlex.join(SHORT)}", jobs),
-    "pages": commands_step("the commands of README, start, FedSM, HarmoFL, privacy and consortium", page_commands),
+    "pages": commands_step("the commands of README, tutorial, methods, privacy and consortium", page_commands),
 }
 
 
