@@ -14,14 +14,17 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import Full, Queue
 from statistics import median
-from threading import Thread
+from threading import Lock, Thread
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -34,15 +37,21 @@ from medsilo.check.kit import SOON, Kit, end_of, read_kit, trouble
 from medsilo.check.spending import spent
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.leftovers import command_lines, studies_of
-from medsilo.runs import event_reading, paths
+from medsilo.runs import event_reading, events, paths
 from medsilo.runs.progress import read_now
 from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.rounds import Round, Turns
 from medsilo.site.ledger import ledgers
 from medsilo_page.watching import studies
 
+T = TypeVar("T")
 Sample = tuple[str, dict[str, str], float | None]
 LOOK = 10.0  # seconds between two looks for trouble
+FRESH = 1.0  # seconds for which what was found is handed out
+PAUSE, LONGEST = 5.0, 60.0  # seconds until a webhook gets a message again that it did not take; twice as many each time
+UNCLEAR = 3  # times that a message is sent at most to a webhook that does not answer, and may have taken it
+AHEAD = 60.0  # seconds that a file of a study may be newer than now
+MOST = 1000  # messages that wait for a webhook
 STILL, USUAL = 600.0, 5  # seconds without a round, or so many usual rounds if they are longer, until it is trouble
 DISK = 10.0  # GB that are to be free
 Trouble = dict[tuple[str, str], str]  # what is wrong, with whom or what → in words
@@ -51,11 +60,11 @@ LATELY = 30 * 86_400.0  # seconds since a study changed, from where on it is tol
 HELP = {
     "up": "1 if the server listens, or the site is connected",
     "site_connected": "1 if a hospital is connected to the server, or the server to this hospital",
-    "trouble": "1 while something needs somebody: down, certificate, disk, standstill",
+    "trouble": "1 while something needs somebody: down, certificate, disk, events, clock, standstill",
     "certificate_end_timestamp_seconds": "when the first certificate of the kit ends",
     "memory_bytes": "held by the processes of this kit",
     "disk_free_bytes": "where studies are kept",
-    "studies": "changed in the last 30 days, by state: running, finished, failed, or stopped without an outcome",
+    "studies": "changed in the last 30 days, by state: running, finished, failed, cancelled or stopped",
     "rounds": "finished rounds of a study",
     "round_seconds": "of the last round of a study, at the server",
     "changed_timestamp_seconds": "when a study was last heard of",
@@ -84,13 +93,13 @@ def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
     yield "certificate_end_timestamp_seconds", {}, _end(party)
     for what, about in troubles(kit, disk):
         yield "trouble", {"what": what, "about": about}, 1
-    yield "memory_bytes", {}, _memory(str(kit.resolve()))
+    yield "memory_bytes", {}, _memory(kit)
     if folder.is_dir():
         yield "disk_free_bytes", {}, shutil.disk_usage(folder).free
     parts: list[Callable[[], Iterator[Sample]]] = []
     if party.party == "server":
-        lines = command_lines()
-        parts = [partial(_of_run, run, lines) for run in _runs(folder)]
+        lines, fates = command_lines(), events.fates(kit)
+        parts = [partial(_of_run, run, lines, fates) for run in _runs(folder)]
     else:
         parts = [partial(_of_site, kit, party.name), partial(_of_hospital, kit)]
     for part in parts:
@@ -120,12 +129,16 @@ def _changed(run: Path) -> float:
     return max(path.stat().st_mtime for path in told if path.exists())
 
 
-def _state(run: Path, lines: str) -> str:
-    """Return how a study of the server is. lines: of commands that run; that of the job's process names the job."""
+def _state(run: Path, lines: str, fates: Mapping[str, str]) -> str:
+    """Return how a study of the server is. fates: of jobs, as events.log has them.
+
+    lines: of commands that run; that of the job's process names the job.
+    """
     jobs = (run / paths.JOBS).read_text("utf-8").split() if (run / paths.JOBS).exists() else []
     if jobs and jobs[-1] in lines:
         return "running"
-    return read_summary(run).status if (run / paths.SUMMARY).exists() else "stopped"
+    status = read_summary(run).status if (run / paths.SUMMARY).exists() else "stopped"
+    return "cancelled" if status == "failed" and jobs and fates.get(jobs[-1]) == "ended" else status
 
 
 def troubles(kit: Path, disk: float = DISK, now: float | None = None) -> Trouble:
@@ -138,13 +151,21 @@ def troubles(kit: Path, disk: float = DISK, now: float | None = None) -> Trouble
     if end is not None and end - now < SOON.total_seconds():
         day = datetime.fromtimestamp(end, UTC)
         found["certificate", party.name] = f"a certificate of {party.name} ends on {day:%Y-%m-%d}; renew its kit"
-    if folder.is_dir() and (free := shutil.disk_usage(folder).free) < disk * 1e9:
-        told = f"{free / 1e9:.1f} GB are free for studies at {party.name}, fewer than {disk:g}; see medsilo prune"
-        found["disk", party.name] = told
+    for where in (folder, kit, *_temporary(kit)):
+        if where.is_dir() and (told := _short(where, disk, where == folder)):
+            found["disk", party.name] = f"{told} of {party.name}; see medsilo prune"
+    log = kit / events.NAME
+    if not os.access(log if log.exists() else kit, os.W_OK):
+        found["events", party.name] = f"{log} of {party.name} can't be written: nobody is told of events"
     lines = command_lines() if party.party == "server" else ""
     for run in _runs(folder) if lines else ():
         with suppress(MedsiloError, OSError, ValueError):
-            if _state(run, lines) == "running" and (still := standstill(run, now)):
+            if _state(run, lines, {}) != "running":
+                continue
+            if (ahead := _changed(run) - now) > AHEAD:
+                told = f"the clock of {party.name} was set back, for {run.name} by {ahead / 60:.0f} min; set it right"
+                found["clock", party.name] = told
+            elif still := standstill(run, now):
                 found["standstill", run.name] = f"no round of {run.name} ended for {still / 60:.0f} min"
     return found
 
@@ -175,9 +196,9 @@ def _heard(run: Path, rounds: list[Round], turns: Turns | None) -> Iterator[tupl
     yield from heard.items()
 
 
-def _of_run(run: Path, lines: str) -> Iterator[Sample]:
+def _of_run(run: Path, lines: str, fates: Mapping[str, str]) -> Iterator[Sample]:
     own, rounds = {"study": run.name}, _rounds(run)
-    state = _state(run, lines)
+    state = _state(run, lines, fates)
     yield "studies", own | {"state": state}, 1
     yield "rounds", own, len(rounds)
     yield "round_seconds", own, rounds[-1].seconds if rounds else None
@@ -222,12 +243,31 @@ def _of_hospital(kit: Path) -> Iterator[Sample]:
         yield "epsilon_left", {"data": data}, spent(home.ledger(data), home.settings.privacy).left
 
 
-def _memory(kit: str) -> int:
-    """Return the bytes of all processes that were started with this kit."""
-    found = psutil.process_iter(["cmdline", "memory_info"])
-    others = (process.info for process in found if process.pid != os.getpid())
-    own = [info for info in others if any(kit in word for word in info["cmdline"] or ())]
-    return sum(info["memory_info"].rss for info in own if info["memory_info"])
+def _processes(kit: Path) -> Iterator[psutil.Process]:
+    """Yield the processes that were started with this kit."""
+    for process in psutil.process_iter(["cmdline", "memory_info"]):
+        if process.pid != os.getpid() and any(str(kit.resolve()) in word for word in process.info["cmdline"] or ()):
+            yield process
+
+
+def _memory(kit: Path) -> int:
+    return sum(process.info["memory_info"].rss for process in _processes(kit) if process.info["memory_info"])
+
+
+def _short(where: Path, disk: float, studies: bool) -> str | None:
+    """Return what is free, where that is too little: fewer GB than disk, or elsewhere a tenth, if that is less."""
+    usage = shutil.disk_usage(where)
+    least = disk * 1e9 if studies else min(disk * 1e9, usage.total / 10)
+    return f"{usage.free / 1e9:.1f} GB are free in {where}" if usage.free < least else None
+
+
+def _temporary(kit: Path) -> set[Path]:
+    """Return the folders for temporary files of a kit's processes: jobs and answers on their way lie there."""
+    found = set[Path]()
+    for process in _processes(kit):
+        with suppress(psutil.Error):  # of another account, or gone
+            found.add(Path(process.environ().get("TMPDIR") or "/tmp"))
+    return found
 
 
 class Samples(Collector):
@@ -252,22 +292,44 @@ def as_text(found: Iterator[Sample]) -> str:
     return generate_latest(registry).decode()
 
 
+class Fresh(Generic[T]):
+    """What one look finds, for all who ask within FRESH seconds: however many ask, one looks at a time."""
+
+    def __init__(self, look: Callable[[], T]) -> None:
+        self.look, self.lock = look, Lock()
+        self.found: tuple[float, T] | None = None
+
+    def __call__(self) -> T:
+        with self.lock:
+            if self.found is None or time.monotonic() - self.found[0] > FRESH:
+                found = self.look()
+                self.found = time.monotonic(), found
+            return self.found[1]
+
+
 def _handler(kit: Path, disk: float) -> type[BaseHTTPRequestHandler]:
+    numbers = Fresh(lambda: as_text(samples(kit, disk)))
+    health = Fresh(lambda: trouble(read_kit(kit)))
+
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path == "/metrics":
-                self._send(200, as_text(samples(kit, disk)), CONTENT_TYPE_LATEST)
-            elif self.path == "/healthz":
-                wrong = trouble(read_kit(kit))
-                self._send(503 if wrong else 200, f"{wrong or 'ok'}\n")
-            else:
-                self._send(404, "there are /metrics and /healthz\n")
+            try:
+                if self.path == "/metrics":
+                    self._send(200, numbers(), CONTENT_TYPE_LATEST)
+                elif self.path == "/healthz":
+                    wrong = health()
+                    self._send(503 if wrong else 200, f"{wrong or 'ok'}\n")
+                else:
+                    self._send(404, "there are /metrics and /healthz\n")
+            except MedsiloError as error:  # the kit is gone, or damaged
+                self._send(503, f"{error}\n")
 
         def _send(self, code: int, text: str, kind: str = "text/plain; charset=utf-8") -> None:
-            self.send_response(code)
-            self.send_header("Content-Type", kind)
-            self.end_headers()
-            self.wfile.write(text.encode())
+            with suppress(ConnectionError):  # who asked waits no more
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.end_headers()
+                self.wfile.write(text.encode())
 
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing: Prometheus asks every few seconds."""
@@ -307,13 +369,48 @@ def _pass_on(kit: Path, tell: Callable[[str], None]) -> None:
             tell(f"medsilo: {event_reading.shown(line)}")
 
 
+class _Here(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *told: object) -> None:
+        """Follow none: what was posted would be lost, and the address is the receiver's choice."""
+
+
 def post(url: str, text: str) -> None:
-    """Send a line to a webhook; what fails is a line here, and no more."""
-    headers = {"Content-Type": "application/json"}
-    try:
-        urllib.request.urlopen(urllib.request.Request(url, json.dumps({"text": text}).encode(), headers), timeout=10)
-    except (urllib.error.URLError, OSError) as error:
-        print(f"medsilo: the webhook did not take {text!r}: {type(error).__name__}", file=sys.stderr, flush=True)
+    """Send a line to a webhook. Raises URLError where it was not taken, and others where that is unclear."""
+    asked = urllib.request.Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})
+    urllib.request.build_opener(_Here).open(asked, timeout=10).close()
+
+
+class Messages:
+    """Hands lines to a webhook in their order, each again until it is taken."""
+
+    def __init__(self, send: Callable[[str], None]) -> None:
+        self.send, self.waiting = send, Queue[tuple[float, str]](MOST)
+
+    def add(self, text: str) -> None:
+        """Take a line; the work goes on."""
+        try:
+            self.waiting.put_nowait((time.monotonic(), text))
+        except Full:
+            print(f"medsilo: {MOST} messages wait for the webhook, so it is not told: {text}", file=sys.stderr)
+
+    def hand_over(self) -> None:
+        """Send what was added, without end."""
+        while True:
+            self._send(*self.waiting.get())
+
+    def _send(self, at: float, text: str) -> None:
+        tries, unclear, pause = 0, 0, PAUSE
+        while unclear < UNCLEAR:
+            late = (time.monotonic() - at) / 60
+            try:
+                return self.send(f"{text} (told {late:.0f} min late)" if late >= 1 else text)
+            except (OSError, HTTPException) as error:
+                unclear += not isinstance(error, urllib.error.URLError)  # a receiver that hangs may have taken it
+                if (tries := tries + 1) == 1:
+                    why = f"{getattr(error, 'code', '')} {type(error).__name__}".strip()
+                    print(f"medsilo: the webhook did not take {text!r}: {why}", file=sys.stderr, flush=True)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)
 
 
 def main() -> None:
@@ -336,9 +433,10 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"medsilo: port {given.port} can't be listened on ({type(error).__name__}); give another --port")
     if given.webhook:
-        tell = partial(post, given.webhook)
-        Thread(target=_watch, args=(given.kit, given.disk, tell), daemon=True).start()
-        Thread(target=_pass_on, args=(given.kit, tell), daemon=True).start()
+        messages = Messages(partial(post, given.webhook))
+        Thread(target=messages.hand_over, daemon=True).start()
+        Thread(target=_watch, args=(given.kit, given.disk, messages.add), daemon=True).start()
+        Thread(target=_pass_on, args=(given.kit, messages.add), daemon=True).start()
     print(f"listening: http://{HERE}:{server.server_port}/metrics and /healthz; Ctrl-C ends it", flush=True)
     try:
         server.serve_forever()

@@ -152,6 +152,20 @@ def context(module: Any) -> None:
 
 @relies(
     "apis.fl_context",
+    "FLContext.get_engine.server.my_own_auth_client_name FLContext.get_engine.server.my_own_token_signature",
+    "FLContext.get_engine.server.sign_auth_token",
+)
+def signed_messages(module: Any) -> None:
+    """The server's engine has the server, which signs its own messages under its own name, and keeps the signature."""
+    server = import_module(f"{MODULES}.private.fed.server.fed_server").FederatedServer
+    source_holds(server._add_auth_headers, "self.sign_auth_token(self.my_own_auth_client_name, self.my_own_token)")
+    source_holds(server._add_auth_headers, "if not self.my_own_token_signature:")
+    takes(server.sign_auth_token, "self", "name", "token")
+    assert module.FLContext().get_engine() is None
+
+
+@relies(
+    "apis.fl_context",
     "FLContext.get_engine.cancel_client_resources FLContext.get_engine.check_client_resources.get",
     "FLContext.get_engine.client_manager.clients.get.name FLContext.get_engine.get_cell.is_cell_connected",
     "FLContext.get_engine.get_cell.register_request_cb FLContext.get_engine.get_clients.token",

@@ -46,7 +46,7 @@ WITH_COMMANDS = (
 )
 HERE = re.compile(r"(?<![\w/])/\w[^\s'\"`)]*")  # a path of the machine that tried, perhaps cut off
 # A reader's own, or what an earlier command left.
-NEEDS_MORE = re.compile(r"\bX\b|--kit|--data|runs/|kits\b|unet|plans/prostate")
+NEEDS_MORE = re.compile(r"\bX\b|--kit|--data|runs/|kits\b|unet|plans/prostate|--no-train|st-anna/|prune")
 
 
 @dataclass
@@ -87,9 +87,8 @@ class Trial:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         venv.create(self.folder, symlinks=True)
-        kind = {"base": str(self.folder), "platbase": str(self.folder)}
-        own, below = sysconfig.get_path("purelib", vars=kind), sysconfig.get_path("purelib")
-        Path(own, "below.pth").write_text(f"{below}\n")
+        own = sysconfig.get_path("purelib", vars={"base": str(self.folder), "platbase": str(self.folder)})
+        Path(own, "below.pth").write_text("".join(f"{below}\n" for below in installed_folders()))
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "--disable-pip-version-check", "install"]
         for wanted in ([f"nvflare=={self.version}"], ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]):
             subprocess.run([*pip, "--quiet", *wanted], check=True)
@@ -103,6 +102,11 @@ class Trial:
         words = [str(self.python), "-m", *command]
         said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL, "text": True}
         return subprocess.run(words, cwd=cwd, env=environment, timeout=LONGEST, check=False, **said)
+
+
+def installed_folders() -> list[str]:
+    """Return the folders of installed packages that this Python sees, those that it borrows too."""
+    return [folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
 
 
 # ---------------------------------------------------------------------------------------------------- steps
@@ -194,7 +198,7 @@ STEPS: dict[str, Callable[[Trial], Result]] = {
     "faults": pytest_step("faults", *NOT_LONG, "tests/faults", quick=[*DEFAULT, "tests/faults"]),
     "secure": pytest_step("secure", *NOT_LONG, "tests/secure", quick=[*DEFAULT, "tests/secure"]),
     "jobs": commands_step(f"medsilo run jobs/<each> {shlex.join(SHORT)}", jobs),
-    "pages": commands_step("the commands of README, start, FedSM, HarmoFL, privacy and consortium", page_commands),
+    "pages": commands_step("the commands of README, tutorial, methods, privacy and consortium", page_commands),
 }
 
 

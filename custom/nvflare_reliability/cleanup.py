@@ -18,10 +18,11 @@ WAITING = 8 * MOST  # bytes of one sender that may wait to be read
 
 
 class ForgottenJobs(FLComponent):
-    """Ends, in the server's books, the jobs that ran when it died; and bounds what the server writes into logs."""
+    """Ends the jobs that ran when the server died, in its books; lets it sign; bounds what it writes into logs."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
+            kit_patches.sign_when_ready(fl_ctx)
             kit_patches.end_forgotten_jobs(fl_ctx)
             kit_patches.bound_audit()
             kit_patches.ask_quietly(fl_ctx.get_engine().get_cell(), ServerCommandNames.APP_COMMAND, ADMIN)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 AUDIT, AUDITS = 16 << 20, 10  # bytes of audit.log until it is set aside, and how many of these are kept
 SITE_PROCESS = "nvflare.private.fed.app.simulator.simulator_worker"  # the program that a simulated site runs
+UNSIGNED = "NA"  # the signature of a server without a key
 STARTED = "Start the client app..."  # what a client replies whose process of a job starts
 Outcome = tuple[bool, Any, str | None]  # of a simulated site's process: whether to stop, its result, the next site
 
@@ -56,6 +57,24 @@ def close_lost_connections() -> None:
 def end_forgotten_jobs(fl_ctx: FLContext) -> None:
     """End, in the server's books, the jobs that ran when it died; nothing can run yet."""
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
+
+
+@made_for(
+    "nvflare.private.fed.server.fed_server:FederatedServer._add_auth_headers",
+    "nvflare.private.fed.server.fed_server:FederatedServer.sign_auth_token",
+)
+def sign_when_ready(fl_ctx: FLContext) -> None:
+    """Let the server sign its messages as soon as it has its key, where it sent one before: it would never again."""
+    server = fl_ctx.get_engine().server
+    own = server.sign_auth_token
+
+    def sign(name: str, token: str) -> str:
+        signed = own(name, token)
+        return "" if (name, signed) == (server.my_own_auth_client_name, UNSIGNED) else signed  # NVFlare asks again
+
+    server.sign_auth_token = sign
+    if server.my_own_token_signature == UNSIGNED:
+        server.my_own_token_signature = ""
 
 
 @made_for(
@@ -174,7 +193,7 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
     try:
         with _only_tcp() if session.api.scheme == "tcp" else nullcontext():
             session.try_connect(timeout)
-    except Exception:
+    except BaseException:  # Ctrl-C too: an open connection keeps Python from ending
         closing = threading.Thread(target=session.close, daemon=True)
         closing.start()
         closing.join(1.0)

@@ -4,6 +4,7 @@ python -m tests.federation.patched_nvflare FOLDER       # with that NVFlare firs
 """
 
 import gc
+import logging
 import os
 import socket
 import subprocess
@@ -34,6 +35,7 @@ from nvflare.fuel.f3.streaming.download_service import DownloadService, download
 from nvflare.fuel.sec import audit
 from nvflare.fuel.utils import fobs
 from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner
+from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.private.fed.server.server_command_agent import ServerCommandAgent
 from nvflare.private.fed.server.server_engine import ServerEngine
@@ -169,6 +171,16 @@ def end_forgotten_jobs() -> None:
     assert ended == [[]]
 
 
+def sign_when_ready() -> None:
+    server = FederatedServer.__new__(FederatedServer)
+    server.logger = logging.getLogger("server")
+    server.my_own_auth_client_name, server.my_own_token, server.my_own_token_signature = "server", "token", None
+    for signature in ("NA", "signed"):
+        server.sign_auth_token = lambda name, token, made=signature: made
+        server._add_auth_headers(Message())
+    assert server.my_own_token_signature == "signed"
+
+
 def ask_quietly() -> None:
     asked = {}
     engine = SimpleNamespace(send_command_to_child_runner_process=lambda **given: asked.update(given))
@@ -215,6 +227,7 @@ PATCHES = (
     deliver_once,
     cell_of_job,
     end_forgotten_jobs,
+    sign_when_ready,
     ask_quietly,
     RollingFile,
     connect,

@@ -17,11 +17,12 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import nvflare
 import pytest
 import torch
-from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.cell import Adapter, Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
@@ -35,11 +36,13 @@ from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import STREAM_RETRY_WAIT, TxTask
 from nvflare.fuel.f3.streaming.download_service import Consumer, _download_object, download_object
 from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
+from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs.dots import TENSOR_DOWNLOAD
 from nvflare.private.fed.app.simulator import simulator_runner
 from nvflare.private.fed.server import job_runner
+from nvflare.private.fed.server.fed_server import FederatedServer
 
 from medsilo.flare.wire import let_tensors_travel
 from medsilo.runs.messages import StudyMessage
@@ -338,6 +341,30 @@ def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(fobs.get_dot_handler(TENSOR_DOWNLOAD), ChunkedTensors)
 
 
+def test_need_of_sign_when_ready() -> None:
+    """NVFlare keeps the signature that it made without a key, and every answer with it is dropped."""
+
+    def new_server() -> FederatedServer:
+        new = FederatedServer.__new__(FederatedServer)
+        new.my_own_auth_client_name, new.my_own_token, new.my_own_token_signature = "server", "token", None
+        new._get_id_asserter, new.logger = lambda: key, logging.getLogger("server")
+        return new
+
+    def signs(own: FederatedServer) -> str:
+        own._add_auth_headers(message := Message())
+        return str(message.get_header(CellMessageAuthHeaderKey.TOKEN_SIGNATURE))
+
+    key, early, late = None, new_server(), new_server()
+    assert signs(early) == kit_patches.UNSIGNED
+    for own in (early, late):
+        kit_patches.sign_when_ready(SimpleNamespace(get_engine=lambda own=own: SimpleNamespace(server=own)))
+    assert signs(early) == signs(late) == kit_patches.UNSIGNED
+    assert late.sign_auth_token("hospital-a", "token") == kit_patches.UNSIGNED  # as ever
+    key, stock = SimpleNamespace(sign=lambda text, return_str: f"{text} signed"), new_server()
+    stock.my_own_token_signature = kit_patches.UNSIGNED
+    assert signs(early) == signs(late) == "servertoken signed" != signs(stock)
+
+
 def test_need_of_ask_quietly(cells: Cells, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
     def errors() -> int:
         """Of a command to a job whose process has not connected."""
@@ -386,6 +413,18 @@ def test_need_of_patient_simulator() -> None:
     task = inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
     assert task.index("get_open_ports(1)[0]") < task.lower().index("popen") < task.index("_create_connection(")
     assert "timeout" not in str(inspect.signature(simulator_runner.SimulatorRunner))
+
+
+def test_a_connection_is_closed_when_a_command_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Python waits at its end for a thread that reads from it."""
+    (tmp_path / "startup").mkdir()
+    closed = list[Session]()
+    monkeypatch.setattr(Session, "__init__", lambda own, **_: setattr(own, "api", SimpleNamespace(scheme="tcp")))
+    monkeypatch.setattr(Session, "close", lambda own: closed.append(own))
+    monkeypatch.setattr(kit_patches, "_only_tcp", MagicMock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        kit_patches.connect("lead", tmp_path, 1.0)
+    assert len(closed) == 1
 
 
 def test_need_of_sites_started_by(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """events.log of a kit: what its processes write, how far it grows, and how `medsilo logs` shows it."""
 
+import os
 import threading
 from multiprocessing import get_context
 from pathlib import Path
@@ -12,10 +13,12 @@ from nvflare.apis.workspace import Workspace
 
 from medsilo.cli import main
 from medsilo.flare import study_events
+from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.kit_events import GRACE, SETTLED, SILENCE, Attendance, Seen, ServerEvents
 from medsilo.flare.study_events import StudyEvents
 from medsilo.runs import event_reading, events
 from medsilo.runs.events import Event, write
+from tests.secure.consortium import wait_until
 from tests.unit.test_provision import kits_of
 
 
@@ -51,6 +54,24 @@ def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
         look(now, north=Seen(True, 200.0, "a third"))
     look(300.0, north=Seen(True, 300.0, "a third"))
     assert told == [("away", "north", True), ("back", "north", False)]
+
+
+def test_a_clock_that_is_set_makes_nobody_away_and_hides_nobody() -> None:
+    """last_heard is by NVFlare's clock, which somebody sets by two hours."""
+    attendance, told = Attendance(), list[tuple[str, str]]()
+    for now, heard, connected in (
+        (0.0, 5000.0, True),
+        (2.0, 5000.0, True),
+        (4.0, 12_200.0, True),
+        (6.0, 12_200.0, True),
+        (8.0, 5008.0, True),
+        (10.0, 5008.0, False),
+        (12.0 + GRACE, 5008.0, False),
+    ):
+        seen = {"north": Seen(connected, heard), "relayed": Seen(False, heard if now < 10 else 5008.0)}
+        told.extend((one.what, one.who) for one in attendance.look(seen, now))
+    assert told == [("joined", "north"), ("joined", "relayed"), ("away", "north")]
+    assert [one.who for one in attendance.look(seen, 10.0 + SILENCE)] == ["relayed"]
 
 
 def test_who_is_started_again_just_after_joining_is_back_once() -> None:
@@ -106,6 +127,22 @@ def test_a_site_whose_process_for_the_job_died_says_so_when_another_begins(tmp_p
     assert columns(tmp_path, 2, 5) == [
         *[("began", "job-1"), ("failed", "job-1"), ("resumed", "job-1"), ("began", "job-2")]
     ]
+
+
+def test_a_site_says_once_that_its_part_is_over_also_where_the_study_was_cancelled(tmp_path: Path) -> None:
+    for answered in (True, False):
+        executor, back = MedsiloExecutor(), list[int]()
+        executor.events = StudyEvents(tmp_path, f"job-{answered}", "lungs")
+        executor.handle_event(EventType.END_RUN, FLContext())  # of a job that it refused
+        executor.give_back = lambda back=back: back.append(1)
+        executor.events.begin("FedAvg")
+        if answered:
+            executor.events.end("this site answered the test")
+        executor.handle_event(EventType.END_RUN, FLContext())
+        assert back == [1]
+    told = ["began", "ended", "began", "ended"]
+    assert columns(tmp_path, 1, 2) == [("INFO", what) for what in told]
+    assert "before the study's last task" in columns(tmp_path, 6)[-1][0]
 
 
 def test_a_refused_hospital_that_asks_again_is_written_once(tmp_path: Path) -> None:
@@ -173,15 +210,42 @@ def test_logs_shows_a_kits_events_and_those_of_one_job(tmp_path: Path, capsys: p
     assert "of a server or of a hospital" in capsys.readouterr().err
 
 
-def test_following_goes_on_when_the_file_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_goes_on_when_the_file_is_set_aside_or_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(event_reading, "POLL", 0.01)
     write(tmp_path, Event("joined", "before"))
     got, new = list[str](), event_reading.follow(tmp_path)
-    reading = threading.Thread(target=lambda: got.extend(next(new).split("\t")[6] for _ in range(2)), daemon=True)
+    reading = threading.Thread(target=lambda: got.extend(next(new).split("\t")[6] for _ in range(3)), daemon=True)
     reading.start()
     reading.join(0.2)
     write(tmp_path, Event("back", "first"))
     (tmp_path / events.NAME).rename(tmp_path / "events.log.1")
     write(tmp_path, Event("back", "second"))
+    wait_until(lambda: len(got) == 2, 10, "two lines")
+    (tmp_path / events.NAME).write_text("")
+    write(tmp_path, Event("back", "3"))
     reading.join(10)
-    assert got == ["first", "second"]
+    assert got == ["first", "second", "3"]
+
+
+def test_following_outlives_a_file_that_is_gone_while_it_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, Event("joined", "before"))
+    new = event_reading.follow(tmp_path)
+    looks = iter([None, FileNotFoundError(), PermissionError()])
+    whole = Path.stat
+
+    def stat(path: Path, **more: bool) -> os.stat_result:
+        try:
+            error = next(looks)
+        except StopIteration:
+            monkeypatch.setattr(Path, "stat", whole)
+            write(tmp_path, Event("back", "now"))
+        else:
+            if error:
+                raise error
+        return whole(path, **more)
+
+    monkeypatch.setattr(event_reading, "POLL", 0.0)
+    monkeypatch.setattr(Path, "stat", stat)
+    assert "now" in next(new)

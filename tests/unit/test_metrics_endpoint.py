@@ -1,6 +1,7 @@
 """Metrics: operators see of a server and of a hospital: numbers, a probe, and word of who falls out."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,11 +11,12 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -24,7 +26,7 @@ from medsilo.check.kit import read_kit, trouble
 from medsilo.federation import inprocess
 from medsilo.runs.events import Event, write
 from provisioning import metrics
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, make_plan, mounted
 from tests.secure.consortium import free_port, wait_until
 from tests.sites import CPU
 from tests.unit.test_consortium import put
@@ -136,6 +138,12 @@ def test_a_study_runs_while_its_job_does_and_every_site_has_a_time(led: tuple[Pa
     leads.kill()
     leads.wait()
     assert told(kit)['medsilo_studies{state="stopped",study="led"}'] == 1
+    summary = json.loads((run.parent / "study/summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"status": "failed", "reason": "was aborted"}))
+    for what, state in (("failed", "failed"), ("ended", "cancelled")):  # the lead's will rings no bell
+        write(kit, Event(what, "", "", "led", (run / "jobs.txt").read_text().strip()))
+        assert told(kit)[f'medsilo_studies{{state="{state}",study="led"}}'] == 1
+    (kit / "events.log").unlink()
 
 
 def test_who_is_connected_is_a_number(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +180,7 @@ def test_troubles_are_told_once_and_when_they_end(
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert set(metrics.troubles(kit, 1e-9, now + 1400)) == set()  # five usual rounds are longer
     assert set(metrics.troubles(kit, 1e-9, now + 1600)) == {("standstill", "led")}
+    assert set(metrics.troubles(kit, 1e-9, now - 3600)) == {("clock", "localhost")}
     assert ("certificate", "localhost") in metrics.troubles(kit, 1e-9, now + 340 * 86_400)
     monkeypatch.setattr(metrics, "trouble", lambda party: "nothing listens")
     assert set(metrics.troubles(kit, 1e-9)) == {("down", "localhost")}
@@ -185,30 +194,112 @@ def test_a_hospital_tells_what_waits(kits: Path) -> None:
     assert numbers["medsilo_approvals_waiting"] == 0 == numbers["medsilo_unreadable"]
 
 
-@pytest.fixture
-def hook() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    got: list[dict[str, str]] = []
+class Hook(BaseHTTPRequestHandler):
+    got: ClassVar[list[dict[str, str]]] = []
+    answers: ClassVar[list[int]] = []  # to what comes next; 0: it closes the line
 
-    class Hook(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
+    def do_POST(self) -> None:
+        self.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        answer = self.answers.pop(0) if self.answers else 204
+        if answer:
+            self.send_response(answer)
+            self.send_header("Location", "/internal")  # as GET, which nobody answers here
             self.end_headers()
 
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hook() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    Hook.got, Hook.answers = [], []
     server = HTTPServer(("127.0.0.1", 0), Hook)
     Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", got
+    yield f"http://127.0.0.1:{server.server_port}/hook", Hook.got
     server.shutdown()
 
 
-def test_a_webhook_gets_a_line_and_its_failure_stops_nothing(
-    hook: tuple[str, list[dict[str, str]]], capsys: pytest.CaptureFixture[str]
+def test_a_webhook_gets_each_line_in_order_when_it_answers_again(
+    hook: tuple[str, list[dict[str, str]]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It refuses, points to another address, or closes the line without a word."""
+    monkeypatch.setattr(metrics, "PAUSE", 0.01)
     url, got = hook
-    metrics.post(url, "north fell out")
-    assert got == [{"text": "north fell out"}]
-    metrics.post("http://127.0.0.1:1/", "lost")
-    assert "the webhook did not take 'lost'" in capsys.readouterr().err
+    messages = metrics.Messages(partial(metrics.post, url))
+    Hook.answers.extend([500, 302, 404])
+    messages.add("north fell out")
+    messages.add("north is back")
+    Thread(target=messages.hand_over, daemon=True).start()
+    wait_until(lambda: len(got) >= 5, 20, "both messages")
+    assert got == [{"text": "north fell out"}] * 4 + [{"text": "north is back"}]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "'north fell out'" in said and "500" in said
+    Hook.answers.extend([0, 0, 0])  # it may have taken it each time
+    messages.add("south fell out")
+    messages.add("south is back")
+    wait_until(lambda: len(got) >= 9, 20, "both messages")
+    assert got[5:] == [{"text": "south fell out"}] * 3 + [{"text": "south is back"}]
+
+
+def test_a_line_that_is_told_late_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    got, now = list[str](), 100.0
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
+    messages = metrics.Messages(got.append)
+    messages.add("down")
+    now += 3600
+    messages.add("no longer")
+    monkeypatch.setattr(messages, "send", lambda text: got.append(text) or (len(got) == 2 and sys.exit()))
+    with pytest.raises(SystemExit):
+        messages.hand_over()
+    assert got == ["down (told 60 min late)", "no longer"]
+
+
+def test_however_many_ask_one_looks_at_a_time() -> None:
+    looks = list[int]()
+
+    def look() -> int:
+        looks.append(len(looks))
+        time.sleep(0.05)
+        return len(looks)
+
+    fresh, found = metrics.Fresh(look), list[int]()
+    asking = [Thread(target=lambda: found.append(fresh())) for _ in range(100)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert looks == [0] and found == [1] * 100
+
+
+def test_a_full_disk_for_temporary_files_is_told(kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server takes no job then."""
+    kit, full = kits / "localhost", tmp_path / "full"
+    monkeypatch.setattr(metrics, "trouble", lambda party: None)
+    with mounted(full, "1m"):
+        command = [sys.executable, "-c", "import time; time.sleep(600)", str(kit.resolve())]
+        own = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(full)})
+        try:
+            wait_until(lambda: full in metrics._temporary(kit), 20, "its folder")
+            assert set(metrics.troubles(kit, 0.01)) == set()
+            (full / "jobs").write_bytes(b"x" * 1_000_000)
+            assert str(full) in metrics.troubles(kit, 0.01)["disk", "localhost"]
+        finally:
+            own.kill()
+            own.wait()
+
+
+def test_events_that_cannot_be_written_are_told(kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the webhook would be silent, and nobody would know why."""
+    monkeypatch.setattr(metrics, "trouble", lambda party: None)
+    with mounted(tmp_path / "disk", "1m") as disk:
+        kit = Path(shutil.copytree(kits / "localhost", disk / "kit"))
+        write(kit, Event("joined", "connected", "north"))
+        assert set(metrics.troubles(kit, 1e-9)) == set()
+        (disk / "jobs").write_bytes(b"x" * 1000 * (shutil.disk_usage(disk).free // 1000))
+        assert set(metrics.troubles(kit, 0.01)) == {("disk", "localhost")}
+        (disk / "jobs").unlink()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        assert set(metrics.troubles(kit, 1e-9)) == {("events", "localhost")}
 
 
 def test_the_program_serves_this_machine_alone_and_tells(
@@ -257,6 +348,8 @@ FIRES = {
     "MedsiloHospitalAway": [("site_connected", {"site": "x"}, 0)],
     "MedsiloCertificate": [("trouble", {"what": "certificate", "about": "x"}, 1)],
     "MedsiloDisk": [("trouble", {"what": "disk", "about": "x"}, 1)],
+    "MedsiloEvents": [("trouble", {"what": "events", "about": "x"}, 1)],
+    "MedsiloClock": [("trouble", {"what": "clock", "about": "x"}, 1)],
 }
 WELL: list[metrics.Sample] = [("up", {"party": "x"}, 1), ("studies", {"study": "x", "state": "running"}, 1)]
 WELL += [("studies", {"study": "y", "state": "finished"}, 1), ("site_connected", {"site": "x"}, 1)]

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 from nvflare.apis.fl_exception import FLCommunicationError
+from nvflare.fuel.flare_api.api_spec import NoConnection
 
 from medsilo import cli
 from medsilo.check.result import Finding, Report
@@ -288,8 +289,18 @@ def test_a_server_that_answers_too_late_is_named(
     monkeypatch.setattr("medsilo_lab.consortium.lead.read_kit", lambda *_: SimpleNamespace(name="l", host="h", port=1))
     late = FLCommunicationError("failed to challenge server: timeout: ")
     monkeypatch.setattr("medsilo_lab.consortium.lead.connect", Mock(side_effect=late))
-    with pytest.raises(Unreachable, match="h:1"), lead.connected(tmp_path):
+    with pytest.raises(Unreachable, match="h:1.*is it started"), lead.connected(tmp_path):
         pass
+
+
+def test_a_server_that_fell_silent_after_it_was_reached_is_not_taken_for_one_that_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that it has no room for gets no answer."""
+    monkeypatch.setattr("medsilo_lab.consortium.lead.read_kit", lambda *_: SimpleNamespace(name="l", host="h", port=1))
+    monkeypatch.setattr("medsilo_lab.consortium.lead.connect", Mock())
+    with pytest.raises(Unreachable, match="h:1 does not answer any more.*full"), lead.connected(tmp_path):
+        raise NoConnection("cannot connect to server: failed to submit")
 
 
 @pytest.mark.parametrize("over", [True, False])

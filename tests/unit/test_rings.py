@@ -4,9 +4,10 @@
 import subprocess
 from pathlib import Path
 
+import nvflare
 import pytest
 
-from tests import changed, conftest
+from tests import changed, conftest, upgrade
 
 AUTHOR = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org", "-c", "commit.gpgsign=false")
 
@@ -105,3 +106,9 @@ def test_what_differs_from_where_the_branch_began_is_what_changed(
     assert changed.changed("main") == ["committed", "edited", "new"]
     with pytest.raises(SystemExit, match="BASE="):
         changed.changed("no-such-commit")
+
+
+def test_another_nvflare_is_tried_over_all_packages_that_this_python_sees() -> None:
+    """Those that a worktree's environment borrows by a path, too."""
+    below = [Path(folder) for folder in upgrade.installed_folders()]
+    assert {Path(module.__file__ or "").parents[1] for module in (nvflare, pytest)} <= set(below)

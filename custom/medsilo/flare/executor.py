@@ -95,6 +95,7 @@ class MedsiloExecutor(Executor):
             GARBAGE.begin()
             has_started()
         elif event_type == EventType.END_RUN and self.give_back:
+            self.events.end("the job ended here before the study's last task; the server knows why")
             self.give_back()
 
     def _guard(self, fl_ctx: FLContext) -> None:
@@ -130,7 +131,7 @@ class MedsiloExecutor(Executor):
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, plain(warning))
             if parcel.facts.get("task") == "test":
-                self.events.tell("ended", "this site answered the test, the study's last task")
+                self.events.end("this site answered the test, the study's last task")
             if self.folder:
                 measured = {key: reply.facts.get(key, 0.0) for key in ("seconds", "memory")}
                 note(self.folder, parcel.facts, kind="answered", bytes=reply.size(), **measured)

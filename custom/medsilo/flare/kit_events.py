@@ -29,7 +29,7 @@ SILENCE = 90.0  # seconds without a heartbeat: who is behind a relay, or stands 
 
 @dataclass(frozen=True)
 class Seen:
-    """A party at one look: whether a connection to it is open, and when it was heard (in seconds since 1970)."""
+    """A party at one look: whether a connection to it is open, and when it was heard, by a clock that may jump."""
 
     connected: bool
     last_heard: float
@@ -41,13 +41,17 @@ class Attendance:
     """Who is there, who is away and since when nothing was seen of them."""
 
     direct: set[str] = field(default_factory=set)  # whose connection was seen once
+    heard: dict[str, tuple[float, float]] = field(default_factory=dict)  # last_heard, and when it was new
     lost: dict[str, float] = field(default_factory=dict)  # since when a connection is gone
     there: dict[str, bool] = field(default_factory=dict)
     returned: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
 
     def look(self, seen: Mapping[str, Seen], now: float) -> Iterator[Event]:
-        """Yield what changed since the last look."""
+        """Yield what changed since the last look. now: in seconds of a clock that nobody sets."""
+        for name, one in seen.items():
+            if self.heard.get(name, (None,))[0] != one.last_heard:
+                self.heard[name] = one.last_heard, now
         self.direct.update(name for name, one in seen.items() if one.connected)
         for name in sorted({*seen, *self.there}):
             why = self._missing(name, seen.get(name), now)
@@ -73,7 +77,8 @@ class Attendance:
             return "it signed off, or the server gave it up"
         if seen.connected or name not in self.direct:
             self.lost.pop(name, None)
-            return f"it was silent for {now - seen.last_heard:.0f} s" if now - seen.last_heard > SILENCE else None
+            silent = now - self.heard[name][1]
+            return f"it was silent for {silent:.0f} s" if silent > SILENCE else None
         since = self.lost.setdefault(name, now)
         return f"its connection is gone for {now - since:.0f} s" if now - since > GRACE else ""
 
@@ -96,7 +101,7 @@ class ServerEvents(FLComponent):
         attendance = Attendance()
         while not engine.server.shutdown:
             with suppress(Exception):  # one look that fails is made good by the next
-                for event in attendance.look(connections(engine), time.time()):
+                for event in attendance.look(connections(engine), time.monotonic()):
                     write(kit, event)
             time.sleep(LOOK)
 
@@ -129,15 +134,15 @@ class HospitalEvents(LostConnections):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.AFTER_CLIENT_HEARTBEAT:
-            self.last_heard = time.time()
+            self.last_heard = time.monotonic()
         elif event_type == EventType.AFTER_CLIENT_REGISTER:
-            self.last_heard = time.time()
+            self.last_heard = time.monotonic()
             threading.Thread(target=self._watch, args=(fl_ctx.get_engine(), kit_folder(fl_ctx)), daemon=True).start()
 
     def _watch(self, engine: Any, kit: Path) -> None:
         while True:
             with suppress(Exception):
                 server = Seen(engine.get_cell().is_cell_connected(FQCN.ROOT_SERVER), self.last_heard)
-                for event in self.attendance.look({"the server": server}, time.time()):
+                for event in self.attendance.look({"the server": server}, time.monotonic()):
                     write(kit, event)
             time.sleep(LOOK)

@@ -23,6 +23,7 @@ class StudyEvents:
         self.kit, self.job, self.study = kit, job, study
         self.lead = self.plan = ""  # who submitted the job, and its plan's hash, where these are known
         self.out = set[str]()  # sites that the last round was without
+        self.runs = False  # this site's last word was that it began
         self.wrong = dict[str, float]()  # what keeps this site from its answers, and when it did last
 
     @classmethod
@@ -46,6 +47,13 @@ class StudyEvents:
         if again:
             self.tell("failed", "this site's process for the job was ended; another goes on")
         self.tell("resumed" if again else "began", text)
+        self.runs = True
+
+    def end(self, text: str) -> None:
+        """Write once that this site's part in the job is over."""
+        if self.runs:
+            self.runs = False
+            self.tell("ended", text)
 
     def on_answer(self, wrong: str = "", died: bool = False, passing: bool = False) -> None:
         """Write why this site can't answer, once until it can again for a while. wrong: why, where it could not.

@@ -3,7 +3,9 @@
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from medsilo.core.text import plain
 from medsilo.runs.events import LAST, NAME, columns_of, is_of, read
@@ -14,20 +16,27 @@ POLL = 0.5  # seconds between two looks for new lines
 def follow(kit: Path, of: str = "") -> Iterator[str]:
     """Yield the lines of a kit that are written from now on, without end."""
     path = kit / NAME
-    file = path.open(encoding="utf-8", errors="replace") if path.is_file() else None
+    file = _other(path, None)
     if file:
         file.seek(0, os.SEEK_END)
     while True:
-        for line in file or ():
-            if is_of(line, of):
-                yield line.rstrip("\n")
-        if path.is_file() and (file is None or os.fstat(file.fileno()).st_ino != path.stat().st_ino):
+        new = _other(path, file)  # before the last lines of the one set aside are read
+        yield from (line.rstrip("\n") for line in file or () if is_of(line, of))
+        if new is None:
+            time.sleep(POLL)
+        else:
             if file:
-                yield from (line.rstrip("\n") for line in file if is_of(line, of))  # the last of the one set aside
                 file.close()
-            file = path.open(encoding="utf-8", errors="replace")
-            continue
-        time.sleep(POLL)
+            file = new
+
+
+def _other(path: Path, file: TextIO | None) -> TextIO | None:
+    """Return the file of this name, if it is another than the open one, or was emptied; None if it can't be read."""
+    with suppress(OSError):  # it is not there, or is being set aside
+        now = path.stat()
+        if not file or now.st_ino != os.fstat(file.fileno()).st_ino or now.st_size < os.lseek(file.fileno(), 0, 1):
+            return path.open(encoding="utf-8", errors="replace")
+    return None
 
 
 def connected(kit: Path) -> dict[str, bool]:

@@ -56,9 +56,11 @@ def connected(kit: Path) -> Iterator[Session]:
     own = read_kit(kit, "person")
     logging.root.addHandler(SILENT)
     user, address = own.name, f"{own.host}:{own.port}"
+    remedy = "; is it started, and the way to it open?"
     try:
         with redirect_stdout(io.StringIO()):  # it says that it connects
             session = connect(user, kit, CONNECT)
+        remedy = " any more; did it end, or is its disk for temporary files full? its error_log.txt says why"
         try:
             yield session
         finally:
@@ -66,7 +68,7 @@ def connected(kit: Path) -> Iterator[Session]:
     except (MedsiloError, BrokenPipeError):
         raise
     except (api_spec.NoConnection, api_spec.SessionClosed, FLCommunicationError) as error:
-        raise Unreachable(f"the server at {address} does not answer; is it started, and the way to it open?") from error
+        raise Unreachable(f"the server at {address} does not answer{remedy}") from error
     except api_spec.AuthorizationError as error:
         right = re.search(r"is not authorized for '(\w+)'", str(error))
         why = f"not authorized for {right[1]}" if right else error
