@@ -97,6 +97,17 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
     assert "permission denied" in one_line(capsys, 2, "demo", "--out", tmp_path / "runs")
 
 
+@pytest.mark.parametrize("name", ["Süd Klinik", "Süd#Klinik", "it's"])
+def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Its command lines have paths without quotes; the engine in one process has no such lines."""
+    told = one_line(capsys, 1, "run", "fedavg", "--out", tmp_path / name)
+    assert "choose another --out, or give --engine inprocess" in told and str(tmp_path / name) in told
+    assert not list(tmp_path.rglob("*.yaml"))
+    assert main(["run", "fedavg", "--engine", "inprocess", "--out", str(tmp_path / name), *SMALL]) == 0
+
+
 WRONG = """
 compare --at-once x | --at-once: give a whole number (
 compare --methods fedavg --folds 1 | --folds: give a number greater than or equal to 3
