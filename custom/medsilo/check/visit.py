@@ -81,7 +81,7 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
     note("device", check_device(settings))
     if visit.kit:
         say("looking at the kit and the network")
-        with _guarded("kit", report):
+        with _guarded("environment", report):
             check_unquoted(visit.kit.folder.parent.resolve(), "move the kit to another folder")
         note("certificates", check_certificates(visit.kit, now), check_seal(visit.kit))
         if visit.kit.party != "server":
