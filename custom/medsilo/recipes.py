@@ -10,6 +10,7 @@ with `medsilo.client.join`.
     recipe.execute(SimEnv(num_clients=3))
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import signature
@@ -28,10 +29,12 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 from torch import nn
 
 from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.files import check_unquoted
 from medsilo.flare.controller import MedsiloController
 from medsilo.flare.simulator_workspace import EARLIER, failure_in, keep_finished, studies_in
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.runs import paths
+from medsilo.runs.clean import is_finished
 from medsilo.script.study import INITIAL, plan_of_script
 from nvflare_reliability.timeouts import limits
 
@@ -146,6 +149,8 @@ class MethodRecipe(Recipe):
         if not isinstance(env, SimEnv):
             return super().run(env, *given, **more)
         workspace = self._workspace(env)
+        check_unquoted(workspace, "choose another workspace_root")
+        check_unquoted(sys.executable, "install medsilo elsewhere")
         try:
             ended = super().run(env, *given, **more)
         except RuntimeError as error:  # which names NVFlare's return code alone
@@ -153,6 +158,8 @@ class MethodRecipe(Recipe):
             hint = "" if joins else f"; {self.train_script} does not join, as by medsilo.client in place of nvflare's"
             raise MedsiloError(f"{failure_in(workspace) or error}{hint}; logs: {workspace}") from error
         for study in studies_in(workspace)[-1:]:
+            if not is_finished(study):  # which NVFlare does not tell
+                raise MedsiloError(f"{failure_in(workspace) or 'the study did not finish'}; logs: {workspace}")
             print(f"medsilo: finished; for the page of this study, type: medsilo report {study}")
         return ended
 

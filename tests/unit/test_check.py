@@ -483,7 +483,10 @@ def test_the_server_at_the_other_end(tmp_path: Path) -> None:
         assert plain.severity == "stops" and "makes no TLS connection" in plain.what
 
 
-def test_the_whole_check_with_a_kit(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_whole_check_with_a_kit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where it writes what is private
     job = job_of(tmp_path / "job")
     with serving(ROOT) as port:
         kit = kit_of(tmp_path / "kit", port=port)
@@ -492,6 +495,8 @@ def test_the_whole_check_with_a_kit(tmp_path: Path, capsys: pytest.CaptureFixtur
         kit = kit_of(tmp_path / "old", port=port, end=NOW - timedelta(days=3))
         assert cli.main(["check", str(job), "--kit", str(kit)]) == 1
     assert "STOPS  certificates  the kit's certificate ended on" in capsys.readouterr().out
+    assert cli.main(["check", "--kit", str(kit.rename(tmp_path / "our kit"))]) == 1
+    assert "STOPS  environment   NVFlare starts nothing where a path has ' '" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------------------------------------- a few batches

@@ -97,6 +97,31 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
     assert "permission denied" in one_line(capsys, 2, "demo", "--out", tmp_path / "runs")
 
 
+@pytest.mark.parametrize("name", ["Süd Klinik", "Süd#Klinik", "it's"])
+def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Its command lines have paths without quotes; the engine in one process has no such lines."""
+    told = one_line(capsys, 1, "run", "fedavg", "--out", tmp_path / name)
+    assert "choose another --out, or give --engine inprocess" in told and str(tmp_path / name) in told
+    assert not list(tmp_path.rglob("*.yaml"))
+    assert main(["run", "fedavg", "--engine", "inprocess", "--out", str(tmp_path / name), *SMALL]) == 0
+
+
+@pytest.mark.parametrize("line", ["run fedavg", "submit fedavg --kit KIT", "kits make consortium.yaml -o kits"])
+def test_another_nvflare_is_told_with_what_to_install(line: str, root: Path, tmp_path: Path) -> None:
+    """As pip leaves it where another package asked for it."""
+    told = tmp_path / "packages/nvflare-2.8.0.dist-info/METADATA"
+    told.parent.mkdir(parents=True)
+    told.write_text("Metadata-Version: 2.1\nName: nvflare\nVersion: 2.8.0\n")
+    (tmp_path / "consortium.yaml").write_text((root / "provisioning/consortium.yaml").read_text())
+    seen = {**os.environ, "PYTHONPATH": os.pathsep.join((str(told.parents[1]), str(root / "custom")))}
+    command = [sys.executable, "-m", "medsilo.cli", *line.split()]
+    done = subprocess.run(command, cwd=tmp_path, env=seen, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert re.search(r"nvflare is 2\.8\.0 .*pip install nvflare==2\.9", done.stderr.splitlines()[-1])
+
+
 WRONG = """
 compare --at-once x | --at-once: give a whole number (
 compare --methods fedavg --folds 1 | --folds: give a number greater than or equal to 3

@@ -217,6 +217,9 @@ def test_changelog_and_citation_are_of_this_version(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     assert newest and newest[1] == str(cited["version"]) == __version__
     assert (cited["license"], cited["title"]) == (project["license"], project["name"])
+    named = re.search(r"\((\S+) names them\)", cited["message"])
+    assert named and "| method | paper |" in (root / named[1]).read_text("utf-8")
+    assert cited["repository-code"] == project["urls"]["Repository"]
     assert f"tag `v{__version__}`" in changes  # the links of a wheel's README lead to it
 
 

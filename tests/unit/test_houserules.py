@@ -339,6 +339,13 @@ def test_every_fault_of_the_page_has_tests_that_exist(root: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- small rules
+def test_nothing_is_committed_that_git_ignores(root: Path) -> None:
+    """Such as what `medsilo check` writes for one hospital alone."""
+    assert "medsilo-check-private.txt" in (root / ".gitignore").read_text().splitlines()
+    listed = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    assert not subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout
+
+
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
     """Anything that the package raises on purpose can be shown as one line."""
     allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError", "AttributeError"}

@@ -507,6 +507,15 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     recipe.execute(env)
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"medsilo report {study}")
 
+    summary = json.loads((tmp_path / "own" / paths.SUMMARY).read_text())
+    failed = json.dumps({**summary, "status": "failed", "reason": "aborted before site-1 answered"})
+    lost = Simulator(num_clients=2, workspace_root="lost")
+    lost.left = {f"server/medsilo/one/{paths.SUMMARY}": failed}
+    with pytest.raises(MedsiloError, match="aborted before site-1 answered; logs: .*lost.again"):
+        recipe.execute(lost)
+    with pytest.raises(MedsiloError, match="' ': choose another workspace_root"):  # as its command line is split
+        recipe.execute(Simulator(num_clients=2, workspace_root="my work"))
+
     raised = "medsilo.core.errors.MedsiloError: join: FedSM needs validation=\n"
     env.left = {"site-2/log.txt": f"2026-11-27 - ERROR - Traceback:\n  File a\nKeyError: 1\n\n{raised}\nmore\n"}
     with pytest.raises(MedsiloError, match="site-2: join: FedSM needs validation=; logs: .*again"):

@@ -12,6 +12,7 @@ import yaml
 
 from tests import last_long
 from tests.last_long import ADDRESS, told
+from tests.unit import test_wheel
 
 ACTION = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 FILES = ("workflows/ci.yml", "workflows/nightly.yml", "workflows/long.yml", "actions/python/action.yml")
@@ -44,6 +45,18 @@ def test_a_workflow_calls_targets_of_the_makefile_and_pinned_actions(name: str, 
     if name.startswith("workflows"):
         assert read["permissions"] == {"contents": "read"}
         assert all(0 < job["timeout-minutes"] <= 350 for job in read["jobs"].values())
+
+
+def test_the_long_tests_have_each_python_that_wheels_are_installed_with(root: Path) -> None:
+    [step] = [one for one in steps_in(jobs_of(root, FILES[2])) if "./.github/actions/python" in one.values()]
+    given = step["with"]["version"].split()
+    assert given == sorted(
+        given, key=lambda one: int(one.partition(".")[2]), reverse=True
+    )  # setup-python's default is last
+    [matrix] = [
+        mark for mark in test_wheel.test_it_runs_in_a_user_s_own_environment.pytestmark if mark.name == "parametrize"
+    ]
+    assert {python for python, *_ in matrix.args[1]} == set(given)
 
 
 def jobs_of(root: Path, *names: str) -> list[Any]:

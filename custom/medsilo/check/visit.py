@@ -24,6 +24,7 @@ from medsilo.check.plan_words import words_table
 from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearse, round_seconds
 from medsilo.check.result import Finding, Report
 from medsilo.core.errors import MedsiloError, Unfit
+from medsilo.core.files import check_unquoted
 from medsilo.core.package import ENGINE, facts_of, in_words
 from medsilo.learning.compute import Compute
 from medsilo.plan import Plan
@@ -80,6 +81,8 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
     note("device", check_device(settings))
     if visit.kit:
         say("looking at the kit and the network")
+        with _guarded("environment", report):
+            check_unquoted(visit.kit.folder.parent.resolve(), "move the kit to another folder")
         note("certificates", check_certificates(visit.kit, now), check_seal(visit.kit))
         if visit.kit.party != "server":
             with _guarded("network", report):

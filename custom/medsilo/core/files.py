@@ -15,6 +15,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -44,6 +45,12 @@ def make_folder(folder: Path) -> None:
 def free_disk(folder: Path) -> int:
     """The free bytes on the disk of a folder that may not be there yet."""
     return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
+
+
+def check_unquoted(path: Path | str, remedy: str) -> None:
+    """Reject a path that NVFlare can't start a process in: its command lines have paths without quotes."""
+    if torn := re.search(r"[\s'\"\\#]", str(path)):
+        raise MedsiloError(f"NVFlare starts nothing where a path has {torn[0]!r}: {remedy}", str(path))
 
 
 def sync_names(folder: Path) -> None:

@@ -28,6 +28,15 @@ SUFFIXES = (".py", ".html", ".template", ".csv")  # of our files that run or are
 DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions decide over the last digits
 
 
+def check_nvflare() -> None:
+    """Reject an NVFlare of another release than the one medsilo is tested with: it would fail somewhere inside."""
+    wanted = re.findall(r"(?m)^nvflare==(\S+)$", (ROOT / "tested.txt").read_text("utf-8"))[0]
+    if (installed := version("nvflare")).split(".")[:2] != wanted.split(".")[:2]:
+        raise MedsiloError(
+            f"nvflare is {installed} here, and medsilo runs with {wanted}: pip install nvflare=={wanted}"
+        )
+
+
 def is_ours(name: str) -> bool:
     """Return whether a package that is imported under this name is one of ours."""
     return name in ALWAYS or name.startswith(f"{ENGINE}_")

@@ -21,7 +21,7 @@ import yaml
 
 from medsilo.core import model_folders, weight_cache
 from medsilo.core.errors import MedsiloError, reading
-from medsilo.core.files import write_json, write_text
+from medsilo.core.files import check_unquoted, write_json, write_text
 from medsilo.core.parent_watch import end_with
 from medsilo.core.text import size_text
 from medsilo.flare.jobs import CONFIG, PLAN, SERVER, check_components, has_code, write_job
@@ -92,6 +92,8 @@ def run(
             f"medsilo compare --methods {plan.algorithm.name},fedavg"
         )
     plan, record = plan.on_one_machine, Record(folder.resolve())
+    check_unquoted(record.folder, "choose another --out, or give --engine inprocess")
+    check_unquoted(sys.executable, "install medsilo elsewhere, or give --engine inprocess")
     _check_sources(plan, settings)
     taken = (paths.JOB, paths.CHECKPOINTS, paths.NVFLARE)
     if not record.make_way() or any((record.folder / name).exists() for name in taken):
@@ -126,6 +128,7 @@ def resume(
     if not (folder / paths.JOB).is_dir() or not record.checkpoints.is_dir():
         raise MedsiloError(f"{folder} cannot be resumed: it has no job or no checkpoint")
     record.check_unfinished()
+    check_unquoted(record.folder, "move this run to another folder")
     plan = load_plan(folder / paths.PLAN)
     _check_sources(plan, settings)
     path = folder / paths.JOB / CONFIG / SERVER
@@ -167,6 +170,8 @@ def simulated(job: Path, workspace: Path, sites: Sequence[str], threads: int, lo
     command = [sys.executable, "-m", __name__, str(job), str(workspace), ",".join(sites), str(threads)]
     # Few memory arenas: freed models go back to the system instead of staying with one of many threads.
     environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
+    if not {"", str(Path.cwd())} & {*sys.path}:  # a random.py in this folder is no module of theirs, either
+        environment["PYTHONSAFEPATH"] = "1"
     with log.open("a") as said:
         process = subprocess.Popen(
             [*command, str(os.getpid())],

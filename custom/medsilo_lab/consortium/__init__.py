@@ -1,0 +1,3 @@
+from medsilo.core.package import check_nvflare
+
+check_nvflare()
