@@ -248,10 +248,10 @@ def super_model(folder: Path | str, model: nn.Module) -> SuperModel:
     True
     """
     plan = load_plan(Path(folder) / paths.PLAN)
-    if not isinstance(plan.network, ScriptNetwork):
-        return SuperModel.load(Path(folder), plan)
-    with plan.network.standing_for(model):
-        return SuperModel.load(Path(folder), plan).eval()
+    if isinstance(plan.network, ScriptNetwork):
+        plan.network.make_by(model)
+    model_folders.look_in(Path(folder) / model_folders.FOLDER)
+    return SuperModel.load(Path(folder), plan)
 
 
 def _app_folder() -> Path:

@@ -85,13 +85,15 @@ class MethodRecipe(Recipe):
         sites: Sequence[str] = (),
         input_shape: Sequence[int] | None = None,
         seed: int = 0,
-        plan: Mapping[str, Mapping[str, Any]] | None = None,
+        plan: Mapping[str, Any] | None = None,
         **method: Any,
     ) -> None:
         """sites: names of those that take part; by default all that are connected. input_shape: of one input,
         [channels, ...]; HarmoFL needs it. plan: further keys of the plan, such as {"participation": {"when_missing":
         "wait"}}. method: the method's own numbers.
         """
+        if key_metric_mode not in ("min", "max", None):
+            raise MedsiloError(f"key_metric_mode: {key_metric_mode!r} is unknown; give 'min' or 'max'")
         if name.endswith(EARLIER):
             raise MedsiloError(f"name: {name!r} is where finished studies of another recipe are kept; give another")
         self.train_script, self.train_args, self.command = train_script, train_args, command
@@ -138,6 +140,9 @@ class MethodRecipe(Recipe):
 
     def process_env(self, env: ExecEnv) -> None:
         """Keep the finished study of an earlier run, whose workspace NVFlare's simulator empties."""
+        least, sites = self.plan.participation.required, getattr(env, "num_clients", None)
+        if sites and least > sites:
+            raise MedsiloError(f"min_clients: {least} is more than the {sites} of {type(env).__name__}; lower it")
         if isinstance(env, SimEnv) and (kept := keep_finished(self._workspace(env))):
             print(f"medsilo: the finished study of the earlier run is now in {kept}")
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from medsilo import client, recipes
 from medsilo.client import super_model
 from medsilo.core import model_folders
-from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Line
@@ -323,13 +323,51 @@ def test_another_model_than_the_recipes_is_refused_by_the_names_of_its_tensors(t
             plan.network.make_by(other)
 
 
+class Stateful(nn.Linear):
+    """A layer whose state dict has more than tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 1}
+
+
 def test_weights_that_can_not_travel_are_refused_by_their_names() -> None:
-    """Torch's own errors named none."""
-    odd = nn.Linear(2, 2)
+    """Torch's own errors named none; a mask of minus infinity was refused at the first round, as diverged training."""
+    odd, masked = nn.Linear(2, 2), nn.Linear(2, 2)
     odd.weight = nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))
-    for model, told in ((nn.Sequential(nn.LazyLinear(2)), "0.weight.*batch"), (odd, "weight is of complex64")):
-        with pytest.raises(MedsiloError, match=told):
+    masked.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+    for model, told in (
+        (nn.Sequential(nn.LazyLinear(2)), "0.weight.*batch"),
+        (odd, "weight is of complex64"),
+        (masked, "mask is NaN or infinite.*persistent=False"),
+        (nn.Sequential(Stateful(2, 2)), "0._extra_state is no tensor"),
+    ):
+        with pytest.raises(MedsiloError, match=f"model: {told}"):
             described(model)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "ditto"])
+def test_a_layer_that_a_network_uses_under_two_names_is_trained_once(method: str, tmp_path: Path) -> None:
+    """The first round was refused for the surplus of its second name."""
+    block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model = nn.Sequential(block, block, nn.Linear(2, 2))
+    batch = (torch.randn(6, 2), torch.tensor([0, 1] * 3))
+    plan = plan_of_script(model, tmp_path, {"name": method}, rounds=1, minimum=1, sites=["a"])
+    model_folders.look_in(tmp_path)
+    site = ScriptSite(plan, "a", tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1), Data([batch]))
+
+    class Answers:
+        def answer(self, parcel: StudyMessage, stop: object) -> StudyMessage:
+            if (reply := site.ask(parcel)) is not None:
+                return reply
+            for net, optimizer in site.networks():
+                nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
+                optimizer.step()
+            return site.finish({"accuracy": 0.5})
+
+    record = Record(tmp_path / "study")
+    Coordinator(plan, ["a"], Line({"a": Answers()}), record, "in-process").run()
+    kept, _ = load_tensors(site.state.folder / paths.LAST)
+    assert record.summary().status == "finished" and torch.equal(kept["0.0.weight"], kept["1.0.weight"])
 
 
 class Flare:
@@ -466,12 +504,14 @@ def test_a_checkpoint_is_where_the_study_begins(tmp_path: Path, monkeypatch: pyt
         ("HarmoFLRecipe", {}, "input_shape=", "task.size"),
         ("FedProxRecipe", {"mu": -1}, "mu: -1", "algorithm"),
         ("FedAvgRecipe", {"num_rounds": 0}, "num_rounds: 0", "training"),
+        ("FedAvgRecipe", {"key_metric_mode": "lowest"}, "key_metric_mode: 'lowest'", "task"),
+        ("FedAvgRecipe", {"plan": {"participation": 3}}, "participation", "algorithm"),
     ],
 )
 def test_what_is_wrong_is_told_by_the_recipes_arguments(
     recipe: str, given: dict[str, Any], told: str, key: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(PlanError, match=re.escape(told)) as error:
+    with pytest.raises(MedsiloError, match=re.escape(told)) as error:
         getattr(recipes, recipe)(model=nn.Conv2d(1, 2, 3), min_clients=2, train_script="client.py", **given)
     assert key not in str(error.value)
 
@@ -511,6 +551,8 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     env.left = {"site-2/log.txt": f"2026-11-27 - ERROR - Traceback:\n  File a\nKeyError: 1\n\n{raised}\nmore\n"}
     with pytest.raises(MedsiloError, match="site-2: join: FedSM needs validation=; logs: .*again"):
         recipe.execute(env)
+    with pytest.raises(MedsiloError, match="min_clients: 2 is more than the 1 of"):
+        recipe.execute(Simulator(num_clients=1, workspace_root="workspace"))
     with pytest.raises(MedsiloError, match="name: 'again-earlier'"):  # NVFlare would empty what is kept there
         recipes.FedAvgRecipe(name="again-earlier", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
     kept = tmp_path / "workspace/again-earlier/one"
@@ -540,7 +582,9 @@ def test_a_recipe_takes_the_arguments_of_nvflares_own(tmp_path: Path, monkeypatc
         if own.default is not Parameter.empty
     }
     needed = {"model": nn.Linear(2, 3), "min_clients": 2, "train_script": "client.py"}
-    recipes.FedAvgRecipe(**usual | needed | {"client_memory_gc_rounds": 2}).export("jobs")
+    recipe = recipes.FedAvgRecipe(**usual | needed | {"client_memory_gc_rounds": 2, "plan": {"seed": 3}})
+    assert recipe.plan.seed == 3
+    recipe.export("jobs")
     (own,) = configs(tmp_path / "jobs").values()
     assert own["executors"][0]["executor"]["args"]["memory_gc_rounds"] == 2
     for name, value in {"patience": 3, "stop_cond": "accuracy >= 80", "exclude_vars": "bn"}.items():
@@ -692,6 +736,16 @@ def test_an_optimizer_that_searches_along_a_line_is_refused(tmp_path: Path) -> N
     plan = plan_of_script(model, tmp_path, {"name": "fedavg"}, rounds=2, minimum=1, sites=["a"])
     with pytest.raises(MedsiloError, match="LBFGS"):
         ScriptSite(plan, "a", tmp_path, model, torch.optim.LBFGS(model.parameters()), Data([]))
+
+
+def test_an_optimizer_of_another_network_is_refused(tmp_path: Path) -> None:
+    """Nothing was trained, and nobody was told."""
+    model = nn.Linear(2, 2)
+    plan = plan_of_script(model, tmp_path, {"name": "fedavg"}, rounds=2, minimum=1, sites=["a"])
+    frozen = deepcopy(model).requires_grad_(False)
+    for joins, own in ((model, nn.Linear(2, 2)), (frozen, frozen)):
+        with pytest.raises(MedsiloError, match="join: the optimizer has none of the model's weights"):
+            ScriptSite(plan, "a", tmp_path, joins, torch.optim.SGD(own.parameters(), lr=0.1), Data([]))
 
 
 def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> None:

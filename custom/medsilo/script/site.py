@@ -544,6 +544,9 @@ class ScriptSite:
         assert isinstance(plan.network, ScriptNetwork)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise MedsiloError("join: LBFGS looks at the loss many times in a step; take another optimizer, as SGD")
+        learning = {id(own) for own in model.parameters() if own.requires_grad}
+        if learning.isdisjoint(id(own) for group in optimizer.param_groups for own in group["params"]):
+            raise MedsiloError("join: the optimizer has none of the model's weights; make it of model.parameters()")
         _refuse_lacking(plan, data)
         plan.network.make_by(model)
         self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler, data.loss)
