@@ -407,7 +407,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     (tmp_path / "app/config" / paths.PLAN).write_text(plan.to_yaml())
     (tmp_path / INITIAL).rename(tmp_path / "app/config" / INITIAL)
     monkeypatch.syspath_prepend(tmp_path / "app/custom")
-    monkeypatch.setattr(client, "_study", None)
+    monkeypatch.setattr(client, "_site", None)
     monkeypatch.setattr(client, "flare", Flare(plan.among(("a",)), {"model": deepcopy(model).state_dict()}))
     loader = [(torch.randn(6, 2), torch.tensor([0, 1] * 3))]
 
@@ -686,6 +686,25 @@ def test_scores_that_are_sent_after_training_choose_the_model_as_it_arrived(tmp_
     assert any(not torch.equal(kept[name], came[2][name]) for name in kept)
 
 
+@pytest.mark.parametrize("method", ["fedbn", "ditto"])
+def test_layers_that_a_script_has_frozen_stay_frozen(method: str, tmp_path: Path) -> None:
+    """A batch norm that was set to evaluation once, before the rounds, learned statistics from the first one on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model[1].eval()
+    plan = plan_of_script(model, tmp_path, {"name": method}, rounds=1, minimum=1, sites=["a"])
+    model_folders.look_in(tmp_path)
+    data = Data([(torch.randn(6, 2), torch.tensor([0, 1] * 3))])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site = ScriptSite(plan, "a", tmp_path, model, optimizer, data, evaluate=lambda net: 0.5)
+    group = {"global": dict(model.state_dict())} if method == "ditto" else {}
+    group = group or asked_of(site, "round", 1, 0).groups
+    asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",))
+    assert site.ask(asked.parcel(group)) is None
+    for net, _ in site.networks():
+        assert [layer.training for layer in net] == [True, False, True]
+
+
 def test_a_script_scores_models_in_its_own_thread(tmp_path: Path) -> None:
     """A card, a logger or a connection that a script has chosen is that of its thread."""
     threads = []
@@ -788,7 +807,7 @@ def test_a_round_that_is_not_sent_or_sent_twice_is_told(tmp_path: Path, monkeypa
 
 
 def test_a_script_that_never_joined_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_study", None)
+    monkeypatch.setattr(client, "_site", None)
     for use in (client.is_running, client.receive, client.networks, client.send):
         with pytest.raises(MedsiloError, match=r"join\(model"):
             use()
