@@ -75,25 +75,26 @@ def layers_of(model: nn.Module) -> tuple[LayerShape, ...]:
 
 def _layer(name: str, layer: nn.Module, seen: dict[int, str]) -> LayerShape:
     kind = next((known for known, own in KINDS.items() if isinstance(layer, own)), "")
-    tensors = [
-        _tensor(own, value, value.requires_grad, seen.setdefault(id(value), f"{name}.{own}".lstrip(".")), name)
-        for own, value in layer.named_parameters(recurse=False, remove_duplicate=False)
-    ]
-    unsaved = layer._non_persistent_buffers_set
-    buffers = layer.named_buffers(recurse=False)
-    tensors += [_tensor(own, value, layer=name) for own, value in buffers if own not in unsaved]
     numbers = {own: int(getattr(layer, own)) for own in NUMBERS if kind and isinstance(getattr(layer, own, None), int)}
+    tensors = [
+        _tensor(own, f"{name}.{own}".lstrip("."), value, seen)
+        for own, value in {**layer._parameters, **layer._buffers}.items()
+        if value is not None and own not in layer._non_persistent_buffers_set
+    ]
     return LayerShape(name=name, kind=kind, numbers=numbers, tensors=tuple(tensors))
 
 
-def _tensor(name: str, value: Tensor, learns: bool | None = None, first: str = "", layer: str = "") -> TensorShape:
-    dtype, full = str(value.dtype).removeprefix("torch."), f"{layer}.{name}".lstrip(".")
+def _tensor(name: str, full: str, value: Tensor, seen: dict[int, str]) -> TensorShape:
+    dtype = str(value.dtype).removeprefix("torch.")
     if is_lazy(value):
         raise MedsiloError(f"model: {full} has no shape before its first batch; call the model once with a batch")
     if dtype not in DTYPES:
         raise MedsiloError(f"model: {full} is of {dtype}, which does not travel; use floats and whole numbers")
-    same = first if first != full else ""
-    return TensorShape(name=name, shape=tuple(value.shape), dtype=dtype, learns=learns, same_as=same)
+    shape = TensorShape(name=name, shape=tuple(value.shape), dtype=dtype)
+    if not isinstance(value, nn.Parameter):
+        return shape
+    first = seen.setdefault(id(value), full)
+    return shape.model_copy(update={"learns": value.requires_grad, "same_as": first if first != full else ""})
 
 
 def skeleton(layers: Iterable[LayerShape]) -> nn.Module:

@@ -77,7 +77,6 @@ def usual_batch(batch: Any) -> tuple[Tensor, Tensor]:
     return (batch[0], batch[1]) if isinstance(batch, Sequence) and len(batch) > 1 else (batch, batch)
 
 
-# ---------------------------------------------------------------------------------------------------- optimizers
 def twin(optimizer: Optimizer, parameters: Sequence[nn.Parameter], of: Sequence[nn.Parameter]) -> Optimizer:
     """Return an optimizer of the same kind and numbers for another network. `of`: the weights of the first one's."""
     groups, others = optimizer.param_groups, dict(zip(map(id, of), parameters, strict=False))
@@ -121,7 +120,6 @@ class ScriptTraining(Training):
         return self._steps() or super().steps_of_round(in_epoch)
 
 
-# ---------------------------------------------------------------------------------------------------- handing over
 @dataclass(frozen=True)
 class Turn:
     """One network's part of a round: the script trains it, or a method does, batch by batch."""
@@ -208,7 +206,6 @@ class Work:
         self.sends = asked is None
 
 
-# ---------------------------------------------------------------------------------------------------- the state
 class ScriptCompute(Compute):
     """The script's device. How exactly it computes, and with how many threads, is the script's affair."""
 
@@ -313,7 +310,6 @@ class ScriptState(SiteState):
                 group["lr"] = rate
 
 
-# ---------------------------------------------------------------------------------------------------- the site
 @dataclass
 class Data:
     """What a script lets a method pass over, and how."""
@@ -377,7 +373,6 @@ class Data:
             generator.set_state(kept)
 
 
-# ---------------------------------------------------------------------------------------------------- the site
 class ScriptDisclosure(Disclosure):
     """Discloses what the script sends: medsilo can't know which cases its numbers cover."""
 
@@ -557,7 +552,6 @@ class ScriptSite:
         self.work = Work()
         self._inner: Site | None = None
 
-    # ------------------------------------------------------------------ being asked
     def ask(self, parcel: StudyMessage) -> StudyMessage | None:
         """Answer a parcel; None where the script has to train first."""
         asked = self.asked = Request.received(parcel.facts)
