@@ -25,9 +25,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from medsilo.core import model_folders
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import Lacks, MedsiloError
 from medsilo.deploy.supermodel import SuperModel
-from medsilo.flare.wire import flat, unflat
+from medsilo.flare.wire import LACKS, flat, unflat
 from medsilo.learning.compute import LossFunction
 from medsilo.plan import load_plan
 from medsilo.runs import paths
@@ -111,7 +111,11 @@ def is_running() -> bool:
         model = flare.receive()
         if model is None:
             return False
-        answer = site.ask(unflat(model.params or {}, model.meta or {}))
+        try:
+            answer = site.ask(unflat(model.params or {}, model.meta or {}))
+        except Lacks as error:  # the server sends it
+            flare.send(flare.FLModel(params={}, meta={LACKS: str(error)}))
+            continue
         if answer is None:
             assert site.asked
             model.current_round, model.total_rounds = site.asked.round - 1, site.plan.rounds

@@ -99,6 +99,7 @@ class MethodRecipe(Recipe):
         self._runner = {name: more.pop(name, STOCK[name].default) for name in RUNS} | {"train_script": train_script}
         vars(self).update(self._runner)  # where NVFlare looks for secrets
         self._sites: dict[str, dict[str, Any]] = {}
+        self._names = list(sites)  # to each its own job, where they are known: the server sends them the weights
         module = _module(model, initial_ckpt)
         self._files = TemporaryDirectory(prefix="medsilo-recipe-")
         try:
@@ -139,7 +140,10 @@ class MethodRecipe(Recipe):
     def run(self, env: ExecEnv, *given: Any, **more: Any) -> Run:
         """Run the recipe. The simulator's last line is where the study is, or why it failed."""
         if not isinstance(env, SimEnv):
+            clients = getattr(env, "clients", None) or range(1, (getattr(env, "num_clients", None) or 0) + 1)
+            self._names = self._names or [own if isinstance(own, str) else f"site-{own}" for own in clients]
             return super().run(env, *given, **more)
+        self._names = []
         workspace = self._workspace(env)
         try:
             ended = super().run(env, *given, **more)
@@ -162,12 +166,13 @@ class MethodRecipe(Recipe):
             self._sites[site] = given
 
     def _prepare_client_apps(self) -> None:
-        for site in self._sites or (ALL_SITES,):
+        for site in self._sites or self._names or (ALL_SITES,):
             given = self._runner | self._sites.get(site, {})
             runner = {RENAMED.get(name, name): value for name, value in given.items()}
             self._job.to(ScriptRunner(**runner, server_expected_format=ExchangeFormat.PYTORCH), site)
             self._job.to(limits(timeouts_of(self.plan), "site"), site)
-            for name in (paths.PLAN, INITIAL):
+            # NVFlare's sites take no job of more than 4 MB over http, and to all of them goes what the server has.
+            for name in (paths.PLAN, INITIAL) if site == ALL_SITES else (paths.PLAN,):
                 self._job.add_file_to(str(Path(self._files.name) / name), site, app_folder_type="config")
 
 

@@ -20,18 +20,18 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
 from nvflare.job_config.api import FedJob
-from nvflare.recipe import SimEnv
+from nvflare.recipe import PocEnv, SimEnv
 from nvflare.recipe.utils import set_per_site_config
 from torch import Tensor, nn
 
 from medsilo import client, recipes
 from medsilo.client import super_model
 from medsilo.core import model_folders
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import Lacks, MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Line
-from medsilo.flare.wire import flat
+from medsilo.flare.wire import flat, unflat
 from medsilo.learning import layers
 from medsilo.learning.compute import Compute
 from medsilo.learning.loop import batches
@@ -39,7 +39,7 @@ from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
 from medsilo.runs import paths
-from medsilo.runs.messages import PARTS, Request, StudyMessage
+from medsilo.runs.messages import FILES, PARTS, Request, StudyMessage
 from medsilo.runs.record import Record
 from medsilo.script.network import ScriptNetwork, skeleton
 from medsilo.script.site import Data, ScriptSite
@@ -445,6 +445,45 @@ def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch
     arrived = client.receive().params
     assert list(arrived) == list(before) and all(torch.equal(arrived[name], before[name]) for name in before)
     assert not torch.equal(arrived["0.weight"], model.state_dict()["0.weight"])
+
+
+def test_a_script_whose_job_lacks_the_weights_has_them_from_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare's sites take no job of more than 4 MB over http, so that no larger network ran in PocEnv."""
+    known = words(tmp_path, monkeypatch)
+    file = tmp_path / "app/config" / INITIAL
+    content = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
+    file.unlink()
+    client.join(known["model"], known["optimizer"], known["loader"])
+    site = client._site
+    asked = client.flare.asked
+    ((name, _),) = site.plan.network.files.items()
+    asked.insert(1, StudyMessage({**asked[0].groups, FILES: {name: content}}, asked[0].facts))
+    assert client.is_running() and site.asked.round == 1
+    with pytest.raises(Lacks, match="pre-trained file"):
+        unflat(client.flare.sent[0].params, client.flare.sent[0].meta)
+    assert (site.output / paths.MODELS / name).read_bytes() == content.numpy().tobytes()
+
+
+def test_sites_whose_names_are_known_have_a_job_without_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text("")
+
+    class Poc(PocEnv):
+        def deploy(self, job: FedJob) -> str:
+            job.export_job("jobs")
+            return "job"
+
+    needed = {"name": "it", "model": nn.Linear(2, 3), "min_clients": 2, "train_script": "client.py"}
+    for number, (sites, env) in enumerate([((), Poc(num_clients=2)), (("site-1", "site-2"), None)]):
+        recipe = recipes.FedAvgRecipe(**needed, sites=sites)
+        place = tmp_path / f"jobs-{number}"
+        recipe.export(str(place)) if env is None else (recipe.execute(env), Path("jobs").rename(place))
+        apps = {file.parents[1].name for file in place.rglob(INITIAL)}
+        assert apps == {"app_server"} and len(list(place.rglob(paths.PLAN))) == 3
 
 
 def test_only_the_model_that_joined_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import torch
 from medsilo.core import model_folders, weight_cache
 from medsilo.core.errors import Lacks, MedsiloError, Refused
 from medsilo.core.mmap_store import bytes_of
-from medsilo.core.tensors import Tensors
 from medsilo.runs.messages import FILES, StudyMessage
 
 if TYPE_CHECKING:  # neither side loads the other's
@@ -33,22 +32,24 @@ class SuppliedSite:
         model_folders.look_in(place.models)
 
     def answer(self, parcel: StudyMessage, stop: "Stop") -> StudyMessage:
-        groups = dict(parcel.groups)
-        self._take(groups.pop(FILES, {}))
-        for file, size in self.place.plan.network.files.items():
-            try:
-                weight_cache.find(file, size)
-            except MedsiloError as error:
-                raise Lacks(str(error)) from error
+        order = take_files(self.place, parcel)
         self.inner = self.inner or self.make()
-        return self.inner.answer(replace(parcel, groups=groups), stop)
+        return self.inner.answer(order, stop)
 
-    def _take(self, came: Tensors) -> None:
-        wanted = self.place.plan.network.files
-        for name, content in came.items():
-            if name not in wanted or content.dtype is not torch.uint8:
-                raise Refused("the server sends a file that the plan does not name")
-            weight_cache.keep(name, bytes_of(content.contiguous()), self.place.models)
+
+def take_files(place: "SiteContext", parcel: StudyMessage) -> StudyMessage:
+    """Keep the files that came with an order, and return the rest of it; raises Lacks where one is still missing."""
+    groups, wanted = dict(parcel.groups), place.plan.network.files
+    for name, content in groups.pop(FILES, {}).items():
+        if name not in wanted or content.dtype is not torch.uint8:
+            raise Refused("the server sends a file that the plan does not name")
+        weight_cache.keep(name, bytes_of(content.contiguous()), place.models)
+    for file, size in wanted.items():
+        try:
+            weight_cache.find(file, size)
+        except MedsiloError as error:
+            raise Lacks(str(error)) from error
+    return replace(parcel, groups=groups)
 
 
 class FileSupply:

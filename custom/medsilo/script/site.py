@@ -33,6 +33,7 @@ from medsilo.core.tensors import Tensors
 from medsilo.core.text import is_safe_name
 from medsilo.federation.disclosure import Disclosure
 from medsilo.federation.evaluation import Evaluation, Measuring
+from medsilo.federation.file_supply import take_files
 from medsilo.federation.participant import Participant
 from medsilo.federation.protection import Protection
 from medsilo.federation.raw_results import ExactScores
@@ -553,25 +554,24 @@ class ScriptSite:
         self._inner: Site | None = None
 
     def ask(self, parcel: StudyMessage) -> StudyMessage | None:
-        """Answer a parcel; None where the script has to train first."""
+        """Answer a parcel; None where the script has to train first. Raises Lacks without the initial weights."""
         asked = self.asked = Request.received(parcel.facts)
         if not is_safe_name(asked.study):  # it becomes the name of a folder here
             raise Refused("the study's name has odd characters")
         self.plan = self.plan.among(asked.sites)
         if asked.plan != self.plan.hash:
             raise Refused("the job's plan at this site differs from the server's; submit the job again")
-        inner = self._inner = self._inner or self._begin(asked)
-        self.state.follow()
-        self.work.begin(partial(inner.answer, parcel, lambda: None))
-        return self.work.answer
-
-    def _begin(self, asked: Request) -> Site:
         folder = paths.site_folder(self.output / asked.study, self.site)
         sites = sorted(self.plan.participation.sites or asked.sites)
-        model_folders.look_in(self.output)
-        self.state = self._make(folder)
         place = SiteContext(self.plan, self.site, sites, SETTINGS, folder)
-        return training_site(place, partial(ScriptParticipant, self, self.state))
+        model_folders.look_in(place.models)
+        order = take_files(place, parcel)
+        if self._inner is None:
+            self.state = self._make(folder)
+            self._inner = training_site(place, partial(ScriptParticipant, self, self.state))
+        self.state.follow()
+        self.work.begin(partial(self._inner.answer, order, lambda: None))
+        return self.work.answer
 
     def weights(self) -> Tensors:
         """Return the model's weights as they are now, in memory of their own."""
