@@ -40,6 +40,7 @@ RUNS = (  # those that say how the script runs
     *("train_args", "launch_external_process", "command", "launch_once", "launch_timeout", "shutdown_timeout"),
     *("client_memory_gc_rounds", "cuda_empty_cache"),
 )
+LARGEST_JOB = 4 << 20  # bytes that a site of NVFlare's takes over http
 # By NVFlare, in its runner of scripts.
 RENAMED = {"train_script": "script", "train_args": "script_args", "client_memory_gc_rounds": "memory_gc_rounds"}
 
@@ -97,7 +98,7 @@ class MethodRecipe(Recipe):
             raise MedsiloError(f"name: {name!r} is where finished studies of another recipe are kept; give another")
         self.train_script = train_script
         self._runner = {name: more.pop(name, STOCK[name].default) for name in RUNS} | {"train_script": train_script}
-        vars(self).update(self._runner)  # where NVFlare looks for secrets
+        self.__dict__.update(self._runner)  # where NVFlare looks for secrets
         self._sites: dict[str, dict[str, Any]] = {}
         self._names = list(sites)  # to each its own job, where they are known: the server sends them the weights
         module = _module(model, initial_ckpt)
@@ -142,6 +143,10 @@ class MethodRecipe(Recipe):
         if not isinstance(env, SimEnv):
             clients = getattr(env, "clients", None) or range(1, (getattr(env, "num_clients", None) or 0) + 1)
             self._names = self._names or [own if isinstance(own, str) else f"site-{own}" for own in clients]
+            if not self._names and (size := sum(self.plan.network.files.values())) > LARGEST_JOB:
+                print(
+                    f"medsilo: NVFlare's sites take no job of {size >> 20} MB over http; then name them in sites=[...]"
+                )
             return super().run(env, *given, **more)
         self._names = []
         workspace = self._workspace(env)
@@ -171,7 +176,7 @@ class MethodRecipe(Recipe):
             runner = {RENAMED.get(name, name): value for name, value in given.items()}
             self._job.to(ScriptRunner(**runner, server_expected_format=ExchangeFormat.PYTORCH), site)
             self._job.to(limits(timeouts_of(self.plan), "site"), site)
-            # NVFlare's sites take no job of more than 4 MB over http, and to all of them goes what the server has.
+            # To all sites goes what the server has.
             for name in (paths.PLAN, INITIAL) if site == ALL_SITES else (paths.PLAN,):
                 self._job.add_file_to(str(Path(self._files.name) / name), site, app_folder_type="config")
 

@@ -467,7 +467,7 @@ def test_a_script_whose_job_lacks_the_weights_has_them_from_the_server(
 
 
 def test_sites_whose_names_are_known_have_a_job_without_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("client.py").write_text("")
@@ -484,6 +484,11 @@ def test_sites_whose_names_are_known_have_a_job_without_the_weights(
         recipe.export(str(place)) if env is None else (recipe.execute(env), Path("jobs").rename(place))
         apps = {file.parents[1].name for file in place.rglob(INITIAL)}
         assert apps == {"app_server"} and len(list(place.rglob(paths.PLAN))) == 3
+    Path("jobs").mkdir()
+    anywhere = Poc(num_clients=2)
+    anywhere.num_clients = None
+    recipes.FedAvgRecipe(**needed | {"model": nn.Linear(1100, 1000)}).execute(anywhere)
+    assert "4 MB" in (told := capsys.readouterr().out) and "sites=" in told
 
 
 def test_only_the_model_that_joined_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
