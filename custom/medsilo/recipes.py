@@ -171,7 +171,10 @@ class MethodRecipe(Recipe):
             self._sites[site] = given
 
     def _prepare_client_apps(self) -> None:
-        for site in self._sites or self._names or (ALL_SITES,):
+        names = self._sites or self._names
+        if names:  # a server's app without code of its own is held to NVFlare's list of classes
+            self._job.add_file_to_server(self.train_script)
+        for site in names or (ALL_SITES,):
             given = self._runner | self._sites.get(site, {})
             runner = {RENAMED.get(name, name): value for name, value in given.items()}
             self._job.to(ScriptRunner(**runner, server_expected_format=ExchangeFormat.PYTORCH), site)

@@ -484,6 +484,7 @@ def test_sites_whose_names_are_known_have_a_job_without_the_weights(
         recipe.export(str(place)) if env is None else (recipe.execute(env), Path("jobs").rename(place))
         apps = {file.parents[1].name for file in place.rglob(INITIAL)}
         assert apps == {"app_server"} and len(list(place.rglob(paths.PLAN))) == 3
+        assert len(list(place.rglob("app_*/custom/client.py"))) == 3  # else NVFlare's list of classes has no medsilo
     Path("jobs").mkdir()
     anywhere = Poc(num_clients=2)
     anywhere.num_clients = None
