@@ -459,7 +459,12 @@ def test_a_script_whose_job_lacks_the_weights_has_them_from_the_server(
     site = client._site
     asked = client.flare.asked
     ((name, _),) = site.plan.network.files.items()
-    asked.insert(1, StudyMessage({**asked[0].groups, FILES: {name: content}}, asked[0].facts))
+    asked.insert(
+        1,
+        StudyMessage(
+            {**asked[0].groups, FILES: {f"{name}.{n}": own for n, own in enumerate(content.split(100))}}, asked[0].facts
+        ),
+    )
     assert client.is_running() and site.asked.round == 1
     with pytest.raises(Lacks, match="pre-trained file"):
         unflat(client.flare.sent[0].params, client.flare.sent[0].meta)
