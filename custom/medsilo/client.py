@@ -16,7 +16,6 @@ What a method sends, keeps at home and does at each step comes with the job. Met
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from medsilo.core import model_folders
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import Lacks, MedsiloError
 from medsilo.deploy.supermodel import SuperModel
-from medsilo.flare.wire import flat, unflat
+from medsilo.flare.wire import LACKS, flat, unflat
 from medsilo.learning.compute import LossFunction
 from medsilo.plan import load_plan
 from medsilo.runs import paths
@@ -51,15 +50,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"medsilo.client has no {name}; of nvflare.client it has {', '.join(sorted(SAME))}")
 
 
-@dataclass
-class _Study:
-    """The study that this process's script is in."""
-
-    site: ScriptSite
-    waiting: flare.FLModel | None = None  # the round that came
-
-
-_study: _Study | None = None
+_site: ScriptSite | None = None  # that this process's script trains
 
 
 def join(
@@ -93,18 +84,13 @@ def join(
     >>> is_running()
     True
     """
-    global _study
-    try:
-        name = flare.get_site_name()
-    except RuntimeError:  # the script has not called it
-        flare.init()
-        name = flare.get_site_name()
+    global _site
     folder = _app_folder()
     plan = load_plan(folder / "config" / paths.PLAN)
     model_folders.look_in(folder / "config")
     output = folder.parents[1] / "medsilo"  # beside NVFlare's folders of jobs, which go with the job
     data = Data(loader, validation, samples, batch, loss)
-    _study = _Study(ScriptSite(plan, name, output, model, optimizer, data, evaluate, test, scheduler))
+    _site = ScriptSite(plan, flare.get_site_name(), output, model, optimizer, data, evaluate, test, scheduler)
 
 
 def is_running() -> bool:
@@ -117,20 +103,24 @@ def is_running() -> bool:
     >>> is_running()
     False
     """
-    study = _joined("is_running")
-    if study.waiting and not study.site.work.answer:
+    site = _joined("is_running")
+    if site.waiting and not site.work.answer:
         raise MedsiloError("is_running: the round before was not sent; call send() at the end of each round")
-    study.waiting = None
+    site.waiting = None
     while flare.is_running():
         model = flare.receive()
         if model is None:
             return False
-        answer = study.site.ask(unflat(model.params or {}, model.meta or {}))
+        try:
+            answer = site.ask(unflat(model.params or {}, model.meta or {}))
+        except Lacks as error:  # the server sends it
+            flare.send(flare.FLModel(params={}, meta={LACKS: str(error)}))
+            continue
         if answer is None:
-            asked = study.site.asked
-            model.current_round, model.total_rounds = asked.round - 1 if asked else 0, study.site.plan.rounds
-            model.params = study.site.weights()
-            study.waiting = model
+            assert site.asked
+            model.current_round, model.total_rounds = site.asked.round - 1, site.plan.rounds
+            model.params = site.weights()
+            site.waiting = model
             return True
         _send(answer)
     return False
@@ -147,13 +137,11 @@ def is_train() -> bool:
 
 
 def is_evaluate() -> bool:
-    """Return False: `join` is given how to evaluate."""
+    """Return False: `join` is given how to evaluate, and medsilo keeps each site's best model itself."""
     return False
 
 
-def is_submit_model() -> bool:
-    """Return False: medsilo keeps each site's best model itself."""
-    return False
+is_submit_model = is_evaluate
 
 
 def receive() -> flare.FLModel:
@@ -170,10 +158,10 @@ def receive() -> flare.FLModel:
     >>> model.load_state_dict(input_model.params)  # as other scripts do; needless here
     <All keys matched successfully>
     """
-    study = _joined("receive")
-    if study.waiting is None:
+    model: flare.FLModel | None = _joined("receive").waiting
+    if model is None:
         raise MedsiloError("receive: no round has come; write while is_running()")
-    return study.waiting
+    return model
 
 
 def networks() -> Iterator[tuple[nn.Module, Optimizer]]:
@@ -186,7 +174,7 @@ def networks() -> Iterator[tuple[nn.Module, Optimizer]]:
     ...     train(net, optimizer)
     >>> send()
     """
-    return _joined("networks").site.networks()
+    return _joined("networks").networks()
 
 
 def send(model: flare.FLModel | Metrics | float | None = None) -> None:
@@ -202,12 +190,11 @@ def send(model: flare.FLModel | Metrics | float | None = None) -> None:
     >>> train(model, optimizer)
     >>> send({"accuracy": accuracy})
     """
-    study = _joined("send")
-    site = study.site
+    site = _joined("send")
     if isinstance(model, flare.FLModel):
         own = site.state.module.state_dict()
-        if model.params_type == flare.ParamsType.DIFF and study.waiting:
-            own = {name: now - study.waiting.params[name].to(now.device) for name, now in own.items()}
+        if model.params_type == flare.ParamsType.DIFF and site.waiting:
+            own = {name: now - site.waiting.params[name].to(now.device) for name, now in own.items()}
         _refuse_other(model.params or {}, own)
         model = model.metrics
     _send(site.finish(model))
@@ -226,10 +213,10 @@ def _refuse_other(params: Mapping[str, Any], own: Mapping[str, torch.Tensor]) ->
             )
 
 
-def _joined(name: str) -> _Study:
-    if _study is None:
+def _joined(name: str) -> ScriptSite:
+    if _site is None:
         raise MedsiloError(f"{name}: this script has not joined; call join(model, optimizer, loader) first")
-    return _study
+    return _site
 
 
 def _send(answer: StudyMessage) -> None:
@@ -248,10 +235,10 @@ def super_model(folder: Path | str, model: nn.Module) -> SuperModel:
     True
     """
     plan = load_plan(Path(folder) / paths.PLAN)
-    if not isinstance(plan.network, ScriptNetwork):
-        return SuperModel.load(Path(folder), plan)
-    with plan.network.standing_for(model):
-        return SuperModel.load(Path(folder), plan).eval()
+    if isinstance(plan.network, ScriptNetwork):
+        plan.network.make_by(model)
+    model_folders.look_in(Path(folder) / model_folders.FOLDER)
+    return SuperModel.load(Path(folder), plan)
 
 
 def _app_folder() -> Path:

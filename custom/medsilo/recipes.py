@@ -38,7 +38,14 @@ from medsilo.runs.clean import is_finished
 from medsilo.script.study import INITIAL, plan_of_script
 from nvflare_reliability.timeouts import limits
 
-RENAMED = {"train_script": "script", "train_args": "script_args"}  # by NVFlare, in its runner of scripts
+STOCK = signature(StockRecipe).parameters
+RUNS = (  # those that say how the script runs
+    *("train_args", "launch_external_process", "command", "launch_once", "launch_timeout", "shutdown_timeout"),
+    *("client_memory_gc_rounds", "cuda_empty_cache"),
+)
+LARGEST_JOB = 4 << 20  # bytes that a site of NVFlare's takes over http
+# By NVFlare, in its runner of scripts.
+RENAMED = {"train_script": "script", "train_args": "script_args", "client_memory_gc_rounds": "memory_gc_rounds"}
 
 ARGUMENTS = {  # of a recipe, by what plans call them
     "algorithm.name: ": "",
@@ -75,48 +82,35 @@ class MethodRecipe(Recipe):
         min_clients: int,
         num_rounds: int = 2,
         train_script: str,
-        train_args: str = "",
-        launch_external_process: bool = False,
-        command: str = "python3 -u",
-        launch_once: bool = True,
-        launch_timeout: float | None = 300.0,
-        shutdown_timeout: float = 0.0,
-        client_memory_gc_rounds: int = 0,
-        cuda_empty_cache: bool = False,
         key_metric: str = "accuracy",
         key_metric_mode: Literal["min", "max"] | None = None,
         sites: Sequence[str] = (),
         input_shape: Sequence[int] | None = None,
         seed: int = 0,
-        plan: Mapping[str, Mapping[str, Any]] | None = None,
-        **method: Any,
+        plan: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> None:
         """sites: names of those that take part; by default all that are connected. input_shape: of one input,
         [channels, ...]; HarmoFL needs it. plan: further keys of the plan, such as {"participation": {"when_missing":
-        "wait"}}. method: the method's own numbers.
+        "wait"}}. more: the method's own numbers, and how the script runs, as NVFlare's recipe has it: train_args,
+        launch_external_process, command, ...
         """
+        if key_metric_mode not in ("min", "max", None):
+            raise MedsiloError(f"key_metric_mode: {key_metric_mode!r} is unknown; give 'min' or 'max'")
         if name.endswith(EARLIER):
             raise MedsiloError(f"name: {name!r} is where finished studies of another recipe are kept; give another")
-        self.train_script, self.train_args, self.command = train_script, train_args, command
-        self._runner = {
-            "script": train_script,
-            "script_args": train_args,
-            "launch_external_process": launch_external_process,
-            "command": command,
-            "launch_once": launch_once,
-            "launch_timeout": launch_timeout,
-            "shutdown_timeout": shutdown_timeout,
-            "memory_gc_rounds": client_memory_gc_rounds,
-            "cuda_empty_cache": cuda_empty_cache,
-        }
+        self.train_script = train_script
+        self._runner = {name: more.pop(name, STOCK[name].default) for name in RUNS} | {"train_script": train_script}
+        self.__dict__.update(self._runner)  # where NVFlare looks for secrets
         self._sites: dict[str, dict[str, Any]] = {}
+        self._names = list(sites)  # to each its own job, where they are known: the server sends them the weights
         module = _module(model, initial_ckpt)
         self._files = TemporaryDirectory(prefix="medsilo-recipe-")
         try:
             self.plan = plan_of_script(
                 module,
                 Path(self._files.name),
-                {"name": self.algorithm, **self.numbers, **_numbers(method)},
+                {"name": self.algorithm, **self.numbers, **_numbers(more)},
                 rounds=num_rounds,
                 minimum=min_clients,
                 sites=sites,
@@ -141,13 +135,23 @@ class MethodRecipe(Recipe):
 
     def process_env(self, env: ExecEnv) -> None:
         """Keep the finished study of an earlier run, whose workspace NVFlare's simulator empties."""
+        least, sites = self.plan.participation.required, getattr(env, "num_clients", None)
+        if sites and least > sites:
+            raise MedsiloError(f"min_clients: {least} is more than the {sites} of {type(env).__name__}; lower it")
         if isinstance(env, SimEnv) and (kept := keep_finished(self._workspace(env))):
             print(f"medsilo: the finished study of the earlier run is now in {kept}")
 
     def run(self, env: ExecEnv, *given: Any, **more: Any) -> Run:
         """Run the recipe. The simulator's last line is where the study is, or why it failed."""
         if not isinstance(env, SimEnv):
+            clients = getattr(env, "clients", None) or range(1, (getattr(env, "num_clients", None) or 0) + 1)
+            self._names = self._names or [own if isinstance(own, str) else f"site-{own}" for own in clients]
+            if not self._names and (size := sum(self.plan.network.files.values())) > LARGEST_JOB:
+                print(
+                    f"medsilo: NVFlare's sites take no job of {size >> 20} MB over http; then name them in sites=[...]"
+                )
             return super().run(env, *given, **more)
+        self._names = []
         workspace = self._workspace(env)
         check_unquoted(workspace, "choose another workspace_root")
         check_unquoted(sys.executable, "install medsilo elsewhere")
@@ -169,17 +173,21 @@ class MethodRecipe(Recipe):
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
         """Take what NVFlare's `set_per_site_config` gives each site, such as its own `train_args`."""
         for site, given in config.items():
-            own = {RENAMED.get(name, name): value for name, value in given.items()}
-            if odd := sorted(own.keys() - self._runner.keys()):
+            if odd := sorted(given.keys() - self._runner.keys()):
                 raise MedsiloError(f"per-site config of {site}: {odd[0]} must be the same at all sites")
-            self._sites[site] = own
+            self._sites[site] = given
 
     def _prepare_client_apps(self) -> None:
-        for site in self._sites or (ALL_SITES,):
-            runner = self._runner | self._sites.get(site, {})
+        names = self._sites or self._names
+        if names:  # a server's app without code of its own is held to NVFlare's list of classes
+            self._job.add_file_to_server(self.train_script)
+        for site in names or (ALL_SITES,):
+            given = self._runner | self._sites.get(site, {})
+            runner = {RENAMED.get(name, name): value for name, value in given.items()}
             self._job.to(ScriptRunner(**runner, server_expected_format=ExchangeFormat.PYTORCH), site)
             self._job.to(limits(timeouts_of(self.plan), "site"), site)
-            for name in (paths.PLAN, INITIAL):
+            # To all sites goes what the server has.
+            for name in (paths.PLAN, INITIAL) if site == ALL_SITES else (paths.PLAN,):
                 self._job.add_file_to(str(Path(self._files.name) / name), site, app_folder_type="config")
 
 
@@ -189,11 +197,10 @@ def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
     >>> _numbers({"mu": 0.1, "patience": None})
     {'mu': 0.1}
     """
-    stock = signature(StockRecipe).parameters
     for name, value in given.items():
-        if name in stock and value != stock[name].default:
+        if name in STOCK and value != STOCK[name].default:
             raise MedsiloError(f"{name}: the method decides this, not NVFlare's FedAvg at the server; leave it out")
-    return {name: value for name, value in given.items() if name not in stock}
+    return {name: value for name, value in given.items() if name not in STOCK}
 
 
 def _by_arguments(text: str) -> str:

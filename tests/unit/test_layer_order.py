@@ -56,7 +56,7 @@ def test_a_file_comes_only_to_a_hospital_that_has_approved(tmp_path: Path, monke
     name, kept = hashlib.sha256(content).hexdigest(), home.folder / "medsilo/_models"
     monkeypatch.setattr(type(home.plan.network), "files", {name: len(content)})
     order = Server(home.plan).ask("join", 0)
-    order.groups[FILES] = {name: torch.frombuffer(bytearray(content), dtype=torch.uint8)}
+    order.groups[FILES] = {f"{name}.0": torch.frombuffer(bytearray(content), dtype=torch.uint8)}
     permission = home.permission()
     right = answering(permission.place, permission)
     with pytest.raises(Refused, match="has not approved"):

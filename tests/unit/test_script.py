@@ -20,18 +20,18 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
 from nvflare.job_config.api import FedJob
-from nvflare.recipe import SimEnv
+from nvflare.recipe import PocEnv, SimEnv
 from nvflare.recipe.utils import set_per_site_config
 from torch import Tensor, nn
 
 from medsilo import client, recipes
 from medsilo.client import super_model
 from medsilo.core import model_folders
-from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.errors import Lacks, MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Line
-from medsilo.flare.wire import flat
+from medsilo.flare.wire import flat, unflat
 from medsilo.learning import layers
 from medsilo.learning.compute import Compute
 from medsilo.learning.loop import batches
@@ -39,7 +39,7 @@ from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
 from medsilo.runs import paths
-from medsilo.runs.messages import PARTS, Request, StudyMessage
+from medsilo.runs.messages import FILES, PARTS, Request, StudyMessage
 from medsilo.runs.record import Record
 from medsilo.script.network import ScriptNetwork, skeleton
 from medsilo.script.site import Data, ScriptSite
@@ -323,13 +323,51 @@ def test_another_model_than_the_recipes_is_refused_by_the_names_of_its_tensors(t
             plan.network.make_by(other)
 
 
+class Stateful(nn.Linear):
+    """A layer whose state dict has more than tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 1}
+
+
 def test_weights_that_can_not_travel_are_refused_by_their_names() -> None:
-    """Torch's own errors named none."""
-    odd = nn.Linear(2, 2)
+    """Torch's own errors named none; a mask of minus infinity was refused at the first round, as diverged training."""
+    odd, masked = nn.Linear(2, 2), nn.Linear(2, 2)
     odd.weight = nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))
-    for model, told in ((nn.Sequential(nn.LazyLinear(2)), "0.weight.*batch"), (odd, "weight is of complex64")):
-        with pytest.raises(MedsiloError, match=told):
+    masked.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+    for model, told in (
+        (nn.Sequential(nn.LazyLinear(2)), "0.weight.*batch"),
+        (odd, "weight is of complex64"),
+        (masked, "mask is NaN or infinite.*persistent=False"),
+        (nn.Sequential(Stateful(2, 2)), "0._extra_state is no tensor"),
+    ):
+        with pytest.raises(MedsiloError, match=f"model: {told}"):
             described(model)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "ditto"])
+def test_a_layer_that_a_network_uses_under_two_names_is_trained_once(method: str, tmp_path: Path) -> None:
+    """The first round was refused for the surplus of its second name."""
+    block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model = nn.Sequential(block, block, nn.Linear(2, 2))
+    batch = (torch.randn(6, 2), torch.tensor([0, 1] * 3))
+    plan = plan_of_script(model, tmp_path, {"name": method}, rounds=1, minimum=1, sites=["a"])
+    model_folders.look_in(tmp_path)
+    site = ScriptSite(plan, "a", tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1), Data([batch]))
+
+    class Answers:
+        def answer(self, parcel: StudyMessage, stop: object) -> StudyMessage:
+            if (reply := site.ask(parcel)) is not None:
+                return reply
+            for net, optimizer in site.networks():
+                nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
+                optimizer.step()
+            return site.finish({"accuracy": 0.5})
+
+    record = Record(tmp_path / "study")
+    Coordinator(plan, ["a"], Line({"a": Answers()}), record, "in-process").run()
+    kept, _ = load_tensors(site.state.folder / paths.LAST)
+    assert record.summary().status == "finished" and torch.equal(kept["0.0.weight"], kept["1.0.weight"])
 
 
 class Flare:
@@ -369,7 +407,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     (tmp_path / "app/config" / paths.PLAN).write_text(plan.to_yaml())
     (tmp_path / INITIAL).rename(tmp_path / "app/config" / INITIAL)
     monkeypatch.syspath_prepend(tmp_path / "app/custom")
-    monkeypatch.setattr(client, "_study", None)
+    monkeypatch.setattr(client, "_site", None)
     monkeypatch.setattr(client, "flare", Flare(plan.among(("a",)), {"model": deepcopy(model).state_dict()}))
     loader = [(torch.randn(6, 2), torch.tensor([0, 1] * 3))]
 
@@ -407,6 +445,56 @@ def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch
     arrived = client.receive().params
     assert list(arrived) == list(before) and all(torch.equal(arrived[name], before[name]) for name in before)
     assert not torch.equal(arrived["0.weight"], model.state_dict()["0.weight"])
+
+
+def test_a_script_whose_job_lacks_the_weights_has_them_from_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare's sites take no job of more than 4 MB over http, so that no larger network ran in PocEnv."""
+    known = words(tmp_path, monkeypatch)
+    file = tmp_path / "app/config" / INITIAL
+    content = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
+    file.unlink()
+    client.join(known["model"], known["optimizer"], known["loader"])
+    site = client._site
+    asked = client.flare.asked
+    ((name, _),) = site.plan.network.files.items()
+    asked.insert(
+        1,
+        StudyMessage(
+            {**asked[0].groups, FILES: {f"{name}.{n}": own for n, own in enumerate(content.split(100))}}, asked[0].facts
+        ),
+    )
+    assert client.is_running() and site.asked.round == 1
+    with pytest.raises(Lacks, match="pre-trained file"):
+        unflat(client.flare.sent[0].params, client.flare.sent[0].meta)
+    assert (site.output / paths.MODELS / name).read_bytes() == content.numpy().tobytes()
+
+
+def test_sites_whose_names_are_known_have_a_job_without_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text("")
+
+    class Poc(PocEnv):
+        def deploy(self, job: FedJob) -> str:
+            job.export_job("jobs")
+            return "job"
+
+    needed = {"name": "it", "model": nn.Linear(2, 3), "min_clients": 2, "train_script": "client.py"}
+    for number, (sites, env) in enumerate([((), Poc(num_clients=2)), (("site-1", "site-2"), None)]):
+        recipe = recipes.FedAvgRecipe(**needed, sites=sites)
+        place = tmp_path / f"jobs-{number}"
+        recipe.export(str(place)) if env is None else (recipe.execute(env), Path("jobs").rename(place))
+        apps = {file.parents[1].name for file in place.rglob(INITIAL)}
+        assert apps == {"app_server"} and len(list(place.rglob(paths.PLAN))) == 3
+        assert len(list(place.rglob("app_*/custom/client.py"))) == 3  # else NVFlare's list of classes has no medsilo
+    Path("jobs").mkdir()
+    anywhere = Poc(num_clients=2)
+    anywhere.num_clients = None
+    recipes.FedAvgRecipe(**needed | {"model": nn.Linear(1100, 1000)}).execute(anywhere)
+    assert "4 MB" in (told := capsys.readouterr().out) and "sites=" in told
 
 
 def test_only_the_model_that_joined_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,12 +554,14 @@ def test_a_checkpoint_is_where_the_study_begins(tmp_path: Path, monkeypatch: pyt
         ("HarmoFLRecipe", {}, "input_shape=", "task.size"),
         ("FedProxRecipe", {"mu": -1}, "mu: -1", "algorithm"),
         ("FedAvgRecipe", {"num_rounds": 0}, "num_rounds: 0", "training"),
+        ("FedAvgRecipe", {"key_metric_mode": "lowest"}, "key_metric_mode: 'lowest'", "task"),
+        ("FedAvgRecipe", {"plan": {"participation": 3}}, "participation", "algorithm"),
     ],
 )
 def test_what_is_wrong_is_told_by_the_recipes_arguments(
     recipe: str, given: dict[str, Any], told: str, key: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(PlanError, match=re.escape(told)) as error:
+    with pytest.raises(MedsiloError, match=re.escape(told)) as error:
         getattr(recipes, recipe)(model=nn.Conv2d(1, 2, 3), min_clients=2, train_script="client.py", **given)
     assert key not in str(error.value)
 
@@ -520,6 +610,8 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     env.left = {"site-2/log.txt": f"2026-11-27 - ERROR - Traceback:\n  File a\nKeyError: 1\n\n{raised}\nmore\n"}
     with pytest.raises(MedsiloError, match="site-2: join: FedSM needs validation=; logs: .*again"):
         recipe.execute(env)
+    with pytest.raises(MedsiloError, match="min_clients: 2 is more than the 1 of"):
+        recipe.execute(Simulator(num_clients=1, workspace_root="workspace"))
     with pytest.raises(MedsiloError, match="name: 'again-earlier'"):  # NVFlare would empty what is kept there
         recipes.FedAvgRecipe(name="again-earlier", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
     kept = tmp_path / "workspace/again-earlier/one"
@@ -549,7 +641,9 @@ def test_a_recipe_takes_the_arguments_of_nvflares_own(tmp_path: Path, monkeypatc
         if own.default is not Parameter.empty
     }
     needed = {"model": nn.Linear(2, 3), "min_clients": 2, "train_script": "client.py"}
-    recipes.FedAvgRecipe(**usual | needed | {"client_memory_gc_rounds": 2}).export("jobs")
+    recipe = recipes.FedAvgRecipe(**usual | needed | {"client_memory_gc_rounds": 2, "plan": {"seed": 3}})
+    assert recipe.plan.seed == 3
+    recipe.export("jobs")
     (own,) = configs(tmp_path / "jobs").values()
     assert own["executors"][0]["executor"]["args"]["memory_gc_rounds"] == 2
     for name, value in {"patience": 3, "stop_cond": "accuracy >= 80", "exclude_vars": "bn"}.items():
@@ -651,6 +745,25 @@ def test_scores_that_are_sent_after_training_choose_the_model_as_it_arrived(tmp_
     assert any(not torch.equal(kept[name], came[2][name]) for name in kept)
 
 
+@pytest.mark.parametrize("method", ["fedbn", "ditto"])
+def test_layers_that_a_script_has_frozen_stay_frozen(method: str, tmp_path: Path) -> None:
+    """A batch norm that was set to evaluation once, before the rounds, learned statistics from the first one on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model[1].eval()
+    plan = plan_of_script(model, tmp_path, {"name": method}, rounds=1, minimum=1, sites=["a"])
+    model_folders.look_in(tmp_path)
+    data = Data([(torch.randn(6, 2), torch.tensor([0, 1] * 3))])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site = ScriptSite(plan, "a", tmp_path, model, optimizer, data, evaluate=lambda net: 0.5)
+    group = {"global": dict(model.state_dict())} if method == "ditto" else {}
+    group = group or asked_of(site, "round", 1, 0).groups
+    asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",))
+    assert site.ask(asked.parcel(group)) is None
+    for net, _ in site.networks():
+        assert [layer.training for layer in net] == [True, False, True]
+
+
 def test_a_script_scores_models_in_its_own_thread(tmp_path: Path) -> None:
     """A card, a logger or a connection that a script has chosen is that of its thread."""
     threads = []
@@ -703,6 +816,16 @@ def test_an_optimizer_that_searches_along_a_line_is_refused(tmp_path: Path) -> N
         ScriptSite(plan, "a", tmp_path, model, torch.optim.LBFGS(model.parameters()), Data([]))
 
 
+def test_an_optimizer_of_another_network_is_refused(tmp_path: Path) -> None:
+    """Nothing was trained, and nobody was told."""
+    model = nn.Linear(2, 2)
+    plan = plan_of_script(model, tmp_path, {"name": "fedavg"}, rounds=2, minimum=1, sites=["a"])
+    frozen = deepcopy(model).requires_grad_(False)
+    for joins, own in ((model, nn.Linear(2, 2)), (frozen, frozen)):
+        with pytest.raises(MedsiloError, match="join: the optimizer has none of the model's weights"):
+            ScriptSite(plan, "a", tmp_path, joins, torch.optim.SGD(own.parameters(), lr=0.1), Data([]))
+
+
 def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> None:
     """It ended with the number of an object."""
     model = nn.Linear(2, 2)
@@ -743,7 +866,7 @@ def test_a_round_that_is_not_sent_or_sent_twice_is_told(tmp_path: Path, monkeypa
 
 
 def test_a_script_that_never_joined_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_study", None)
+    monkeypatch.setattr(client, "_site", None)
     for use in (client.is_running, client.receive, client.networks, client.send):
         with pytest.raises(MedsiloError, match=r"join\(model"):
             use()

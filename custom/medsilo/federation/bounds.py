@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from medsilo.plan import Plan
-from medsilo.runs.messages import MOST_VALUES
+from medsilo.runs.messages import MOST_VALUES, PIECE
 from medsilo.schedule.phase import Group, Phase, views
 
 SLACK = 8 << 20  # bytes of everything beside tensors
@@ -32,7 +32,9 @@ def request_bounds(plan: Plan) -> Bounds:
     if not plan.participation.sites:
         plan = plan.among(f"site-{number}" for number in range(max(MOST_UNNAMED, plan.participation.required)))
     own = _bounds(plan, lambda phase: phase.given)
-    return replace(own, size=own.size + sum(plan.network.files.values()))
+    files = plan.network.files.values()
+    pieces = sum(-(-size // PIECE) for size in files)
+    return replace(own, size=own.size + sum(files), values=own.values + PER_TENSOR * pieces)
 
 
 def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:

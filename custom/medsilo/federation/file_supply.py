@@ -10,8 +10,7 @@ import torch
 from medsilo.core import model_folders, weight_cache
 from medsilo.core.errors import Lacks, MedsiloError, Refused
 from medsilo.core.mmap_store import bytes_of
-from medsilo.core.tensors import Tensors
-from medsilo.runs.messages import FILES, StudyMessage
+from medsilo.runs.messages import FILES, PIECE, StudyMessage
 
 if TYPE_CHECKING:  # neither side loads the other's
     from medsilo.federation.channel import Channel, Missing, Outgoing, Receive
@@ -22,7 +21,7 @@ if TYPE_CHECKING:  # neither side loads the other's
 class SuppliedSite:
     """A site that has its network's files before anything else of it is made.
 
-    A file travels as one tensor of bytes, in pieces like all tensors. Its hash stands in the plan: nobody is
+    A file travels as tensors of bytes. Its hash stands in the plan: nobody is
     believed.
     """
 
@@ -33,22 +32,27 @@ class SuppliedSite:
         model_folders.look_in(place.models)
 
     def answer(self, parcel: StudyMessage, stop: "Stop") -> StudyMessage:
-        groups = dict(parcel.groups)
-        self._take(groups.pop(FILES, {}))
-        for file, size in self.place.plan.network.files.items():
-            try:
-                weight_cache.find(file, size)
-            except MedsiloError as error:
-                raise Lacks(str(error)) from error
+        order = take_files(self.place, parcel)
         self.inner = self.inner or self.make()
-        return self.inner.answer(replace(parcel, groups=groups), stop)
+        return self.inner.answer(order, stop)
 
-    def _take(self, came: Tensors) -> None:
-        wanted = self.place.plan.network.files
-        for name, content in came.items():
-            if name not in wanted or content.dtype is not torch.uint8:
-                raise Refused("the server sends a file that the plan does not name")
-            weight_cache.keep(name, bytes_of(content.contiguous()), self.place.models)
+
+def take_files(place: "SiteContext", parcel: StudyMessage) -> StudyMessage:
+    """Keep the files that came with an order, and return the rest of it; raises Lacks where one is still missing."""
+    groups, wanted = dict(parcel.groups), place.plan.network.files
+    came = groups.pop(FILES, {})
+    for file in {name.partition(".")[0] for name in came}:
+        pieces = [came.get(f"{file}.{number}") for number in range(len(came))]
+        found = [own for own in pieces if own is not None]
+        if file not in wanted or any(own.dtype is not torch.uint8 or own.ndim != 1 for own in found):
+            raise Refused("the server sends a file that the plan does not name")
+        weight_cache.keep(file, bytes_of(torch.cat(found)), place.models)
+    for file, size in wanted.items():
+        try:
+            weight_cache.find(file, size)
+        except MedsiloError as error:
+            raise Lacks(str(error)) from error
+    return replace(parcel, groups=groups)
 
 
 class FileSupply:
@@ -66,7 +70,11 @@ class FileSupply:
         if not lacking:
             return missing
         self.sent |= set(lacking)
-        files = {file: _content(weight_cache.find(file, size), size) for file, size in self.files.items()}
+        files = {
+            f"{file}.{number}": piece
+            for file, size in self.files.items()
+            for number, piece in enumerate(_content(weight_cache.find(file, size), size).split(PIECE))
+        }
 
         def going(site: str) -> StudyMessage:
             order = outgoing(site)

@@ -72,6 +72,8 @@ def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
     """Return the parcel of a model that came to a script, or from one; raises Refused where it is none."""
     try:
+        if LACKS in meta:
+            raise Lacks(plain(str(meta[LACKS])))
         groups: dict[str, dict[str, Any]] = {str(group): {} for group in meta[META]["dtypes"]}
         for name, value in tensors.items():
             group, _, own = name.partition("/")

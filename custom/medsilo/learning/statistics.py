@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -90,6 +91,18 @@ def input_channels(layer: nn.Module) -> int:
     raise MedsiloError(f"{type(layer).__name__} does not say how many channels it takes")
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, a network evaluates; then each of its layers is as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 def passes(
     model: nn.Module,
     loader: Iterable[Any],
@@ -102,17 +115,14 @@ def passes(
         layer.register_forward_pre_hook(lambda _, inputs, place=place: look(place, inputs[0]))
         for place, layer in enumerate(watched)
     ]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     try:
-        for batch in loader:
-            model((batch[0] if isinstance(batch, (tuple, list)) else batch).to(device, non_blocking=True))
-            yield
+        with evaluating(model):
+            for batch in loader:
+                model((batch[0] if isinstance(batch, (tuple, list)) else batch).to(device, non_blocking=True))
+                yield
     finally:
         for hook in hooks:
             hook.remove()
-        for module, training in modes.items():
-            module.training = training
 
 
 @torch.no_grad()

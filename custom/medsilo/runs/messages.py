@@ -35,6 +35,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MOST_HEADS = 8  # of a hospital's ledgers that a server keeps
 FILES = "files"  # the group in which a file travels that a network begins with
+PIECE = 1 << 20  # bytes of it that travel as one tensor: over http NVFlare's sites take none of more than 4 MB
 
 
 class MessageFacts(Section):

@@ -4,8 +4,7 @@ A plan holds the network's layers: their kinds, and the shapes of their tensors.
 kinds. The initial weights are a file of the job, named by its hash.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
@@ -23,6 +22,7 @@ from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import save_tensors
 from medsilo.core.section import Section
+from medsilo.learning.compute import is_finite
 from medsilo.models.network import Network
 
 MOST_LAYERS = 20_000
@@ -31,19 +31,10 @@ Size = Annotated[int, Field(ge=0, le=1 << 40)]
 
 # The kinds of layers that methods tell apart. What is none of them is a plain module.
 KINDS: Mapping[str, type[nn.Module]] = {
-    kind.__name__: kind
-    for kind in (
-        *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-        *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm, nn.LayerNorm),
-        *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-    )
+    kind.__name__.strip("_"): kind
+    for kind in (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.Linear, _ConvTransposeNd, _ConvNd)
 }
-GENERAL: Mapping[type[nn.Module], str] = {  # of a class that is none of these, but derives from what they derive from
-    _BatchNorm: "BatchNorm2d",
-    _InstanceNorm: "InstanceNorm2d",
-    _ConvNd: "Conv2d",
-}
-NUMBERS = ("num_features", "num_channels", "in_features", "in_channels", "out_features", "out_channels", "num_groups")
+NUMBERS = ("num_features", "num_channels", "in_features", "in_channels")  # in one of them is how many channels come in
 DTYPES: Mapping[str, torch.dtype] = {
     str(kind).removeprefix("torch."): kind
     for kind in (
@@ -79,31 +70,31 @@ def layers_of(model: nn.Module) -> tuple[LayerShape, ...]:
     ['', 'Linear', '']
     """
     seen: dict[int, str] = {}
-    return tuple(_layer(name, layer, seen) for name, layer in model.named_modules())
+    return tuple(_layer(name, layer, seen) for name, layer in model.named_modules(remove_duplicate=False))
 
 
 def _layer(name: str, layer: nn.Module, seen: dict[int, str]) -> LayerShape:
     kind = next((known for known, own in KINDS.items() if isinstance(layer, own)), "")
-    kind = kind or next((known for base, known in GENERAL.items() if isinstance(layer, base)), "")
-    tensors = [
-        _tensor(own, value, value.requires_grad, seen.setdefault(id(value), f"{name}.{own}".lstrip(".")), name)
-        for own, value in layer.named_parameters(recurse=False, remove_duplicate=False)
-    ]
-    unsaved = layer._non_persistent_buffers_set
-    buffers = layer.named_buffers(recurse=False)
-    tensors += [_tensor(own, value, layer=name) for own, value in buffers if own not in unsaved]
     numbers = {own: int(getattr(layer, own)) for own in NUMBERS if kind and isinstance(getattr(layer, own, None), int)}
+    tensors = [
+        _tensor(own, f"{name}.{own}".lstrip("."), value, seen)
+        for own, value in {**layer._parameters, **layer._buffers}.items()
+        if value is not None and own not in layer._non_persistent_buffers_set
+    ]
     return LayerShape(name=name, kind=kind, numbers=numbers, tensors=tuple(tensors))
 
 
-def _tensor(name: str, value: Tensor, learns: bool | None = None, first: str = "", layer: str = "") -> TensorShape:
-    dtype, full = str(value.dtype).removeprefix("torch."), f"{layer}.{name}".lstrip(".")
+def _tensor(name: str, full: str, value: Tensor, seen: dict[int, str]) -> TensorShape:
+    dtype = str(value.dtype).removeprefix("torch.")
     if is_lazy(value):
         raise MedsiloError(f"model: {full} has no shape before its first batch; call the model once with a batch")
     if dtype not in DTYPES:
         raise MedsiloError(f"model: {full} is of {dtype}, which does not travel; use floats and whole numbers")
-    same = first if first != full else ""
-    return TensorShape(name=name, shape=tuple(value.shape), dtype=dtype, learns=learns, same_as=same)
+    shape = TensorShape(name=name, shape=tuple(value.shape), dtype=dtype)
+    if not isinstance(value, nn.Parameter):
+        return shape
+    first = seen.setdefault(id(value), full)
+    return shape.model_copy(update={"learns": value.requires_grad, "same_as": first if first != full else ""})
 
 
 def skeleton(layers: Iterable[LayerShape]) -> nn.Module:
@@ -145,8 +136,7 @@ def _made(shape: LayerShape, parameters: dict[str, nn.Parameter]) -> nn.Module:
     return layer
 
 
-# This process's own networks, by the hash of their initial weights; and whether they begin with these.
-MAKERS: dict[str, tuple[Callable[[], nn.Module], bool]] = {}
+COPIES: dict[str, nn.Module] = {}  # of this process's own networks, by the hash of their initial weights
 
 
 class ScriptNetwork(Network):
@@ -166,10 +156,8 @@ class ScriptNetwork(Network):
     def build(self, channels: int, classes: int) -> nn.Module:
         if torch.empty(0).is_meta:
             return skeleton(self.layers)
-        make, begins = MAKERS.get(self.sha256, (lambda: skeleton(self.layers), True))
-        module = make()
-        if begins:
-            module.load_state_dict(safetensors.torch.load_file(weight_cache.find(self.sha256, self.bytes)))
+        module = deepcopy(COPIES[self.sha256]) if self.sha256 in COPIES else skeleton(self.layers)
+        module.load_state_dict(safetensors.torch.load_file(weight_cache.find(self.sha256, self.bytes)))
         return module
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
@@ -184,6 +172,11 @@ class ScriptNetwork(Network):
     def section(model: nn.Module, file: Path) -> dict[str, Any]:
         """Write a network's initial weights into a file; returns the section of a plan that describes both."""
         layers = [layer.model_dump(mode="json", exclude_defaults=True) for layer in layers_of(model)]
+        for name, value in model.state_dict().items():
+            if not isinstance(value, Tensor):
+                raise MedsiloError(f"model: {name} is no tensor, and does not travel; take it out of the state dict")
+            if not is_finite(value):
+                raise MedsiloError(f"model: {name} is NaN or infinite; register a mask as buffer with persistent=False")
         save_tensors(file, {name: value.detach().cpu() for name, value in model.state_dict().items()})
         return {
             "name": "script",
@@ -198,11 +191,7 @@ class ScriptNetwork(Network):
         Raises MedsiloError where the plan describes another network.
         """
         described, own = (
-            {
-                f"{layer.name}.{one.name}".lstrip("."): (one.shape, one.dtype)
-                for layer in layers
-                for one in layer.tensors
-            }
+            {name: (value.shape, value.dtype) for name, value in skeleton(layers).state_dict().items()}
             for layers in (self.layers, layers_of(model))
         )
         if described != own:
@@ -211,18 +200,4 @@ class ScriptNetwork(Network):
                 f"join: the script's model is not the recipe's: {', '.join(odd[:3])} differ; give both the same model, "
                 "compiled in both or in none"
             )
-        copy = deepcopy(model)
-        MAKERS[self.sha256] = lambda: deepcopy(copy), True
-
-    @contextmanager
-    def standing_for(self, model: nn.Module) -> Iterator[None]:
-        """Inside, networks of this plan are copies of this one, with its weights."""
-        before = MAKERS.get(self.sha256)
-        self.make_by(model)
-        MAKERS[self.sha256] = MAKERS[self.sha256][0], False
-        try:
-            yield
-        finally:
-            del MAKERS[self.sha256]
-            if before:
-                MAKERS[self.sha256] = before
+        COPIES[self.sha256] = deepcopy(model)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from itertools import islice
 from pathlib import Path
@@ -29,10 +29,11 @@ from torch.utils.data import Dataset, TensorDataset
 from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_facts
-from medsilo.core.tensors import Groups, Tensors
+from medsilo.core.tensors import Tensors
 from medsilo.core.text import is_safe_name
 from medsilo.federation.disclosure import Disclosure
 from medsilo.federation.evaluation import Evaluation, Measuring
+from medsilo.federation.file_supply import take_files
 from medsilo.federation.participant import Participant
 from medsilo.federation.protection import Protection
 from medsilo.federation.raw_results import ExactScores
@@ -43,13 +44,14 @@ from medsilo.federation.trainer import SHUFFLE, Trainer
 from medsilo.learning.compute import Compute, LossFunction, Stop
 from medsilo.learning.loop import ObjectiveFunction, TrainStep, Watch, train_epoch
 from medsilo.learning.seeds import seed_for, seed_torch
+from medsilo.learning.statistics import evaluating
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.schedule.additions import INPUT
-from medsilo.schedule.phase import Phase, views
+from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
 from medsilo.script.network import ScriptNetwork
 from medsilo.script.perturbed_loss import PerturbedLoss
@@ -76,7 +78,6 @@ def usual_batch(batch: Any) -> tuple[Tensor, Tensor]:
     return (batch[0], batch[1]) if isinstance(batch, Sequence) and len(batch) > 1 else (batch, batch)
 
 
-# ---------------------------------------------------------------------------------------------------- optimizers
 def twin(optimizer: Optimizer, parameters: Sequence[nn.Parameter], of: Sequence[nn.Parameter]) -> Optimizer:
     """Return an optimizer of the same kind and numbers for another network. `of`: the weights of the first one's."""
     groups, others = optimizer.param_groups, dict(zip(map(id, of), parameters, strict=False))
@@ -120,14 +121,17 @@ class ScriptTraining(Training):
         return self._steps() or super().steps_of_round(in_epoch)
 
 
-# ---------------------------------------------------------------------------------------------------- handing over
 @dataclass(frozen=True)
 class Turn:
     """One network's part of a round: the script trains it, or a method does, batch by batch."""
 
     name: str
     by_script: bool  # whether the script's loss and a step of its optimizer are all that there is to it
-    lesson: TrainStep
+    make: Callable[[], TrainStep]  # sets a network to training, also the layers that the script has not
+
+    @cached_property
+    def lesson(self) -> TrainStep:
+        return self.make()
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.lesson(inputs, targets)
@@ -142,7 +146,8 @@ class ScriptContext(TrainContext):
     def lesson(
         self, name: str = "model", objective: ObjectiveFunction | None = None, step: Step | None = None
     ) -> TrainStep:
-        return Turn(name, objective is None and step is None, super().lesson(name, objective, step))
+        by_script = objective is None and step is None
+        return Turn(name, by_script, partial(super().lesson, name, objective, step))
 
     def train(self, *lessons: TrainStep, share: float = 1.0) -> float:
         lessons = lessons or (self.lesson(),)
@@ -202,7 +207,6 @@ class Work:
         self.sends = asked is None
 
 
-# ---------------------------------------------------------------------------------------------------- the state
 class ScriptCompute(Compute):
     """The script's device. How exactly it computes, and with how many threads, is the script's affair."""
 
@@ -307,7 +311,6 @@ class ScriptState(SiteState):
                 group["lr"] = rate
 
 
-# ---------------------------------------------------------------------------------------------------- the site
 @dataclass
 class Data:
     """What a script lets a method pass over, and how."""
@@ -371,7 +374,6 @@ class Data:
             generator.set_state(kept)
 
 
-# ---------------------------------------------------------------------------------------------------- the site
 class ScriptDisclosure(Disclosure):
     """Discloses what the script sends: medsilo can't know which cases its numbers cover."""
 
@@ -405,8 +407,7 @@ class ScriptEvaluation(Evaluation):
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the script's validation batches."""
         data = self.script.data
-        if data.validation is None:
-            raise MedsiloError(f"join: {self.script.plan.algorithm.name} needs validation=, batches with their labels")
+        assert data.validation is not None  # see _refuse_lacking
         return data.batches(data.validation, self.state.compute.device)
 
 
@@ -500,12 +501,8 @@ class ScriptParticipant(Participant):
 
 
 def _evaluated(evaluate: Evaluate, model: nn.Module) -> Metrics | float:
-    training = model.training
-    model.eval()
-    with torch.no_grad():
-        found = evaluate(model)
-    model.train(training)
-    return found
+    with torch.no_grad(), evaluating(model):
+        return evaluate(model)
 
 
 def _refuse_lacking(plan: Plan, data: Data) -> None:
@@ -544,55 +541,41 @@ class ScriptSite:
         assert isinstance(plan.network, ScriptNetwork)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise MedsiloError("join: LBFGS looks at the loss many times in a step; take another optimizer, as SGD")
+        learning = {id(own) for own in model.parameters() if own.requires_grad}
+        if learning.isdisjoint(id(own) for group in optimizer.param_groups for own in group["params"]):
+            raise MedsiloError("join: the optimizer has none of the model's weights; make it of model.parameters()")
         _refuse_lacking(plan, data)
         plan.network.make_by(model)
         self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler, data.loss)
         self.state: ScriptState
         self.asked: Request | None = None
-        self.came: Groups = {}  # with the question
+        self.waiting: Any = None  # what the script receives, until it has sent
         self.work = Work()
         self._inner: Site | None = None
 
-    # ------------------------------------------------------------------ being asked
     def ask(self, parcel: StudyMessage) -> StudyMessage | None:
-        """Answer a parcel; None where the script has to train first."""
-        asked, self.came = Request.received(parcel.facts), parcel.groups
-        self.asked = asked
+        """Answer a parcel; None where the script has to train first. Raises Lacks without the initial weights."""
+        asked = self.asked = Request.received(parcel.facts)
         if not is_safe_name(asked.study):  # it becomes the name of a folder here
             raise Refused("the study's name has odd characters")
         self.plan = self.plan.among(asked.sites)
         if asked.plan != self.plan.hash:
             raise Refused("the job's plan at this site differs from the server's; submit the job again")
-        inner = self._inner = self._inner or self._begin(asked)
-        self.state.follow()
-        self.work.begin(partial(inner.answer, parcel, lambda: None))
-        return self.work.answer
-
-    def _begin(self, asked: Request) -> Site:
         folder = paths.site_folder(self.output / asked.study, self.site)
         sites = sorted(self.plan.participation.sites or asked.sites)
-        model_folders.look_in(self.output)
-        self.state = self._make(folder)
         place = SiteContext(self.plan, self.site, sites, SETTINGS, folder)
-        return training_site(place, partial(ScriptParticipant, self, self.state))
+        model_folders.look_in(place.models)
+        order = take_files(place, parcel)
+        if self._inner is None:
+            self.state = self._make(folder)
+            self._inner = training_site(place, partial(ScriptParticipant, self, self.state))
+        self.state.follow()
+        self.work.begin(partial(self._inner.answer, order, lambda: None))
+        return self.work.answer
 
     def weights(self) -> Tensors:
-        """Return the model's weights in memory of their own, as they are now: what arrived, and copies of the rest."""
-        assert self.asked
-        came, self.came, phase = self.came, {}, self.plan.course.phase_of(self.asked.round)
-        arrived = {
-            own.data_ptr(): came[group][name]
-            for group, tensors in views(phase.given, self.state.modules).items()
-            for name, own in tensors.items()
-            if name in came.get(group, {})
-        }
-
-        def weight(own: Tensor) -> Tensor:
-            there = arrived.get(own.data_ptr(), own)
-            fresh = there is not own and there.device == own.device and there.dtype == own.dtype
-            return there if fresh and there.equal(own) else own.to("cpu", copy=True)
-
-        return {name: weight(own.detach()) for name, own in self.state.module.state_dict().items()}
+        """Return the model's weights as they are now, in memory of their own."""
+        return {name: own.detach().to("cpu", copy=True) for name, own in self.state.module.state_dict().items()}
 
     def networks(self) -> Iterator[tuple[nn.Module, Optimizer]]:
         """Yield each network that is to be trained in this round, and the optimizer to step with."""

@@ -24,11 +24,11 @@ def plan_of_script(
     lower_is_better: bool = False,
     input_shape: Sequence[int] | None = None,
     seed: int = 0,
-    further: Mapping[str, Mapping[str, Any]] | None = None,
+    further: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Return a plan in which a script trains this model, whose initial weights are written into a folder.
 
-    further: keys of the plan's other sections, or more of these.
+    further: keys of the plan, or more of its sections'.
     """
     own: dict[str, Any] = {
         "algorithm": dict(method),
@@ -44,8 +44,8 @@ def plan_of_script(
         "participation": {"sites": list(sites), "minimum": minimum},
         "seed": seed,
     }
-    for section, keys in (further or {}).items():
-        own[section] = {**own.get(section, {}), **keys}
+    for key, value in (further or {}).items():
+        own[key] = own.get(key, {}) | value if isinstance(value, Mapping) else value
     return parse_plan(own)
 
 
