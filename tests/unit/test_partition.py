@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from medsilo.core.errors import DataError, PlanError
 from medsilo.tasks.splits import Partition, by_column, dirichlet, iid
 from medsilo.tasks.synthetic.activity import SyntheticActivity
-from medsilo_papers.organ_mnist import OrganMnist
 from tests.conftest import over_all
 
 COMBINATIONS = [
@@ -78,7 +77,7 @@ def test_the_least_and_the_greatest_alpha_of_a_plan_deal_everything(sites, alpha
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, 9e-4, 2e6, float("nan"), float("inf")])
 def test_a_plan_has_no_alpha_for_which_draws_are_no_numbers(alpha):
-    for kind in (Partition, SyntheticActivity, OrganMnist):
+    for kind in (Partition, SyntheticActivity):
         with pytest.raises(ValidationError, match="alpha"):
             kind(alpha=alpha)
 
