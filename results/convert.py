@@ -113,7 +113,7 @@ def filled(values: np.ndarray) -> np.ndarray:
 
 
 def fundus(folder: Path, by_patient: bool = False) -> None:
-    """Drishti-GS1, REFUGE and RIGA+: <site>/images and <site>/masks. A pixel counts if half of the experts marked it."""
+    """Drishti-GS1, REFUGE and RIGA+: <site>/images, <site>/masks. A pixel counts if half of the experts marked it."""
     for site, picture, labels in (*drishti(folder), *refuge(folder), *riga(folder)):
         for kind in ("images", "masks"):
             (folder / site / kind).mkdir(parents=True, exist_ok=True)

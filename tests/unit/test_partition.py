@@ -8,7 +8,8 @@ import torch
 from pydantic import ValidationError
 
 from medsilo.core.errors import DataError, PlanError
-from medsilo.tasks.splits import Partition, by_column, dirichlet, iid
+from medsilo.tasks.shares import Partition
+from medsilo.tasks.splits import by_column, deal, dirichlet, iid
 from medsilo.tasks.synthetic.activity import SyntheticActivity
 from tests.conftest import over_all
 
@@ -119,7 +120,7 @@ def test_patients_stay_whole_whatever_the_partition(kind, alpha):
     main = random.integers(0, 3, 120)
     classes = np.where(random.random(900) < 0.8, main[owner], random.integers(0, 3, 900)).tolist()
     sites = ["a", "b", "c", "d"]
-    dealt = Partition(kind=kind, alpha=alpha, minimum=5).deal(patients, classes, [""] * 900, sites)
+    dealt = deal(Partition(kind=kind, alpha=alpha, minimum=5), patients, classes, [""] * 900, sites)
     assert sorted(np.concatenate(dealt).tolist()) == list(range(900))
     people = [{patients[case] for case in part} for part in dealt]
     assert sum(map(len, people)) == len(set(patients)) and min(map(len, people)) >= 5

@@ -14,7 +14,9 @@ from medsilo.core.errors import DataError
 from medsilo.learning.compute import labels_in
 from medsilo.learning.seeds import seed_for
 from medsilo.tasks import splits
-from medsilo.tasks.sources import PARTS, DataSource, links_out
+from medsilo.tasks.shares import PARTS
+from medsilo.tasks.shares import Shares as WholeShares
+from medsilo.tasks.sources import DataSource, links_out
 
 if TYPE_CHECKING:
     from medsilo.tasks.survey import Survey
@@ -60,7 +62,7 @@ class SiteData:
     array([1, 1, 2, 0])
     """
 
-    Shares = Annotated[splits.Shares, Field(description="of train, validation and test")]  # the type of a key
+    Shares = Annotated[WholeShares, Field(description="of train, validation and test")]  # the type of a key
     parts_by_draw, dirichlet = staticmethod(splits.parts_by_draw), staticmethod(splits.dirichlet)
 
     train: Dataset

@@ -55,7 +55,7 @@ def init(
 
     from medsilo.core.text import duration
     from medsilo.runs import paths
-    from medsilo.tasks.own.own_data import keeping_ready
+    from medsilo.tasks.own.reading import keeping_ready
     from medsilo_lab.start import dataset_layout
     from medsilo_lab.start.trial import alone
 

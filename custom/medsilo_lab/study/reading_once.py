@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from medsilo.core.parent_watch import end_with
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.own.own_data import OwnFolder, keeping_ready
+from medsilo.tasks.own.own_data import OwnFolder
+from medsilo.tasks.own.reading import keeping_ready
 
 
 @contextmanager
