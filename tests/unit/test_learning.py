@@ -11,7 +11,8 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.compute import Compute, is_finite
+from medsilo.core.tensors import is_finite
+from medsilo.learning.compute import Compute
 from medsilo.learning.loop import OutputLoss, batches, evaluate, lesson, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.learning.steps import correcting, plain_step, pull_back

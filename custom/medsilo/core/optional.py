@@ -10,6 +10,7 @@ from medsilo.core.lazy import lazily, places_in
 if TYPE_CHECKING:
     from medsilo.core import weight_cache
     from medsilo.core.wording import in_words
+    from medsilo.federation import told_of_classes
     from medsilo.federation.account import Accounting, PrivacyAccount
     from medsilo.federation.exclusions import Exclusions
     from medsilo.federation.file_supply import FileSupply, SuppliedSite
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from medsilo.federation.private_site import PrivateNumbers, PrivateSite
     from medsilo.learning.amplitude import AmplitudeNorm
     from medsilo.learning.class_weights import balanced, weighted
-    from medsilo.learning.compute import Compute
+    from medsilo.learning.compute import Compute, part_of
     from medsilo.learning.drawn import DrawBatch
+    from medsilo.learning.optimizers import optimizer_of
     from medsilo.learning.perturbation import perturbed_step
     from medsilo.mixing import rules
     from medsilo.mixing.defence import Shield

@@ -15,10 +15,11 @@ from PIL import Image
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.text import counted, plain
 from medsilo.runs import paths
+from medsilo.runs.own_files import Spent
 from medsilo.runs.reading import read_of_sites, read_provenance, read_rounds, read_summary, read_text
 from medsilo.runs.rounds import Round
 from medsilo.runs.schema import SiteResult, Summary
-from medsilo.runs.site_files import Provenance, Spent
+from medsilo.runs.site_files import Provenance
 
 LARGEST_PICTURE = 2_000_000  # bytes
 LONGEST_NAME = 40  # bytes of a class's name

@@ -13,6 +13,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import SmallCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
+from medsilo.tasks.shares import Shares
 from medsilo.tasks.synthetic.hospitals import (
     blur,
     numbers_for,
@@ -94,7 +95,7 @@ class SyntheticHistology(Task):
     shift: float = Field(default=1.0, ge=0, le=2, description="how much the looks of the sites differ; 0: not at all")
     patients: int = Field(default=64, ge=3, le=10_000, description="patients per site")
     patches: int = Field(default=8, ge=2, le=1000, description="patches per patient, half of them of each class")
-    shares: SiteData.Shares | None = Field(
+    shares: Shares | None = Field(
         default=None,
         description="of train, validation and test, by patient; `null`: patients take turns, a half, a fifth and three "
         "tenths",
@@ -119,7 +120,7 @@ class SyntheticHistology(Task):
         images = develop(tissue, nuclei, staining, appearance, random)
         names = patient_names(position, self.patients)
         drawn = seed_for(seed, self.name, "parts", position)
-        parts = SiteData.parts_by_draw(names, self.shares, drawn) if self.shares else None
+        parts = optional.SiteData.parts_by_draw(names, self.shares, drawn) if self.shares else None
         return optional.SiteData.by_patient(images, labels, patients, names, parts)
 
     def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
