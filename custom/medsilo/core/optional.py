@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from medsilo.site.signing import UseKey, read_pair
     from medsilo.tasks.cache import held_case
     from medsilo.tasks.case_index import CaseIndex
+    from medsilo.tasks.decisions import with_derived
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.overlays import draw_found, draw_images
     from medsilo.tasks.own import image_patches, image_reading, reading, table_rows

@@ -167,7 +167,7 @@ def tested_as(task: Task, told: Mapping[str, Any], cases: int | None, threshold:
 def counts_of(task: Task, counts: Counts, threshold: float | None) -> Counts:
     """Return a site's counts, of a classification with what follows from them."""
     goal = task.goal
-    return optional.told_of_classes.with_derived(counts, goal.classes, threshold) if goal.classifies else counts
+    return optional.with_derived(counts, goal.classes, threshold) if goal.classifies else counts
 
 
 def _warnings(led: StudyUsage, site: str) -> dict[str, list[str]]:

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 
 from medsilo.core.errors import Refused
 from medsilo.runs.schema import Decisions
-from medsilo.tasks.decisions import DECIDED, PLACED, on_a_place, places_of, with_derived
+from medsilo.tasks.decisions import DECIDED, PLACED, on_a_place, places_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, Counts
-
-__all__ = ["check", "check_threshold", "decisions_in", "with_derived"]
 
 
 def check(counts: Mapping[str, list[float]], classes: int, most: int) -> None:

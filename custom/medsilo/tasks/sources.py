@@ -178,11 +178,6 @@ class DataSource(Section):
         kept = {"folder", "folds", "cache_memory"}
         return self.model_dump(exclude=kept) != DataSource(folder=self.folder).model_dump(exclude=kept)
 
-    @property
-    def kept_nowhere(self) -> bool:
-        """Return whether images are read again whenever they are needed."""
-        return not self.cache_memory and self.cache_folder is None
-
     def once(self) -> Self:
         """The same for a single look at the data: nothing is kept in memory."""
         return self.model_copy(update={"cache_memory": 0})

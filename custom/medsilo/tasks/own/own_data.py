@@ -155,10 +155,7 @@ class OwnFolder(OwnData):
         return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
     def classes_of(self, listing: "CaseIndex", source: "DataSource") -> Mapping[str, int | None]:
-        """Return the class of every entry of a classification, by its name; None where nothing is learned of it.
-
-        Entries of a class that the plan does not have count as none of its classes: they leave the listing.
-        """
+        """Return the class of every entry of a classification, by its name; None where nothing is learned of it."""
         return optional.reading.classes_of(self, listing, source)
 
     def number_of(self, label: str | int) -> int:

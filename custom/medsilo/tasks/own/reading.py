@@ -21,7 +21,6 @@ from medsilo.tasks.site_data import SiteData, folded
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import deal, part_alone, parts_by_rank
 from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of, ranges_of, refuse_what_stops
-from medsilo.tasks.task import Task
 
 # Of a site's settings, by which an entry is made ready.
 HOW_READ = ("label_map", "unannotated", "recording_columns", "missing", "rate", "decimal")
@@ -249,18 +248,3 @@ def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]],
         except Exception as error:
             wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)
     return held
-
-
-def keeping_ready(settings: Any, task: Task, folder: Path) -> Any:
-    """Return settings under which images that are ready for the network lie in a folder, too, and are made once.
-
-    Where a hospital names a folder for them itself, or wants none in memory, that stays.
-    """
-    if settings.data is None or not isinstance(task, OwnFolder):
-        return settings
-    data = settings.data
-    if data.cache_memory and not data.cache_folder:
-        data = data.model_copy(update={"cache_folder": folder})
-    sites = getattr(settings, "sites", {})
-    more = {"sites": {site: keeping_ready(own, task, folder) for site, own in sites.items()}} if sites else {}
-    return settings.model_copy(update={"data": data, **more})
