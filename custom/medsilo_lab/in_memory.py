@@ -10,6 +10,7 @@ import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
+from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
@@ -89,8 +90,15 @@ def _is_own(thing: Any) -> bool:
     if not (isinstance(thing, type) or inspect.isfunction(thing)):
         return False
     file = getattr(sys.modules.get(thing.__module__), "__file__", None)
-    known = file and (OTHERS.intersection(Path(file).parts) or any(map(Path(file).is_relative_to, INSTALLED)))
+    installed = _installed(*sys.path)
+    known = file and (OTHERS.intersection(Path(file).parts) or any(map(Path(file).is_relative_to, installed)))
     return bool(file and not known) or thing.__module__ == "__main__"
+
+
+@cache
+def _installed(*places: str) -> list[Path]:
+    """Return folders of packages: also those that a machine of many users has on PYTHONPATH."""
+    return [*INSTALLED, *(Path(place) for place in places if any(Path(place).glob("*.dist-info")))]
 
 
 def state_hash(thing: Any) -> str:

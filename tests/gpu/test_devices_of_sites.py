@@ -14,6 +14,7 @@ from medsilo.learning.compute import Compute
 from medsilo.runs.paths import GLOBAL, LAST
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
+from tests.federation.test_scripts import gains, simulated
 from tests.inprocess import run
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine shows none")
@@ -86,6 +87,44 @@ def test_several_processes_share_a_device_and_end_with_the_same_bits(device: str
     assert [run.wait(300) for run in runs] == [0, 0]
     one, other = (load_tensors(tmp_path / str(number) / GLOBAL / LAST)[0] for number in range(2))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "harmofl", "fedsm"])
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.long), DEVICES[1]])
+def test_nvflares_simulator_ends_with_the_bits_of_one_process(
+    device: str, method: str, root: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "medsilo.cli", "run", str(root / "jobs" / method), "--device", device]
+    command += ["--set", "training.rounds=2", "--set", "task.patients=6", "-o", str(tmp_path)]
+    for engine in ("inprocess", "simulator"):
+        subprocess.run([*command, "--name", engine, "--engine", engine], check=True, timeout=300)
+    one, other = (load_tensors(tmp_path / engine / GLOBAL / LAST)[0] for engine in ("inprocess", "simulator"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@CUDA
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["HarmoFL", "FedSM"])
+def test_a_script_with_mixed_precision_and_scaled_gradients_learns_on_a_card(
+    method: str, root: Path, tmp_path: Path
+) -> None:
+    changes = {
+        "unet(), DiceCELoss": "unet().cuda(), DiceCELoss",
+        'net(batch["image"]).argmax': 'net(batch["image"].cuda()).argmax',
+        'one_hot(batch["label"], 2)': 'one_hot(batch["label"].cuda(), 2)',
+        'loss(net(batch["image"]), batch["label"]).backward()': (
+            'with torch.autocast("cuda", torch.float16):\n'
+            '                value = loss(net(batch["image"].cuda()), batch["label"].cuda())\n'
+            "            scaler.scale(value).backward()\n"
+            "            scaler.unscale_(step)\n"
+            "            nn.utils.clip_grad_norm_(net.parameters(), 5.0)"
+        ),
+        "            step.step()": "            scaler.step(step)\n            scaler.update()",
+        "    flare.init()": '    flare.init()\n    scaler = torch.amp.GradScaler("cuda")',
+    }
+    _, summary = simulated(root, tmp_path, "monai-segmentation", "--method", method, changes=changes)
+    assert min(gains(summary)) > 0
 
 
 @CUDA

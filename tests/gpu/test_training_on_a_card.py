@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
+from medsilo.tasks.own.augmentation import Augmentation, augmented
 from tests.conftest import SITES, make_plan
 from tests.inprocess import run
 from tests.sites import site_of
@@ -42,6 +43,7 @@ KINDS = {
     "private": [*PICTURES, "privacy.epsilon=50", "privacy.delta=0.001", "network.norm=group"],
 }
 CARD = SiteSettings(device="cuda", public_data=True)
+KINDS_OF_CHANGE = list(get_args(Augmentation))  # noise is the last
 METHODS = ["fedavg", "fedprox", "scaffold", "harmofl", "fedsm", "ditto", "moon", "fedrdn", "feddyn", "condistfl"]
 
 
@@ -78,6 +80,33 @@ def test_no_batch_waits_for_the_card(method: str, kind: str, monkeypatch: pytest
     assert seen
 
 
+@pytest.mark.parametrize("slices", [False, True])
+def test_no_augmented_batch_waits_for_the_card(
+    slices: bool, volumes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = volumes_study(volumes, tmp_path / "data", patients=12, slices=slices)
+    seen = watching(monkeypatch)
+    trained(plan, tmp_path / "run", tmp_path / "data", device="cuda")
+    assert len(seen) >= 2
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 40, 40), (8, 1, 12, 40, 40)])
+def test_augmentation_on_a_card_is_a_cpus_but_for_its_noise(shape: tuple[int, ...]) -> None:
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    masks, seeds = (images[:, 0] > 0.5).long(), list(range(len(images)))
+
+    def changed(device: str, kinds: Sequence[Any], cases: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        batch = images[cases].to(device, copy=True), masks[cases].to(device, copy=True)
+        inputs, targets = augmented(batch, kinds, True, seeds[cases])
+        return inputs.cpu(), targets.cpu()
+
+    ours, theirs = changed("cuda", KINDS_OF_CHANGE[:-1]), changed("cpu", KINDS_OF_CHANGE[:-1])
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-4)
+    assert (ours[1] != theirs[1]).double().mean() < 1e-3  # a place in the middle between two
+    noisy, alone = changed("cuda", KINDS_OF_CHANGE), changed("cuda", KINDS_OF_CHANGE, slice(3, 4))
+    assert torch.equal(noisy[0][3:4], alone[0]) and not torch.equal(noisy[0], ours[0])
+
+
 def test_images_that_are_no_numbers_are_told_at_the_end_of_the_pass() -> None:
     norm = AmplitudeNorm((1, 8, 8)).cuda()
     images = torch.rand(4, 1, 8, 8).cuda()
@@ -100,14 +129,18 @@ def volumes(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("volumes")
 
 
-def volumes_study(volumes: ModuleType, folder: Path) -> Plan:
-    """A study of small volumes, written here."""
-    size = volumes.Size(patients=5, grid=(20, 24, 24), piece=(16, 16, 16))
+def volumes_study(volumes: ModuleType, folder: Path, patients: int = 5, slices: bool = False) -> Plan:
+    """A study of small volumes with every change by chance, written here."""
+    size = volumes.Size(patients=patients, grid=(20, 24, 24), piece=(16, 16, 16))
     for seed, (site, spacing) in enumerate(volumes.SPACINGS.items()):
         volumes.write_hospital(folder / site, seed, spacing, size)
     values = volumes.plan_of(size).model_dump(mode="json", exclude_unset=True)
     values["training"]["rounds"] = 1
+    values["task"]["augmentation"] = [kind for kind in KINDS_OF_CHANGE if not (slices and kind == "flip-z")]
     values["network"] = {"name": "unet", "dimensions": 3, "features": [4, 8, 16]}
+    if slices:
+        values["task"] |= {"dimensions": 2, "size": [24, 24]}
+        del values["task"]["target_spacing"], values["network"]["dimensions"]
     return parse_plan(values)
 
 
@@ -147,6 +180,7 @@ def test_methods_repeat_to_the_bit(method: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- the machine
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 8192])
 def test_a_process_of_its_own_with_a_memory_limit_finds_the_card(limit: int | None, tmp_path: Path) -> None:
     plan = make_plan("fedavg", *MASKS)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from copy import deepcopy
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -341,6 +342,13 @@ def test_the_hash_follows_the_source_and_all_that_it_names(tmp_path: Path, monke
     assert source_hash(Net) != before[0] and source_hash(doubled) == before[2]
     monkeypatch.setattr(sys.modules[__name__], "body", doubled)
     assert source_hash(HeadStays) != before[1]
+    (tmp_path / "modules.py").write_text(
+        "Odd = type('Odd', (), {'f': eval('lambda self: 1')})"
+    )  # a base without source
+    (tmp_path / "modules-1.0.dist-info").mkdir()  # as pip installs, anywhere on PYTHONPATH
+    monkeypatch.syspath_prepend(tmp_path)
+    own = type("Own", (import_module("modules").Odd,), {"__module__": __name__, "g": doubled})
+    assert source_hash(own)
 
 
 @pytest.mark.slow

@@ -47,7 +47,8 @@ def _flip(tensors: Sequence[Tensor], axis: int, random: Random) -> None:
     """Flip one case in two."""
     if chosen := [case for case, own in enumerate(random) if own.random() < 0.5]:
         for tensor in tensors:
-            tensor[chosen] = tensor[chosen].flip(axis)
+            cases = _there(torch.tensor(chosen), tensor.device)
+            tensor[cases] = tensor[cases].flip(axis)
 
 
 def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
@@ -56,7 +57,8 @@ def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
     for number in (1, 2, 3):
         if chosen := [case for case, turn in enumerate(turns) if turn == number]:
             for tensor in tensors:
-                tensor[chosen] = torch.rot90(tensor[chosen], number, (-2, -1))
+                cases = _there(torch.tensor(chosen), tensor.device)
+                tensor[cases] = torch.rot90(tensor[cases], number, (-2, -1))
 
 
 def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
@@ -73,16 +75,22 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
     scales = torch.tensor(np.array([drawn[case][2] for case in chosen], np.float32))
     height, width = images.shape[-2:]
     y, x = (_centred(places, images.device) for places in (height, width))
-    numbers = torch.stack([turns.cos(), turns.sin(), *scales.T]).to(images.device)[..., None, None]
+    numbers = _there(torch.stack([turns.cos(), turns.sin(), *scales.T]), images.device)[..., None, None]
     cosine, sine, *along, down, across = numbers
     rows = cosine * down * y[:, None] - sine * across * x  # of the place that each one comes from
     columns = sine * down * y[:, None] + cosine * across * x
     depths = _places(along[0][..., 0] * _centred(images.shape[2], images.device), images.shape[2]) if along else None
     grid = torch.stack([columns * (2 / width), rows * (2 / height)], -1)
-    images[chosen] = _resampled(images[chosen], grid, depths)
+    cases = _there(torch.tensor(chosen), images.device)
+    images[cases] = _resampled(images[cases], grid, depths)
     if labels is not None:
         nearest = _places(rows, height).round().long() * width + _places(columns, width).round().long()
-        labels[chosen] = _picked(labels[chosen], nearest.flatten(1), depths)
+        labels[cases] = _picked(labels[cases], nearest.flatten(1), depths)
+
+
+def _there(drawn: Tensor, device: torch.device) -> Tensor:
+    """Return what was drawn on a device, without waiting for a card."""
+    return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn
 
 
 def _centred(places: int, device: torch.device) -> Tensor:
@@ -120,7 +128,7 @@ def _scale_and_shift(images: Tensor, random: Random) -> None:
     """Scale each case's values, then shift them by a part of their standard deviation."""
     scales = [1 + own.uniform(-STRENGTH, STRENGTH) for own in random]
     shifts = [own.uniform(-SHIFT, SHIFT) for own in random]
-    factors, parts = torch.tensor([scales, shifts], dtype=images.dtype).to(images.device)
+    factors, parts = _there(torch.tensor([scales, shifts], dtype=images.dtype), images.device)
     each = (-1, *[1] * (images.ndim - 1))
     deviations = torch.stack([image.std(correction=0) for image in images])  # one by one: in no other case's order
     images.mul_(factors.view(each)).add_((factors * parts * deviations).view(each))
