@@ -42,7 +42,6 @@ HEADERS = {
 HTML = "text/html; charset=utf-8"
 
 
-@dataclass(frozen=True)
 class NotServed(MedsiloError):
     """A request to a web page that is not answered. Nothing is told but the status."""
 
@@ -51,6 +50,7 @@ class NotServed(MedsiloError):
         self.status = status
 
 
+@dataclass(frozen=True)
 class Query:
     """A request that was let in."""
 

@@ -10,7 +10,6 @@ from medsilo.core.lazy import lazily, places_in
 if TYPE_CHECKING:
     from medsilo.core import weight_cache
     from medsilo.core.wording import in_words
-    from medsilo.federation import told_of_classes
     from medsilo.federation.account import Accounting, PrivacyAccount
     from medsilo.federation.exclusions import Exclusions
     from medsilo.federation.file_supply import FileSupply, SuppliedSite
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from medsilo.site.signing import UseKey, read_pair
     from medsilo.tasks.cache import held_case
     from medsilo.tasks.case_index import CaseIndex
-    from medsilo.tasks.decisions import with_derived
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.overlays import draw_found, draw_images
     from medsilo.tasks.own import image_patches, image_reading, reading, table_rows

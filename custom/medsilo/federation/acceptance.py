@@ -4,10 +4,10 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from medsilo.core import optional
 from medsilo.core.errors import Refused
 from medsilo.core.package import machine_facts
 from medsilo.core.text import plain
+from medsilo.federation import told_of_classes
 from medsilo.federation.checks import check_packages
 from medsilo.plan import Plan
 from medsilo.runs.messages import (
@@ -129,7 +129,7 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
         if name not in OF_CLASSES:
             check_sum(name, values, most, plan.task.goal.range_of(name))
     if {*OF_CLASSES} & counts.keys():
-        optional.told_of_classes.check(counts, plan.task.goal.classes, most)
+        told_of_classes.check(counts, plan.task.goal.classes, most)
 
 
 def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
@@ -138,7 +138,7 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
         return
     if not plan.has_threshold:
         raise Refused("unexpected field: threshold")
-    optional.told_of_classes.check_threshold(threshold, counts)
+    told_of_classes.check_threshold(threshold, counts)
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:

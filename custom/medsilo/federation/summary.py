@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medsilo.core import optional
 from medsilo.core.parent_watch import most_held
+from medsilo.federation import told_of_classes
 from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.requests import Exchange
 from medsilo.federation.server_state import ServerState
@@ -15,6 +15,7 @@ from medsilo.runs.provenance import now
 from medsilo.runs.rounds import Round
 from medsilo.runs.schema import Agreement, Details, RoundCount, Selection, SiteResult, StudyFacts, Summary
 from medsilo.runs.site_files import Package, Readiness
+from medsilo.tasks.decisions import with_derived
 from medsilo.tasks.metrics import CONFUSION, Counts, added
 from medsilo.tasks.objective import judged_by
 from medsilo.tasks.task import Task
@@ -155,7 +156,7 @@ def tested_as(task: Task, told: Mapping[str, Any], cases: int | None, threshold:
     counts: Counts = told["counts"]
     known, decisions = counts_of(task, dict(counts), threshold), None
     if CONFUSION in known:
-        decisions = optional.told_of_classes.decisions_in(known, task.goal.classes, threshold)
+        decisions = told_of_classes.decisions_in(known, task.goal.classes, threshold)
     return {
         "test": {task.goal.metric: told["test"], "loss": told["test_loss"], "cases": cases},
         "figures": task.goal.figures(known),
@@ -167,7 +168,7 @@ def tested_as(task: Task, told: Mapping[str, Any], cases: int | None, threshold:
 def counts_of(task: Task, counts: Counts, threshold: float | None) -> Counts:
     """Return a site's counts, of a classification with what follows from them."""
     goal = task.goal
-    return optional.with_derived(counts, goal.classes, threshold) if goal.classifies else counts
+    return with_derived(counts, goal.classes, threshold) if goal.classifies else counts
 
 
 def _warnings(led: StudyUsage, site: str) -> dict[str, list[str]]:

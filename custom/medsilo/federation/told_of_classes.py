@@ -1,4 +1,4 @@
-"""A site's counts of a classification: checked, and as the summary has them. Other studies load nothing of it."""
+"""A site's counts of a classification: checked, and as the summary has them."""
 
 import math
 from collections.abc import Mapping

@@ -24,6 +24,14 @@ def optimizer_of(training: Training, parameters: Iterable[nn.Parameter]) -> opti
     return made
 
 
+def begin_round(training: Training, optimizer: optim.Optimizer, number: int, rounds: int) -> None:
+    """Give an optimizer the learning rate of a round."""
+    if not training.paced and not training.warmup:
+        return
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * training.pace(number, rounds)
+
+
 @cache
 def uncompiled(kind: type[optim.Optimizer]) -> Callable[..., optim.Optimizer]:
     """Return one of torch's optimizers without what torch puts around its methods for `torch.compile`.

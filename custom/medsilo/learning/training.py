@@ -156,10 +156,3 @@ class Training(Feature):
         if self.schedule == "poly":
             return (1 - gone / all_of_them) ** POWER
         return (1 + math.cos(math.pi * gone / all_of_them)) / 2 if self.schedule == "cosine" else 1.0
-
-    def begin_round(self, optimizer: "optim.Optimizer", number: int, rounds: int) -> None:
-        """Give an optimizer the learning rate of a round."""
-        if not self.paced and not self.warmup:
-            return
-        for group in optimizer.param_groups:
-            group["lr"] = group.setdefault("initial_lr", group["lr"]) * self.pace(number, rounds)
