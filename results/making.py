@@ -10,9 +10,9 @@ from benchmarks.brains import write_heads
 from medsilo.core.files import write_json
 from medsilo.runs import paths
 from medsilo.site.settings import ALL_MINE, SiteSettings, make_settings
-from medsilo.tasks.own.own_data import keeping_ready
 from medsilo_lab.study.cells import Cell, Row, run_cell
 from medsilo_lab.study.compare import Asked
+from medsilo_lab.study.reading_once import keeping_ready
 from medsilo_lab.study.reuse import ComparisonFacts
 from medsilo_lab.study.verdict import Statistics
 from medsilo_lab.study.verdict_file import About, Verdict

@@ -10,7 +10,7 @@ import numpy as np
 import SimpleITK
 from PIL import Image
 
-from medsilo_papers.pamap2 import ACTIVITIES, CHANNELS
+from results.convert import ACTIVITIES, CHANNELS
 
 RANDOM = np.random.default_rng
 
@@ -40,6 +40,7 @@ def camelyon17(folder: Path) -> Path:
                 rows.append({"": len(rows), **row, **at})
                 slide = f"patient_{row['patient']}_node_{row['node']}"
                 pixels = noise(len(rows), 40, 40, 4) + np.uint8(150 * at["tumor"])
+                pixels[..., 3] = 255
                 picture(folder / f"patches/{slide}/patch_{slide}_x_{at['x_coord']}_y_96.png", pixels)
     with (folder / "metadata.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -185,7 +186,7 @@ def plain_fundus(folder: Path) -> Path:
 
 
 def pamap2(folder: Path) -> Path:
-    (folder / "Protocol").mkdir(parents=True)
+    folder.mkdir(parents=True)
     for subject in range(101, 107):
         activity = np.repeat([0, *ACTIVITIES, 5, 12], 24)
         table = np.full((len(activity), 54), np.nan)
@@ -193,7 +194,7 @@ def pamap2(folder: Path) -> Path:
         table[:, 3:] = RANDOM(subject).normal(0, 1, (len(activity), 51))
         table[:, CHANNELS] += activity[:, None]
         table[5::7, 4:7] = np.nan  # the sensor at the hand lost some packets
-        np.savetxt(folder / "Protocol" / f"subject{subject}.dat", table, fmt="%.5g")
+        np.savetxt(folder / f"subject{subject}.dat", table, fmt="%.5g")
     return folder
 
 
@@ -202,19 +203,18 @@ def covid_xray(folder: Path) -> Path:
         for number in range(24):
             stem = f"person{label}{number // 2}_virus_{number}" if label > 1 else f"{name}-{number}"
             values = noise(number, 70, 80, 3) if number % 3 == 0 else noise(number, 70, 80)
-            (folder / "__MACOSX").mkdir(parents=True, exist_ok=True)
-            picture(folder / "Curated X-Ray Dataset" / name / f"{stem}.jpg", values + np.uint8(30 * label))
+            picture(folder / name / f"{stem}.jpg", values + np.uint8(30 * label))
     return folder
 
 
-def organ_mnist(folder: Path, name: str = "organcmnist", size: int = 28) -> Path:
+def organ_mnist(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     arrays = {}
     for part, cases in (("train", 66), ("val", 22), ("test", 44)):
         labels = np.arange(cases) % 11
-        arrays[f"{part}_images"] = noise(cases, cases, size, size) + (10 * labels[:, None, None]).astype(np.uint8)
+        arrays[f"{part}_images"] = noise(cases, cases, 28, 28) + (10 * labels[:, None, None]).astype(np.uint8)
         arrays[f"{part}_labels"] = labels[:, None].astype(np.uint8)
-    np.savez(folder / f"{name}.npz", **arrays)
+    np.savez(folder / "organcmnist.npz", **arrays)
     return folder
 
 
@@ -226,16 +226,9 @@ class Layout:
     task: dict[str, Any]
     sites: list[str]
     network: dict[str, Any] = field(default_factory=lambda: {"name": "unet", "features": [4, 8]})
-    owned: bool = True  # whether each patient belongs to one site
-    wrong: str = ""  # a file or folder without which it is no such layout
 
 
-CNN = {"name": "activity-cnn", "hidden": 4}
-IMAGES = {"name": "small-cnn"}
-LENET = {"name": "lenet5"}
-FEW = {"minimum": 12, "alpha": 5.0}
 LAYOUTS = {
-    "camelyon17": Layout(camelyon17, {"name": "camelyon17", "size": 32}, ["center-0", "center-3"], IMAGES),
     "monusac": Layout(monusac, {"name": "nuclei", "size": 32}, ["monusac2020-lung", "monusac2020-breast"]),
     "monuseg": Layout(monuseg, {"name": "nuclei", "size": 32}, ["monuseg2018"]),
     "tnbc": Layout(tnbc, {"name": "nuclei", "size": 32}, ["tnbc"]),
@@ -245,13 +238,6 @@ LAYOUTS = {
         {"name": "prostate", "size": 32, "slices": 1, "intensity": "fixed", "objective": "dice", "augment": False},
         ["i2cvb", "promise12"],
     ),
-    "drishti": Layout(drishti, {"name": "fundus", "size": 32}, ["drishti-gs1"]),
-    "refuge": Layout(refuge, {"name": "fundus", "size": 32}, ["refuge"]),
-    "riga": Layout(riga, {"name": "fundus", "size": 32}, ["binrushed", "magrabia"]),
     "fundus": Layout(plain_fundus, {"name": "fundus", "size": 32}, ["rim-one"]),
-    "pamap2": Layout(pamap2, {"name": "pamap2", "steps": 8, "stride": 4, **FEW}, ["a", "b", "c"], CNN, owned=False),
-    "covid-xray": Layout(covid_xray, {"name": "covid-xray", "size": 63, **FEW}, ["a", "b"], IMAGES, owned=False),
-    "organ-mnist": Layout(
-        organ_mnist, {"name": "organ-mnist", "view": "coronal", **FEW}, ["a", "b", "c"], LENET, owned=False
-    ),
 }
+EYES = [(drishti, "drishti-gs1"), (refuge, "refuge"), (riga, "binrushed"), (riga, "magrabia")]

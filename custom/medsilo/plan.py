@@ -16,7 +16,6 @@ from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.package import ALWAYS, facts_of, is_here, is_ours, ours_behind
 from medsilo.core.section import Feature, Section, checked
 from medsilo.core.text import STEERING, plain
-from medsilo.core.wording import in_words, near_key
 from medsilo.core.yaml_text import dump_yaml, read_yaml
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import Training
@@ -354,7 +353,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
         plan = checked(Plan, values, "the plan")
     except ValidationError as error:
         chosen = {key: table.get(names[key]) for key, table in TABLES.items()}
-        raise PlanError(in_words(error, Plan, chosen)) from error
+        raise PlanError(optional.in_words(error, Plan, chosen)) from error
     _check_texts(values, "")
     if NETWORKS.get(plan.network.name) is not type(plan.network):
         raise PlanError(
@@ -405,8 +404,3 @@ def _complete_network(values: dict[str, Any], task: str) -> None:
     except ValidationError:
         return  # what is wrong with the task is said when the plan is checked
     values["network"] = {**own.model_dump(mode="json"), **network}
-
-
-def key_like(word: str) -> str | None:
-    """Return the plan's key that a word most likely means."""
-    return near_key(word, ["seed"], Plan) or near_key(f"{word}s", [], Plan)

@@ -31,8 +31,8 @@ from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import Cases, CaseSubset, SiteData
-from medsilo.tasks.sources import PARTS
 from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.task import Task
 

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from medsilo.core.errors import NotServed
+from medsilo.core.errors import MedsiloError
 
 HOST = "127.0.0.1"
 COOKIE = "medsilo"
@@ -40,6 +40,14 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 HTML = "text/html; charset=utf-8"
+
+
+class NotServed(MedsiloError):
+    """A request to a web page that is not answered. Nothing is told but the status."""
+
+    def __init__(self, status: HTTPStatus) -> None:
+        super().__init__(status.phrase)
+        self.status = status
 
 
 @dataclass(frozen=True)

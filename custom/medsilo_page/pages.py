@@ -23,7 +23,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import duration, size_text
 from medsilo.plan import Plan
 from medsilo.site.accepted_settings import moment
-from medsilo.site.approvals import NOTHING, ApprovalLimits, AskingPlan
+from medsilo.site.approvals import NOTHING, ApprovalLimits, AskingPlan, Decision
 from medsilo.site.ledger import ledgers
 from medsilo.site.policy import Policy
 from medsilo_lab.report import template
@@ -111,7 +111,7 @@ class SitePages:
         if asked is None:
             return self._missing(query)
         plan = home.plan_of(asked)
-        before = home.approved_before(hash)
+        before = approved_before(home, hash)
         decisions = [one for one in home.approvals.decisions() if one.plan == hash]
         told, runs = standing(home, plan, asked.sites)
         return self._page(
@@ -286,3 +286,13 @@ def _chart(rows: tuple[Row, ...], planned: int) -> Any:
         y_label="validation score",
         last_x=max([planned, *places]),
     )
+
+
+def approved_before(home: KitAtHome, plan: str) -> tuple[Decision, Plan] | None:
+    """Return the last approval of another plan, and that plan, where it was kept and can still be read."""
+    kept = {asked.hash: asked for asked in home.approvals.asked()}
+    for decision in reversed(home.approvals.decisions()):
+        if decision.verdict == "approved" and decision.plan != plan and decision.plan in kept:
+            with suppress(MedsiloError):
+                return decision, home.plan_of(kept[decision.plan])
+    return None

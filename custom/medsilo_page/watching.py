@@ -12,9 +12,9 @@ from statistics import median
 
 from medsilo.core.text import is_safe_name
 from medsilo.runs import paths
+from medsilo.runs.own_files import LogEntry, SiteActivity, Spent
 from medsilo.runs.progress import read_now
 from medsilo.runs.reading import read_of_sites
-from medsilo.runs.site_files import LogEntry, SiteActivity, Spent
 
 Row = dict[str, str]  # a line of metrics.csv
 

@@ -1,4 +1,4 @@
-"""Find the site's folder of a public data set, deal sets without hospitals to sites; read pictures and tables."""
+"""Find the site's folder of a public data set; read pictures."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.extend import DataError, Inference, Scan, SiteData, TableReader, Task
+from medsilo.extend import DataError, Inference, Scan, SiteData, Task
 
 Split = Literal["patient", "paper"]
 LARGEST_VALUE = 8  # bytes, as int64
@@ -64,8 +63,8 @@ class PictureTask(Task):
         return torch.from_numpy(known)[most].long()
 
     def case_of(self, item: Any) -> tuple[Tensor, Tensor]:
-        """Read a picture, of which the class is known."""
-        return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
+        """Read a picture and its mask."""
+        raise NotImplementedError
 
     def parts_of(self, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
         """The part of each case, by its patient, or by itself where the task's split is a paper's."""
@@ -89,61 +88,6 @@ def monai_loss(kind: str, **options: Any) -> nn.Module:
     from monai import losses
 
     return getattr(losses, kind)(**options)
-
-
-class PooledTask(Task):
-    """One pool of cases that every site holds and of which each takes its own: by classes, in drawn shares (Dirichlet).
-
-    Sites take turns in sorted order, and all hold the same folder and the same plan, so that nobody has to tell
-    another who has what. The pool is dealt to all sites first and split after that: the part of a patient is the same
-    at every site.
-    """
-
-    alpha: float = Field(
-        0.1, ge=1e-3, le=1e6, description="of the Dirichlet distribution: the smaller, the more the sites differ"
-    )
-    minimum: int = Field(default=40, ge=4, description="cases that every site gets at least")
-    split: Split = Field(
-        default="patient", description="paper: half of a site's cases train, the other half tests, of whichever patient"
-    )
-    shares: SiteData.Shares = Field(
-        default=(0.5, 0.2, 0.3), description="train, validation and test; without effect on 'paper'"
-    )
-    validation: float = Field(
-        default=0.1, gt=0, lt=1, description="of the training half; the AdaFed paper has no validation part"
-    )
-
-    @property
-    def mixes_patients(self) -> bool:
-        return self.split == "paper"
-
-    def dealt(
-        self, labels: np.ndarray, patients: tuple[str, ...] | np.ndarray, site: str, sites: Sequence[str], seed: int
-    ) -> np.ndarray:
-        """The part of every case of the pool, [cases]: 0 train, 1 validation, 2 test, -1 another site's.
-
-        patients: [cases] names, or whole numbers that are the parts of a published split.
-        """
-        dealt = SiteData.dirichlet(labels, len(sites), self.alpha, seed, self.minimum)
-        own = dealt[sorted(sites).index(site)]
-        parts = np.full(len(labels), -1)
-        if self.split == "paper":
-            order = np.random.default_rng(self.seed_for(seed, site, "split")).permutation(own)
-            half = len(own) // 2
-            kept = max(1, round(self.validation * half))
-            parts[order[:half]], parts[order[:kept]], parts[order[half:]] = 0, 1, 2
-        else:
-            if not isinstance(patients, np.ndarray):
-                patients = SiteData.parts_by_draw(patients, self.shares, self.seed_for(seed, "split"))
-            parts[own] = patients[own]
-        sizes = np.bincount(parts[own], minlength=3)
-        if not sizes.all():
-            told = ", ".join(map(str, sizes))
-            raise DataError(
-                f"this site got {told} cases for train, validation and test; take fewer sites, a larger task.alpha "
-                "or task.minimum, or another seed"
-            )
-        return parts
 
 
 # ---------------------------------------------------------------------- where the data lie
@@ -178,18 +122,6 @@ def site_folder(
 def files_in(place: Path, pattern: str = "*") -> list[Path]:
     """The files that fit, sorted, without the hidden ones that archives made on a Mac have beside each."""
     return sorted(path for path in place.glob(pattern) if path.is_file() and not path.name.startswith("."))
-
-
-def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file that has these columns."""
-    found = TableReader().read(path, {}, columns)
-    if missing := [column for column in columns if column not in found.columns]:
-        raise DataError(
-            f"{path.name} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}", private=str(path)
-        )
-    if found.uneven or found.long or not found.lines:
-        raise DataError(f"{path.name} has no rows, or rows that are too short or too long", private=str(path))
-    return [dict(zip(found.columns, cells, strict=True)) for _, cells in found.lines]
 
 
 def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:

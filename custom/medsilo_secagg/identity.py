@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from medsilo.core.errors import MedsiloError, Refused, reading
 from medsilo.site.kit import KitFiles
-from medsilo.site.signing import PrivateKey, UseKey, check_certified, read_pair
+from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, claim, read_pair, verify
 
 MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192  # of a chain, bytes each
 LONGEST_SIGNATURE = 1024  # bytes
@@ -147,3 +147,11 @@ def _others(startup: Path) -> set[str]:
         if (startup / RELAY).exists():
             found |= {*json.loads((startup / RELAY).read_text("utf-8"))["relay_config"]["fqcn"].split(".")}
     return found
+
+
+def check_certified(certificate: x509.Certificate, use: KeyPurpose, public: object, certified: bytes) -> None:
+    """Raise InvalidSignature unless the key of this certificate certified a public key for a use; ValueError where one
+    of them is of no use."""
+    if not isinstance(public, ed25519.Ed25519PublicKey):
+        raise ValueError("no key for one use")
+    verify(certificate.public_key(), certified, claim(use, public.public_bytes_raw()), salted=False)

@@ -67,9 +67,7 @@ class Pairwise(SecureAggregation):
         Mixers are made for it as at the beginning of a study; what a form says may not depend on what came before.
         """
         sites = plan.participation.sites
-        server = ServerSide(
-            sites, {}, {}, frozenset, plan.task, plan.training, plan.seed, Compute(), None, lambda: None
-        )
+        server = ServerSide(sites, {}, {}, frozenset, plan.task, plan.training, plan.seed, Compute, None, lambda: None)
         return {group.name: _form(group, server) for group in phase.sent}
 
     def layout(self, plan: Any, phase: Phase, networks: Modules) -> Groups:

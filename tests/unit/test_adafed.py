@@ -352,7 +352,7 @@ def test_models_can_start_from_f() -> None:
 def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
     plan = make_plan("adafed", "task.name=activity-windows", sites=SITES)
     networks = plan.build_networks()
-    server = ServerSide(SITES, {}, {}, set, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
+    server = ServerSide(SITES, {}, {}, set, plan.task, plan.training, 0, CPU.compute, None, lambda: None)
     with pytest.raises(MedsiloError, match="public share of.*the server.*choose f-adafed"):
         plan.algorithm.make_f(server, networks)
 

@@ -16,7 +16,6 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.disclosure import CLASS
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.protection import planned_answers
-from medsilo.federation.raw_results import read_measures
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Counted
@@ -36,6 +35,7 @@ from medsilo.tasks.decisions import (
 )
 from medsilo.tasks.measuring import chances, coarse_chances, coarse_reliability, reliability, threshold_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, added
+from medsilo_lab.study.scores import read_measures
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
 

@@ -25,12 +25,13 @@ from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
 from medsilo.tasks.case_index import CaseIndex
-from medsilo.tasks.own.augmentation import Augmentation, augmented
-from medsilo.tasks.own.folder import FolderTask
+from medsilo.tasks.own.augmentation import augmented
+from medsilo.tasks.own.folder import Augmentation, FolderTask
 from medsilo.tasks.own.image_patches import from_windows, patch
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import FURTHEST
-from medsilo.tasks.sources import PARTS, DataSource
+from medsilo.tasks.shares import PARTS
+from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo_lab.deploy.predict import scan_of
 from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume

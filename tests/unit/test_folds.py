@@ -9,8 +9,8 @@ from torch.utils.data import ConcatDataset
 
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
+from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import SiteData, folded, labels_of, patients_of, places_in
-from medsilo.tasks.sources import PARTS
 from medsilo.tasks.task import Fold
 from medsilo_lab.study.evidence import Scores, joined
 from medsilo_lab.study.verdict_file import read_verdict

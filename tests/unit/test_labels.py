@@ -13,7 +13,7 @@ import torch
 from monai.losses import DiceLoss
 from torch.nn import functional
 
-from medsilo.check.data import HELD, data_tables, hospitals_table
+from medsilo.check.data import HELD, data_tables
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
@@ -35,6 +35,7 @@ from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.volume_folder import NiftiFolder
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.cli.starting import hospitals_table
 from medsilo_lab.deploy.image_files import ImagePredictor
 from medsilo_lab.deploy.model_card import card_facts, write_card
 from medsilo_lab.deploy.source import Source

@@ -11,8 +11,10 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.compute import Compute, is_finite
+from medsilo.core.tensors import is_finite
+from medsilo.learning.compute import Compute
 from medsilo.learning.loop import OutputLoss, batches, evaluate, lesson, train_epoch
+from medsilo.learning.optimizers import begin_round
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.learning.steps import correcting, plain_step, pull_back
 from medsilo.learning.training import Training
@@ -317,7 +319,7 @@ def test_the_learning_rate_of_a_round_does_not_depend_on_those_before() -> None:
     def rate(*rounds: int) -> float:
         optimizer = training.make_optimizer([nn.Parameter(torch.zeros(1))])
         for number in rounds:
-            training.begin_round(optimizer, number, 4)
+            begin_round(training, optimizer, number, 4)
         return float(optimizer.param_groups[0]["lr"])
 
     assert rate(1) == 0.2
@@ -328,7 +330,7 @@ def rates(training: Training, order: Sequence[int]) -> dict[int, float]:
     """The learning rate of each round, taken in this order."""
     optimizer, found = training.make_optimizer([nn.Parameter(torch.zeros(1))]), {}
     for number in order:
-        training.begin_round(optimizer, number, training.rounds)
+        begin_round(training, optimizer, number, training.rounds)
         found[number] = float(optimizer.param_groups[0]["lr"])
     return found
 

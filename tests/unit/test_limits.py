@@ -23,7 +23,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.rounds import Round
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.case_index import CaseIndex, Entry
-from medsilo.tasks.own.own_data import divided
+from medsilo.tasks.own.reading import divided
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from tests.conftest import SITES, SMALL, make_plan

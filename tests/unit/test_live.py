@@ -14,9 +14,9 @@ from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess, site_state
 from medsilo.federation.requests import ByteCounter
 from medsilo.runs import paths
+from medsilo.runs.own_files import SiteActivity
 from medsilo.runs.progress import Moment, StudyProgress, listed, read_now
 from medsilo.runs.rounds import Progress, Round, SiteRound, SiteTurn, Turns
-from medsilo.runs.site_files import SiteActivity
 from tests.conftest import make_plan
 
 SITES = ["a", "b", "c", "d"]

@@ -16,6 +16,7 @@ from torch.utils.data import Subset
 from medsilo.core.errors import PlanError
 from medsilo.learning.compute import Compute
 from medsilo.learning.loop import OutputLoss, lesson
+from medsilo.learning.optimizers import begin_round
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks.cache import held_case
 from medsilo.tasks.site_data import SiteData
@@ -231,7 +232,7 @@ def test_epochs_are_those_of_nnunets_trainer(hospitals: Path, data: SiteData, tr
     optimizer = training.make_optimizer(ours.parameters())
     learn = lesson(ours, OutputLoss(plan.task.goal.loss), optimizer, Compute())
     for number in range(1, rounds + 1):
-        training.begin_round(optimizer, number, rounds)
+        begin_round(training, optimizer, number, rounds)
         trainer.network.train()
         trainer.lr_scheduler.step(number - 1)
         for seed in range(2):

@@ -19,7 +19,6 @@ from medsilo.core.tensors import Tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
-from medsilo.federation.raw_results import read_measures
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.compute import Stop
@@ -28,6 +27,7 @@ from medsilo.schedule.phase import Phase
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.deploy.source import Source
+from medsilo_lab.study.scores import read_measures
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from tests.brains import HOSPITALS, QUESTION, narrow, plans_of, study, write_brain, write_hospitals

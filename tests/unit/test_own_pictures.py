@@ -12,7 +12,6 @@ from PIL import Image
 
 from medsilo.cli import main
 from medsilo.federation import inprocess
-from medsilo.federation.raw_results import read_measures
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks.overlays import FOUND, THERE
@@ -20,6 +19,7 @@ from medsilo.tasks.scans import Scan
 from medsilo_lab.deploy.montage import COLOURS, TILE, tile
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.report.page import write
+from medsilo_lab.study.scores import read_measures
 from tests.hospital import photograph, write_balls, write_pixels
 from tests.unit.test_predict import write_run
 

@@ -9,13 +9,14 @@ from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
+from results import convert as convert_sets
 from tests import inprocess, layouts
 from tests.conftest import slow_but
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 SETS = ["monusac2020-lung", "monusac2020-breast", "monuseg2018", "tnbc"]
 UNET, BASIC = "network.features=[2, 4]", "network.features=[2, 2, 4, 4, 4]"
-POOL = ["task.minimum=12", "task.alpha=5", "participation.sites=[a, b]"]
+POOL = ["task.partition.minimum=12", "task.partition.alpha=5", "participation.sites=[a, b]"]
 SELECTOR = ["algorithm.selector=compact", "protocol=default"]
 
 
@@ -34,17 +35,29 @@ def prostates(*sites: str) -> Callable[[Path], Path]:
     return make
 
 
-def organs(letter: str) -> Callable[[Path], Path]:
-    return lambda folder: layouts.organ_mnist(folder, f"organ{letter}mnist")
+def converted(make: Callable[[Path], Path], convert: Callable[[Path], None]) -> Callable[[Path], Path]:
+    """A published set in the form that the papers' plans read."""
+
+    def made(folder: Path) -> Path:
+        convert(make(folder))
+        return folder / "organcmnist" if convert is convert_sets.organmnist else folder
+
+    return made
 
 
 MRI = [prostates("ISBI", "ISBI_1.5"), "task.size=32", "participation.sites=[isbi, isbi-15]", BASIC]
 CASES = [prostates("I2CVB", "promise12"), "task.size=32", "participation.sites=[i2cvb, promise12]", UNET, *SELECTOR]
-EYES = [layouts.riga, "task.size=32", "participation.sites=[binrushed, magrabia]", UNET, *SELECTOR]
+EYES = [
+    converted(layouts.riga, convert_sets.fundus),
+    "task.size=32",
+    "participation.sites=[binrushed, magrabia]",
+    UNET,
+    *SELECTOR,
+]
 SMALL = {
     "harmofl/camelyon17": [
-        layouts.camelyon17,
-        "task.size=32",
+        converted(layouts.camelyon17, convert_sets.camelyon17),
+        "task.size=[32, 32]",
         "training.rounds=1",
         "participation.sites=[center-0, center-4]",
     ],
@@ -54,11 +67,15 @@ SMALL = {
     "fedsm/retinal": EYES,
     "fedsm-extra/prostate": [*CASES, "algorithm.selector_rounds=1"],
     "fedsm-extra/retinal": [*EYES, "algorithm.selector_rounds=1"],
-    "adafed/covid19": [layouts.covid_xray, "task.size=63", "network.size=63", "network.width=4", *POOL],
-    "adafed/organamnist": [organs("a"), *POOL],
-    "adafed/organcmnist": [organs("c"), *POOL],
-    "adafed/organsmnist": [organs("s"), *POOL],
-    "adafed/pamap2": [layouts.pamap2, "task.steps=8", "task.stride=4", *POOL],
+    "adafed/covid19": [
+        converted(layouts.covid_xray, convert_sets.covid_xray),
+        *("task.size=[63, 63]", "network.size=63", "network.width=4", *POOL),
+    ],
+    "adafed/organmnist": [converted(layouts.organ_mnist, convert_sets.organmnist), *POOL],
+    "adafed/pamap2": [
+        converted(layouts.pamap2, convert_sets.pamap2),
+        *("network.hidden=4", "participation.sites=[client-01, client-02]"),
+    ],
 }
 PLANS = {name: JOBS / name.replace("/", "/plans/") for name in SMALL}
 
@@ -67,6 +84,12 @@ def loaded(method: str, *changes: str) -> dict[str, Plan]:
     return {
         name: load_plan(path.with_suffix(".yaml"), changes) for name, path in PLANS.items() if name.startswith(method)
     }
+
+
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"STEPS": 8, "STRIDE": 4, "CLIENTS": 3, "ALPHA": 5.0, "FEWEST": 12}.items():
+        monkeypatch.setattr(convert_sets, name, value)
 
 
 def test_every_plan_of_a_paper_names_real_data_and_is_run_here() -> None:
@@ -80,7 +103,8 @@ def test_harmofl_s_numbers() -> None:
     plans = list(loaded("harmofl").values())
     assert all(plan.algorithm.perturbation.alpha == 0.05 for plan in plans)
     assert [plan.task.shape for plan in plans] == [(3, 96, 96), (3, 256, 256), (3, 384, 384)]
-    assert [plan.task.split for plan in plans] == ["paper"] * 3
+    assert [plan.task.split for plan in plans[1:]] == ["paper"] * 2
+    assert plans[0].task.shares == (0.64, 0.16, 0.2)
     assert [len(plan.participation.sites) for plan in plans] == [5, 6, 6]
     assert [plan.rounds for plan in plans] == [100, 500, 500]
     assert [plan.training.batch_size for plan in plans] == [128, 8, 16]
@@ -100,11 +124,14 @@ def test_fedsm_s_numbers() -> None:
 
 def test_adafed_s_numbers() -> None:
     plans = loaded("adafed")
-    assert [plan.task.shape for plan in plans.values()] == [(1, 224, 224), *[(1, 28, 28)] * 3, (27, 200)]
-    assert [plan.task.goal.classes for plan in plans.values()] == [4, 11, 11, 11, 10]
+    assert [plan.task.shape for plan in plans.values()] == [(1, 224, 224), (1, 28, 28), None]
+    assert [(plan.task.channels, plan.task.goal.classes) for plan in plans.values()] == [(1, 4), (1, 11), (27, 10)]
     for plan in plans.values():
-        assert (len(plan.participation.sites), plan.task.split) == (20, "paper")
-        assert (plan.task.alpha, plan.algorithm.self_weight, plan.training.learning_rate) == (0.1, 0.5, 0.01)
+        assert len(plan.participation.sites) == 20
+        assert (plan.algorithm.self_weight, plan.training.learning_rate) == (0.5, 0.01)
+        if plan.task.name == "image-folder":
+            dealt = plan.task.partition
+            assert (dealt.alpha, dealt.minimum, plan.task.shares) == (0.1, 40, (0.45, 0.05, 0.5))
 
 
 @pytest.mark.parametrize("name", slow_but(sorted(SMALL)[::4], SMALL, ()))

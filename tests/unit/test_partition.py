@@ -8,9 +8,9 @@ import torch
 from pydantic import ValidationError
 
 from medsilo.core.errors import DataError, PlanError
-from medsilo.tasks.splits import Partition, by_column, dirichlet, iid
+from medsilo.tasks.shares import Partition
+from medsilo.tasks.splits import by_column, deal, dirichlet, iid
 from medsilo.tasks.synthetic.activity import SyntheticActivity
-from medsilo_papers.organ_mnist import OrganMnist
 from tests.conftest import over_all
 
 COMBINATIONS = [
@@ -78,7 +78,7 @@ def test_the_least_and_the_greatest_alpha_of_a_plan_deal_everything(sites, alpha
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, 9e-4, 2e6, float("nan"), float("inf")])
 def test_a_plan_has_no_alpha_for_which_draws_are_no_numbers(alpha):
-    for kind in (Partition, SyntheticActivity, OrganMnist):
+    for kind in (Partition, SyntheticActivity):
         with pytest.raises(ValidationError, match="alpha"):
             kind(alpha=alpha)
 
@@ -120,7 +120,7 @@ def test_patients_stay_whole_whatever_the_partition(kind, alpha):
     main = random.integers(0, 3, 120)
     classes = np.where(random.random(900) < 0.8, main[owner], random.integers(0, 3, 900)).tolist()
     sites = ["a", "b", "c", "d"]
-    dealt = Partition(kind=kind, alpha=alpha, minimum=5).deal(patients, classes, [""] * 900, sites)
+    dealt = deal(Partition(kind=kind, alpha=alpha, minimum=5), patients, classes, [""] * 900, sites)
     assert sorted(np.concatenate(dealt).tolist()) == list(range(900))
     people = [{patients[case] for case in part} for part in dealt]
     assert sum(map(len, people)) == len(set(patients)) and min(map(len, people)) >= 5

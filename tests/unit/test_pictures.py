@@ -11,13 +11,13 @@ import torch
 
 from medsilo import cli
 from medsilo.check.disclosure import describe, leaks
-from medsilo.federation.raw_results import read_measures
 from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import load_plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.overlays import FOUND, THERE, draw_found, draw_images
 from medsilo_lab.report.page import write
+from medsilo_lab.study.scores import read_measures
 from tests import inprocess
 from tests.conftest import make_plan
 

@@ -19,8 +19,8 @@ from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
 from medsilo.site.signed import fingerprint
-from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, check_certified, public_text, sign_with
-from medsilo_secagg.identity import SEALING
+from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, public_text, sign_with
+from medsilo_secagg.identity import SEALING, check_certified
 from tests.unit.test_approvals import WANTED, make_kit
 from tests.unit.test_ledger import DATA, DEMANDS, ONE, ROUND, CountedStudy
 from tests.unit.test_sealed_identity import certified

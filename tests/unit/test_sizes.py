@@ -106,6 +106,30 @@ def test_a_plain_study_loads_nothing_that_is_optional(
     assert optional & loaded <= sides
 
 
+SERVER = """
+import sys
+import medsilo.flare.controller
+from medsilo.federation.bounds import answer_bounds
+from medsilo.plan import parse_plan
+plan = parse_plan({"algorithm": {"name": "fedavg"}, "participation": {"sites": ["a", "b"]}, **eval(sys.argv[1])})
+assert answer_bounds(plan) and plan.code and plan.parameters and plan.to_yaml() and plan.task.goal.layout
+print(*sys.modules, sep="\\n")
+"""
+READING = {"cache", "case_index", "headers", "scans", "site_data", "sources", "splits", "survey", "table_reader"}
+READING |= {"own.augmentation", "own.image_patches", "own.image_reading", "own.reading", "own.table_rows"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["synthetic-activity", "synthetic-prostate", "image-folder", "nifti-folder", "table"])
+def test_a_server_reads_what_a_plan_says_and_loads_nothing_that_reads_cases(task: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER, repr({"task": {"name": task}})], capture_output=True, text=True
+    )
+    loaded = {name.removeprefix("medsilo.tasks.") for name in done.stdout.split()}
+    assert done.returncode == 0 and "task" in loaded, done.stderr
+    assert not loaded & READING and not loaded & {"medsilo.federation.participant", "medsilo.learning.loop"}
+
+
 # ---------------------------------------------------------------------------------------------------- seats
 def test_everything_has_one_seat() -> None:
     assert seats.problems() == []

@@ -8,7 +8,6 @@ import torch
 
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.raw_results import read_measures
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
@@ -17,6 +16,7 @@ from medsilo_lab.report import page
 from medsilo_lab.report.formats import text_table
 from medsilo_lab.report.read import read_all
 from medsilo_lab.study.cells import Row, cells_of, run_cell
+from medsilo_lab.study.scores import read_measures
 from tests import inprocess
 from tests.conftest import SITES, SMALL, make_plan
 from tests.sites import site_of

@@ -1,6 +1,5 @@
 """A hospital's kit with what belongs to it, read without what trains: `medsilo approve` and `ledger` answer at once."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +8,7 @@ from medsilo.check.kit import Kit, read_kit
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import attached, canonical, facts_of, is_installed
 from medsilo.runs.paths import HOSPITAL
-from medsilo.site.approvals import Approvals, AskingPlan, Decision, PlanCode, approvals_of
+from medsilo.site.approvals import Approvals, AskingPlan, PlanCode, approvals_of
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import Ledger, ledger_of
 from medsilo.site.policy import ways_around
@@ -74,15 +73,6 @@ class KitAtHome:
             return self.plan_of(asked).code
         allowed = filter(is_installed, map(canonical, self.settings.packages))
         return {name: facts_of(name) for name in sorted({*attached(), *allowed})}
-
-    def approved_before(self, plan: str) -> "tuple[Decision, Plan] | None":
-        """Return the last approval of another plan, and that plan, where it was kept and can still be read."""
-        kept = {asked.hash: asked for asked in self.approvals.asked()}
-        for decision in reversed(self.approvals.decisions()):
-            if decision.verdict == "approved" and decision.plan != plan and decision.plan in kept:
-                with suppress(MedsiloError):
-                    return decision, self.plan_of(kept[decision.plan])
-        return None
 
 
 def files_of(kit: Kit) -> KitFiles:

@@ -138,20 +138,8 @@ def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
     return [f"at least {sum(told)}", f"at most {cases - sum(told)}", 0]
 
 
-def hospitals_table(each: Mapping[str, Sequence[Table]]) -> Table:
-    """Return one table of what hospitals have, by structure and column, of the tables of each."""
-    told = {site: [table for table in own if table.title.endswith(HELD)] for site, own in each.items()}
-    title = next((table.title for own in told.values() for table in own), HELD)
-    held = {site: {row[0]: row[1:] for table in own for row in table.rows} for site, own in told.items()}
-    names = dict.fromkeys(name for own in held.values() for name in own)
-    return Table(
-        title,
-        ("name", *held),
-        [[name, *(_in_words(own.get(name), bool(each[site])) for site, own in held.items())] for name in names],
-    )
-
-
-def _in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
+def in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
+    """Return a row of such a table in a word or two."""
     if row is None:
         return "has it" if told else UNREAD
     have, none, lack = row

@@ -121,14 +121,6 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
         yield Finding(where, "note", told, "chmod 600 for the key, 700 for the kit")
 
 
-def end_of(kit: Kit) -> datetime:
-    """Return when the first of the kit's certificate and its root ends; raises OSError or ValueError without them."""
-    from cryptography import x509
-
-    names = (kit.certificate, kit.root)
-    return min(x509.load_pem_x509_certificate((kit.folder / name).read_bytes()).not_valid_after_utc for name in names)
-
-
 def check_expelled(kit: Kit) -> Iterator[Finding]:
     """Say what the server answered when this site connected last, which its own log has."""
     log = kit.folder.parent / "log.txt"

@@ -31,7 +31,8 @@ from medsilo.plan import Plan
 from medsilo.site.party import FILE_NAME
 from medsilo.site.policy import EXECUTOR, Policy, ways_around
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.sources import PARTS, DataSource
+from medsilo.tasks.shares import PARTS
+from medsilo.tasks.sources import DataSource
 
 UNSEEN = "no job was given, so the data were not looked at"
 

@@ -325,9 +325,11 @@ def _of_the_plan(ctx: Any, option: str) -> str | None:
     """Return the plan's key that an option is taken for, where the command changes plans."""
     if not ctx or not any("--set" in one.opts for one in ctx.command.params):
         return None
-    from medsilo.plan import key_like
+    from medsilo.core.wording import near_key
+    from medsilo.plan import Plan
 
-    return key_like(option.strip("-").replace("-", "_"))
+    word = option.strip("-").replace("-", "_")
+    return near_key(word, ["seed"], Plan) or near_key(f"{word}s", [], Plan)
 
 
 def _name(param: Any) -> str:

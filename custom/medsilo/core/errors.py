@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http import HTTPStatus
 
 from medsilo.core.text import plain
 
@@ -95,14 +94,6 @@ class Aborted(MedsiloError):
 
 class Unreachable(MedsiloError):
     """The server does not answer; it may later."""
-
-
-class NotServed(MedsiloError):
-    """A request to a web page that is not answered. Nothing is told but the status."""
-
-    def __init__(self, status: HTTPStatus) -> None:
-        super().__init__(status.phrase)
-        self.status = status
 
 
 @contextmanager

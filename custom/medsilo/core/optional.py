@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from medsilo.federation.private_site import PrivateNumbers, PrivateSite
     from medsilo.learning.amplitude import AmplitudeNorm
     from medsilo.learning.class_weights import balanced, weighted
-    from medsilo.learning.compute import Compute
+    from medsilo.learning.compute import Compute, part_of
+    from medsilo.learning.drawn import DrawBatch
+    from medsilo.learning.optimizers import optimizer_of
     from medsilo.learning.perturbation import perturbed_step
     from medsilo.mixing import rules
     from medsilo.mixing.defence import Shield
@@ -29,10 +31,16 @@ if TYPE_CHECKING:
     from medsilo.site.approvals import Approvals, AskingPlan, approvals_of
     from medsilo.site.signed import read_own, write_signed
     from medsilo.site.signing import UseKey, read_pair
+    from medsilo.tasks.cache import held_case
+    from medsilo.tasks.case_index import CaseIndex
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.overlays import draw_found, draw_images
-    from medsilo.tasks.site_data import folded_data, read_folder
+    from medsilo.tasks.own import image_patches, image_reading, reading, table_rows
+    from medsilo.tasks.own.augmentation import augmented
+    from medsilo.tasks.scans import Scan
+    from medsilo.tasks.site_data import SiteData, folded_data, read_folder
     from medsilo.tasks.sources import DataSource
+    from medsilo.tasks.splits import dirichlet
     from medsilo.tasks.survey import survey_of
 
 __all__ = [*places_in(__file__)]

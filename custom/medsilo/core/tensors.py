@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from medsilo.core.mmap_store import bytes_of
@@ -19,3 +20,10 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
         found.update(f"{name}\x1f{tensor.dtype}\x1f{tuple(tensor.shape)}\x1f".encode())
         found.update(bytes_of(tensor.detach().cpu().contiguous()))
     return found.hexdigest()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether every value is a finite number: exactly when the least and the greatest are. One pass, no copy."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return bool(torch.stack(tensor.aminmax()).isfinite().all())

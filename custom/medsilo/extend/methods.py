@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from medsilo.learning.compute import labels_in, marks_in
     from medsilo.learning.layers import batch_norm_buffer_names, head_layers, head_names, names_of_last_layers
     from medsilo.learning.loop import OutputLoss, TrainStep
+    from medsilo.learning.optimizers import uncompiled
     from medsilo.learning.partial_labels import absent_in
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.learning.statistics import adapt_batch_norm
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         pull_back,
         pull_towards,
     )
-    from medsilo.learning.training import Training, uncompiled
+    from medsilo.learning.training import Training
     from medsilo.methods.bases import (
         MeanOfOwn,
         Numbers,

@@ -7,6 +7,7 @@ from typing import Any
 from medsilo.core.errors import Refused
 from medsilo.core.package import machine_facts
 from medsilo.core.text import plain
+from medsilo.federation import told_of_classes
 from medsilo.federation.checks import check_packages
 from medsilo.plan import Plan
 from medsilo.runs.messages import (
@@ -22,8 +23,7 @@ from medsilo.runs.messages import (
     check_values,
 )
 from medsilo.schedule.outcome import Part
-from medsilo.tasks.decisions import RELIABILITY, on_a_place, places_of
-from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION
+from medsilo.tasks.metrics import OF_CLASSES
 from medsilo.tasks.task import check_absent
 
 Asked = tuple[str, int]  # task and round
@@ -126,17 +126,19 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
             raise Refused(f"its counts have the surplus {plain(name, 40)}")
         if len(values) != layout[name]:
             raise Refused(f"its counts of {name} are not {layout[name]} numbers")
-        if name in (CONFUSION, CHANCES):
-            each = len(values) // (plan.task.goal.classes if name == CHANCES else 1)  # of all cases, for every class
-            whole = all(value >= 0 and value == math.floor(value) for value in values)
-            if not whole or any(sum(values[start : start + each]) != most for start in range(0, len(values), each)):
-                raise Refused(f"its counts of {name} are not those of {most} test cases")
-            continue
-        if name == RELIABILITY:
-            continue  # below, when the cases of its places are known to be possible
-        check_sum(name, values, most, plan.task.goal.range_of(name))
-    if RELIABILITY in counts:
-        check_reliability(counts, plan)
+        if name not in OF_CLASSES:
+            check_sum(name, values, most, plan.task.goal.range_of(name))
+    if {*OF_CLASSES} & counts.keys():
+        told_of_classes.check(counts, plan.task.goal.classes, most)
+
+
+def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
+    """Raise Refused unless a threshold is asked for and lies where it can be applied to what is told of test cases."""
+    if threshold is None:
+        return
+    if not plan.has_threshold:
+        raise Refused("unexpected field: threshold")
+    told_of_classes.check_threshold(threshold, counts)
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:
@@ -146,26 +148,3 @@ def check_sum(name: str, values: Sequence[float], most: int, between: tuple[floa
         raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")
     if not number * low - 1e-3 <= summed <= number * high + 1e-3:
         raise Refused(f"its sum of {name}, {summed:g}, is not one of {number:g} values from {low:g} to {high:g}")
-
-
-def check_reliability(counts: Mapping[str, list[float]], plan: Plan) -> None:
-    """Raise Refused unless these are sums of as many probabilities as there are cases in each place."""
-    if CHANCES not in counts:
-        raise Refused(f"its counts have {RELIABILITY} and not {CHANCES}")
-    cases = places_of(counts[CHANCES], plan.task.goal.classes).sum(1).flatten().tolist()
-    for number, (total, count) in enumerate(zip(counts[RELIABILITY], cases, strict=True)):
-        low, high = (count * (number % BROAD + end) / BROAD for end in (0, 1))
-        if not low - 1e-3 <= total <= high + 1e-3:
-            raise Refused(
-                f"its sum of probabilities, {total:g}, is not one of {count:g} from {low:g} to {high:g} in all"
-            )
-
-
-def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
-    """Raise Refused unless a threshold is asked for and lies where it can be applied to what is told of test cases."""
-    if threshold is None:
-        return
-    if not plan.has_threshold or CHANCES not in counts:
-        raise Refused("unexpected field: threshold, or its counts are missing")
-    if not on_a_place(threshold):
-        raise Refused(f"its threshold {threshold:g} is not a whole number of 1/{BINS}")

@@ -24,8 +24,8 @@ from medsilo.learning.compute import Stop
 from medsilo.privacy.accounting import counted, epsilon_of, noise_for
 from medsilo.privacy.mechanisms import Charge
 from medsilo.runs.messages import BETWEEN, Request, StudyMessage, digest_of, flat
+from medsilo.runs.own_files import Spent
 from medsilo.runs.paths import ANSWER_FILES, SPENT
-from medsilo.runs.site_files import Spent
 from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending, ledger_of
 
 

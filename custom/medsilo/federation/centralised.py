@@ -11,12 +11,11 @@ from medsilo.federation.evaluation import Evaluation, Measuring
 from medsilo.federation.participant import Participant
 from medsilo.federation.raw_results import ExactScores, write_measures
 from medsilo.federation.site_context import SiteContext
-from medsilo.federation.summary import means, tested_as
+from medsilo.federation.summary import counts_of, means, tested_as
 from medsilo.learning.compute import Compute, Stop
 from medsilo.plan import Plan
 from medsilo.runs.schema import Selection, SiteResult, Summary
 from medsilo.site.query_budget import PARTS
-from medsilo.tasks.decisions import with_derived
 from medsilo.tasks.metrics import Measures, added
 from medsilo.tasks.site_data import SiteData, dealt
 
@@ -87,8 +86,7 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
             validation=validation,
             **tested_as(plan.task, told, hospital.disclosure.counted.test, pool.thresholds.get(site)),
         )
-    classes = plan.task.goal.classes
-    counts = (with_derived(told["counts"], classes, pool.thresholds.get(site)) for site, told in tested.items())
+    counts = (counts_of(plan.task, told["counts"], pool.thresholds.get(site)) for site, told in tested.items())
     return summary.changed(
         plan_hash=plan.hash,
         agreed=summary.agreed.changed(sites=list(sites), minimum=len(sites)),

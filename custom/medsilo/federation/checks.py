@@ -7,9 +7,8 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.package import ENGINE, facts_of, in_words, name_that_differs
-from medsilo.core.tensors import Groups
+from medsilo.core.tensors import Groups, is_finite
 from medsilo.core.text import plain
-from medsilo.learning.compute import is_finite
 from medsilo.runs.messages import same_names
 from medsilo.schedule.phase import Group, Ranges
 

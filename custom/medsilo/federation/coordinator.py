@@ -69,7 +69,7 @@ class Coordinator:
             plan.task,
             plan.training,
             plan.seed,
-            settings.compute(),
+            settings.compute,
             settings.source,
             partial(channel.pause, 0.0),
         )

@@ -11,9 +11,10 @@ from torch.utils.data import Dataset, Subset
 
 from medsilo.core import optional
 from medsilo.core.errors import DataError
+from medsilo.core.tensors import is_finite
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.site_context import SiteContext
-from medsilo.learning.compute import Compute, Stop, is_finite
+from medsilo.learning.compute import Compute, Stop
 from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import batches, evaluate, refuse_nan

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from medsilo.core.files import write_text
 from medsilo.core.tensors import Groups
 from medsilo.runs.paths import CASES
@@ -79,12 +77,3 @@ def write_measures(folder: Path, measures: Measures, patients: Sequence[str]) ->
     for case, (patient, *row) in enumerate(zip(patients, *columns, strict=True)):
         writer.writerow([case, numbers[patient], *("" if value != value else value for value in row)])
     write_text(folder / CASES, text.getvalue())
-
-
-def read_measures(folder: Path) -> tuple[Measures, list[int]]:
-    """Return what `write_measures` wrote, and the patient's number of every case."""
-    with (folder / CASES).open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    names = [name for name in rows[0] if name not in (CASE, PATIENT)]
-    measures = {name: torch.tensor([float(row[name] or "nan") for row in rows], dtype=torch.float64) for name in names}
-    return measures, [int(row[PATIENT]) for row in rows]

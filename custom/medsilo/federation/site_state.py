@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from medsilo.core.errors import DIVERGED, Refused, reading
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_csv, write_passing, write_text
 from medsilo.core.parent_watch import most_held
-from medsilo.core.tensors import Groups, Modules, Tensors
+from medsilo.core.tensors import Groups, Modules, Tensors, is_finite
 from medsilo.federation.checks import same_layout
-from medsilo.learning.compute import Compute, is_finite
+from medsilo.learning.compute import Compute
 from medsilo.mixing.forms import PullForm
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.site_files import Deed, SiteActivity
+from medsilo.runs.own_files import Deed, SiteActivity
 from medsilo.schedule.phase import Phase, places_of, views
 
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")

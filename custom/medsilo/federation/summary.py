@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from medsilo.core.parent_watch import most_held
+from medsilo.federation import told_of_classes
 from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.requests import Exchange
 from medsilo.federation.server_state import ServerState
@@ -12,10 +13,10 @@ from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.outliers import standing_out
 from medsilo.runs.provenance import now
 from medsilo.runs.rounds import Round
-from medsilo.runs.schema import Agreement, Decisions, Details, RoundCount, Selection, SiteResult, StudyFacts, Summary
+from medsilo.runs.schema import Agreement, Details, RoundCount, Selection, SiteResult, StudyFacts, Summary
 from medsilo.runs.site_files import Package, Readiness
-from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, with_derived
-from medsilo.tasks.metrics import BROAD, CONFUSION, Counts, added
+from medsilo.tasks.decisions import with_derived
+from medsilo.tasks.metrics import CONFUSION, Counts, added
 from medsilo.tasks.objective import judged_by
 from medsilo.tasks.task import Task
 
@@ -46,7 +47,7 @@ def summarise(led: StudyUsage, reason: str | None, passing: bool, started: str, 
     plan, rules = asked.plan, asked.plan.participation
     sites = {site: _site_result(led, site) for site in asked.sites}
     tests = [tested for site in asked.sites if (tested := led.tested(site))]
-    told = [with_derived(tested.counts, plan.task.goal.classes, tested.threshold) for tested in tests]
+    told = [counts_of(plan.task, tested.counts, tested.threshold) for tested in tests]
     return Summary(
         status="finished" if reason is None else "failed",
         reason=reason,
@@ -153,35 +154,21 @@ def _readiness(joined: SiteAnswer | None, delivered: SiteAnswer | None) -> Readi
 def tested_as(task: Task, told: Mapping[str, Any], cases: int | None, threshold: float | None) -> dict[str, Any]:
     """Return a site's test as the summary has it; `suppressed` names what the site keeps because of too few cases."""
     counts: Counts = told["counts"]
-    known = with_derived(dict(counts), task.goal.classes, threshold)
+    known, decisions = counts_of(task, dict(counts), threshold), None
+    if CONFUSION in known:
+        decisions = told_of_classes.decisions_in(known, task.goal.classes, threshold)
     return {
         "test": {task.goal.metric: told["test"], "loss": told["test_loss"], "cases": cases},
         "figures": task.goal.figures(known),
         "suppressed": sorted(task.goal.layout.keys() - counts.keys()),
-        "decisions": decisions_in(known, task.goal.classes, threshold) if CONFUSION in known else None,
+        "decisions": decisions,
     }
 
 
-def decisions_in(counts: Counts, classes: int, threshold: float | None) -> Decisions:
-    """Return what counts say of a classification's decisions and probabilities, as the summary has it."""
-    table = [int(count) for count in counts[CONFUSION]]
-    cut = [int(count) for count in counts[DECIDED]] if DECIDED in counts else None
-    return Decisions(
-        confusion=[table[row * classes : (row + 1) * classes] for row in range(classes)],
-        threshold=threshold,
-        decided=cut,
-        reliability=reliability_in(counts) if PLACED in counts else None,
-    )
-
-
-def reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
-    """Return, per class and bin, the cases, the positives among them, and the sum of the probability."""
-    sums = [counts[RELIABILITY][start : start + BROAD] for start in range(0, len(counts[RELIABILITY]), BROAD)]
-    cases = [counts[PLACED][start : start + BROAD] for start in range(0, len(counts[PLACED]), BROAD)]
-    return [
-        [(int(other + one), int(one), total) for other, one, total in zip(others, own, totals, strict=True)]
-        for others, own, totals in zip(cases[::2], cases[1::2], sums, strict=True)
-    ]
+def counts_of(task: Task, counts: Counts, threshold: float | None) -> Counts:
+    """Return a site's counts, of a classification with what follows from them."""
+    goal = task.goal
+    return with_derived(counts, goal.classes, threshold) if goal.classifies else counts
 
 
 def _warnings(led: StudyUsage, site: str) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ from medsilo.federation.site_state import SiteState, StatusFile
 from medsilo.learning.compute import LossFunction, Stop
 from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.loop import TrainStep, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.optimizers import begin_round
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
@@ -103,7 +104,7 @@ class Trainer:
         if plan.training.optimizer_state == "reset":
             self.state.make_optimizers()
         for optimizer in self.state.optimizers.values():
-            plan.training.begin_round(optimizer, number, plan.rounds)
+            begin_round(plan.training, optimizer, number, plan.rounds)
         bench = self.bench(SHUFFLE, number, stop)
         if phase.trains:
             self.doing.begin("training", plan.training.steps_of_round(bench.steps))

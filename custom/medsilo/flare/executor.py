@@ -42,7 +42,7 @@ from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, submitte
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import MOST_ROUNDS, Request, StudyMessage
-from medsilo.runs.site_files import LogEntry
+from medsilo.runs.own_files import LogEntry
 from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.forked import has_started
 from nvflare_reliability.message_limits import Gate

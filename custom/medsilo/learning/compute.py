@@ -102,13 +102,6 @@ class Compute:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
-def is_finite(tensor: Tensor) -> bool:
-    """Return whether every value is a finite number: exactly when the least and the greatest are. One pass, no copy."""
-    if not tensor.is_floating_point() or not tensor.numel():
-        return True
-    return bool(torch.stack(tensor.aminmax()).isfinite().all())
-
-
 # ---------------------------------------------------------------------- labels that a hospital did not draw
 KNOWN = "known_marks"  # of labels on a card
 BYTE = 8

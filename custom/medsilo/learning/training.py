@@ -1,16 +1,16 @@
 """Describe how a site trains: the numbers of the plan's `training` section and the optimizer that follows from them."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from inspect import unwrap
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import nn, optim
 
+from medsilo.core import optional
 from medsilo.core.section import Feature
+
+if TYPE_CHECKING:
+    from torch import nn, optim
 
 POWER = 0.9  # of nnU-Net's schedule
 MOST_EPOCHS = 100_000  # of a study at each site
@@ -134,17 +134,9 @@ class Training(Feature):
         """Return the mini-batches of a round at a site that has so many in one pass."""
         return self.local_steps or self.local_epochs * in_epoch
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+    def make_optimizer(self, parameters: "Iterable[nn.Parameter]") -> "optim.Optimizer":
         """The torch optimizer of this plan."""
-        numbers: dict[str, Any] = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
-        if self.optimizer == "sgd":
-            made = uncompiled(optim.SGD)(parameters, momentum=self.momentum, nesterov=self.nesterov, **numbers)
-        else:
-            kind = optim.Adam if self.optimizer == "adam" else optim.AdamW
-            made = uncompiled(kind)(parameters, betas=self.betas, **numbers)
-        if self.clip:
-            made.register_step_pre_hook(_clipping(self.clip))
-        return made
+        return optional.optimizer_of(self, parameters)
 
     @property
     def memories(self) -> int:
@@ -164,31 +156,3 @@ class Training(Feature):
         if self.schedule == "poly":
             return (1 - gone / all_of_them) ** POWER
         return (1 + math.cos(math.pi * gone / all_of_them)) / 2 if self.schedule == "cosine" else 1.0
-
-    def begin_round(self, optimizer: optim.Optimizer, number: int, rounds: int) -> None:
-        """Give an optimizer the learning rate of a round."""
-        if not self.paced and not self.warmup:
-            return
-        for group in optimizer.param_groups:
-            group["lr"] = group.setdefault("initial_lr", group["lr"]) * self.pace(number, rounds)
-
-
-@cache
-def uncompiled(kind: type[optim.Optimizer]) -> Callable[..., optim.Optimizer]:
-    """Return one of torch's optimizers without what torch puts around its methods for `torch.compile`.
-
-    That imports torch's compiler, which nothing here uses: a second and 70 MB in every process that trains.
-    """
-    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad", "step")
-    methods = {name: unwrap(getattr(kind, name)) for name in names}
-    methods["step"] = torch.no_grad()(methods["step"])
-    return type(kind.__name__, (kind,), methods)
-
-
-def _clipping(most: float) -> Callable[..., None]:
-    """Return what scales down the gradients in an optimizer's weights just before its step."""
-
-    def clip(optimizer: optim.Optimizer, *_: object) -> None:
-        nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], most)
-
-    return clip

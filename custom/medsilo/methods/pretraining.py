@@ -75,15 +75,16 @@ class Pretraining(Section):
             raise MedsiloError(f"the public share of the data is not at the server; {REMEDY}")
         parts = [self._public(at.task.site_data(site, at.sites, at.seed, at.data).train, site, at) for site in at.sites]
         public = drawn_cases(ConcatDataset(parts), at.task.piece, seed_for(at.seed, "pre-training pieces"))
-        model.to(at.compute.device).requires_grad_(True)
+        compute = at.compute()
+        model.to(compute.device).requires_grad_(True)
         optimizer = at.training.make_optimizer(model.parameters())
-        learn = lesson(model, OutputLoss(at.task.goal.loss), optimizer, at.compute)
+        learn = lesson(model, OutputLoss(at.task.goal.loss), optimizer, compute)
         loss = math.nan
-        with at.compute.reproducible(seed_for(at.seed, "pre-training")):
+        with compute.reproducible(seed_for(at.seed, "pre-training")):
             for epoch in range(self.epochs):
                 order = generator_for(at.seed, "pre-training", epoch)
-                data = batches(public, at.training.batch_size, at.compute, order)
-                loss = train_epoch(data, [learn], at.compute, at.stop)
+                data = batches(public, at.training.batch_size, compute, order)
+                loss = train_epoch(data, [learn], compute, at.stop)
         if not math.isfinite(loss):
             raise MedsiloError("pre-training diverged: its loss is NaN or infinite; lower training.learning_rate")
         model.to("cpu").requires_grad_(False)

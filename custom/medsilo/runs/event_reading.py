@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from medsilo.core.text import plain
-from medsilo.runs.events import LAST, NAME, columns_of, is_of, read
+from medsilo.runs.events import NAME, columns_of, is_of, read
 
 POLL = 0.5  # seconds between two looks for new lines
 
@@ -56,12 +56,6 @@ def connected(kit: Path) -> dict[str, bool]:
 def jobs(kit: Path) -> dict[str, str]:
     """Return the last job of each study in a kit's lines."""
     return {columns[4]: columns[5] for columns in map(columns_of, read(kit)) if columns}
-
-
-def is_news(line: str) -> bool:
-    """Return whether somebody is to be told of a line at once."""
-    columns = columns_of(line)
-    return columns is not None and (columns[1] == "WARNING" or columns[2] in ("back", *LAST))
 
 
 def shown(line: str) -> str:

@@ -12,8 +12,8 @@ from medsilo.runs import paths
 if TYPE_CHECKING:  # what `medsilo --help` would have to wait for
     from pydantic import BaseModel
 
+    from medsilo.runs.own_files import SiteActivity
     from medsilo.runs.rounds import Round, SiteRound, SiteTurn, Turns
-    from medsilo.runs.site_files import SiteActivity
 
 LATE = 1.5  # times the site's longest answer so far: from there on it is late
 GRACE = 5.0  # seconds that are never late
@@ -39,8 +39,8 @@ class Moment:
     @classmethod
     def of_run(cls, folder: Path) -> "Moment":
         """Read the moment of a run on this machine."""
+        from medsilo.runs.own_files import SiteActivity
         from medsilo.runs.rounds import Turns
-        from medsilo.runs.site_files import SiteActivity
 
         turns = read_now(Turns, folder)
         if turns is None:

@@ -321,14 +321,6 @@ class Summary(RecordPart):
         result = self.sites.get(site) or self.evaluation_sites.get(site)
         return None if result is None or result.test is None else result.test[self.metric]
 
-    def test_cases(self, site: str) -> int | None:
-        """Return the number of a site's test cases."""
-        result = self.sites.get(site)
-        if result is None:
-            return None
-        tested = result.test.get("cases") if result.test is not None else None
-        return (result.cases or {}).get("test") if tested is None else int(tested)
-
     @property
     def telling(self) -> list[str]:
         """Return the sites that train and tell their test score."""

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
-from medsilo.learning.compute import Compute
 from medsilo.schedule.phase import Facts, Phase, ServerSide
 from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:  # only a site rounds
     from medsilo.core.rounding import Resolution
+    from medsilo.learning.compute import Compute
 
 Part = Literal["validation", "test"]
 
@@ -29,7 +29,7 @@ class SiteEnd:
     modules: Modules  # with what was delivered
     folder: Path  # the site's own in the study
     task: Task
-    compute: Compute
+    compute: "Compute"
     validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the cases once, in their order
     suppressed: Collection[Part]  # parts with too few cases to tell anything of
     resolution: "Mapping[str, Resolution]"  # how finely numbers over a part are told

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.learning.compute import Compute
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Mean
 from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:  # only the server mixes, and only a site trains
+    from medsilo.learning.compute import Compute
     from medsilo.mixing.mixers import Aggregator
     from medsilo.schedule.train_context import TrainContext
     from medsilo.tasks.sources import DataSource
@@ -43,7 +43,7 @@ class ServerSide:
     task: Task
     training: Training
     seed: int
-    compute: Compute
+    compute: "Callable[[], Compute]"
     data: "DataSource | None"  # the server's own
     stop: Callable[[], None]  # raises when the run was told to stop
 

@@ -11,7 +11,6 @@ from pydantic import Field, ValidationError, field_validator
 from medsilo.core import optional
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section, checked
-from medsilo.core.wording import in_words
 from medsilo.core.yaml_text import read_yaml
 
 # Who reads settings and trains nothing does without torch, and a server reads cases for few methods.
@@ -73,7 +72,7 @@ class PartySettings(Section):
         try:
             return checked(cls, {} if values is None else values, origin)
         except ValidationError as error:
-            raise MedsiloError(f"{origin}: {in_words(error, cls, tells_values=False)}") from error
+            raise MedsiloError(f"{origin}: {optional.in_words(error, cls, tells_values=False)}") from error
 
     def compute(self) -> "Compute":
         """The device and precision that train; an error when the device is not there."""

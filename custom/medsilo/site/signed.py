@@ -129,14 +129,3 @@ def hashes_in(folder: Path, but: str) -> Iterator[tuple[str, str]]:
         if path.is_file() and name != but:
             with path.open("rb") as file:
                 yield name, hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_files(folder: Path, signed: Mapping[str, str], but: str) -> None:
-    """Raise MedsiloError unless a folder has just the files that were signed. but: the file that lists them."""
-    there = dict(hashes_in(folder, but))
-    if wrong := sorted(name for name in there.keys() | signed.keys() if there.get(name) != signed.get(name)):
-        kind = "is missing" if wrong[0] not in there else "was changed after it was signed"
-        kind, other = (kind, "") if wrong[0] in signed else ("is not signed", "move it elsewhere, or ")
-        raise MedsiloError(
-            f"{wrong[0]} {kind} ({len(wrong)} such files); {other}get the folder again from who signed it", str(folder)
-        )

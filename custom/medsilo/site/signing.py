@@ -45,19 +45,12 @@ class UseKey:
         secret = kit.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         derived = HKDF(SHA256(), 32, salt=None, info=f"medsilo signing key 1: {use}".encode()).derive(secret)
         key = ed25519.Ed25519PrivateKey.from_private_bytes(derived)
-        return cls(key, sign_with(kit, _claim(use, key.public_key().public_bytes_raw()), salted=False))
+        return cls(key, sign_with(kit, claim(use, key.public_key().public_bytes_raw()), salted=False))
 
 
-def _claim(use: KeyPurpose, public: bytes) -> bytes:
+def claim(use: KeyPurpose, public: bytes) -> bytes:
+    """Return what a certificate's key signs of a key for one use."""
     return f"medsilo signing key 1: {use}\n".encode() + public
-
-
-def check_certified(certificate: x509.Certificate, use: KeyPurpose, public: object, certified: bytes) -> None:
-    """Raise InvalidSignature unless the key of this certificate certified a public key for a use; ValueError where one
-    of them is of no use."""
-    if not isinstance(public, ed25519.Ed25519PublicKey):
-        raise ValueError("no key for one use")
-    verify(certificate.public_key(), certified, _claim(use, public.public_bytes_raw()), salted=False)
 
 
 def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, ...], PrivateKey]:

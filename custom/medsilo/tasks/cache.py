@@ -24,12 +24,25 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import free_disk, load_facts, load_tensors, save_tensors
 from medsilo.learning.partial_labels import marked
 from medsilo.tasks.case_index import Entry, files_of
-from medsilo.tasks.lazy_cases import Memory
 from medsilo.tasks.sources import DataSource
 
 NAMES = ("inputs", "targets")  # of the tensors in a file
 MOST = 100 << 30  # bytes in the folder, and no more than a quarter of what is free on its disk
 PLACES = "places"  # of another one, where a task keeps it
+
+
+class Memory:
+    """The memory that a site may fill. Those that come first take their share first."""
+
+    def __init__(self, source: DataSource) -> None:
+        self.left = source.cache_memory << 20  # bytes
+
+    def takes(self, *tensors: Tensor) -> bool:
+        """Return whether these have a place, which is theirs then."""
+        size = sum(tensor.nbytes for tensor in tensors)
+        keeps = size <= self.left
+        self.left -= size if keeps else 0
+        return keeps
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import ClassVar, Self
 
 from medsilo.core.errors import DataError, Unfit
 from medsilo.core.text import composed
-from medsilo.tasks.sources import PARTS, ROLES, DataSource
+from medsilo.tasks.shares import PARTS
+from medsilo.tasks.sources import ROLES, DataSource
 from medsilo.tasks.survey import Problem, in_two_parts, refuse_what_stops
 from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS, TableReader
 

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from torch import Tensor, cat, stack, zeros_like
 from torch.nn import functional
 
-from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of
+from medsilo.tasks.decisions import DECIDED, PLACED, calibration_error, judged, rates_of
 from medsilo.tasks.measuring import chances, confusion, reliability
 from medsilo.tasks.metrics import (
     BINS,
     BROAD,
     CHANCES,
     CONFUSION,
+    RELIABILITY,
     Counts,
     Figures,
     Measures,

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from medsilo.tasks.metrics import BINS, BROAD, CHANCES, Counts
+from medsilo.tasks.metrics import BINS, BROAD, CHANCES, RELIABILITY, Counts
 
-RELIABILITY = "reliability"  # the sums of probabilities, by place; the cases of each place are in `chances`
 # What follows from `chances` and is not told by itself:
 PLACED = "placed"  # the cases of each place, where their probabilities' sums are told, too
 DECIDED = "decided"  # true negatives, false positives, false negatives, true positives

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from medsilo.tasks.sources import DataSource
-
 if TYPE_CHECKING:  # only who predicts reads images here
     from medsilo.tasks.scans import Scan
+    from medsilo.tasks.sources import DataSource
 
 IN_MONAI = "scripts.in_monai"  # where a bundle holds what MONAI has not got
 Words = dict[str, Any]  # a class under "_target_", and its arguments
@@ -60,7 +59,7 @@ class Inference:
         predictor: str = "",
         inputs: "Callable[[Scan], Tensor]" = lambda scan: torch.from_numpy(scan.values)[None],
         in_monai: InMonai | None = None,
-        own_values: Callable[[DataSource], dict[int, int]] = lambda source: {},
+        own_values: "Callable[[DataSource], dict[int, int]]" = lambda source: {},
     ) -> None:
         """inputs: what the network reads of an image, [cases, *shape], in training, too; by default one case, as it is.
         in_monai: reading and use of the network in a MONAI bundle's words, where MONAI has them. own_values: the

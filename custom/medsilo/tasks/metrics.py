@@ -10,7 +10,8 @@ Counts = dict[str, list[float]]  # of one site, or of several added up
 Figures = dict[str, float | None]  # None where there is nothing to measure
 
 BY_PATIENT = "_by_patient"
-CONFUSION, CHANCES = "confusion", "chances"
+# Of a classification; the last: the sums of probabilities, by place, whose cases are in `chances`
+OF_CLASSES = CONFUSION, CHANCES, RELIABILITY = "confusion", "chances", "reliability"
 BROAD = 10  # places of the histograms that are told of patients
 BINS = 200  # of the classes' probabilities: the area under the curve is then right to about 1/200
 

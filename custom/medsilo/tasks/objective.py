@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.learning.compute import part_of
+from medsilo.core import optional
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
 
 
@@ -41,7 +41,7 @@ class Objective(ABC):
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of every case of a batch, [batch]."""
         singly = [slice(case, case + 1) for case in range(len(output))]
-        return torch.stack([self.loss(output[case], part_of(target, case)) for case in singly])
+        return torch.stack([self.loss(output[case], optional.part_of(target, case)) for case in singly])
 
     @abstractmethod
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:

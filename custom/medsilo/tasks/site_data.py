@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 import numpy as np
@@ -12,11 +11,12 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from medsilo.core.errors import DataError
-from medsilo.learning.compute import Case, labels_in
+from medsilo.learning.compute import labels_in
 from medsilo.learning.seeds import seed_for
 from medsilo.tasks import splits
-from medsilo.tasks.lazy_cases import LazyCases, Memory
-from medsilo.tasks.sources import PARTS, DataSource, links_out
+from medsilo.tasks.shares import PARTS
+from medsilo.tasks.shares import Shares as WholeShares
+from medsilo.tasks.sources import DataSource, links_out
 
 if TYPE_CHECKING:
     from medsilo.tasks.survey import Survey
@@ -62,7 +62,7 @@ class SiteData:
     array([1, 1, 2, 0])
     """
 
-    Shares = Annotated[splits.Shares, Field(description="of train, validation and test")]  # the type of a key
+    Shares = Annotated[WholeShares, Field(description="of train, validation and test")]  # the type of a key
     parts_by_draw, dirichlet = staticmethod(splits.parts_by_draw), staticmethod(splits.dirichlet)
 
     train: Dataset
@@ -104,16 +104,6 @@ class SiteData:
         """Make three parts of the places of their cases. parts: [cases] 0 train, 1 validation, 2 test, -1 nowhere."""
         return cls(*(cases_of(np.flatnonzero(parts == part)) for part in range(3)))
 
-    @classmethod
-    def read_later(
-        cls, items: Sequence[tuple[Path, int]], patients: Sequence[str], parts: np.ndarray, read: Callable[..., Case]
-    ) -> Self:
-        """Hold files with their classes; each is read when it is asked for, but for those that the site's cache keeps.
-
-        read: makes a case of a file and its class; parts: as of `in_parts`.
-        """
-        return cls.in_parts(parts, lambda own: LazyCases([items[i] for i in own], [patients[i] for i in own], read))
-
     @property
     def absent(self) -> list[str]:
         """The plan's structures and columns that the site has not."""
@@ -127,17 +117,12 @@ def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source
     if source is None or task.synthetic:
         return task.load(site, sites, seed, None)
     if source.is_described:
-        what = "give nothing but folder and cache_memory under 'data'"
+        what = "give nothing but folder under 'data'"
         raise DataError(f"task {task.name} has a layout of its own; {what}")
     if links := links_out(source.folder):
         what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
         raise DataError(what, private=", ".join(links))
-    data, memory = task.load(site, sites, seed, source.folder), Memory(source)
-    for part in PARTS:
-        cases = getattr(data, part)
-        if isinstance(cases, LazyCases):
-            cases.keep(memory)
-    return data
+    return task.load(site, sites, seed, source.folder)
 
 
 def folded_data(task: "Task", data: SiteData, source: DataSource | None) -> SiteData:

@@ -6,28 +6,15 @@ from os import walk
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator
 
 from medsilo.core.errors import DataError
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.core.text import composed
 from medsilo.core.wording import near_key
+from medsilo.tasks.shares import Shares, as_tuple
 
-
-def as_tuple(value: Any) -> Any:
-    """Settings are read strictly, and YAML has lists where these have tuples."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
-    if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise ValueError("give three shares above 0 that add up to 1: train, validation and test")
-    return shares
-
-
-Shares = Annotated[tuple[float, float, float], AfterValidator(_whole)]
-PARTS = ("train", "validation", "test")
 ROLES = ("image", "label", "patient", "part", "site")  # of the columns of a table of files
 MISSING = ("", "NA", "N/A", "n/a", "n.a.", "#N/A", "NaN", "nan", "null", "?", "-", ".", "k.A.", "k. A.")
 LONGEST_LIST = 1 << 20  # bytes of a file with patients
@@ -190,11 +177,6 @@ class DataSource(Section):
         """Return whether more is said than where the folder is and what is kept of it."""
         kept = {"folder", "folds", "cache_memory"}
         return self.model_dump(exclude=kept) != DataSource(folder=self.folder).model_dump(exclude=kept)
-
-    @property
-    def kept_nowhere(self) -> bool:
-        """Return whether images are read again whenever they are needed."""
-        return not self.cache_memory and self.cache_folder is None
 
     def once(self) -> Self:
         """The same for a single look at the data: nothing is kept in memory."""

@@ -6,18 +6,14 @@ A pool of samples is dealt to simulated sites so that their labels differ.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import Field
 
 from medsilo.core.errors import DataError, PlanError
-from medsilo.core.section import Section
 from medsilo.learning.seeds import seed_for
-from medsilo.tasks.sources import PARTS, Shares
+from medsilo.tasks.shares import PARTS, Partition, Shares
 
-Alpha = Annotated[float, Field(ge=1e-3, le=1e6)]  # of a Dirichlet distribution
 # Ten patients in a row: train (0), validation (1), test (2). Three in a row from the start already fill all parts.
 TEN_IN_TURN = np.array([0, 2, 1, 0, 0, 2, 0, 1, 0, 2])
 NEAR = 1e-9  # by which a product of shares may miss a whole number
@@ -138,36 +134,20 @@ def _with_newcomers(
 DRAWS = 20
 
 
-class Partition(Section):
-    """The dealing of one folder to simulated sites. A patient's cases go to one site, whole.
-
-    iid: at random, as evenly as can be. dirichlet: by the patients' classes, in shares drawn from Dirichlet(alpha).
-    column: the table's `site` column says whose a case is.
-    """
-
-    kind: Literal["iid", "dirichlet", "column"] = Field(
-        "iid",
-        description="at random, by class in shares drawn from a Dirichlet distribution, or by the table's `site` "
-        "column",
-    )
-    alpha: Alpha = Field(0.5, description="of the Dirichlet distribution: the smaller, the more the sites differ")
-    minimum: int = Field(3, ge=1, description="patients that every site gets at least")
-    seed: int = Field(0, ge=0, lt=2**32, description="another number deals the patients in another way")
-
-    def deal(
-        self, patients: Sequence[str], classes: Sequence[int], natural: Sequence[str], sites: Sequence[str]
-    ) -> list[np.ndarray]:
-        """The cases of every site, [sites] sorted arrays. For each case: its patient, class and natural site."""
-        if self.kind == "column":
-            return by_column(natural, sites)
-        names, owner = np.unique(np.asarray(patients), return_inverse=True)
-        if self.kind == "iid":
-            dealt = iid(len(names), len(sites), self.seed, self.minimum)
-        else:
-            table = np.zeros((len(names), max(classes, default=0) + 1), np.int64)
-            np.add.at(table, (owner, np.asarray(classes, np.int64)), 1)
-            dealt = dirichlet(table.argmax(1), len(sites), self.alpha, self.seed, self.minimum)
-        return [np.flatnonzero(np.isin(owner, chosen)) for chosen in dealt]
+def deal(
+    partition: Partition, patients: Sequence[str], classes: Sequence[int], natural: Sequence[str], sites: Sequence[str]
+) -> list[np.ndarray]:
+    """The cases of every site, [sites] sorted arrays. For each case: its patient, class and natural site."""
+    if partition.kind == "column":
+        return by_column(natural, sites)
+    names, owner = np.unique(np.asarray(patients), return_inverse=True)
+    if partition.kind == "iid":
+        dealt = iid(len(names), len(sites), partition.seed, partition.minimum)
+    else:
+        table = np.zeros((len(names), max(classes, default=0) + 1), np.int64)
+        np.add.at(table, (owner, np.asarray(classes, np.int64)), 1)
+        dealt = dirichlet(table.argmax(1), len(sites), partition.alpha, partition.seed, partition.minimum)
+    return [np.flatnonzero(np.isin(owner, chosen)) for chosen in dealt]
 
 
 def iid(samples: int, sites: int, seed: int, minimum: int = 1) -> list[np.ndarray]:

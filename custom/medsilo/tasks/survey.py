@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError, Unfit
+from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import SiteData, patients_of
-from medsilo.tasks.sources import PARTS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,6 +1,6 @@
 """Tasks that rank cases by their risk: Cox's proportional hazards and Harrell's concordance."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +8,6 @@ from torch.utils.data import Dataset
 
 from medsilo.tasks.metrics import Counts, Measures, means
 from medsilo.tasks.objective import Objective
-from medsilo.tasks.survey import Problem
 
 AT_ONCE = 2**24  # pairs of cases that are compared together
 RIGHT, COMPARED = "pairs_right", "pairs"  # of the pairs in which a case is the one with the earlier event
@@ -105,11 +104,3 @@ def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         better = (risks[first, None] > risks).double() + (risks[first, None] == risks).double() / 2
         right[first], compared[first] = (better * later).sum(1), later.double().sum(1)
     return right, compared
-
-
-def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
-    """Yield a problem for each part that has cases, but no two that can be compared."""
-    for part, target in targets.items():
-        if len(target) and not concordant_pairs(torch.zeros(len(target)), target)[1].sum():
-            what = f"the {part} part has no two cases to compare, an event and a longer time; bring more cases"
-            yield Problem("stops", what)

@@ -1,8 +1,6 @@
 """Read a table of a hospital line by line, CSV, Parquet or what pandas reads: bounded, believing nothing of it."""
 
 import csv
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from zipfile import ZipFile
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import composed
+from medsilo.tasks.cells import level, number
 
 WINDOWS, PIECE = "cp1252", 2**20
 UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
@@ -23,7 +22,6 @@ MOST_COLUMNS = 20_000
 MOST_CHARACTERS = 2**22  # of a line
 PARQUET = (".parquet", ".pq")
 OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}  # pandas' readers
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 Lines = Iterator[tuple[str, list[str]]]  # with their places, for people
 Read = tuple[list[str], Lines]  # a table's columns, and its lines
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
@@ -54,6 +52,7 @@ class TableReader:
     """
 
     PLAIN: ClassVar[tuple[str, ...]] = (".csv", ".tsv", *PARQUET)  # endings of tables that need no pandas
+    number, level = staticmethod(number), staticmethod(level)
     MOST_LINES: ClassVar[int] = 1_000_000
     MOST_CELLS: ClassVar[int] = 2**28  # of the columns that are read
     LONGEST: ClassVar[int] = 1000  # characters of a cell
@@ -114,25 +113,6 @@ class TableReader:
             return [[*sheet.columns], *(cells for _, cells in sheet.lines[:most])]
         with _opened(path) as file:
             return [[composed(cell.strip()) for cell in cells] for _, cells in islice(_rows(file), most)]
-
-    @staticmethod
-    def number(cell: str, decimal: str = ".") -> float | None:
-        """Return the number that is written in a cell; None where there is none, or none that is finite."""
-        text = as_written(cell, decimal)
-        value = float(text) if NUMBER.fullmatch(text) else math.inf
-        return value if math.isfinite(value) else None
-
-    @staticmethod
-    def level(cell: str) -> str:
-        """Return a level as it is compared: a whole number is the same however it is written, as 1 and 1.0."""
-        text = composed(str(cell).strip())
-        value = TableReader.number(text)
-        return str(int(value)) if value is not None and value == int(value) else text
-
-
-def as_written(cell: str, decimal: str) -> str:
-    """Return a number that a site writes with a comma as others write it."""
-    return cell.strip().replace(",", ".") if decimal == "," else cell.strip()
 
 
 ENDINGS = (*TableReader.PLAIN, *OFFICE)

@@ -1,5 +1,6 @@
 """The command for people who have a folder of images or recordings and nothing else yet: init."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.runs.progress import StudyProgress
 
 if TYPE_CHECKING:
-    from medsilo.check.result import Report
+    from medsilo.check.result import Report, Table
     from medsilo.plan import Plan
     from medsilo.site.settings import SiteSettings
 
@@ -55,9 +56,9 @@ def init(
 
     from medsilo.core.text import duration
     from medsilo.runs import paths
-    from medsilo.tasks.own.own_data import keeping_ready
     from medsilo_lab.start import dataset_layout
     from medsilo_lab.start.trial import alone
+    from medsilo_lab.study.reading_once import keeping_ready
 
     dataset_layout.refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
@@ -110,7 +111,6 @@ def _write_example(screen: Console, folder: Path) -> None:
 
 def _checked(screen: Console, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
     """Return what 'medsilo check' says of each hospital; names of files for each lie beside."""
-    from medsilo.check.data import hospitals_table
     from medsilo.check.result import MARKS
     from medsilo_lab.start.dataset_layout import CHECKS
     from medsilo_lab.start.trial import checked
@@ -150,3 +150,19 @@ def _tried(screen: Console, trial: "Plan", settings: "SiteSettings", folder: Pat
 
 
 INIT = Command(init, "/data/kidney -o study", "To begin with")
+
+
+def hospitals_table(each: "Mapping[str, Sequence[Table]]") -> "Table":
+    """Return one table of what hospitals have, by structure and column, of the tables of each."""
+    from medsilo.check.data import HELD, in_words
+    from medsilo.check.result import Table
+
+    told = {site: [table for table in own if table.title.endswith(HELD)] for site, own in each.items()}
+    title = next((table.title for own in told.values() for table in own), HELD)
+    held = {site: {row[0]: row[1:] for table in own for row in table.rows} for site, own in told.items()}
+    names = dict.fromkeys(name for own in held.values() for name in own)
+    return Table(
+        title,
+        ("name", *held),
+        [[name, *(in_words(own.get(name), bool(each[site])) for site, own in held.items())] for name in names],
+    )

@@ -1,7 +1,7 @@
 """A released model: a signed folder that any hospital can test on its own patients, without a kit or a network."""
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -84,7 +84,7 @@ class Release:
         by = signed.fingerprint(key)
         if leads is not None and by not in (lead.strip().lower() for lead in leads):
             raise MedsiloError(f"the release is signed by {by}, not by {', '.join(leads)}; ask the lead which is right")
-        signed.check_files(folder, manifest.files, MANIFEST)
+        check_files(folder, manifest.files, MANIFEST)
         return cls(folder, manifest, key)
 
     @property
@@ -144,3 +144,14 @@ def write_release(runs: Sequence[Path], site: str, out: Path, key: signing.Priva
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
+
+
+def check_files(folder: Path, files: Mapping[str, str], but: str) -> None:
+    """Raise MedsiloError unless a folder has just the files that were signed. but: the file that lists them."""
+    there = dict(signed.hashes_in(folder, but))
+    if wrong := sorted(name for name in there.keys() | files.keys() if there.get(name) != files.get(name)):
+        kind = "is missing" if wrong[0] not in there else "was changed after it was signed"
+        kind, other = (kind, "") if wrong[0] in files else ("is not signed", "move it elsewhere, or ")
+        raise MedsiloError(
+            f"{wrong[0]} {kind} ({len(wrong)} such files); {other}get the folder again from who signed it", str(folder)
+        )

@@ -128,11 +128,6 @@ def _roc(places: list[ReliabilityBin]) -> Points:
     return (((cases - own) / (everyone - ill), own / ill) for _, cases, own in _called(places) if known)
 
 
-def _precision(places: list[ReliabilityBin]) -> Points:
-    *_, (_, _, ill) = _called(places)
-    return ((own / ill, own / cases) for _, cases, own in _called(places) if ill and cases)
-
-
 def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
     """Return net benefit (Vickers and Elkin 2006): true less false alarms per case, a false one worth t / (1 − t).
 

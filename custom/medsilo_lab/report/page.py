@@ -10,8 +10,8 @@ from markupsafe import Markup
 from medsilo.core.errors import reading
 from medsilo.core.text import counted, epsilon_text
 from medsilo.runs import paths
+from medsilo.runs.own_files import Spent
 from medsilo.runs.schema import SiteResult
-from medsilo.runs.site_files import Spent
 from medsilo_lab.report import data_table, deciding, findings, panels
 from medsilo_lab.report.charts import Series, line_chart, styles, swatch, ticks
 from medsilo_lab.report.findings import learned, provenance

@@ -12,7 +12,7 @@ from typing import Any
 
 from medsilo.core.text import counted
 from medsilo_lab.report.formats import MISSING, bytes_text, cell, number, seconds_text
-from medsilo_lab.report.read import OVERLAYS, RunResult
+from medsilo_lab.report.read import OVERLAYS, RunResult, cases_tested
 
 MOST_OVERLAYS = 12_000_000  # characters that the overlays of one page may take
 
@@ -136,7 +136,9 @@ def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
             [run.summary.score(site) for run in subject.runs if site in run.summary.evaluation_sites] for site in sites
         ]
         rows.append((subject.label, [_over_seeds([one for one in own if one is not None], number) for own in scores]))
-    tested = [run.summary.test_cases(site) or 0 for subject in told[:1] for run in subject.runs[:1] for site in sites]
+    tested = [
+        cases_tested(run.summary, site) or 0 for subject in told[:1] for run in subject.runs[:1] for site in sites
+    ]
     n = f"n = {counted(sum(tested), 'test case')}"
     return {"sites": sites, "rows": rows, "n": n, "several": any(subject.several for subject in told)}
 

@@ -15,10 +15,11 @@ from PIL import Image
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.text import counted, plain
 from medsilo.runs import paths
+from medsilo.runs.own_files import Spent
 from medsilo.runs.reading import read_of_sites, read_provenance, read_rounds, read_summary, read_text
 from medsilo.runs.rounds import Round
 from medsilo.runs.schema import SiteResult, Summary
-from medsilo.runs.site_files import Provenance, Spent
+from medsilo.runs.site_files import Provenance
 
 LARGEST_PICTURE = 2_000_000  # bytes
 LONGEST_NAME = 40  # bytes of a class's name
@@ -96,7 +97,7 @@ class RunResult:
 
     def tested_in_words(self, site: str) -> str:
         """Return how many test cases a site has, of how many patients; nothing where neither is known."""
-        cases, patients = self.summary.test_cases(site), self.patients.get(site)
+        cases, patients = cases_tested(self.summary, site), self.patients.get(site)
         if cases is None:
             return ""
         of = f" of {counted(patients, 'patient')}" if patients else ""
@@ -105,7 +106,7 @@ class RunResult:
     @property
     def tested(self) -> int:
         """The test cases of all sites, as far as they disclose them."""
-        return sum(self.summary.test_cases(site) or 0 for site in self.sites)
+        return sum(cases_tested(self.summary, site) or 0 for site in self.sites)
 
     def cases_in(self, part: str) -> int:
         """Return the cases of a part of the data at all sites, as far as they disclose them."""
@@ -257,3 +258,12 @@ def picture_of(path: Path) -> str | None:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # what Pillow says of a damaged file
         return None
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def cases_tested(summary: Summary, site: str) -> int | None:
+    """Return the number of a site's test cases."""
+    result = summary.sites.get(site)
+    if result is None:
+        return None
+    tested = result.test.get("cases") if result.test is not None else None
+    return (result.cases or {}).get("test") if tested is None else int(tested)

@@ -12,8 +12,10 @@ from typing import Any
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
 from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex
-from medsilo.tasks.sources import PARTS, DataSource
-from medsilo.tasks.table_reader import ENDINGS, TableReader, as_written, spelling
+from medsilo.tasks.cells import as_written
+from medsilo.tasks.shares import PARTS
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.table_reader import ENDINGS, TableReader, spelling
 from medsilo_lab.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_lab.start.wording import LEAST_NAMED, OTHER, names_somebody, plans_words, renamed

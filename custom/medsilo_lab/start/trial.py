@@ -7,8 +7,8 @@ from medsilo.check.result import Report
 from medsilo.check.visit import Visit, check
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.own.own_data import keeping_ready
 from medsilo_lab.start.dataset_layout import place_of
+from medsilo_lab.study.reading_once import keeping_ready
 
 ROUNDS = 12  # the same on every machine, so that a slow one teaches no less; small plans have learned something then
 

@@ -7,11 +7,13 @@ from multiprocessing import get_context
 from os import getpid
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from medsilo.core.parent_watch import end_with
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.own.own_data import OwnFolder, keeping_ready
+from medsilo.tasks.own.own_data import OwnFolder
+from medsilo.tasks.task import Task
 
 
 @contextmanager
@@ -21,7 +23,7 @@ def images_ready(
     """Give settings under which no run of these plans reads images again; all are read before, hospital by hospital."""
     tasks = {plan.task.model_dump_json(exclude={"fold"}): plan for plan in plans}
     ours = [plan for plan in tasks.values() if isinstance(plan.task, OwnFolder)]
-    if not ours or settings.data is None or settings.data.kept_nowhere:
+    if not ours or settings.data is None or not (settings.data.cache_memory or settings.data.cache_folder):
         yield settings
         return
     with TemporaryDirectory(prefix="medsilo-") as folder:
@@ -50,3 +52,18 @@ def _read_site(one: Work) -> int:
     plan, site, settings = one
     survey = plan.task.survey(site, sorted(plan.participation.everyone), plan.seed, settings.of(site).data)
     return sum(part.cases for part in survey.parts.values())
+
+
+def keeping_ready(settings: Any, task: Task, folder: Path) -> Any:
+    """Return settings under which images that are ready for the network lie in a folder, too, and are made once.
+
+    Where a hospital names a folder for them itself, or wants none in memory, that stays.
+    """
+    if settings.data is None or not isinstance(task, OwnFolder):
+        return settings
+    data = settings.data
+    if data.cache_memory and not data.cache_folder:
+        data = data.model_copy(update={"cache_folder": folder})
+    sites = getattr(settings, "sites", {})
+    more = {"sites": {site: keeping_ready(own, task, folder) for site, own in sites.items()}} if sites else {}
+    return settings.model_copy(update={"data": data, **more})

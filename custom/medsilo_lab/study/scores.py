@@ -1,14 +1,16 @@
 """The scores of a finished run's test cases, as they lie in its folder."""
 
+import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+import torch
 
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.raw_results import read_measures
+from medsilo.federation.raw_results import CASE, PATIENT
 from medsilo.runs.paths import CASES, site_folder
 from medsilo.tasks.metrics import Measures
 from medsilo_lab.study.evidence import Interval, Scores, interval, interval_of_concordance, parts_of_concordance
@@ -67,3 +69,12 @@ def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures])
     if metric != CONCORDANCE:
         return interval(scores)
     return interval_of_concordance(*(measures()[name].numpy() for name in RANKED))
+
+
+def read_measures(folder: Path) -> tuple[Measures, list[int]]:
+    """Return what `write_measures` wrote, and the patient's number of every case."""
+    with (folder / CASES).open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in rows[0] if name not in (CASE, PATIENT)]
+    measures = {name: torch.tensor([float(row[name] or "nan") for row in rows], dtype=torch.float64) for name in names}
+    return measures, [int(row[PATIENT]) for row in rows]

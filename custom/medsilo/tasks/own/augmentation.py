@@ -5,7 +5,6 @@ own seed, and no case changes another: alone it becomes what it becomes in any b
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from medsilo.learning.compute import Case
+from medsilo.tasks.own.folder import Augmentation
 
-Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
 Random = Sequence[np.random.Generator]  # of each case
 
 TURN, SCALE = 0.26, 0.1  # radians (15 degrees) within a slice, and of a length, either way

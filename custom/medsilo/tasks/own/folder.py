@@ -1,45 +1,43 @@
-"""A hospital's own images: what `nifti-folder` and `image-folder` have in common."""
+"""A hospital's own images in a plan's words, of `nifti-folder` and `image-folder`. image_reading.py reads them."""
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import numpy as np
-import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
+from medsilo.core import optional
 from medsilo.core.errors import DataError
-from medsilo.learning.compute import Case, labels_in
-from medsilo.learning.drawn import Draw, DrawBatch
+from medsilo.learning.compute import Case
 from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import DenseNet121, UNet
 from medsilo.models.network import Dimensions, Network
-from medsilo.tasks.cache import HeldEntry, PreparedEntry
-from medsilo.tasks.case_index import CaseIndex
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.inference import IN_MONAI, Inference, InMonai, whole_images
-from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
+from medsilo.tasks.intensity import Bytes, Intensity, Percentiles
 from medsilo.tasks.objective import Objective
-from medsilo.tasks.own.augmentation import Augmentation, augmented
-from medsilo.tasks.own.image_patches import from_windows, middle_of, patch
 from medsilo.tasks.own.own_data import OwnFolder
-from medsilo.tasks.scans import Scan, resized, resized_to_nearest
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
-from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import Problem, digest
+
+if TYPE_CHECKING:  # only a site reads cases
+    import numpy as np
+
+    from medsilo.learning.drawn import Draw, DrawBatch
+    from medsilo.tasks.cache import HeldEntry, PreparedEntry
+    from medsilo.tasks.case_index import CaseIndex
+    from medsilo.tasks.scans import Scan
+    from medsilo.tasks.sources import DataSource
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
 Distance = Annotated[float, Field(ge=0.01, le=1000)]
 MOST_VOXELS = 2**27  # of a case: 512 along each of three axes
 BACKGROUND = "background"
-SHOWN = 8  # values that an error names
-BYTE, DARKEST = 255, 65_535 // 16  # greatest values of an image of 8 bits, and of 12 bits that are stored in 16
-DARK = "images of 16 bits use 12 or fewer, so that they are nearly black here; agree on task.intensity percentiles"
+Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
 
 
 class FolderTask(OwnFolder):
@@ -144,27 +142,31 @@ class FolderTask(OwnFolder):
 
     # ------------------------------------------------------------------------------------------ in training and use
     @property
-    def variation(self) -> Draw | DrawBatch | None:
+    def variation(self) -> "Draw | DrawBatch | None":
         piece = self._own_piece if self.crops else None
-        return DrawBatch(piece, self.augmented) if self.augmentation else piece
+        return optional.DrawBatch(piece, self.augmented) if self.augmentation else piece
 
     def _own_piece(self, case: Case, seed: int) -> Case:
         return self.cropped(case, seed_for(seed, "piece"))
 
     @property
-    def piece(self) -> Draw | None:
+    def piece(self) -> "Draw | None":
         return self.cropped if self.crops else None
 
     def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
         """Return a piece of a case, of the plan's size, where it has a size of its own."""
-        return patch(case, self.size[::-1], self.foreground, seed) if self.crops else case
+        return optional.image_patches.patch(case, self.size[::-1], self.foreground, seed) if self.crops else case
 
     def augmented(self, batch: Case, seeds: Sequence[int]) -> Case:
         """Return a batch, changed in place: each case by its own seed."""
-        return augmented(batch, self.augmentation, self.segments, seeds)
+        return optional.augmented(batch, self.augmentation, self.segments, seeds)
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        return from_windows(network, inputs, self.size[::-1], self.overlap) if self.crops else network(inputs)
+        return (
+            optional.image_patches.from_windows(network, inputs, self.size[::-1], self.overlap)
+            if self.crops
+            else network(inputs)
+        )
 
     def in_monai(self) -> InMonai:
         """Return reading and use of the network in a MONAI bundle's words."""
@@ -191,18 +193,20 @@ class FolderTask(OwnFolder):
         """Return the turns and resampling of `inputs_of` in a MONAI bundle's words."""
 
     # ------------------------------------------------------------------------------------------ from files
-    def scan_of(self, files: tuple[Path, ...]) -> Scan:
+    def scan_of(self, files: tuple[Path, ...]) -> "Scan":
         """Return the image of an entry's files: by default of one for each channel."""
-        return Scan.of_channels(files)
+        return optional.Scan.of_channels(files)
 
-    def mask_reader(self, source: DataSource) -> Callable[[Scan, Path], np.ndarray]:
+    def mask_reader(self, source: "DataSource") -> "Callable[[Scan, Path], np.ndarray]":
         """Return what reads a mask's file, as whole numbers [(D,) H, W] on the grid of its image."""
-        return Scan.mask
+        return optional.Scan.mask
 
-    def maker(self, source: DataSource) -> Callable[..., PreparedEntry]:
-        return partial(self._made, mask=self.mask_reader(source), numbers=self.mask_values(source))
+    def maker(self, source: "DataSource") -> "Callable[..., PreparedEntry]":
+        return partial(
+            optional.image_reading.made, self, mask=self.mask_reader(source), numbers=self.mask_values(source)
+        )
 
-    def own_values(self, source: DataSource) -> dict[int, int]:
+    def own_values(self, source: "DataSource") -> dict[int, int]:
         """Return the value of each label in a site's own masks; of several that mean one structure the first."""
         own = {label: value for value, label in reversed(self.mask_values(source).items())}
         for label in self._undrawn(source):
@@ -210,7 +214,7 @@ class FolderTask(OwnFolder):
                 own[label] = max(*own.values(), self.goal.classes) + 1  # a value that means nothing else here
         return own
 
-    def mask_values(self, source: DataSource) -> dict[int, int]:
+    def mask_values(self, source: "DataSource") -> dict[int, int]:
         """Return the plan's labels by the values that masks have."""
         if not self.segments:
             return {}
@@ -222,61 +226,9 @@ class FolderTask(OwnFolder):
         numbers = {number: number for number in range(self.goal.classes)}
         return numbers | {255: 1} if len(self.labels) == 1 else numbers  # a mask of one structure is often 0 and 255
 
-    def _made(
-        self,
-        files: tuple[Path, ...],
-        label: Path | int,
-        patient: str,
-        mask: Callable[[Scan, Path], np.ndarray],
-        numbers: dict[int, int],
-    ) -> PreparedEntry:
-        """One entry from its files."""
-        scan = self.scan_of(files)
-        between = float(scan.values.min()), float(scan.values.max())  # before a z-score, which is taken in place
-        inputs = self.inputs_of(scan)
-        values: tuple[int, ...] = ()
-        if isinstance(label, Path):
-            labels = mask(scan, label)
-            values = tuple(np.flatnonzero(np.bincount(labels.ravel())).tolist())
-            table = np.zeros(values[-1] + 1, np.uint8)
-            table[list(values)] = [numbers.get(value, 0) for value in values]
-            cases = self._cases(torch.from_numpy(table[labels])[None])
-            targets = resized_to_nearest(cases, inputs.shape[2:])[:, 0]
-        else:
-            targets = torch.full((len(inputs),), label)
-        return self.prepared(
-            inputs,
-            targets,
-            [tuple(torch.unique(labels_in(target)).tolist()) for target in targets],
-            digest=digest(torch.from_numpy(np.ascontiguousarray(scan.values))),
-            size=scan.values.shape[:0:-1],
-            spacing=tuple(float(length) for length in scan.spacing) if scan.values.ndim == 4 else (),
-            intensity=between,
-            values=values,
-        )
-
-    def inputs_of(self, scan: Scan) -> Tensor:
+    def inputs_of(self, scan: "Scan") -> Tensor:
         """Return what the network reads of an image: [cases, C, *grid]."""
-        values = scan.values
-        if len(values) != self.channels:
-            alpha = len(values) == self.channels + 1 and values.dtype.kind == "u"
-            hint = "; remove the alpha channel, which is not opaque" if alpha else ""
-            raise DataError(f"images have {len(values)} channels where the plan reads {self.channels}{hint}")
-        if values.ndim != self.stored + 1:
-            kinds = ("flat images", "volumes") if self.stored == 3 else ("volumes", "flat images")
-            raise DataError(f"{kinds[0]} where the plan reads {kinds[1]}")
-        image = torch.from_numpy(numbers_of(values, self.intensity))
-        if not image.isfinite().all():
-            raise DataError("images have values that are NaN or infinite")
-        cases = self._cases(image)
-        grid = self._grid(tuple(cases.shape[2:]), scan.spacing)
-        if math.prod(grid) > MOST_VOXELS:
-            raise DataError(f"images would have more than {MOST_VOXELS} voxels in the plan's target_spacing")
-        cases = resized(cases, grid)
-        ready = self.intensity.apply(cases.transpose(0, 1)).transpose(0, 1)  # over all slices of a volume
-        if not ready.isfinite().all():
-            raise DataError("images become NaN by the plan's intensity; is one of a single value?")
-        return ready if self.segments else middle_of(ready, self.size[::-1])
+        return optional.image_reading.inputs_of(self, scan)
 
     def _cases(self, image: Tensor) -> Tensor:
         """An image [C, (D,) H, W] as the network's cases [cases, C, *grid]."""
@@ -286,33 +238,8 @@ class FolderTask(OwnFolder):
         """Return how many places the network's grid has along each axis."""
         return self.size[::-1] if self.alike else grid
 
-    # ------------------------------------------------------------------------------------------ what is found
-    def note(self, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
-        if self.segments:
-            known = set(self.mask_values(source))
-            strangers = sorted({value for one in every for value in one.facts.values} - known)
-            if strangers:
-                shown = ", ".join(map(str, strangers[:SHOWN])) + (", ..." if len(strangers) > SHOWN else "")
-                what = f"no label of the plan stands for the masks' values {shown}; say in data.label_map what they are"
-                listing.add("stops", what, [one.entry.name for one in every if set(one.facts.values) & set(strangers)])
-            self._note_undrawn(listing, every, source)
-            empty = [one.entry.name for one in every if not any(any(labels) for labels in one.facts.shown)]
-            listing.add("note", "masks are empty: no structure of the plan is in them", empty)
-        if self.stored == 2 and isinstance(self.intensity, Bytes):
-            listing.add("note", DARK, [one.entry.name for one in every if BYTE < one.facts.intensity[1] <= DARKEST])
-
-    def _note_undrawn(self, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
-        """Note what masks and `data.unannotated` say differently."""
-        shown = [{label for labels in one.facts.shown for label in labels} for one in every]
-        undrawn = set(self._undrawn(source))
-        drawn = [one.entry.name for one, labels in zip(every, shown, strict=True) if labels & undrawn]
-        listing.add("stops", "masks show a structure that data.unannotated names; correct it, or data.label_map", drawn)
-        for number, name in enumerate(self.labels, 1):
-            if self.may_be_absent and number not in undrawn and not any(number in labels for labels in shown):
-                what = (
-                    f"no mask shows {name!r}: name it in data.unannotated if nobody drew it; now it counts as not there"
-                )
-                listing.problems.append(Problem("note", what, len(every)))
+    def note(self, listing: "CaseIndex", every: "Sequence[HeldEntry]", source: "DataSource") -> None:
+        optional.image_reading.note(self, listing, every, source)
 
 
 @cache

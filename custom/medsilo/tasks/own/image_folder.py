@@ -1,7 +1,7 @@
 """A hospital's own flat images."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,7 +10,9 @@ from torch import Tensor
 from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.intensity import Bytes, Intensity
 from medsilo.tasks.own.folder import FolderTask, Length
-from medsilo.tasks.scans import Scan
+
+if TYPE_CHECKING:  # only a site reads cases
+    from medsilo.tasks.scans import Scan
 
 
 class ImageFolder(FolderTask):
@@ -45,7 +47,7 @@ class ImageFolder(FolderTask):
     def _channel_names(self) -> tuple[str, ...]:
         return (self.colours,)  # in one file
 
-    def inputs_of(self, scan: Scan) -> Tensor:
+    def inputs_of(self, scan: "Scan") -> Tensor:
         if self.channels > len(scan.values) == 1:
             scan = replace(scan, values=np.repeat(scan.values, self.channels, 0))
         return super().inputs_of(scan)

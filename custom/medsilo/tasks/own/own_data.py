@@ -1,33 +1,28 @@
-"""A hospital's own data: what tasks that read images, tables and series have in common; folders of files that are made
-ready once and kept."""
+"""A hospital's own data in a plan's words: what tasks of images, tables and series agree on. reading.py reads them."""
 
-import re
 from abc import abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.core.errors import DataError, MedsiloError
-from medsilo.core.package import facts_of, ours_behind
-from medsilo.learning.partial_labels import MOST, mark_of
-from medsilo.tasks.cache import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases, held_case
-from medsilo.tasks.case_index import CaseIndex, Entry
+from medsilo.core import optional
+from medsilo.core.errors import DataError
+from medsilo.learning.partial_labels import MOST
 from medsilo.tasks.segmentation import Segmentation
-from medsilo.tasks.site_data import SiteData, folded
-from medsilo.tasks.sources import PARTS, DataSource, Shares
-from medsilo.tasks.splits import Partition, part_alone, parts_by_rank
-from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of, ranges_of, refuse_what_stops
+from medsilo.tasks.shares import Partition, Shares
 from medsilo.tasks.task import Task
 
-# Of a site's settings, by which an entry is made ready.
-HOW_READ = ("label_map", "unannotated", "recording_columns", "missing", "rate", "decimal")
+if TYPE_CHECKING:  # only a site reads cases
+    from medsilo.tasks.cache import Facts, HeldEntry, PreparedEntry
+    from medsilo.tasks.case_index import CaseIndex
+    from medsilo.tasks.site_data import SiteData
+    from medsilo.tasks.sources import DataSource
+    from medsilo.tasks.survey import Survey
 
 
 class OwnData(Task):
@@ -51,34 +46,24 @@ class OwnData(Task):
             return "task.partition deals patients by their number, so that one who leaves moves others; leave it out"
         return ""
 
-    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        return self.site_data(site, sites, seed, None if folder is None else DataSource(folder=folder))
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> "SiteData":
+        return self.site_data(site, sites, seed, None if folder is None else optional.DataSource(folder=folder))
 
-    def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
+    def read(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
         return self.site_data(site, sites, seed, source)
 
-    def site_data(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
+    def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
         """Return the parts of the plan's fold, if it has one: they are dealt before anything is standardised."""
-        survey, parts = self._examined(site, sites, source)
-        refuse_what_stops(survey.problems)
-        data = SiteData(*(parts[part] for part in PARTS), survey=survey)
-        if self.fold is not None:
-            if survey.fixed:
-                raise DataError("this site's table fixes who is tested, so there are no folds; compare without --folds")
-            data = folded(data, self.fold, (source.split if source else None) or 0)
-        return self._finished(data)
+        return optional.reading.data_of(self, site, sites, source)
 
-    def survey(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> Survey:
-        try:
-            return self._examined(site, sites, source and source.once())[0]
-        except MedsiloError as error:
-            return Survey.stopped(str(error), error.private)
+    def survey(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "Survey":
+        return optional.reading.survey_of(self, site, sites, source)
 
-    def _finished(self, data: SiteData) -> SiteData:
+    def _finished(self, data: "SiteData") -> "SiteData":
         """Return what depends on who is in the training part."""
         return data
 
-    def absent(self, source: DataSource) -> tuple[str, ...]:
+    def absent(self, source: "DataSource") -> tuple[str, ...]:
         """Return which of the plan's structures and columns a site says that it has not."""
         names = {*source.unannotated}
         if unknown := sorted(names - {*self.may_be_absent}):
@@ -93,94 +78,9 @@ class OwnData(Task):
 
     @abstractmethod
     def _examined(
-        self, site: str, sites: Sequence[str], source: DataSource | None
-    ) -> tuple[Survey, Mapping[str, Dataset]]:
+        self, site: str, sites: Sequence[str], source: "DataSource | None"
+    ) -> "tuple[Survey, Mapping[str, Dataset]]":
         """Return what there is in a site's data, read once, and the parts."""
-
-    def _folder(self, site: str, source: DataSource) -> Path:
-        """Return the folder of a site's data: of several hospitals that lie together, its own."""
-        own = source.folder / site
-        return own if self.partition is None and own.is_dir() and not own.is_symlink() else source.folder
-
-    @staticmethod
-    def _needed(source: DataSource) -> Sequence[str]:
-        """Return the parts without which the site can't take part."""
-        return ("test",) if source.only_tested else PARTS
-
-    def _note_empty_parts(self, listing: CaseIndex, parts: dict[str, PartFacts], source: DataSource) -> None:
-        """Note parts that are empty, and a training part from which nothing is learned; nothing while something stops
-        these data, as what is missing may be that."""
-        if any(problem.severity == "stops" for problem in listing.problems):
-            return
-        for part in self._needed(source):
-            if not parts[part].cases:
-                lost = any(problem.severity == "left out" for problem in listing.problems)
-                more = "bring more patients, or fix the parts by a column of a table"
-                hint = "mend what is left out first, which may be all of it" if lost else more
-                listing.problems.append(Problem("stops", f"the {part} part has no cases; {hint}"))
-        shown = [label for label, cases in parts["train"].classes.items() if cases]
-        if len(shown) == 1 and not isinstance(self.goal, Segmentation):
-            what = "all training cases are of one class: this site's model of its own learns nothing"
-            listing.problems.append(Problem("note", what, parts["train"].cases))
-
-    def _survey(self, listing: CaseIndex, parts: dict[str, PartFacts], source: DataSource, **found: Any) -> Survey:
-        """Return what there is to tell of a listing's cases. found: what else was found."""
-        return Survey(
-            parts,
-            problems=tuple(listing.problems),
-            fixed=any(entry.part for entry in listing.entries),
-            patients_named=listing.patients_named,
-            identifiers=listing.identifiers,
-            absent=self.absent(source),
-            **found,
-        )
-
-
-def dealt(
-    partition: Partition, site: str, sites: Sequence[str], entries: Sequence[Entry], classes: Mapping[str, int | None]
-) -> list[Entry]:
-    """Return a simulated site's share of one folder. classes: of each case, by its name."""
-    order = sorted(sites)
-    owners = partition.deal(
-        [entry.patient for entry in entries],
-        [classes.get(entry.name) or 0 for entry in entries],
-        [entry.site for entry in entries],
-        order,
-    )
-    return [entries[place] for place in owners[order.index(site)]]
-
-
-def divided(listing: CaseIndex, source: DataSource, shares: Shares, split: int) -> dict[str, list[Entry]]:
-    """Return the cases of each part: the table's; or by the patient's rank, or where privacy is promised by the hash of
-    the patient alone, as the site or else the plan has it."""
-    if any(entry.part for entry in listing.entries):
-        place = {entry.patient: entry.part for entry in listing.entries}
-    elif source.each_alone:
-        own, number = source.shares or shares, split if source.split is None else source.split
-        place = {entry.patient: part_alone(entry.patient, own, number) for entry in listing.entries}
-    else:
-        classes = _own_classes(listing.entries)
-        split = split if source.split is None else source.split
-        draw = partial(parts_by_rank, classes, source.shares or shares, split)
-        usable = all(problem.severity != "stops" for problem in listing.problems)
-        enough = len(classes) >= len(PARTS)
-        if source.only_tested and not enough:
-            draw = partial(_into_the_test, classes)
-        place = source.parts(classes, draw, for_good=usable and (enough or source.only_tested))
-    return {part: [entry for entry in listing.entries if place[entry.patient] == part] for part in PARTS}
-
-
-def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return each patient's class as the site calls it, so that no plan moves anybody: that of most of the cases."""
-    labels: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for entry in entries:
-        labels[entry.patient][entry.label if isinstance(entry.label, str) else ""] += 1
-    return {patient: min(own, key=lambda label: (-own[label], label)) for patient, own in labels.items()}
-
-
-def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the parts of patients who are fewer than parts: who has none yet is tested."""
-    return {patient: known.get(patient, "test") for patient in classes}
 
 
 class OwnFolder(OwnData):
@@ -209,27 +109,28 @@ class OwnFolder(OwnData):
     @staticmethod
     def prepared(
         inputs: Tensor, targets: Tensor, shown: Sequence[tuple[int, ...]], places: Tensor | None = None, **told: Any
-    ) -> PreparedEntry:
+    ) -> "PreparedEntry":
         """Return an entry that is ready. shown: the labels that each of its cases shows; told: more of its facts."""
-        low, high = told.pop("intensity", None) or map(float, inputs.aminmax())
-        own = told.pop("digest", None) or digest(inputs)
-        return PreparedEntry(inputs, targets, Facts(own, tuple(shown), (low, high), **told), places)
+        return optional.reading.prepared(inputs, targets, shown, places, **told)
 
-    load_held: ClassVar = staticmethod(held_case)
+    @staticmethod
+    def load_held(cases: Dataset, number: int) -> "tuple[HeldEntry, int]":
+        """Return the entry that a case is of, and which of its cases it is."""
+        return optional.held_case(cases, number)
 
     # ------------------------------------------------------------------ from files
-    def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
+    def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
         """Return the entries in a folder, as the site describes them."""
-        return CaseIndex.of_cases(source, folder, isinstance(self.goal, Segmentation))
+        return optional.CaseIndex.of_cases(source, folder, isinstance(self.goal, Segmentation))
 
-    def maker(self, source: DataSource) -> Callable[..., PreparedEntry]:
+    def maker(self, source: "DataSource") -> "Callable[..., PreparedEntry]":
         """Return what makes an entry ready, of its files, its label and its patient.
 
         label: a mask's file; of a classification the class.
         """
         return self._of_class
 
-    def _of_class(self, files: tuple[Path, ...], label: int, patient: str) -> PreparedEntry:
+    def _of_class(self, files: tuple[Path, ...], label: int, patient: str) -> "PreparedEntry":
         inputs = self.cases_in(files)
         return self.prepared(inputs, torch.full((len(inputs),), label), [(label,)] * len(inputs))
 
@@ -238,7 +139,7 @@ class OwnFolder(OwnData):
         names = tuple(self.goal.structures) if isinstance(self.goal, Segmentation) else ()
         return names if 1 < len(names) <= MOST else ()
 
-    def absent(self, source: DataSource) -> tuple[str, ...]:
+    def absent(self, source: "DataSource") -> tuple[str, ...]:
         names = super().absent(source)
         if isinstance(self.goal, Segmentation) and self.goal.structures.keys() <= {*names}:
             raise DataError(
@@ -246,29 +147,16 @@ class OwnFolder(OwnData):
             )
         return names
 
-    def _undrawn(self, source: DataSource) -> list[int]:
+    def _undrawn(self, source: "DataSource") -> list[int]:
         """Return the labels that nobody drew at a site; numbers of structures, 1, 2, ..., where these overlap."""
         structures = self.goal.structures if isinstance(self.goal, Segmentation) else {}
         if self.goal.overlaps:
             return [number for number, name in enumerate(structures, 1) if name in source.unannotated]
         return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
-    def classes_of(self, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
-        """Return the class of every entry of a classification, by its name; None where nothing is learned of it.
-
-        Entries of a class that the plan does not have count as none of its classes: they leave the listing.
-        """
-        if not self.goal.classifies:
-            return {}
-        names = self.goal.label_names
-        known = {str(number): number for number in range(len(names))} | {name: own for own, name in enumerate(names)}
-        known |= {str(own): self.number_of(plans) for own, plans in source.label_map.items()}
-        strangers = [entry for entry in listing.entries if str(entry.label) not in known]
-        what = f"cases have a label that is not among the plan's ({', '.join(names)}); say under data what it is"
-        what += f": label_map: {{your name: {names[0]}}}"
-        listing.add("stops", what, [f"{entry.name}: {entry.label}" for entry in strangers])
-        listing.entries = [entry for entry in listing.entries if str(entry.label) in known]
-        return {entry.name: known[str(entry.label)] for entry in listing.entries}
+    def classes_of(self, listing: "CaseIndex", source: "DataSource") -> Mapping[str, int | None]:
+        """Return the class of every entry of a classification, by its name; None where nothing is learned of it."""
+        return optional.reading.classes_of(self, listing, source)
 
     def number_of(self, label: str | int) -> int:
         """Return a plan's label, given by its name or its number."""
@@ -279,107 +167,18 @@ class OwnFolder(OwnData):
             return int(label)
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
-    def note(self, listing: CaseIndex, every: Sequence[Any], source: DataSource) -> None:
+    def note(self, listing: "CaseIndex", every: Sequence[Any], source: "DataSource") -> None:
         """Note what is odd about entries that could be read, each with its `entry` and its `facts`."""
 
     def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
         """Return what a survey tells of entries, by its fields; by default of images."""
-        values = Counter(value for one in every for value in one.facts.values)
-        return {
-            "label_values": {str(value): values[value] for value in sorted(values)},
-            "size": ranges_of(one.facts.size for one in every),
-            "spacing": ranges_of(one.facts.spacing for one in every if one.facts.spacing),
-            "intensity": range_of(value for one in every for value in one.facts.intensity),
-        }
+        return optional.reading.told_of(every)
 
-    def _chosen(self, facts: Facts) -> list[int]:
+    def _chosen(self, facts: "Facts") -> list[int]:
         """Return which of an entry's cases are used."""
         return list(range(len(facts.shown)))
 
     def _examined(
-        self, site: str, sites: Sequence[str], source: DataSource | None
-    ) -> tuple[Survey, dict[str, ReadyCases]]:
-        self.check_source(source)
-        assert source is not None
-        self.absent(source)  # which stops what can't be absent before anything is read
-        listing = self.listing_of(source, self._folder(site, source))
-        classes = self.classes_of(listing, source)
-        make = partial(_made_of, self.maker(source), classes)
-        if self.partition is not None:
-            listing.entries = dealt(self.partition, site, sites, listing.entries, classes)
-        parts = divided(listing, source, self.shares, self.split)
-        unfolded = self.model_copy(update={"fold": None})  # files are made ready once for all folds
-        code = [facts_of(name)["hash"] for name in sorted(ours_behind(self))]
-        settings = f"{unfolded.model_dump_json()} {source.model_dump_json(include={*HOW_READ})} {code}"
-        holder = Cache(source, make, settings, mark_of(self._undrawn(source)))
-        wrong: defaultdict[str, list[str]] = defaultdict(list)
-        held = {part: _loaded(parts[part], holder, wrong, self.files) for part in PARTS}
-        for what, names in wrong.items():
-            listing.add("left out", what, names)
-        chosen = {part: [self._chosen(one.facts) for one in held[part]] for part in PARTS}
-        ready = {part: ReadyCases(held[part], chosen[part]) for part in PARTS}
-        every = [one for part in PARTS for one in held[part]]
-        self.note(listing, every, source)
-        shown = {part: self._part(ready[part]) for part in PARTS}
-        self._note_empty_parts(listing, shown, source)
-        listing.problems += _twice(held, self.files)
-        return self._survey(listing, shown, source, **self.told_of(every)), ready
-
-    def _part(self, data: ReadyCases) -> PartFacts:
-        counts: Counter[int] = Counter()
-        for one, cases in zip(data.held, data.chosen, strict=True):
-            counts.update(label for case in cases for label in one.facts.shown[case])
-        first = 1 if isinstance(self.goal, Segmentation) else 0  # background is no label
-        shown = {name: counts[number] for number, name in enumerate(self.goal.label_names) if number >= first}
-        return PartFacts(len(data), len(set(data.patients)), shown)
-
-
-def _made_of(make: Callable[..., PreparedEntry], labels: Mapping[str, int | None], entry: Entry) -> PreparedEntry:
-    """Make an entry ready. labels: of those of a classification, by their names."""
-    return make(entry.images, labels.get(entry.name, entry.label), entry.patient)
-
-
-def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
-    """Yield what there is to say of copies, with their names and the parts in which they lie."""
-    places: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
-    for part, entries in held.items():
-        for one in entries:
-            places[one.facts.digest].append((one.entry.name, part))
-    groups = sorted(sorted(several) for several in places.values() if len(several) > 1)
-    apart = [several for several in groups if len({part for _, part in several}) > 1]
-    twice = f"{files} are there twice; remove the copies"
-    known = f"{files} are there twice, in two parts, so that one is judged by what another knows; remove the copies"
-    for what, found in ((twice, [own for own in groups if own not in apart]), (known, apart)):
-        if found:
-            names = tuple(" = ".join(f"{name} ({part})" for name, part in several) for several in found)
-            yield Problem("note", what, sum(len(several) - 1 for several in found), names)
-
-
-def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], files: str) -> list[HeldEntry]:
-    """Return what can be read of these; what can't is noted."""
-    held = []
-    for entry in entries:
-        try:
-            held.append(cache.hold(entry))
-        except DataError as error:
-            wrong[re.sub(r"\d+ values", "values", str(error))].append(entry.name)
-        except MedsiloError:  # not the file's fault
-            raise
-        except Exception as error:
-            wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)
-    return held
-
-
-def keeping_ready(settings: Any, task: Task, folder: Path) -> Any:
-    """Return settings under which images that are ready for the network lie in a folder, too, and are made once.
-
-    Where a hospital names a folder for them itself, or wants none in memory, that stays.
-    """
-    if settings.data is None or not isinstance(task, OwnFolder):
-        return settings
-    data = settings.data
-    if data.cache_memory and not data.cache_folder:
-        data = data.model_copy(update={"cache_folder": folder})
-    sites = getattr(settings, "sites", {})
-    more = {"sites": {site: keeping_ready(own, task, folder) for site, own in sites.items()}} if sites else {}
-    return settings.model_copy(update={"data": data, **more})
+        self, site: str, sites: Sequence[str], source: "DataSource | None"
+    ) -> "tuple[Survey, Mapping[str, Dataset]]":
+        return optional.reading.examined(self, site, sites, source)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
+from medsilo.tasks.cells import level as as_level
+from medsilo.tasks.cells import number as as_number
 from medsilo.tasks.own.own_data import OwnData
-from medsilo.tasks.sources import as_tuple
-from medsilo.tasks.table_reader import TableReader
+from medsilo.tasks.shares import as_tuple
 
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 LARGEST = 1e9
@@ -45,7 +46,7 @@ class Column(Section):
         of_numbers = {"low", "high", "mean", "deviation"}
         if self.levels and any(getattr(self, key) != type(self).model_fields[key].default for key in of_numbers):
             raise ValueError(f"{self.name}: has levels, so low, high, mean and deviation say nothing; remove them")
-        if self.levels and len({TableReader.level(level) for level in self.levels}) < max(2, len(self.levels)):
+        if self.levels and len({as_level(level) for level in self.levels}) < max(2, len(self.levels)):
             raise ValueError(f"{self.name}: give two or more levels, each once")
         if self.low >= self.high:
             raise ValueError(f"{self.name}: low has to be below high")
@@ -62,25 +63,25 @@ class Column(Section):
     def read(self, cell: str, own: Mapping[str, str]) -> list[float] | None:
         """Return the inputs that a cell stands for; None where it is no value of this column.
 
-        own: this hospital's levels, as `TableReader.level` has them, to the plan's.
+        own: this hospital's levels, as `cells.level` has them, to the plan's.
         """
         if self.levels:
-            places = {TableReader.level(level): place for place, level in enumerate(self.levels)}
-            place = places.get(TableReader.level(own.get(TableReader.level(cell), cell)))
+            places = {as_level(level): place for place, level in enumerate(self.levels)}
+            place = places.get(as_level(own.get(as_level(cell), cell)))
             return None if place is None else [float(place == other) for other in range(len(self.levels))]
-        value = TableReader.number(cell)
+        value = as_number(cell)
         return [value] if value is not None and self.low <= value <= self.high else None
 
 
 def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
-    """Return the plan's classes by what a site calls them, as `TableReader.level` has it."""
-    known = {TableReader.level(label): number for number, label in enumerate(names)}
-    if all(TableReader.number(label) is None for label in names):
+    """Return the plan's classes by what a site calls them, as `cells.level` has it."""
+    known = {as_level(label): number for number, label in enumerate(names)}
+    if all(as_number(label) is None for label in names):
         known |= {str(number): number for number in range(len(names))}
     for own, plans in label_map.items():
-        if TableReader.level(str(plans)) not in known:
+        if as_level(str(plans)) not in known:
             raise DataError(f"data.label_map: a value is not among the plan's labels: {', '.join(names)}", str(plans))
-        known[TableReader.level(str(own))] = known[TableReader.level(str(plans))]
+        known[as_level(str(own))] = known[as_level(str(plans))]
     return known
 
 
@@ -125,7 +126,7 @@ class Standardised(OwnData):
 
     @model_validator(mode="after")
     def _names_and_scales(self) -> Self:
-        if len({TableReader.level(label) for label in self.labels}) < len(self.labels):
+        if len({as_level(label) for label in self.labels}) < len(self.labels):
             raise ValueError(f"labels {list(self.labels)}: name each once")
         lacking = [one.name for one in self.numbers if not one.levels and None in (one.mean, one.deviation)]
         if self.standardise == "plan" and lacking:

@@ -1,16 +1,18 @@
 """Volumes from a folder: `nifti-folder`, and what it has in common with `dicom-folder`."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from medsilo.core import optional
 from medsilo.models.network import Dimensions
-from medsilo.tasks.cache import Facts
 from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
-from medsilo.tasks.own.image_patches import grid_at
+
+if TYPE_CHECKING:  # only a site reads cases
+    from medsilo.tasks.cache import Facts
 
 
 class VolumeFolder(FolderTask):
@@ -73,7 +75,7 @@ class VolumeFolder(FolderTask):
     def _grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
         if self.voxel is None:
             return super()._grid(grid, spacing)
-        return grid_at(grid, tuple(spacing)[: self.axes][::-1], self.voxel)
+        return optional.image_patches.grid_at(grid, tuple(spacing)[: self.axes][::-1], self.voxel)
 
     @property
     def _channel_names(self) -> tuple[str, ...]:
@@ -90,7 +92,7 @@ class VolumeFolder(FolderTask):
             return [turned, {"_target_": "Resized", "keys": "image", "spatial_size": size, "mode": "trilinear"}]
         return [turned, {"_target_": f"{IN_MONAI}.ToSpacingd", "keys": "image", "pixdim": [*self.voxel, *rest]}]
 
-    def _chosen(self, facts: Facts) -> list[int]:
+    def _chosen(self, facts: "Facts") -> list[int]:
         if self.axes == 2 and self.segments and self.slices == "labelled":
             return [case for case, shown in enumerate(facts.shown) if any(shown)]
         return super()._chosen(facts)

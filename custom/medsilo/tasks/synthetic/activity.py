@@ -3,19 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
+from medsilo.core import optional
 from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import ActivityCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.site_data import SiteData
-from medsilo.tasks.splits import Alpha, dirichlet
+from medsilo.tasks.shares import Alpha
 from medsilo.tasks.synthetic.hospitals import numbers_for, position_of
 from medsilo.tasks.task import Task
+
+if TYPE_CHECKING:  # only a site draws cases
+    from medsilo.tasks.site_data import SiteData
 
 CHANNELS = 9
 CLASSES = 6
@@ -84,11 +87,11 @@ class SyntheticActivity(Task):
     def default_network(self) -> Network:
         return ActivityCnn()
 
-    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> "SiteData":
         position = position_of(site, sites)
         habits = numbers_for(seed, self.name, "habits").permutation(np.arange(self.persons * len(sites)) % CLASSES)
         alpha = self.alpha if self.shift in ("label", "both") else EVEN
-        own = dirichlet(habits, len(sites), alpha, seed_for(seed, self.name), minimum=3)[position]
+        own = optional.dirichlet(habits, len(sites), alpha, seed_for(seed, self.name), minimum=3)[position]
         own = own[np.argsort(habits[own], kind="stable")]  # so that each activity is dealt to all parts in turn
         sensor = FAMILIES[position % len(FAMILIES)] if self.shift in ("feature", "both") else COMMON
         motions = draw_motions(seed)
@@ -96,7 +99,7 @@ class SyntheticActivity(Task):
         inputs, labels = (np.concatenate(arrays) for arrays in zip(*records, strict=True))
         persons = np.repeat(np.arange(len(own)), self.windows)
         names = [f"synthetic-person-{person + 1:04d}" for person in own]
-        return SiteData.by_patient(inputs, labels, persons, names)
+        return optional.SiteData.by_patient(inputs, labels, persons, names)
 
     def record(
         self, seed: int, person: int, habit: int, motions: Motions, sensor: Sensor

@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
+from medsilo.core import optional
 from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import SmallCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.site_data import SiteData
+from medsilo.tasks.shares import Shares
 from medsilo.tasks.synthetic.hospitals import (
     blur,
     numbers_for,
@@ -22,6 +23,9 @@ from medsilo.tasks.synthetic.hospitals import (
     smooth_noise,
 )
 from medsilo.tasks.task import Task
+
+if TYPE_CHECKING:  # only a site draws cases
+    from medsilo.tasks.site_data import SiteData
 
 DEBRIS = 4  # free nuclei that say nothing of the class
 SPACING = 16  # pixels between the places at which a cell may lie
@@ -91,7 +95,7 @@ class SyntheticHistology(Task):
     shift: float = Field(default=1.0, ge=0, le=2, description="how much the looks of the sites differ; 0: not at all")
     patients: int = Field(default=64, ge=3, le=10_000, description="patients per site")
     patches: int = Field(default=8, ge=2, le=1000, description="patches per patient, half of them of each class")
-    shares: SiteData.Shares | None = Field(
+    shares: Shares | None = Field(
         default=None,
         description="of train, validation and test, by patient; `null`: patients take turns, a half, a fifth and three "
         "tenths",
@@ -105,7 +109,7 @@ class SyntheticHistology(Task):
     def default_network(self) -> Network:
         return SmallCnn()
 
-    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> "SiteData":
         position = position_of(site, sites, self.most_sites)
         random = numbers_for(seed, self.name, position)
         patients = np.repeat(np.arange(self.patients), self.patches)
@@ -116,8 +120,8 @@ class SyntheticHistology(Task):
         images = develop(tissue, nuclei, staining, appearance, random)
         names = patient_names(position, self.patients)
         drawn = seed_for(seed, self.name, "parts", position)
-        parts = SiteData.parts_by_draw(names, self.shares, drawn) if self.shares else None
-        return SiteData.by_patient(images, labels, patients, names, parts)
+        parts = optional.SiteData.parts_by_draw(names, self.shares, drawn) if self.shares else None
+        return optional.SiteData.by_patient(images, labels, patients, names, parts)
 
     def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
         """Amounts of tissue and of nuclei, [cases, size, size] each, before any site looks at them."""

@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 from torch import Tensor
 
+from medsilo.core import optional
 from medsilo.models.architectures import UNet
 from medsilo.models.network import Network
 from medsilo.tasks.inference import Inference, InMonai, whole_images
-from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
-from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.synthetic.hospitals import (
     numbers_for,
     patient_names,
@@ -23,6 +22,9 @@ from medsilo.tasks.synthetic.hospitals import (
     smooth_noise,
 )
 from medsilo.tasks.task import Task
+
+if TYPE_CHECKING:  # only a site draws cases
+    from medsilo.tasks.site_data import SiteData
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
 
@@ -89,7 +91,7 @@ class SyntheticProstate(Task):
     def default_network(self) -> Network:
         return UNet()
 
-    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> "SiteData":
         position = position_of(site, sites, self.most_sites)
         scanner = SITES[position]
         count = round(self.patients * scanner.patients)
@@ -99,11 +101,11 @@ class SyntheticProstate(Task):
         patients, slices = np.nonzero(masks.any((2, 3)))
         inputs = np.stack([self.inputs_of(image[None]).numpy() for image in images])[patients, slices]
         targets = masks[patients, slices].astype(np.int64)
-        return SiteData.by_patient(inputs, targets, patients, patient_names(position, count))
+        return optional.SiteData.by_patient(inputs, targets, patients, patient_names(position, count))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return the slices of a volume, [slices, 1, size, size]."""
-        return Scan.slices_of(values, self.shape)
+        return optional.Scan.slices_of(values, self.shape)
 
     @property
     def goal(self) -> Segmentation:

@@ -1,0 +1,53 @@
+"""Make the optimizer of a plan's `training`, as a site does."""
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from inspect import unwrap
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from medsilo.learning.training import Training
+
+
+def optimizer_of(training: Training, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+    """Return the torch optimizer of a plan."""
+    numbers: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
+    if training.optimizer == "sgd":
+        made = uncompiled(optim.SGD)(parameters, momentum=training.momentum, nesterov=training.nesterov, **numbers)
+    else:
+        kind = optim.Adam if training.optimizer == "adam" else optim.AdamW
+        made = uncompiled(kind)(parameters, betas=training.betas, **numbers)
+    if training.clip:
+        made.register_step_pre_hook(_clipping(training.clip))
+    return made
+
+
+def begin_round(training: Training, optimizer: optim.Optimizer, number: int, rounds: int) -> None:
+    """Give an optimizer the learning rate of a round."""
+    if not training.paced and not training.warmup:
+        return
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * training.pace(number, rounds)
+
+
+@cache
+def uncompiled(kind: type[optim.Optimizer]) -> Callable[..., optim.Optimizer]:
+    """Return one of torch's optimizers without what torch puts around its methods for `torch.compile`.
+
+    That imports torch's compiler, which nothing here uses: a second and 70 MB in every process that trains.
+    """
+    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad", "step")
+    methods = {name: unwrap(getattr(kind, name)) for name in names}
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(kind.__name__, (kind,), methods)
+
+
+def _clipping(most: float) -> Callable[..., None]:
+    """Return what scales down the gradients in an optimizer's weights just before its step."""
+
+    def clip(optimizer: optim.Optimizer, *_: object) -> None:
+        nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], most)
+
+    return clip

@@ -1,0 +1,110 @@
+"""A hospital's own images, read as `nifti-folder` and `image-folder` say. Only a site imports this."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import DataError
+from medsilo.learning.compute import labels_in
+from medsilo.tasks.cache import HeldEntry, PreparedEntry
+from medsilo.tasks.case_index import CaseIndex
+from medsilo.tasks.intensity import Bytes, numbers_of
+from medsilo.tasks.own.folder import MOST_VOXELS, FolderTask
+from medsilo.tasks.own.image_patches import middle_of
+from medsilo.tasks.scans import Scan, resized, resized_to_nearest
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import Problem, digest
+
+SHOWN = 8  # values that an error names
+BYTE, DARKEST = 255, 65_535 // 16  # greatest values of an image of 8 bits, and of 12 bits that are stored in 16
+DARK = "images of 16 bits use 12 or fewer, so that they are nearly black here; agree on task.intensity percentiles"
+
+
+def made(
+    task: FolderTask,
+    files: tuple[Path, ...],
+    label: Path | int,
+    patient: str,
+    mask: Callable[[Scan, Path], np.ndarray],
+    numbers: dict[int, int],
+) -> PreparedEntry:
+    """One entry from its files."""
+    scan = task.scan_of(files)
+    between = float(scan.values.min()), float(scan.values.max())  # before a z-score, which is taken in place
+    inputs = task.inputs_of(scan)
+    values: tuple[int, ...] = ()
+    if isinstance(label, Path):
+        labels = mask(scan, label)
+        values = tuple(np.flatnonzero(np.bincount(labels.ravel())).tolist())
+        table = np.zeros(values[-1] + 1, np.uint8)
+        table[list(values)] = [numbers.get(value, 0) for value in values]
+        cases = task._cases(torch.from_numpy(table[labels])[None])
+        targets = resized_to_nearest(cases, inputs.shape[2:])[:, 0]
+    else:
+        targets = torch.full((len(inputs),), label)
+    return task.prepared(
+        inputs,
+        targets,
+        [tuple(torch.unique(labels_in(target)).tolist()) for target in targets],
+        digest=digest(torch.from_numpy(np.ascontiguousarray(scan.values))),
+        size=scan.values.shape[:0:-1],
+        spacing=tuple(float(length) for length in scan.spacing) if scan.values.ndim == 4 else (),
+        intensity=between,
+        values=values,
+    )
+
+
+def inputs_of(task: FolderTask, scan: Scan) -> Tensor:
+    """Return what the network reads of an image: [cases, C, *grid]."""
+    values = scan.values
+    if len(values) != task.channels:
+        alpha = len(values) == task.channels + 1 and values.dtype.kind == "u"
+        hint = "; remove the alpha channel, which is not opaque" if alpha else ""
+        raise DataError(f"images have {len(values)} channels where the plan reads {task.channels}{hint}")
+    if values.ndim != task.stored + 1:
+        kinds = ("flat images", "volumes") if task.stored == 3 else ("volumes", "flat images")
+        raise DataError(f"{kinds[0]} where the plan reads {kinds[1]}")
+    image = torch.from_numpy(numbers_of(values, task.intensity))
+    if not image.isfinite().all():
+        raise DataError("images have values that are NaN or infinite")
+    cases = task._cases(image)
+    grid = task._grid(tuple(cases.shape[2:]), scan.spacing)
+    if math.prod(grid) > MOST_VOXELS:
+        raise DataError(f"images would have more than {MOST_VOXELS} voxels in the plan's target_spacing")
+    cases = resized(cases, grid)
+    ready = task.intensity.apply(cases.transpose(0, 1)).transpose(0, 1)  # over all slices of a volume
+    if not ready.isfinite().all():
+        raise DataError("images become NaN by the plan's intensity; is one of a single value?")
+    return ready if task.segments else middle_of(ready, task.size[::-1])
+
+
+def note(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
+    """Note what is odd about entries that could be read."""
+    if task.segments:
+        known = set(task.mask_values(source))
+        strangers = sorted({value for one in every for value in one.facts.values} - known)
+        if strangers:
+            shown = ", ".join(map(str, strangers[:SHOWN])) + (", ..." if len(strangers) > SHOWN else "")
+            what = f"no label of the plan stands for the masks' values {shown}; say in data.label_map what they are"
+            listing.add("stops", what, [one.entry.name for one in every if set(one.facts.values) & set(strangers)])
+        _note_undrawn(task, listing, every, source)
+        empty = [one.entry.name for one in every if not any(any(labels) for labels in one.facts.shown)]
+        listing.add("note", "masks are empty: no structure of the plan is in them", empty)
+    if task.stored == 2 and isinstance(task.intensity, Bytes):
+        listing.add("note", DARK, [one.entry.name for one in every if BYTE < one.facts.intensity[1] <= DARKEST])
+
+
+def _note_undrawn(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
+    """Note what masks and `data.unannotated` say differently."""
+    shown = [{label for labels in one.facts.shown for label in labels} for one in every]
+    undrawn = set(task._undrawn(source))
+    drawn = [one.entry.name for one, labels in zip(every, shown, strict=True) if labels & undrawn]
+    listing.add("stops", "masks show a structure that data.unannotated names; correct it, or data.label_map", drawn)
+    for number, name in enumerate(task.labels, 1):
+        if task.may_be_absent and number not in undrawn and not any(number in labels for labels in shown):
+            what = f"no mask shows {name!r}: name it in data.unannotated if nobody drew it; now it counts as not there"
+            listing.problems.append(Problem("note", what, len(every)))
