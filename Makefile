@@ -77,9 +77,15 @@ SEED ?= 0
 soak: $(VENV)/.test-ready
 	$(BIN)/python -m tests.secure.soak --hours $(HOURS) --seed $(SEED) --folder runs/soak
 
-# Everything with another NVFlare, and its row in docs/trust/reliability.md: make upgrade NVFLARE=2.9.0 [QUICK=1]
+# All tests with another NVFlare, in an environment of its own: make upgrade NVFLARE=2.9.0 [QUICK=1]
+OTHER = build/nvflare-$(NVFLARE)
 upgrade: $(VENV)/.test-ready
-	$(BIN)/python -m tests.upgrade $(NVFLARE) $(if $(QUICK),--quick)
+	$(BIN)/python -m venv --without-pip --symlinks $(OTHER)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" >"$$(echo $(OTHER)/lib/python*/site-packages)/below.pth"
+	$(BIN)/python -m pip --python $(OTHER)/bin/python install --quiet nvflare==$(NVFLARE)
+	$(BIN)/python -m pip --python $(OTHER)/bin/python install --quiet --no-deps --no-build-isolation --editable .
+	PATH="$(CURDIR)/$(OTHER)/bin:$(CURDIR)/$(BIN):$$PATH" $(OTHER)/bin/python -m pytest $(PARALLEL) \
+		-m "not long$(if $(QUICK), and not slow)"
 
 # The same commit gives the same bytes, whoever builds it and when: only what is committed goes in, with the same rights.
 committed = rm -rf $(1) && mkdir -p $(1) dist && umask 022 && \

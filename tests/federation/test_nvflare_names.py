@@ -13,7 +13,6 @@ import pytest
 
 from medsilo.core.package import PLACE, ROOT
 from medsilo.flare.jobs import canonical_job
-from tests import upgrade
 from tests.conftest import make_plan
 from tests.nvflare_names import (
     KEYS,
@@ -132,14 +131,3 @@ def test_a_name_that_nvflare_renamed_is_named(root: Path, tmp_path: Path) -> Non
     lines = done.stdout.splitlines()
     assert len(lines) == len(broken), "what was not renamed still stands"
     assert {f"{MODULES}.{name}" for name in broken.values()} == set(lines)
-
-
-def test_what_failed_is_kept_without_folders_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upgrade, "RECORDED", tmp_path / "kept.json")
-    monkeypatch.setattr(upgrade, "PAGE", tmp_path / "page.md")
-    upgrade.PAGE.write_text("<!-- upgrades -->\n<!-- end -->\n")
-    failed = {"tests/unit/test_x.py::test_y": "can't read '/home/jane/medsilo/x.py' of tests/unit (/home/ja…"}
-    upgrade.record("2.9.9", "units", upgrade.Result("pytest", 3, failed))
-    page, kept = upgrade.PAGE.read_text(), upgrade.RECORDED.read_text()
-    assert "1 of 3 fail" in page and "can't read 'PATH' of tests/unit (PATH" in kept
-    assert "jane" not in page + kept

@@ -583,12 +583,6 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
 
 
 # ---------------------------------------------------------------------------------------------------- protocols
-def test_protocols_name_the_rule_of_the_selector() -> None:
-    changes = ["task.name=synthetic-prostate", "algorithm.selector=vgg11"]
-    assert make_plan("fedsm", *changes, "protocol=paper", "algorithm.selector_sync=none").protocol == "paper"
-    assert make_plan("fedsm", *changes, "protocol=released-code", MOMENTS, "algorithm.selector_step=full-batch")
-    with pytest.raises(PlanError, match="algorithm.selector_sync: 'closed-form'.*'paper'"):
-        make_plan("fedsm", *changes, "protocol=paper")
 
 
 def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:

@@ -236,14 +236,6 @@ def test_amplitudes_go_up_in_round_1_and_come_down_once(band: str, numbers: int,
     )
 
 
-def test_one_round_still_ends_with_the_mean_amplitude(tmp_path: Path) -> None:
-    run = inprocess.run(harmofl("training.rounds=1"), folder=tmp_path / "run")
-    amplitudes = [model.input.amplitude for model in run.models.values()]
-    assert all(model.input.frozen for model in run.models.values())
-    assert torch.equal(amplitudes[0], amplitudes[1])
-    assert [line.phase for line in run.history] == ["harmonise"]
-
-
 def test_a_site_that_was_away_gets_the_amplitude_when_it_comes_back(tmp_path: Path) -> None:
     plan = harmofl("training.rounds=4", "participation.minimum=2", "participation.when_missing=continue")
     participants = sites_of(plan, tmp_path / "run")
@@ -302,24 +294,6 @@ def test_sites_are_scored_with_their_own_average_first_and_the_frozen_one_after(
 def full_spectrum(amplitude: Tensor, length: int) -> np.ndarray:
     half = amplitude.double().numpy()
     return np.concatenate([half, half[:, 1 : (length + 1) // 2][:, ::-1]], 1)
-
-
-def test_a_network_that_judges_by_its_batch_is_always_given_the_same_mixed_batches() -> None:
-    plan = make_plan(
-        "fedavg", *SMALL, "network.name=activity-cnn", "network.norm=batch-statistics", "model_selection.keep=last"
-    )
-    run, again = inprocess.run(plan), inprocess.run(plan)
-    assert run.summary.sites == {
-        site: result.changed(seconds=run.summary.sites[site].seconds, memory=run.summary.sites[site].memory)
-        for site, result in again.summary.sites.items()
-    }
-    data = load_data(plan)["hospital-a"].test
-    order = torch.randperm(len(data), generator=generator_for(plan.seed, "hospital-a", "evaluation"))
-    model, right = run.models["hospital-a"].eval(), 0
-    for batch in order.split(64):
-        with torch.no_grad():
-            right += int((model(data.inputs[batch]).argmax(1) == data.targets[batch]).sum())
-    assert run.summary.sites["hospital-a"].test["accuracy"] == pytest.approx(right / len(data))
 
 
 # ---------------------------------------------------------------------------------------------------- bad input
@@ -411,15 +385,6 @@ def test_wrong_plans_are_refused_in_one_line(change: str, says: str) -> None:
     with pytest.raises(PlanError) as caught:
         harmofl(change)
     assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
-
-
-def test_protocols_follow_what_they_say() -> None:
-    assert harmofl("protocol=paper", "algorithm.amplitude.start=zero").protocol == "paper"
-    norm = ["network.name=activity-cnn", "network.norm=batch-statistics"]
-    released = ["algorithm.amplitude.band=0.0", "algorithm.amplitude.decay=0.0", "protocol=released-code"]
-    with pytest.raises(PlanError, match=r"network\.norm: 'batch', but"):
-        harmofl(*released)
-    assert harmofl(*released, *norm).algorithm.amplitude.band == 0.0
 
 
 def test_a_task_without_one_shape_cannot_be_harmonised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,51 +378,6 @@ def odd(drawn: random.Random) -> Any:
     return value if value is DEEP else deepcopy(value)
 
 
-def places(value: Any, path: tuple = ()) -> list[tuple]:
-    """The way to every value of an answer, shallow ones first; of a long list, to a few."""
-    found = [path] if path else []
-    if len(path) > 6:
-        return found
-    inner = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
-    return found + [place for key, own in inner for place in places(own, (*path, key))]
-
-
-def mutate(reply: StudyMessage, drawn: random.Random) -> None:
-    """Change, remove or add some values anywhere beside the tensors."""
-    whole = reply.facts
-    for _ in range(drawn.choice([1, 1, 1, 2, 5])):
-        *way, last = drawn.choice(list(places(whole)))
-        inside = whole
-        for key in way:
-            inside = inside[key]
-        kind = drawn.choice(["change", "change", "change", "remove", "add"])
-        if kind == "change":
-            inside[last] = odd(drawn)
-        elif kind == "remove":
-            del inside[last]
-        elif isinstance(inside, dict):
-            inside[drawn.choice(["x", 1, None, STEERS, "packages", "outcome", "cases"])] = odd(drawn)
-        else:
-            inside.append(odd(drawn))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(15, 30))])
-def test_no_answer_at_random_ends_a_study(method: str, seed: int, tmp_path: Path) -> None:
-    """All five answers of one site, changed at random: 300 in all. The rest of the study stands."""
-    drawn = random.Random(seed)
-
-    def change(site: str, task: str, number: int, reply: StudyMessage) -> StudyMessage:
-        if site == C:
-            mutate(reply, drawn)
-        return reply
-
-    refused = again(method, tmp_path / "run", change)
-    assert_sound(tmp_path / "run")
-    assert all(text and text.isprintable() for text in refused)
-
-
 # ---------------------------------------------------------------------------------------------------- the wire
 def test_a_refusal_of_many_megabytes_is_cut_where_it_comes_in() -> None:
     with pytest.raises(Refused) as caught:

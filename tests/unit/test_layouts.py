@@ -9,12 +9,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from medsilo.core.errors import DataError
-from medsilo.learning.compute import Compute
-from medsilo.learning.loop import batches
 from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.lazy_cases import LazyCases, Memory
+from medsilo.tasks.lazy_cases import LazyCases
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.site_data import SiteData, patients_of
 from medsilo.tasks.sources import DataSource
@@ -401,49 +399,11 @@ def test_links_are_followed_within_the_data_folder_and_refused_when_they_lead_ou
 
 
 # ---------------------------------------------------------------------- the cache of sets that are read when asked for
-LAZY = pytest.mark.parametrize("name", ["camelyon17", "covid-xray"])
 
 
 def read(name: str, folder: Path, **settings: object) -> SiteData:
     layout = LAYOUTS[name]
     return TASKS[name](**layout.task).read(layout.sites[0], layout.sites, 0, DataSource(folder=folder, **settings))
-
-
-@LAZY
-def test_a_later_pass_reads_no_file_and_gives_the_same_batches_for_any_number_of_workers(
-    name: str, tmp_path: Path
-) -> None:
-    LAYOUTS[name].make(tmp_path)
-
-    def batched(data: SiteData, workers: int) -> list[torch.Tensor]:
-        compute, order = Compute(workers=workers), torch.Generator().manual_seed(1)
-        return [tensor for batch in batches(data.train, 3, compute, order) for tensor in batch]
-
-    kept, uncached = read(name, tmp_path), read(name, tmp_path, cache_memory=0)
-    expected = batched(uncached, 0)
-    shutil.rmtree(tmp_path)
-    for workers in (0, 2):
-        got = batched(kept, workers)
-        assert len(got) == len(expected) and all(map(torch.equal, got, expected))
-    with pytest.raises(DataError, match="absent"):
-        uncached.train[0]
-
-
-@LAZY
-def test_what_is_kept_is_bounded_for_all_parts_together_and_the_rest_is_read_again(name: str, tmp_path: Path) -> None:
-    LAYOUTS[name].make(tmp_path)
-    layout, memory = LAYOUTS[name], Memory(DataSource(folder=tmp_path))
-    data = TASKS[name](**layout.task).load(layout.sites[0], layout.sites, 0, tmp_path)
-    inputs, target = data.train[0]
-    memory.left = (len(data.train) + 2) * (inputs.nbytes + target.nbytes) - 1
-    for part in (data.train, data.validation):
-        part.keep(memory)
-    assert [len(part.kept) for part in (data.train, data.validation)] == [len(data.train), 1]
-    assert 0 <= memory.left < inputs.nbytes + target.nbytes
-    shutil.rmtree(tmp_path)
-    assert data.validation[0][0].shape == inputs.shape
-    with pytest.raises(DataError, match="absent"):
-        data.validation[1]
 
 
 def test_the_cache_keeps_as_much_as_the_site_s_settings_say(tmp_path: Path) -> None:
