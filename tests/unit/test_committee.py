@@ -56,27 +56,6 @@ def table(**keys: object) -> PatientTable:
     return PatientTable(name="table", columns=("x", "y"), **keys)
 
 
-def test_probabilities_of_classes_are_averaged() -> None:
-    task = table(labels=("no", "some", "much"))
-    sure, unsure = [9.0, 0.0, 0.0], [0.0, 0.5, 0.0]
-    expected = np.mean([np.exp(own) / np.exp(own).sum() for own in (sure, unsure, unsure)], axis=0)
-    np.testing.assert_allclose(together(task, sure, unsure, unsure).softmax(0), expected, rtol=1e-6)
-
-
-def test_the_probability_of_one_of_two_classes_is_averaged() -> None:
-    """0.98, 0.2 and 0.2: the mean of the scores would say yes, two of three models say no, and so does the mean."""
-    scores = [np.log(0.98 / 0.02), np.log(0.2 / 0.8), np.log(0.2 / 0.8)]
-    assert together(table(), *([score] for score in scores)).sigmoid().item() == pytest.approx(0.46, abs=1e-6)
-    assert sum(scores) > 0
-    assert together(table(), [200.0], [-200.0]).item() == pytest.approx(0, abs=1e-6)  # where a sigmoid is 1 and 0
-
-
-def test_numbers_are_averaged_and_risks_refused() -> None:
-    assert together(table(kind="regression", range=(0, 10)), [1.0], [2.0], [6.0]).item() == 3
-    with pytest.raises(MedsiloError, match="risks cannot be compared"):
-        together(table(kind="survival"), [1.0], [2.0])
-
-
 def probabilities(run: Path, site: str, plan: Plan, inputs: torch.Tensor) -> torch.Tensor:
     model = plan.build_networks()["model"]
     model.load_state_dict(load_tensors(run / "sites" / site / "best.safetensors")[0])
@@ -99,14 +78,6 @@ def test_every_sites_models_are_scored_together_and_alone(runs: list[Path]) -> N
         assert told[run.name] == {site: summary.sites[site].test["accuracy"] for site in SITES}
     assert alone == {name: told[name] for name in ("local", "fedavg")} and set(every) == set(SITES)
     assert {path: path.read_bytes() for path in kept} == kept
-
-
-def test_the_tool_prints_the_scores(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*map(str, runs[:2]), "--device", "cpu"]) == 0
-    together, alone = committee_scores(runs[:2])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["local", *(f"{score:.3f}" for score in alone["local"].values())] == lines[1][:-1]
-    assert ["all", "together", *(f"{score:.3f}" for score in together.values())] == lines[3][:-1]
 
 
 def test_what_does_not_fit_together_is_one_line(runs: list[Path], tmp_path: Path) -> None:

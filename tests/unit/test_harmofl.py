@@ -13,7 +13,6 @@ from torch.nn import functional
 from medsilo.core.errors import DataError, MedsiloError, PlanError
 from medsilo.core.files import load_tensors
 from medsilo.federation.site_stack import TrainingSite
-from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedper import FedPer
 from medsilo.plan import Plan
 from medsilo.runs.messages import Request, StudyMessage
@@ -29,6 +28,7 @@ from tests.unit.test_algorithms import (
     Listening,
     State,
     assert_close,
+    batches_by_hand,
     initial,
     listen,
     load_data,
@@ -66,17 +66,12 @@ def harmofl_by_hand(plan: Plan, amplitude: bool, perturbation: bool, server_lr: 
         for site, model in models.items():
             model.load_state_dict(given)
             model.train()
-            inputs, targets = data[site].train.tensors
-            order = torch.randperm(len(inputs), generator=generator_for(plan.seed, site, "shuffle", number, 0))
-            for batch in order.split(plan.training.batch_size):
-                if len(batch) == 1:
-                    continue
-                images = inputs[batch]
+            for images, targets in batches_by_hand(plan, site, data[site].train.tensors, number):
                 if amplitude and number == 1:
                     own, mean = average[site], np.abs(np.fft.fft(images.double().numpy())).mean(0)
                     average[site] = mean if own is None else (1 - DECAY) * own + DECAY * mean
                 images = normalise_by_hand(images, average[site])
-                step_by_hand(model, optimizers[site], images, targets[batch], perturbation)
+                step_by_hand(model, optimizers[site], images, targets, perturbation)
             sent[site] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         merged = merge_by_hand(sent, dict.fromkeys(SITES, 1.0))
         given = {
@@ -366,17 +361,12 @@ def test_a_site_refuses_an_average_of_too_few_images(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ("algorithm.amplitude.band=0.6", "0.5 or less"),
-        ("algorithm.amplitude.band=-0.1", "0.0 or more"),
-        ("algorithm.amplitude.decay=1.5", "1.0 or less"),
         ("algorithm.perturbation.alpha=0", "more than 0.0"),
-        ("algorithm.server_lr=0", "more than 0.0"),
-        ("algorithm.amplitude.start=first", "'batch'"),
         ("algorithm.amplitudes=true", "amplitude"),
         (
             "algorithm.amplitude=true",
             "algorithm.amplitude: True is not a section",
         ),
-        ("algorithm.amplitude.alpha=1", "one of: decay, band, start"),
         ("protocol=paper", "algorithm.amplitude.start: 'batch', but protocol 'paper'"),
         ("protocol=released-code", "algorithm.amplitude.band: None, but"),
     ],

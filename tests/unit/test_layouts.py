@@ -9,16 +9,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from medsilo.core.errors import DataError
-from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
-from medsilo.site.settings import SiteSettings
 from medsilo.tasks.lazy_cases import LazyCases
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.site_data import SiteData, patients_of
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_draw
 from medsilo_papers.nuclei import images_in, nuclei_in
-from tests import inprocess, layouts
+from tests import layouts
 from tests.layouts import LAYOUTS, Layout
 
 PARTS = ("train", "validation", "test")
@@ -65,20 +63,6 @@ def test_it_is_read_and_split_without_a_patient_in_two_parts(layout: Layout, fol
     if layout.owned:
         everyone = [set(where({site: one})) for site, one in data.items()]
         assert sum(map(len, everyone)) == len(set.union(*everyone))
-
-
-def test_it_is_trained_and_tested(layout: Layout, folder: Path) -> None:
-    values = {
-        "algorithm": {"name": "fedavg"},
-        "task": layout.task,
-        "network": layout.network,
-        "training": {"rounds": 1, "batch_size": 4, "learning_rate": 0.01},
-        "participation": {"sites": layout.sites},
-    }
-    settings = SiteSettings(device="cpu", data=folder, public_data=True, min_patients_per_metric=1)
-    summary = inprocess.run(parse_plan(values), settings=settings).summary
-    assert summary.status == "finished"
-    assert all(0 <= site.test[summary.metric] <= 1 for site in summary.sites.values())
 
 
 def test_the_paper_s_split_is_another(layout: Layout, folder: Path) -> None:

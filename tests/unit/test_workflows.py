@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import last_long
 from tests.last_long import ADDRESS, told
 
 ACTION = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
@@ -101,17 +100,3 @@ def test_it_is_told_when_the_long_tests_last_passed(
 ) -> None:
     line = told("owner/name", answers(success, completed), NOW)
     assert "\n" not in line and all(part in line for part in said) and not any(part in line for part in not_said)
-
-
-def test_where_nobody_answers_it_is_said_and_nothing_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def nobody(address: str) -> bytes:
-        raise ConnectionRefusedError
-
-    monkeypatch.setattr("tests.last_long.ask_github", nobody)
-    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
-    assert last_long.main() == 1 and "GITHUB_REPOSITORY" in capsys.readouterr().err
-    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/name")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
-    assert last_long.main() == 0 and "ConnectionRefusedError" in (tmp_path / "summary").read_text()
