@@ -243,25 +243,6 @@ def test_local_training_sends_no_tensor_either_way(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "global").exists()
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "travels"),
-    [
-        ("fedavg", [], everything),
-        ("fedprox", [], everything),
-        ("fedbn", [], all_but_norm),
-        ("silobn", [], all_but_statistics),
-        ("fedper", [], all_but_head),
-    ],
-)
-def test_what_travels_is_what_the_method_says(
-    method: str, changes: list[str], travels: Callable[[str], bool], tmp_path: Path
-) -> None:
-    plan = make_plan(method, *SMALL, *changes)
-    transport, _ = listen(plan, tmp_path / "run")
-    expected = {name for name in initial(plan) if travels(name)}
-    assert names_in(transport.sent) == names_in(transport.received) == expected
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_half_precision_halves_what_travels_and_rounds_it(method: str, tmp_path: Path) -> None:
     plan = make_plan(method, *SMALL, "training.rounds=1", "transport.precision=bfloat16")

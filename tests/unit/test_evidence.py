@@ -13,7 +13,7 @@ from medsilo_lab.study.evidence import (
 )
 from medsilo_lab.study.training_luck import luck_beside
 from medsilo_lab.study.verdict import _tested
-from results import intervals, result_files
+from results import intervals
 from tests.patient_scores import scores
 
 
@@ -245,24 +245,6 @@ def test_intervals_of_a_score_cover_what_other_patients_give(name: str, patients
 def test_intervals_of_a_difference_cover_it(setting: intervals.DrawnStudy) -> None:
     """Also where a few patients fail with one method, and where the baseline is the unsteady one."""
     assert intervals.covered_difference(setting, 60)[0] >= 0.93
-
-
-def test_the_large_simulation_has_every_setting_and_none_is_missed_too_often() -> None:
-    """Of 35 kinds of study, 15 were missing."""
-    lines = result_files.rows_of(intervals.FILE)
-    found = {(one["part"], one["configuration"]) for one in lines}
-    asked = {"one model's score": [*intervals.SCORES, *intervals.RANKED]} | {
-        part: [one.words for one in settings]
-        for part, settings in (
-            ("a difference", intervals.COVERED),
-            ("reported power", intervals.TOLD),
-        )
-    }
-    assert {(part, name) for part, names in asked.items() for name in names} <= found
-    covered = [float(one["value"]) for one in lines if one["part"] in asked and one["quantity"].startswith("covered")]
-    assert len(covered) == 7 * 10 + 35 and min(covered) >= 0.93
-    power = [float(one["value"]) for one in lines if one["quantity"] == "found"]
-    assert len(power) == 9 and min(power) >= 0.75 and max(power) <= 0.85
 
 
 def test_parts_of_a_concordance_have_its_mean_and_vary_with_all_pairs() -> None:

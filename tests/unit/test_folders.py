@@ -229,12 +229,6 @@ def sizes(parts: dict[str, str]) -> list[int]:
     return [list(parts.values()).count(part) for part in PARTS]
 
 
-def test_no_patient_is_in_two_parts(squares: Path) -> None:
-    data = read(photos(), source(squares, **PHOTOS))
-    where = [set(getattr(data, part).patients) for part in PARTS]
-    assert all(where) and sum(map(len, where)) == len(set.union(*where)) == len(PATIENTS)
-
-
 @pytest.mark.parametrize("split", range(5))
 def test_parts_are_at_their_shares_at_hospital_size(split: int) -> None:
     assert sizes(parts_of(16, split)) == [10, 3, 3] and sizes(parts_of(25, split)) == [15, 5, 5]
