@@ -230,7 +230,7 @@ ROUND = {
     ),
     "a weight NaN": (tensor(lambda own: own.clone().fill_(NAN)), "6.weight holds NaN or infinity"),
     "one number infinite": (
-        tensor(lambda own: own.clone().index_fill(0, torch.tensor([5]), -float("inf"))),
+        tensor(lambda own: own.clone().index_fill(0, torch.tensor([len(own) - 1]), -float("inf"))),
         "holds NaN or",
     ),
     "a shape": (tensor(lambda own: own[:-1]), "6.weight has shape [5, 64], expected [6, 64]"),
