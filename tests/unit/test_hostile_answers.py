@@ -242,6 +242,7 @@ ROUND = {
     "a tensor too few": (names(lambda own: own.pop(LAST)), "lacks 6.weight"),
     "no tensors": (names(dict.clear), "lacks 0.0.bias, 0.0.weight, 0.1.bias, ..."),
     "no groups": (lambda reply: reply.groups.clear(), "groups: lacks "),
+    "facts that are a list": (lambda reply: setattr(reply, "facts", [1]), "its facts are not a mapping"),
     "a group too many": (lambda reply: reply.groups.update(more={}), "groups: has the surplus more"),
     "of the round before": (lambda reply: facts(round=reply.facts["round"] - 1)(reply), "of another study, not round"),
     "of the round after": (lambda reply: facts(round=reply.facts["round"] + 1)(reply), "of another study, not round"),
