@@ -13,7 +13,7 @@ MEMORY := $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print $$2}' /proc/m
 	xargs -r df --output=avail,target 2>/dev/null | awk '$$1 + 0 > 4000000 {print $$2}')
 quick test test-of test-changed: export TMPDIR := $(or $(firstword $(MEMORY)),$(TMPDIR),/tmp)
 
-.PHONY: demo jobs lint quick test test-of test-changed test-slow claims test-long last-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock sbom image image-docker image-buildah audit flower docs screenshots docs-tables words clean
+.PHONY: demo jobs lint quick test test-of test-changed test-slow claims test-long soak bench bench-history sizes upgrade wheel wheelhouse release verify-release lock sbom image image-docker image-buildah audit docs screenshots docs-tables words clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -67,19 +67,22 @@ claims: $(VENV)/.test-ready
 test-long: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m long $(PARALLEL) --durations=10 --junitxml=build/tests/test-long.xml
 
-# In CI: when the line above last passed, at night or before a release.
-last-long: $(VENV)/.demo-ready
-	$(BIN)/python -m tests.last_long
-
 # A federation over TLS that is disturbed for HOURS; SEED draws what happens. It writes to runs/soak.
 HOURS ?= 2
 SEED ?= 0
 soak: $(VENV)/.test-ready
 	$(BIN)/python -m tests.secure.soak --hours $(HOURS) --seed $(SEED) --folder runs/soak
 
-# Everything with another NVFlare, and its row in docs/trust/reliability.md: make upgrade NVFLARE=2.9.0 [QUICK=1]
+# All tests with another NVFlare, in an environment of its own: make upgrade NVFLARE=2.9.0 [QUICK=1]
+OTHER = build/nvflare-$(NVFLARE)
 upgrade: $(VENV)/.test-ready
-	$(BIN)/python -m tests.upgrade $(NVFLARE) $(if $(QUICK),--quick)
+	$(BIN)/python -m venv --without-pip --symlinks $(OTHER)
+	$(BIN)/python -c "import sys; print(*(own for own in sys.path if own.endswith('-packages')), sep='\n')" \
+		>"$$(echo $(OTHER)/lib/python*/site-packages)/below.pth"
+	$(BIN)/python -m pip --python $(OTHER)/bin/python install --quiet nvflare==$(NVFLARE)
+	$(BIN)/python -m pip --python $(OTHER)/bin/python install --quiet --no-deps --no-build-isolation --editable .
+	PATH="$(CURDIR)/$(OTHER)/bin:$(CURDIR)/$(BIN):$$PATH" $(OTHER)/bin/python -m pytest $(PARALLEL) \
+		-m "not long$(if $(QUICK), and not slow)"
 
 # The same commit gives the same bytes, whoever builds it and when: only what is committed goes in, with the same rights.
 committed = rm -rf $(1) && mkdir -p $(1) dist && umask 022 && \
@@ -148,13 +151,6 @@ audit:
 	test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && \
 		build/audit/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-audit.txt; }
 	build/audit/bin/pip-audit --requirement requirements.txt
-
-# Flower, whose secure sums ours are held against (tests/oracles). It needs an older protobuf than the tests.
-flower: build/flower/.ready
-build/flower/.ready: requirements-flower.txt
-	$(PYTHON) -m venv build/flower
-	build/flower/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-flower.txt
-	touch $@
 
 # A dash: what misses its bound does not stop the others.
 bench: export MEDSILO_RATIOS = build/ratios.jsonl

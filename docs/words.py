@@ -59,9 +59,7 @@ FORBIDDEN: Mapping[str, str] = {
 _FORBIDDEN = {re.compile(rf"\b(?:{words})", re.I): better for words, better in FORBIDDEN.items()}
 _ABBREVIATED = re.compile(r"\b(?:e\.g|i\.e|al|Art|vs|No|approx|cf|Fig|Eq|resp)\.$")
 _ENDS = re.compile(r"(?<=[.!?])[)\"'”*_]*\s+(?=[^a-z\s]|medsilo\b)")
-_WRITTEN = re.compile(
-    r"<!-- (?:table|rooms|seats|upgrades)\b.*?<!-- end(?: of (?:rooms|seats))? -->", re.S
-)  # by a command
+_WRITTEN = re.compile(r"<!-- (?:table|rooms|seats)\b.*?<!-- end(?: of (?:rooms|seats))? -->", re.S)  # by a command
 _KINDS = ("page", "help", "message", "template")
 
 

@@ -75,11 +75,22 @@ def processor_seconds() -> float:
     return sum(os.times()[:4])
 
 
+def files_beside() -> set[str]:
+    """Return the files in the repository's root, but hidden ones."""
+    with os.scandir(Path(__file__).parents[1]) as entries:
+        return {entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".")}
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test of the default ring that takes too long, by the processor: on a busy machine that stays the same."""
-    modules, before = len(sys.modules), processor_seconds()
+    """Fail a test that leaves a file in the repository, and one of the default ring that takes too long.
+
+    By the processor: on a busy machine that stays the same.
+    """
+    there, modules, before = files_beside(), len(sys.modules), processor_seconds()
     result = yield
+    if left := files_beside() - there:
+        pytest.fail(f"left {', '.join(sorted(left))} in the repository: give it a folder of its own")
     used = processor_seconds() - before
     ring = item.get_closest_marker("slow") or item.get_closest_marker("long")
     if used > MOST * BESIDE and not ring and len(sys.modules) - modules < LOADED:

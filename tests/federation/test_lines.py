@@ -294,28 +294,6 @@ def test_nobody_makes_another_ask_or_send_without_end() -> None:
     assert [*own.next_ones(3, 10)] == []  # what was asked for is not asked for again
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_consortiums_line_takes_little_more_than_the_bytes_need(
-    cells: Cells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """0.9 MB/s and 200 ms each way, a fourteenth of a model of 688 MB, in pieces of the defaults."""
-    line, large = (
-        Line(rate=0.9e6, delay=0.2),
-        StudyMessage({"model": {"w": torch.arange(12_000_000.0)}}, {"task": "round"}),
-    )
-    for way in (cells.relay.up, cells.relay.down):
-        way.line = line
-    monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, PIECE))
-    for cell in (cells.job, cells.site):
-        RetryingRequests(cell, timeouts_of(make_plan("fedavg", "participation.timeout=600")))
-    began = time.monotonic()
-    assert cells.send(answer_of(large), timeout=60) == ReturnCode.OK
-    ratio = (time.monotonic() - began) * line.rate / large.size()
-    print(f"{ratio:.3f} of bytes/bandwidth")
-    assert ratio < 1.15, ratio
-
-
 @pytest.mark.slow
 def test_a_cut_longer_than_the_plan_grants_costs_the_answer(cells: Cells) -> None:
     """So the test above needs what it tests."""

@@ -22,7 +22,8 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.own.augmentation import Augmentation, augmented
+from medsilo.tasks.own.augmentation import augmented
+from medsilo.tasks.own.folder import Augmentation
 from tests.conftest import SITES, make_plan
 from tests.inprocess import run
 from tests.sites import site_of

@@ -287,14 +287,18 @@ class Soak:
         record = Record(self.consortium.kit(SERVER) / "medsilo" / study)
         drawn = events(self.seed, lap, SITES, only, between)
         event, at, heard = next(drawn), 0, time.monotonic()
-        seen = 0
+        seen, over = 0, 0.0
         while (summary := record.summary()) is None or not summary.finished:
             rounds = len(record.rounds())
             if rounds != seen:
                 seen, heard = rounds, time.monotonic()
+                if over and len(record.rounds()[-1].answered) == len(SITES):
+                    self.say(f"a round of all {heard - over:.1f} s later")
+                    over = 0.0
             if rounds >= at + event.after and not self.is_over:
                 self.do(event)
                 event, at, heard = next(drawn), len(record.rounds()), time.monotonic()
+                seen, over = at, heard
             elif time.monotonic() - heard > STALLED or (summary is not None and self.status().startswith("FINISHED")):
                 self.say(f"stalled in round {rounds + 1}: {summary.reason if summary else 'no reason'}")
                 self.done["stalled"] = self.done.get("stalled", 0) + 1
@@ -302,6 +306,8 @@ class Soak:
                 heard = time.monotonic()
             time.sleep(1)
         wait_until(lambda: self.status().startswith("FINISHED"), STALLED, "the job's end")
+        if missed := sum(len(line.lost | line.refused) for line in record.rounds()):
+            return self.say(f"{self.plan.rounds} rounds, {missed} answers missed")
         outcome = gathered(self.consortium, study, SITES, self.folder / "outcome")
         assert_same_outcome(self.folder / "undisturbed", outcome)
         shutil.rmtree(outcome)
@@ -331,6 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=600, help="of one lap")
     parser.add_argument("--only", choices=ROUGH, help="nothing else happens")
     parser.add_argument("--between", type=int, nargs=2, default=BETWEEN, help="rounds from one event to the next")
+    parser.add_argument("--when", choices=("wait", "continue", "stop"), default="wait", help=LOST)
     parser.add_argument("--folder", type=Path, default=Path("runs/soak"))
     asked = parser.parse_args(arguments)
     asked.folder.mkdir(parents=True)
@@ -338,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before its time"))
     over, laps = threading.Event(), 0
     with ExitStack() as lines:
-        soak = Soak(asked.folder.resolve(), asked.seed, asked.rounds, asked.hours, lines)
+        soak = Soak(asked.folder.resolve(), asked.seed, asked.rounds, asked.hours, lines, asked.when)
         watching = threading.Thread(target=soak.watch, args=(over,), daemon=True)
         watching.start()
         try:

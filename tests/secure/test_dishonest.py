@@ -120,20 +120,3 @@ def test_no_answer_of_one_hospital_ends_or_fills_a_study(consortium: Consortium,
     assert (fetched / "global/best.safetensors").exists()
     last = min(number for number in memory.most if number >= 7)  # the greatest size ever only grows
     assert memory.most[last] - memory.most[1] < 150e6, memory.most  # 400 MB, 30 MB and two million values were sent
-
-
-@pytest.mark.long
-def test_other_lies(consortium: Consortium, tmp_path: Path) -> None:
-    lies = {
-        "join": "cases NaN",
-        "round 1": "many samples",
-        "round 2": "negative",
-        "deliver": "long text",
-        "test": "huge test",
-    }
-    summary, _, fetched = study(consortium, tmp_path, "other-lies", 2, lies)
-    assert summary.status == "finished"
-    assert [summary.sites[site].contributed for site in SITES] == [2, 2, 0]
-    assert set(summary.sites[LIAR].missed_ends) == {"join", "deliver", "test"}
-    assert all(text.startswith("refused: ") for text in summary.sites[LIAR].missed_ends.values())
-    assert LIAR in (fetched / "report.html").read_text()

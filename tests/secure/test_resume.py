@@ -1,10 +1,8 @@
 """A study goes on after real processes were killed: over mutual TLS, with the numbers of an undisturbed run."""
 
-import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from medsilo.runs import event_reading
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
-from tests.conftest import SITES, make_plan, mounted
+from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium, wait_until
 from tests.secure.test_mutual_tls import gathered
@@ -194,69 +192,6 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
     ]
     assert "1 of 3" in told[1][2] and "2 of 3" in [text for _, what, text in told if what == "failed"][1]
     assert all(level == "INFO" for level, what, _ in told if what == "failed")
-
-
-@pytest.mark.long
-def test_a_full_disk_at_a_hospital_holds_the_study_and_one_at_the_server_ends_it_for_a_while(
-    pair: Consortium, tmp_path: Path
-) -> None:
-    changes = ["training.rounds=24", "participation.when_missing=wait", "participation.resume=2"]
-    plan = make_plan("fedbn", *changes, sites=TWO)
-    inprocess.run(plan, folder=tmp_path / "loop")
-    write_job(tmp_path / "job", plan, study="full")
-    settings = {party: pair.kit(party) / "local/medsilo.yaml" for party in (SERVER, TWO[1])}
-    before = {party: path.read_text() if path.exists() else "" for party, path in settings.items()}
-    with mounted(tmp_path / "server", "6m") as server, mounted(tmp_path / "hospital", "6m") as hospital:
-        settings[SERVER].write_text(f"{before[SERVER]}\noutput: {server}\n")
-        settings[TWO[1]].write_text(f"{before[TWO[1]]}\noutput: {hospital}\n")
-        pair.kill(SERVER)
-        pair.start_party(SERVER)
-        pair.await_hospitals()
-        record = Record(server / "full")
-
-        def fill(disk: Path) -> Path:
-            done = len(record.rounds())
-            wait_until(lambda: len(record.rounds()) > done, 120, "a round")
-            with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
-                while filler.write(b"x" * 4096):
-                    pass
-            return disk / "filler"
-
-        try:
-            job = lead.submit(tmp_path / "job", pair.kit(LEAD), print)
-            wait_until(lambda: len(record.rounds()) >= 2, 120, "round 2")
-            filler = fill(hospital)
-            time.sleep(12)  # it is asked again after five seconds
-            done = len(record.rounds())
-            assert status_of(pair.kit(LEAD), job) == "RUNNING" and done < 24
-            filler.unlink()
-            wait_until(lambda: len(record.rounds()) > done, 120, "a round with room")
-
-            filler = fill(server)
-            assert ended(pair.kit(LEAD), job).startswith("FINISHED:")
-            assert not record.finished()
-            time.sleep(15)
-            assert len((record.folder / "jobs.txt").read_text().split()) == 1  # it waits for room
-            filler.unlink()
-            wait_until(lambda: bool(record.finished()), 240, "the study's end")
-            jobs = (record.folder / "jobs.txt").read_text().split()
-            assert len(jobs) == 2 and ended(pair.kit(LEAD), jobs[1]) == "FINISHED:COMPLETED"
-            assert [line.round for line in record.rounds()] == list(range(1, 25))
-            assert all(len(line.answered) == len(TWO) for line in record.rounds())
-            shutil.copytree(record.folder, tmp_path / "secure")
-            sites = {TWO[0]: pair.kit(TWO[0]) / "medsilo/full", TWO[1]: hospital / "full"}
-            for site, folder in sites.items():
-                shutil.copytree(folder / "sites" / site, tmp_path / "secure/sites" / site, dirs_exist_ok=True)
-            assert_same_outcome(tmp_path / "loop", tmp_path / "secure")
-            told = lines_of(pair, "full")
-            assert any(level == "WARNING" and "disk is full" in text for level, what, text in told if what == "failed")
-            assert [what for _, what, _ in told][-2:] == ["resumed", "ended"]
-        finally:
-            for party, text in before.items():
-                settings[party].write_text(text)
-            pair.kill(SERVER)
-            pair.start_party(SERVER)
-            pair.await_hospitals()
 
 
 @pytest.mark.long

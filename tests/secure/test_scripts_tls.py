@@ -23,7 +23,7 @@ from medsilo.recipes import {method}Recipe
 torch.manual_seed(0)
 recipe = {method}Recipe(
     name="tls", model=Net(), min_clients=3, num_rounds={rounds}, train_script="client.py",
-    plan={{"participation": {{"when_missing": "wait"}}}}, launch_external_process={external},
+    plan={{"participation": {{"when_missing": "wait"}}}},
 )
 recipe.export("jobs")
 """
@@ -40,10 +40,10 @@ def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
         consortium.stop()
 
 
-def exported(root: Path, folder: Path, method: str, rounds: int, external: bool = False) -> Path:
+def exported(root: Path, folder: Path, method: str, rounds: int) -> Path:
     """Export an example's recipe as a job, and return its folder."""
     shutil.copytree(root / "examples/hello-fedbn", folder)
-    code = EXPORT.format(method=method, rounds=rounds, external=external)
+    code = EXPORT.format(method=method, rounds=rounds)
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=120)
     return folder / "jobs/tls"
 
@@ -61,21 +61,6 @@ def studies(consortium: Consortium) -> set[str]:
 def is_after(study: Path, earlier: set[str]) -> bool:
     """Whether a hospital has trained two rounds of another study than the earlier ones."""
     return study.name not in earlier and bool(list(study.glob("sites/*/state-2.safetensors")))
-
-
-@pytest.mark.long
-def test_scripts_in_processes_of_their_own_end_with_the_same_tensors(
-    teaching: Consortium, root: Path, tmp_path: Path
-) -> None:
-    ends = []
-    for external in (False, True):
-        before = studies(teaching)
-        job = exported(root, tmp_path / str(external), "FedBN", 3, external)
-        assert teaching.run(job) == "FINISHED:COMPLETED"
-        (study,) = studies(teaching) - before
-        ends.append(models(teaching, study))
-    for one, other in zip(*ends, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.long

@@ -14,25 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_tensors, save_tensors
-from medsilo.deploy.supermodel import SuperModel
+from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
-from medsilo.federation.centralised import POOL
-from medsilo.federation.site_context import SiteContext
-from medsilo.federation.site_stack import TrainingSite
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.messages import Request
-from medsilo.runs.reading import read_summary
-from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.site_data import Cases
 from results.analyses import drift, inversion, landscape
 from results.analyses.__main__ import main
-from results.analyses.analysis import Question, mean_loss
-from results.analyses.features import embed, features, maps
+from results.analyses.analysis import Question
+from results.analyses.features import embed, features
 from results.analyses.finished import FinishedRun, drawn, read_finished
-from tests.conftest import make_plan, slow_but
+from tests.conftest import slow_but
 from tests.sites import CPU, site_of
 
 SITES = ["hospital-a", "hospital-b"]
@@ -97,19 +89,6 @@ def test_every_filter_of_a_direction_has_the_norm_of_the_models() -> None:
     assert all(map(torch.equal, again, direction.values())) and not torch.equal(other[0], again[0])
 
 
-def test_a_surface_is_the_loss_at_each_place_and_leaves_the_model_as_it_was() -> None:
-    model = nn.Linear(2, 1, bias=False)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[3.0, -1.0]]))
-    directions = [[torch.tensor([[1.0, 0.0]])], [torch.tensor([[0.0, 2.0]])]]
-    places = landscape.ladder(0.5, 2)
-    assert places == [-0.5, -0.25, 0.0, 0.25, 0.5]
-    losses = landscape.surface(model, directions, places, lambda: float(model.weight.square().sum()))
-    expected = [[(3 + a) ** 2 + (-1 + 2 * b) ** 2 for b in places] for a in places]
-    np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-6)
-    assert model.weight.tolist() == [[3.0, -1.0]]
-
-
 def test_the_centre_is_the_models_own_loss(finished: Callable[..., Path]) -> None:
     run = only(finished("fedbn"))  # each site has a model of its own
     asked = Question(CPU, cases=20, steps=1)
@@ -131,13 +110,6 @@ def test_the_centre_is_the_models_own_loss(finished: Callable[..., Path]) -> Non
         assert one["lowest"] == min(min(column) for column in one["losses"])
     assert landscape.landscapes([run], asked).data["surfaces"] == found
     assert landscape.landscapes([run], Question(CPU, 1, cases=20, steps=1)).data["surfaces"] != found
-
-
-def test_a_batch_norm_without_statistics_sees_mixed_batches(finished: Callable[..., Path]) -> None:
-    """As in a round: the same order every time, so the loss is a fact and not chance."""
-    run = only(finished("fedavg", "network.norm=batch-statistics"))
-    model, data = run.model(SITES[0], torch.device("cpu")), run.data(SITES[0], CPU)
-    assert mean_loss(run, model, data.train, CPU.compute()) == mean_loss(run, model, data.train, CPU.compute())
 
 
 # ---------------------------------------------------------------------------------------------------- drift
@@ -205,32 +177,6 @@ def test_a_replay_is_the_run_and_measures_what_travels(method: str, finished: Ca
         }
 
 
-def first_round(plan: Plan) -> Request:
-    return Request(task="round", round=1, study="x", plan=plan.hash, sites=tuple(SITES))
-
-
-def test_batch_norm_that_stays_is_no_drift(tmp_path: Path) -> None:
-    plan = image_plan("fedbn")
-    site = TrainingSite(drift.WatchedParticipant("model", SiteContext(plan, SITES[0], SITES, CPU, tmp_path)))
-    groups = views(plan.course.phase_of(1).sent, plan.build_networks())
-    before = {name: tensor.clone() for name, tensor in site.participant.state.modules["model"].state_dict().items()}
-    site.answer(first_round(plan).parcel(groups))
-    after = site.participant.state.modules["model"].state_dict()
-    sent = [name for name, _ in site.participant.state.modules["model"].named_parameters() if name in groups["model"]]
-    last = sum(float((after[name] - before[name]).double().square().sum()) for name in sent)
-    assert site.participant.trainer.squares[-1] == pytest.approx(last, rel=1e-5)
-    assert len(sent) < len(list(site.participant.state.modules["model"].parameters()))
-
-
-def test_what_sends_nothing_has_no_drift(finished: Callable[..., Path]) -> None:
-    says = {"local": "sends no trained weights", "central": "nothing drifts", "pfedme": "no optimizer moves"}
-    for method, why in says.items():
-        with pytest.raises(MedsiloError, match=why):
-            drift.drifts([only(finished(method))], Question(CPU))
-    with pytest.raises(MedsiloError, match="no trained weights of selector"):
-        drift.drifts([only(finished("fedavg"))], Question(CPU, network="selector"))
-
-
 # ---------------------------------------------------------------------------------------------------- features
 def test_features_are_the_input_of_the_last_layer() -> None:
     torch.manual_seed(0)
@@ -258,53 +204,7 @@ def test_a_map_depends_on_its_seed_and_keeps_groups_together() -> None:
         embed(values[:3], 0)
 
 
-def test_models_of_different_sites_have_no_map(finished: Callable[..., Path]) -> None:
-    with pytest.raises(MedsiloError, match="models of their own"):
-        maps([only(finished("fedbn", "model_selection.keep=last"))], Question(CPU))
-
-
-def test_a_network_of_a_super_model_has_a_map(finished: Callable[..., Path], tmp_path: Path) -> None:
-    run = only(finished("local"))
-    with pytest.raises(MedsiloError, match=r"selector.*has model; give one of these"):
-        maps([run], Question(CPU, network="selector"))
-    (tmp_path / "copy").mkdir()
-    copy = FinishedRun(tmp_path / "copy", run.label, run.plan, run.summary)
-    save_tensors(copy.folder / "supermodel" / "model.safetensors", run.plan.build_networks()["model"].state_dict())
-    (one,) = maps([copy], Question(CPU, cases=5, network="model")).data["maps"]
-    assert [point["site"] for point in one["points"]] == [site for site in SITES for _ in range(5)]
-
-
-def test_the_command_maps_a_super_model_s_selector(finished: Callable[..., Path], tmp_path: Path) -> None:
-    folder = finished("fedsm", "training.rounds=1")
-    asked = ["--network", "selector", "--cases", "6", "--device", "cpu"]
-    assert main(["tsne", str(folder), "-o", str(tmp_path), *asked]) == 0
-    (one,) = json.loads((tmp_path / "tsne.json").read_text())["maps"]
-    run, values = only(folder), []
-    selector = SuperModel.load(folder / "supermodel").selector
-    for site in SITES:
-        cases = drawn(run.data(site, CPU).validation, 6, 0, site)
-        inputs = torch.stack([image for image, _ in cases])
-        with torch.no_grad():
-            values.append(selector[:-1](inputs))  # all but the last layer
-    found = [point["at"] for point in one["points"]]
-    np.testing.assert_allclose(found, embed(torch.cat(values), 0).tolist(), rtol=1e-4, atol=1e-3)
-    assert (one["network"], one["features"]) == ("selector", values[0].shape[1])
-    assert [point["site"] for point in one["points"]] == [site for site in SITES for _ in range(6)]
-
-
 # ---------------------------------------------------------------------------------------------------- inversion
-def test_scores_of_what_is_known() -> None:
-    truth = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0))
-    assert inversion.psnr(truth, truth, 1.0) == math.inf
-    assert inversion.psnr(truth + 0.1, truth, 1.0) == pytest.approx(20, abs=1e-4)
-    assert inversion.psnr(truth + 0.1, truth, 2.0) == pytest.approx(20 + 20 * math.log10(2), abs=1e-4)
-    assert inversion.ssim(truth, truth, 1.0) == pytest.approx(1, abs=1e-6)
-    moved = torch.roll(truth, (3, -5), (-2, -1))
-    for image in (moved, moved.flip(-1, -2)):
-        assert torch.equal(inversion.aligned(image, truth), truth)
-        assert inversion.score(image, truth, 1.0) == {"psnr": math.inf, "ssim": pytest.approx(1, abs=1e-6)}
-    noise = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(1))
-    assert inversion.score(noise, truth, 1.0)["psnr"] < 12
 
 
 def test_the_gradient_of_a_linear_layer_gives_its_input_away() -> None:
@@ -337,23 +237,6 @@ def test_what_an_amplitude_tells_by_itself() -> None:
     torch.testing.assert_close(flat, image.mean((1, 2), keepdim=True).expand(2, 8, 8))
 
 
-@pytest.mark.parametrize("changes", [[], ["algorithm.amplitude.band=0.0", "training.local_epochs=2"]])
-def test_the_amplitude_under_attack_is_the_one_that_leaves(changes: list[str], tmp_path: Path) -> None:
-    plan = image_plan("harmofl", *changes)
-    site = site_of(plan, SITES[1], SITES, CPU, tmp_path)
-    groups = views(plan.course.phase_of(1).given, plan.build_networks())
-    left = site.answer(first_round(plan).parcel(groups)).groups["amplitude"]
-    run = FinishedRun(tmp_path, "HarmoFL", plan, {"agreed": {"sites": SITES}})
-    attacked = inversion.site_amplitude(run, SITES[1], site.participant.data.train, Question(CPU))
-    assert torch.equal(attacked, left["amplitude"])
-
-
-def test_methods_without_amplitudes_are_attacked_by_gradient_only(finished: Callable[..., Path]) -> None:
-    found = inversion.inversions([only(finished("fedavg"))], Question(CPU, cases=1, iterations=2))
-    assert [row for row in found.data["mean"] if not row.startswith("chance")] == ["its gradient"]
-    assert [one["site"] for one in found.data["images"]] == SITES
-
-
 def test_real_images_are_drawn_only_where_the_site_allows(
     finished: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,34 +249,7 @@ def test_real_images_are_drawn_only_where_the_site_allows(
     assert set(inversion.inversions([run], allowed).figures) == {"inversion", "inversion-images"}
 
 
-def test_signals_are_no_images(tmp_path: Path) -> None:
-    run = FinishedRun(tmp_path, "FedAvg", make_plan(), {"agreed": {"sites": SITES}})
-    with pytest.raises(MedsiloError, match="flat images"):
-        inversion.inversions([run], Question(CPU))
-
-
 # ---------------------------------------------------------------------------------------------------- runs
-def test_models_are_those_that_sites_tested(finished: Callable[..., Path], tmp_path: Path) -> None:
-    central = only(finished("central"))
-    assert central.sites == SITES
-    pooled = load_tensors(central.folder / "sites" / POOL / "best.safetensors")[0]
-    state = central.model(SITES[0], torch.device("cpu")).state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in pooled.items())
-    local = only(finished("local", "model_selection.keep=last"))
-    first, second = (local.model(site, torch.device("cpu")).state_dict() for site in SITES)
-    assert not all(torch.equal(first[name], second[name]) for name in first)
-    with pytest.raises(MedsiloError, match="no finished run"):
-        read_finished([tmp_path])
-    with pytest.raises(MedsiloError, match="twice"):
-        read_finished([local.folder, local.folder])
-
-
-def test_drawn_cases_are_the_same_and_in_order() -> None:
-    data = Cases(torch.arange(50.0)[:, None], torch.zeros(50), ["p"] * 50)
-    values = [float(drawn(data, 10, 3, "a")[place][0]) for place in range(10)]
-    assert values == sorted(set(values)) == [float(drawn(data, 10, 3, "a")[place][0]) for place in range(10)]
-    assert values != [float(drawn(data, 10, 3, "b")[place][0]) for place in range(10)]
-    assert len(drawn(data, 99, 3)) == 50
 
 
 # ---------------------------------------------------------------------------------------------------- the command
@@ -429,26 +285,3 @@ def test_the_command_writes_figures_and_their_numbers(
         pixels = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(tmp_path / "first" / f"{name}.png")))
         assert all(200 <= length <= 3000 for length in pixels.shape[:2])
         assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 20
-
-
-def test_convergence_counts_bytes_and_scores(finished: Callable[..., Path], tmp_path: Path) -> None:
-    runs = [finished("fedavg"), finished("local"), finished("central")]
-    assert main(["convergence", *map(str, runs), "-o", str(tmp_path)]) == 0
-    fedavg, local, central = json.loads((tmp_path / "convergence.json").read_text())["curves"]
-    summary = read_summary(runs[0])
-    size = sum(t.nbytes for t in image_plan("fedavg").build_networks()["model"].state_dict().values())
-    assert fedavg["bytes"] == [0, 4 * size, 8 * size]  # two sites, up and down
-    assert local["bytes"] == central["bytes"] == [0, 0, 0]
-    curves = [site.validation for site in summary.sites.values()]
-    np.testing.assert_allclose(fedavg["score"], np.mean(curves, 0))
-
-
-def test_errors_are_one_line(tmp_path: Path, finished: Callable[..., Path], capsys: pytest.CaptureFixture) -> None:
-    assert main(["drift", str(tmp_path / "none"), "-o", str(tmp_path)]) == 1
-    assert "no finished run" in capsys.readouterr().err
-    assert main(["inversion", str(finished("fedavg")), str(finished("local")), "-o", str(tmp_path)]) == 1
-    assert "give one run" in capsys.readouterr().err
-    for wrong in ("0", "-1", "nan", "inf", "far"):
-        with pytest.raises(SystemExit, match="2"):
-            main(["profile", str(finished("local")), "-o", str(tmp_path), "--reach", wrong])
-        assert "is not a number above 0" in capsys.readouterr().err

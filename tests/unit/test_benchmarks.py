@@ -5,7 +5,6 @@ Times say nothing here; where a benchmark compares two ways of one computation, 
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,17 +15,9 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks import history, over_tls, quick
 from benchmarks.timing import RATIOS, note
-from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.inprocess import Loop
-from medsilo.runs.record import Record
-from medsilo.site.settings import SiteSettings
-from results import gamma, power
-from tests.conftest import SITES, make_plan
-from tests.sites import site_of
 
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
 Bench = Callable[[str], ModuleType]
@@ -96,41 +87,6 @@ def test_training_beside_nnunets_trainer(monkeypatch: pytest.MonkeyPatch, capsys
     assert any(line.startswith("1 ") for line in lines)
 
 
-@pytest.fixture
-def idle_study(bench: Bench, tmp_path: Path) -> Coordinator:
-    """A study of the sites that the federation's benchmark plays."""
-    small = ["task.size=32", "task.patients=4", "network.name=unet", "network.features=[2, 4]"]
-    plan = make_plan("fedavg", "task.name=synthetic-prostate", *small, "model_selection.keep=last")
-    kind, settings = bench("idle_site").IdleParticipant, SiteSettings(device="cpu")
-    idle = {site: site_of(plan, site, SITES, settings, tmp_path / "run" / "sites" / site, kind=kind) for site in SITES}
-    return Coordinator(plan, SITES, Loop(idle), Record(tmp_path / "run"), "in-process")
-
-
-def test_idle_sites_go_through_a_whole_study_and_give_back_what_they_got(idle_study: Coordinator) -> None:
-    summary = idle_study.run()
-    assert summary.status == "finished"
-    start: dict[str, Tensor] = idle_study.plan.build_networks()["model"].state_dict()
-    given = idle_study.state.mixers["model"].current(SITES[0])
-    assert all(torch.equal(given[name], tensor) for name, tensor in start.items())
-    assert summary.sites[SITES[0]].validation == [0.5, 0.5, 0.5]
-
-
-def test_what_a_comparison_finds() -> None:
-    """All rows together find more than one row, and without a check an unsteady row is often falsely sure."""
-    found = {name: power.measured(judge, 300) for name, judge in power.JUDGES.items()}
-    alone, unchecked, checked, moderated = found.values()
-    assert alone[0][1] < 0.35 < 0.6 < min(unchecked[0][1], checked[0][1], moderated[0][1])
-    assert unchecked[1][-1] > 0.12 > max(checked[1][-1], alone[1][-1])
-
-
-@pytest.mark.parametrize("gain", [0.05, 0.15])
-@pytest.mark.parametrize("darker", [0.0, 0.4])
-def test_the_middle_of_the_plateau_costs_less_than_its_upper_edge(gain: float, darker: float) -> None:
-    studies, (upper, lower, middle) = gamma.regrets(gain, darker, 300)
-    assert studies > 100 and min(upper, lower, middle) > -0.01
-    assert middle < 0.9 * upper and middle < lower + 0.05
-
-
 APART = {"over_tls", "nnunet"}  # over TLS, and beside nnU-Net's trainer
 
 
@@ -143,29 +99,6 @@ def test_every_benchmark_runs_quickly(root: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.quick", *names]
     done = subprocess.run(command, cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-ALONE = """
-import os, runpy, sys
-sys.path[0] = os.path.dirname(sys.argv[1])
-import timing
-timing.run = lambda *told, **numbers: print("began")
-sys.modules["benchmarks.timing"] = timing
-runpy.run_path(sys.argv[1], run_name="__main__")
-"""
-
-
-@linux
-@pytest.mark.long
-def test_the_scripts_of_make_bench_begin_as_make_begins_them(root: Path, tmp_path: Path) -> None:
-    """Their own folder is where Python looks first, and the project's is not there."""
-    scripts = re.findall(r"\$\(BIN\)/python (benchmarks/\w+\.py)", (root / "Makefile").read_text("utf-8"))
-    assert len(scripts) >= 9
-    for script in scripts:
-        command = [sys.executable, "-c", ALONE, str(root / script)]
-        once = {**os.environ, "MALLOC_TOP_PAD_": str(64 << 20)}  # one of them starts itself a second time to set it
-        done = subprocess.run(command, cwd=tmp_path, env=once, capture_output=True, text=True)
-        assert "began" in done.stdout, (script, done.stderr)
 
 
 def test_a_regression_since_the_last_release_is_told(

@@ -81,6 +81,12 @@ def test_a_study_over_the_budget_is_refused_before_data_are_read(
     assert answered(tmp_path)["validation"] == 5
 
 
+def test_how_many_answers_a_lead_may_have_over_each_part() -> None:
+    """As docs/trust/privacy.md says."""
+    told = [[SiteSettings(answers=answers).most_answers(part) for part in PLANNED] for answers in (41, 3000)]
+    assert told == [[2000, 41, 3], [3000, 3000, 150]]
+
+
 def test_each_lead_has_a_budget_of_its_own_for_each_data_set(book: QueryBudget) -> None:
     book.admit(FIRST, PLANNED, FEW)
     for _ in range(6):

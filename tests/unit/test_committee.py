@@ -10,17 +10,15 @@ from torch import nn
 
 import medsilo
 from medsilo import cli
-from medsilo.cli.options import run_settings, settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
-from medsilo.site.settings import ALL_MINE
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.scans import Scan
 from medsilo_lab.deploy.source import Committee, Source
-from results.cross import committee_scores, main
+from results.cross import committee_scores
 from tests.conftest import SITES, make_plan
 from tests.hospital import Volume, write_volume
 from tests.unit.test_predict import drawn, oblique, small_plan, write_run
@@ -52,31 +50,6 @@ def together(task: PatientTable, *outputs: list[float]) -> torch.Tensor:
     return Committee(task, [Says(output) for output in outputs])(torch.zeros(1, 2))[0]
 
 
-def table(**keys: object) -> PatientTable:
-    return PatientTable(name="table", columns=("x", "y"), **keys)
-
-
-def test_probabilities_of_classes_are_averaged() -> None:
-    task = table(labels=("no", "some", "much"))
-    sure, unsure = [9.0, 0.0, 0.0], [0.0, 0.5, 0.0]
-    expected = np.mean([np.exp(own) / np.exp(own).sum() for own in (sure, unsure, unsure)], axis=0)
-    np.testing.assert_allclose(together(task, sure, unsure, unsure).softmax(0), expected, rtol=1e-6)
-
-
-def test_the_probability_of_one_of_two_classes_is_averaged() -> None:
-    """0.98, 0.2 and 0.2: the mean of the scores would say yes, two of three models say no, and so does the mean."""
-    scores = [np.log(0.98 / 0.02), np.log(0.2 / 0.8), np.log(0.2 / 0.8)]
-    assert together(table(), *([score] for score in scores)).sigmoid().item() == pytest.approx(0.46, abs=1e-6)
-    assert sum(scores) > 0
-    assert together(table(), [200.0], [-200.0]).item() == pytest.approx(0, abs=1e-6)  # where a sigmoid is 1 and 0
-
-
-def test_numbers_are_averaged_and_risks_refused() -> None:
-    assert together(table(kind="regression", range=(0, 10)), [1.0], [2.0], [6.0]).item() == 3
-    with pytest.raises(MedsiloError, match="risks cannot be compared"):
-        together(table(kind="survival"), [1.0], [2.0])
-
-
 def probabilities(run: Path, site: str, plan: Plan, inputs: torch.Tensor) -> torch.Tensor:
     model = plan.build_networks()["model"]
     model.load_state_dict(load_tensors(run / "sites" / site / "best.safetensors")[0])
@@ -101,14 +74,6 @@ def test_every_sites_models_are_scored_together_and_alone(runs: list[Path]) -> N
     assert {path: path.read_bytes() for path in kept} == kept
 
 
-def test_the_tool_prints_the_scores(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*map(str, runs[:2]), "--device", "cpu"]) == 0
-    together, alone = committee_scores(runs[:2])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["local", *(f"{score:.3f}" for score in alone["local"].values())] == lines[1][:-1]
-    assert ["all", "together", *(f"{score:.3f}" for score in together.values())] == lines[3][:-1]
-
-
 def test_what_does_not_fit_together_is_one_line(runs: list[Path], tmp_path: Path) -> None:
     inprocess.run(make_plan("fedavg", *SMALL, sites=list(SITES[:2])), folder=tmp_path / "fewer")
     inprocess.run(make_plan("fedavg", *SMALL[:-2], "task.steps=64"), folder=tmp_path / "longer")
@@ -124,31 +89,6 @@ def test_what_does_not_fit_together_is_one_line(runs: list[Path], tmp_path: Path
         assert "\n" not in str(caught.value)
     with pytest.raises(MedsiloError, match="17 models are.*give 16 at most"):
         Source.together([Source(Says([0.0]), make_plan("fedavg", *SMALL), {})] * 17)
-
-
-def test_runs_over_ones_own_tables_are_tested_on_the_same_patients(tmp_path: Path) -> None:
-    """Patients who are dealt by a number of one's own are dealt as in the run."""
-    random = np.random.default_rng(0)
-    for site in SITES:
-        (folder := tmp_path / "data" / site).mkdir(parents=True)
-        rows = [f"p{case},{case % 2},{random.normal() + case % 2:.3f},{random.normal():.3f}" for case in range(40)]
-        (folder / "cases.csv").write_text("\n".join(["patient,outcome,x,y", *rows]))
-    task = {"name": "table", "columns": ["x", "y"], "labels": ["0", "1"]}
-    network = {"name": "mlp", "hidden": [4]}
-    plan = {"task": task, "network": network, "training": {"rounds": 2, "batch_size": 8}}
-    data = ["--data", str(tmp_path / "data"), "--device", "cpu"]
-    for method in ("fedavg", "fedper"):
-        (tmp_path / "plan.yaml").write_text(
-            json.dumps(plan | {"algorithm": {"name": method}, "participation": {"sites": list(SITES)}})
-        )
-        place = ["--engine", "inprocess", "--out", str(tmp_path), "--name", method]
-        assert cli.main(["run", method, "--plan", str(tmp_path / "plan.yaml"), *place, *data]) == 0
-    runs = [tmp_path / method for method in ("fedavg", "fedper")]
-    assert main([str(runs[1]), *data]) == 0
-    settings = settings_of("cpu", tmp_path / "data", before=run_settings(runs[0]), **ALL_MINE)
-    alone = committee_scores(runs, settings)[1]
-    summary = Record(tmp_path / "fedper").summary()
-    assert alone["fedper"] == {site: pytest.approx(summary.sites[site].test["accuracy"]) for site in SITES}
 
 
 def test_a_mask_is_what_the_mean_of_all_models_says(tmp_path: Path) -> None:

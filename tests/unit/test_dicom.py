@@ -120,7 +120,7 @@ def test_results_conform_to_the_standard(kind: str, series: ImageSeries, tmp_pat
     labels = np.zeros(series.shape, np.uint8)
     if kind != "nothing found":
         labels[2:4, 3:9, 5:11], labels[4, 1, 1] = 1, 3
-    if kind.startswith("a header"):
+    if kind == "the least header":
         files = [Path(shutil.copy(header.path, tmp_path)) for header in series.slices]
         for path in files:
             bare = ("AccessionNumber", "StudyID", "StudyTime", "PatientSex", "ReferringPhysicianName", "PatientName")
@@ -532,19 +532,6 @@ def test_big_endian_is_read_as_little_endian(tmp_path: Path) -> None:
         one.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRBigEndian
         pydicom.dcmwrite(path, one, implicit_vr=False, little_endian=False, force_encoding=True)
     assert (values_of(read_again(files)) == values).all()
-    # And of files that others wrote: pydicom's own, which hold the same image.
-    same = [pydicom.data.get_testdata_file(name) for name in ("MR_small.dcm", "MR_small_bigendian.dcm")]
-    pixels = []
-    for name in same:
-        one = pydicom.dcmread(name)
-        one.ImageType = ["ORIGINAL", "PRIMARY", "AXIAL"]
-        for number in range(2):
-            x, y, z = one.ImagePositionPatient
-            one.ImagePositionPatient = [x, y, z + 5 * number]
-            one.SOPInstanceUID = pydicom.uid.generate_uid()
-            one.save_as(tmp_path / f"{Path(name).name}{number}")
-        pixels.append(values_of(read_again([tmp_path / f"{Path(name).name}{number}" for number in range(2)])))
-    assert (pixels[0] == pixels[1]).all() and pixels[0].any()
 
 
 def test_series_without_a_frame_of_reference_are_read_with_a_caution(tmp_path: Path) -> None:

@@ -5,13 +5,10 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from docs import evidence
 from docs.links import anchors, for_the_site, is_outward, links, target_of
 from docs.tables import PAGES, REFERENCE, TABLES, emptied, renewed
 from medsilo import __version__
@@ -20,8 +17,7 @@ from medsilo.check.method_facts import FACTS
 from medsilo.cli import main
 from medsilo.core.yaml_text import load_yaml
 from medsilo.registry import METHODS
-from medsilo_lab.study.verdict_file import REFERENCES
-from results.result_files import header_of, rows_of
+from results.result_files import rows_of
 from tests.commands import parsed
 from tests.conftest import make_plan
 
@@ -167,21 +163,6 @@ def test_the_command_says_what_leaves_too(root: Path, capsys: pytest.CaptureFixt
 
 
 # ---------------------------------------------------------------------------------------------------- versions, words
-def test_pages_count_the_methods_that_federate(root: Path) -> None:
-    """Single-site and centralised training are no federated methods."""
-    number = len(set(FACTS) - set(REFERENCES))
-    for page in ("README.md", "docs/study/help.md"):
-        assert re.findall(r"(\d+) (?:federated )?methods", (root / page).read_text("utf-8")) == [f"{number}"], page
-
-
-def test_pages_that_are_unfinished_feed_no_table(root: Path) -> None:
-    """Ten of 18 runs were in the tables of evidence; such a page says at its top what is missing."""
-    for study in evidence.STUDIES:
-        assert evidence.unfinished(study.file) == [], study.file
-    for path in sorted((root / "results").glob("*.csv")):
-        runs = re.findall(r"(\d+) of (\d+) runs", " ".join(header_of(path).get("runs", [])))
-        left = any(done != asked for done, asked in runs)
-        assert bool(evidence.unfinished(path.stem)) == left, path.name
 
 
 def test_every_benchmark_that_a_page_names_is_there(root: Path) -> None:
@@ -221,16 +202,6 @@ def test_changelog_and_citation_are_of_this_version(root: Path) -> None:
     assert named and "| method | paper |" in (root / named[1]).read_text("utf-8")
     assert cited["repository-code"] == project["urls"]["Repository"]
     assert f"tag `v{__version__}`" in changes  # the links of a wheel's README lead to it
-
-
-def test_each_example_has_its_picture_and_its_time(root: Path) -> None:
-    page = (root / "examples/README.md").read_text("utf-8")
-    rows = {name: row for row in page.splitlines() for name in re.findall(r"^\| \[([\w-]+)\]", row)}
-    assert rows.keys() == {path.parent.name for path in (root / "examples").glob("*/job.py")}
-    for name, row in rows.items():
-        picture = ElementTree.parse(root / f"examples/pictures/{name}.svg").getroot()
-        assert picture.tag.endswith("svg") and f"](pictures/{name}.svg)" in row, name
-        assert re.search(r"\| \d+ s\b[^|]*\|$", row), name
 
 
 # ---------------------------------------------------------------------------------------------------- links
@@ -285,12 +256,3 @@ def test_every_page_is_in_the_site_s_navigation(root: Path) -> None:
     pages = {page.relative_to(root / "docs").as_posix() for page in root.glob("docs/**/*.md")}
     assert named - outside == pages
     assert all((root / name.removeprefix("repository/")).is_file() for name in outside)
-
-
-def test_lists_begin_after_an_empty_line(root: Path) -> None:
-    """Repositories' web pages take a list without it, the site does not."""
-    for page in pages_of(root):
-        text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
-        for before, line in pairwise(text.splitlines()):
-            if re.match(r"(-|\*|1\.) ", line):
-                assert not before or re.match(r" *(-|\*|\d+\.) |  ", before), f"{page.name}: {line}"

@@ -11,9 +11,9 @@ from medsilo_lab.study.evidence import (
     parts_of_concordance,
     seeds_of,
 )
-from medsilo_lab.study.training_luck import luck_beside, luck_of, pooled_luck
+from medsilo_lab.study.training_luck import luck_beside
 from medsilo_lab.study.verdict import _tested
-from results import intervals, result_files
+from results import intervals
 from tests.patient_scores import scores
 
 
@@ -224,28 +224,6 @@ def test_a_row_that_is_far_unsteadier_than_the_rest_raises_few_false_alarms(unst
     assert alarms <= most
 
 
-def test_one_seeds_variance_by_hand() -> None:
-    """Two rows: that of their differences. Rows alike but for a constant, and for what a seed gives all: none."""
-    random = np.random.default_rng(25)
-    two = random.normal(size=(2, 4))
-    variance, degrees, _ = pooled_luck(two)
-    assert (float(variance), float(degrees)) == pytest.approx(((two[0] - two[1]).var(ddof=1), 3))
-    alike = np.add.outer([0.1, 0.4, 0.2], random.normal(size=5))
-    assert float(pooled_luck(alike)[0]) == pytest.approx(0) and luck_of(alike, 0) != []
-    unsteady = random.normal(0, 0.01, (6, 8))
-    unsteady[3] *= 100
-    steady = pooled_luck(unsteady)[2]
-    assert not steady[3] and steady.sum() == 5 and luck_of(unsteady, 0)[3] is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", [intervals.TOLD[1], intervals.TOLD[5]], ids=lambda one: one.words)
-def test_a_difference_that_is_told_as_found_is_found(setting: intervals.DrawnStudy) -> None:
-    """Of three hospitals of 20 patients and six seeds, what was reported with power .80 was found in .07 of studies."""
-    _, found = intervals.told_and_found(setting, 25, 8)
-    assert 0.7 < found < 0.9  # two standard errors of this small simulation about .05
-
-
 def test_the_worst_site_is_each_methods_own() -> None:
     mine = [{"a": scores([0.9, 0.7]), "b": scores([0.5, 0.7])}] * 2
     theirs = [{"a": scores([0.2, 0.4]), "b": scores([0.8, 0.8])}] * 2
@@ -269,30 +247,6 @@ def test_intervals_of_a_difference_cover_it(setting: intervals.DrawnStudy) -> No
     assert intervals.covered_difference(setting, 60)[0] >= 0.93
 
 
-def test_intervals_of_accuracy_are_no_wider_than_needed() -> None:
-    """Three hospitals of 20 patients, six seeds: the interval was 2.7 standard deviations wide to either side."""
-    covers, width = intervals.covered_difference(intervals.DrawnStudy("accuracy", 3, 20, 6), 120)
-    assert covers >= 0.93 and 1.9 < width < 2.5
-
-
-def test_the_large_simulation_has_every_setting_and_none_is_missed_too_often() -> None:
-    """Of 35 kinds of study, 15 were missing."""
-    lines = result_files.rows_of(intervals.FILE)
-    found = {(one["part"], one["configuration"]) for one in lines}
-    asked = {"one model's score": [*intervals.SCORES, *intervals.RANKED]} | {
-        part: [one.words for one in settings]
-        for part, settings in (
-            ("a difference", intervals.COVERED),
-            ("reported power", intervals.TOLD),
-        )
-    }
-    assert {(part, name) for part, names in asked.items() for name in names} <= found
-    covered = [float(one["value"]) for one in lines if one["part"] in asked and one["quantity"].startswith("covered")]
-    assert len(covered) == 7 * 10 + 35 and min(covered) >= 0.93
-    power = [float(one["value"]) for one in lines if one["quantity"] == "found"]
-    assert len(power) == 9 and min(power) >= 0.75 and max(power) <= 0.85
-
-
 def test_parts_of_a_concordance_have_its_mean_and_vary_with_all_pairs() -> None:
     """One case by one: without a case the concordance moves as its part says."""
     random = np.random.default_rng(31)
@@ -303,13 +257,6 @@ def test_parts_of_a_concordance_have_its_mean_and_vary_with_all_pairs() -> None:
     left = [intervals._concordance(*(np.delete(own, place) for own in drawn)) for place in range(40)]
     moved = [(whole - one) * 199 for one in left]
     assert np.corrcoef(moved, parts[:40] - whole)[0, 1] > 0.99
-
-
-def test_several_cases_of_a_patient_tell_less_than_as_many_patients() -> None:
-    values = np.array([1.0] * 27 + [0.0] * 5)
-    low, high = interval(scores(values)) or (0, 0)
-    of_four = interval(Scores(values, np.arange(32) % 4)) or (0, 0)
-    assert of_four[1] - of_four[0] > 2 * (high - low)
 
 
 def test_one_patient_gives_no_interval() -> None:

@@ -16,7 +16,6 @@ from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
 from medsilo.federation.channel import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
 from medsilo.learning.layers import head_names
-from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedsm_extra import best_of, mixed
 from medsilo.models.architectures import Vgg11
 from medsilo.plan import Plan
@@ -31,7 +30,7 @@ from medsilo_lab.report.read import read_all
 from tests import inprocess
 from tests.conftest import SITES, SMALL, make_plan, slow_but
 from tests.sites import CPU, site_of, with_settings
-from tests.unit.test_algorithms import listen
+from tests.unit.test_algorithms import batches_by_hand, listen
 from tests.unit.test_coordinator import Answers, Study
 from tests.unit.test_report import Page
 
@@ -83,21 +82,17 @@ class ByHand:
         self.merge(sites)
 
     def train(self, site: str, number: int) -> None:
-        inputs, targets = self.data[site]
-        order = torch.randperm(len(inputs), generator=generator_for(self.plan.seed, site, "shuffle", number, 0))
         sums: Numbers = {}
-        for batch in order.split(self.plan.training.batch_size):
-            if len(batch) == 1:
-                continue
+        for inputs, targets in batches_by_hand(self.plan, site, self.data[site], number):
             for name, optimizer in self.task[site].items():
                 model = self.nets[site][name].train()
                 optimizer.zero_grad()
-                functional.cross_entropy(model(inputs[batch]), targets[batch]).backward()
+                functional.cross_entropy(model(inputs), targets).backward()
                 optimizer.step()
             selector = self.nets[site]["selector"].train()
             selector.zero_grad()
-            label = torch.full((len(batch),), SITES.index(site))
-            functional.cross_entropy(selector(inputs[batch]), label).backward()
+            label = torch.full((len(inputs),), SITES.index(site))
+            functional.cross_entropy(selector(inputs), label).backward()
             gradients = {name: p.grad.double().numpy().copy() for name, p in selector.named_parameters()}
             if self.plan.algorithm.selector_sync == "server-adam":
                 for name, parameter in selector.named_parameters():
@@ -583,12 +578,6 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
 
 
 # ---------------------------------------------------------------------------------------------------- protocols
-def test_protocols_name_the_rule_of_the_selector() -> None:
-    changes = ["task.name=synthetic-prostate", "algorithm.selector=vgg11"]
-    assert make_plan("fedsm", *changes, "protocol=paper", "algorithm.selector_sync=none").protocol == "paper"
-    assert make_plan("fedsm", *changes, "protocol=released-code", MOMENTS, "algorithm.selector_step=full-batch")
-    with pytest.raises(PlanError, match="algorithm.selector_sync: 'closed-form'.*'paper'"):
-        make_plan("fedsm", *changes, "protocol=paper")
 
 
 def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:

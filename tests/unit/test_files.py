@@ -129,21 +129,6 @@ def test_tensors_that_share_memory_or_are_parts_of_others(tmp_path: Path) -> Non
     assert base.tolist()[1] == [4.0, 5.0, 6.0, 7.0]
 
 
-def test_a_file_is_on_the_disk_before_it_takes_the_place_of_the_former_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, synced = tmp_path / "words.txt", []
-
-    def sync(file: int) -> None:
-        what = "names" if Path(f"/proc/self/fd/{file}").is_dir() else os.read(file, 100).decode()
-        synced.append((path.read_text() if path.exists() else None, what))
-
-    monkeypatch.setattr(os, "fsync", sync)
-    for text in ("former", "new"):
-        write_text(path, text)
-    assert synced == [(None, "former"), ("former", "names"), ("former", "new"), ("new", "names")]
-
-
 def test_a_file_is_written_where_a_file_system_syncs_no_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,5 @@
 """FLamby's tables: the data as its protocol has them, the published facts, and the verdict on a cell."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,6 @@ from results.flamby import (
     read_heart,
     write_tables,
 )
-from results.flamby.__main__ import main
-from results.flamby_better import Candidate, Trials, chosen, first_alone, held_out
 from results.patients import write_patients
 from tests.patients import write_hearts
 
@@ -64,33 +60,6 @@ def test_lines_without_a_value_are_left_out_and_two_columns_become_dummies(heart
     assert [list(line.values())[8:14] for line in lines[:2]] == [[0, 0, 0, 0, 0, 0], [1, 0, 0, 1, 0, 1]]
     assert [sum(line["part"] == part for line in lines) for part in ("train", "test")] == [7, 5]
     assert len(lines[0]) == 13 + 2
-
-
-def test_it_says_which_files_to_put_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--data", str(tmp_path)]) == 1
-    told = capsys.readouterr()
-    assert "processed.cleveland.data" in told.out and "brca.csv, train_test_split.csv" in told.out
-    assert "no set is there" in told.err
-
-
-@pytest.mark.slow
-def test_ways_of_training_are_chosen_without_a_test_case(hearts: Path, tmp_path: Path) -> None:
-    short = replace(HEART, rounds=1, training={"local_steps": 2, "batch_size": 4})
-    lines = read_heart(hearts)
-    held = held_out(lines, 0)
-    for site, own in held.items():
-        trained = [line for line in lines[site] if line["part"] == "train"]
-        assert [line | {"part": ""} for line in own] == [line | {"part": ""} for line in trained]
-        assert sum(line["part"] == "test" for line in own) == 2  # a quarter of seven, rounded up
-    trials = [
-        Trials(short, held_out(lines, number), tmp_path, f"draw {number}", tmp_path / "cells") for number in (0, 1)
-    ]
-    plain, steep = Candidate("cyclic", 0.01), Candidate("fedavg", 10.0, ("training.momentum=0.9",))
-    best, means = chosen(trials, [plain, steep])
-    assert means[best] == max(means.values()) and means == chosen(trials, [plain, steep])[1]
-    kept = json.loads((tmp_path / "cells" / "heart_uci.json").read_text())
-    assert sorted(kept) == sorted(f"draw {number} {number} {one}" for number in (0, 1) for one in (plain, steep))
-    assert all(0 <= first_alone(trial.work, 42) <= 1 for trial in trials)
 
 
 @pytest.mark.parametrize("plan", ["heart", "brca"])

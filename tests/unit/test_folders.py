@@ -11,7 +11,6 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-import SimpleITK
 import torch
 import yaml
 from monai.transforms import Affine
@@ -230,12 +229,6 @@ def parts_of(patients: int, split: int = 0, classes: int = 1, shares=(0.6, 0.2, 
 
 def sizes(parts: dict[str, str]) -> list[int]:
     return [list(parts.values()).count(part) for part in PARTS]
-
-
-def test_no_patient_is_in_two_parts(squares: Path) -> None:
-    data = read(photos(), source(squares, **PHOTOS))
-    where = [set(getattr(data, part).patients) for part in PARTS]
-    assert all(where) and sum(map(len, where)) == len(set.union(*where)) == len(PATIENTS)
 
 
 @pytest.mark.parametrize("split", range(5))
@@ -695,15 +688,6 @@ def test_16_bits_are_read_as_8(tmp_path: Path) -> None:
     assert dark == [[], [], [tuple(PATIENTS)]]
 
 
-def test_16_bits_are_read_where_the_plan_looks_at_each_images_own_range(tmp_path: Path) -> None:
-    folder = write_photos(tmp_path, images=1)
-    for path in folder.glob("images/*/*.png"):
-        pixels = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(path)))
-        write_pixels(path, pixels.astype(np.uint16) * 16)
-    train = read(photos(intensity={"kind": "percentiles"}), source(folder, **PHOTOS)).train
-    assert train[0][0].max() == 1 and train[0][0].min() == 0
-
-
 def test_masks_with_values_that_no_label_stands_for_stop_training_until_they_are_mapped(tmp_path: Path) -> None:
     for number, patient in enumerate(PATIENTS):
         image, mask = ball((12, 24, 20), (2.0, 2.0, 3.0), number)
@@ -958,12 +942,6 @@ def test_plans_that_make_no_sense_are_refused(task: str, numbers: dict, words: s
     assert words in str(caught.value)
 
 
-def test_a_listing_has_no_images_opened(squares: Path) -> None:
-    listing = CaseIndex.of_cases(source(squares, **PHOTOS), squares, masks=True)
-    assert [entry.name for entry in listing.entries] == sorted(f"{p}/{n}" for p in PATIENTS for n in range(2))
-    assert {entry.patient for entry in listing.entries} == set(PATIENTS)
-
-
 # ---------------------------------------------------------------------------------------------------- the documentation
 def documented(first: str, root: Path) -> list[dict]:
     """The YAML examples of docs/start/your-data.md that begin so."""
@@ -1002,14 +980,6 @@ def test_the_second_example_works_as_it_stands(root: Path, tmp_path: Path) -> No
     survey = task.survey("a", ["a"], 0, settings.data)
     assert survey.usable and survey.parts["train"].cases == 6 and survey.parts["train"].patients == 5
     assert survey.parts["test"].classes == {"benign": 3, "malignant": 2}
-
-
-def test_every_key_of_the_plan_and_of_the_data_section_is_explained(root: Path) -> None:
-    text = (root / "docs/start/your-data.md").read_text(encoding="utf-8")
-    keys = {*TASKS["nifti-folder"].model_fields, *TASKS["image-folder"].model_fields, *DataSource.model_fields}
-    assert [
-        key for key in sorted(keys) if f"`{key}`" not in text and f".{key}" not in text and f"{key}:" not in text
-    ] == []
 
 
 def test_a_distance_between_surfaces_may_be_many_millimetres() -> None:

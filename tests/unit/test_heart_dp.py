@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from results.heart_dp.cells import Cell, kept, result_of
-from results.heart_dp.data import HOSPITALS, Hospital, accuracy, read, validation
+from results.heart_dp.data import HOSPITALS, Hospital, read, validation
 from results.heart_dp.federation import PrivacyGuarantee, Setup, run
-from results.heart_dp.page import Compared
 
 ROW = "{age},{sex},{pain},{pressure},{fat},0,{ecg},{rate},0,1.5,2,0,3,{level}"
 
@@ -49,22 +47,3 @@ def test_a_study_keeps_its_promise_and_is_the_same_again(method: str, hospitals:
     one, again = (run(hospitals, setup, PrivacyGuarantee(1.0, 1e-3), 1) for _ in range(2))
     assert one == again and 0.99 < one.epsilon <= 1.0
     assert run(hospitals, setup, PrivacyGuarantee(None, None), 1).epsilon == math.inf
-
-
-def test_a_cell_is_done_once(hospitals: dict[str, Hospital], tmp_path: Path) -> None:
-    cell = Cell(Setup(rounds=1, steps=1), PrivacyGuarantee(None, None), 42)
-    outcome = result_of(cell, hospitals, tmp_path)
-    assert kept(cell, tmp_path)
-    assert result_of(cell, {}, tmp_path) == outcome  # from its file
-
-
-def test_what_is_compared() -> None:
-    one = Compared(PrivacyGuarantee(1.0, 1e-3), [0.8, 0.7, 0.9], [0.7, 0.6, 0.8], 1.0)
-    assert one.interval == pytest.approx((0.1, 0.1))
-    assert one.errors == pytest.approx(0.1 / (2 * 0.01 / 3) ** 0.5)
-    assert accuracy(torch.tensor([1.0, -1.0, 2.0]), torch.tensor([1.0, 1.0, 1.0])) == pytest.approx(2 / 3)
-
-
-def test_the_real_files(shared_data: Path) -> None:
-    found = {name: len(own.train) + len(own.test) for name, own in read(shared_data / "heart_uci").items()}
-    assert found["cleveland"] == 303 and sum(found.values()) >= 740

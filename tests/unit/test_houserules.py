@@ -112,20 +112,6 @@ def test_modules_are_loaded_by_name_in_few_places_only() -> None:
     assert found == {*LOADERS}
 
 
-def test_modules_that_are_loaded_by_name_count_as_imports() -> None:
-    """As `course` once loaded HarmoFL, which imports `course`."""
-    hidden = (
-        "half = getattr(import_module('medsilo.methods.harmofl'), name)\n"
-        "place = 'medsilo.deploy.model:SuperModel'\n"
-        "header, sentence = 'medsilo.refusal', 'see medsilo.plan:Plan'\n"
-    )
-    path = PACKAGE / "course/hidden.py"
-    found = sorted(name for name, _ in imports_in(ast.parse(hidden), path))
-    assert found == ["medsilo.deploy.model.SuperModel", "medsilo.methods.harmofl"]
-    assert loads_by_name(ast.parse("importlib.import_module(f'medsilo.methods.{name}')"))
-    assert not loads_by_name(ast.parse("import_module('json')"))
-
-
 def test_the_course_knows_no_method() -> None:
     """Neither by import nor by name: what a method is able to do, it says itself."""
     for path in sources():
@@ -231,11 +217,6 @@ def test_files_have_no_circle() -> None:
     uses = {module: files & sizes.imported_by(module, runs) for module, files in imported_files(known).items()}
     assert len(uses) > 100 and "medsilo.core.errors" in uses["medsilo.deploy.supermodel"]
     assert circle_in(uses) == set()
-
-
-def test_a_circle_is_found() -> None:
-    uses = {"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set(), "e": {"a"}}
-    assert circle_in(uses) == {"b", "c"} and circle_in({**uses, "c": {"d"}}) == set()
 
 
 def dotted(node: ast.expr) -> str:

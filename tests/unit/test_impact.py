@@ -7,10 +7,10 @@ import pytest
 from scipy.special import expit
 
 from results.impact import METHODS, POOLED, PRIVATE, WHOLE, Work, deaths, read
-from results.impact.__main__ import FILE, drawn, main
-from results.impact.page import DISCRIMINATION, QUESTIONS
-from results.impact.statistics import auc, calibration_in_the_large, calibration_slope, mean_of
-from results.result_files import LESS, MEAN, header_of, rows_of
+from results.impact.__main__ import FILE, drawn
+from results.impact.page import DISCRIMINATION
+from results.impact.statistics import auc, calibration_in_the_large, calibration_slope
+from results.result_files import rows_of
 
 DRAW = np.random.default_rng(0)
 SCORES = np.round(DRAW.normal(-1, 1, 150), 1)  # some are alike
@@ -40,18 +40,6 @@ def test_calibrations_solve_their_equations_and_have_walds_interval() -> None:
     assert slope.high - slope.value == pytest.approx(1.959964 * np.linalg.inv(information)[0, 0] ** 0.5, rel=1e-5)
 
 
-def test_a_calibration_of_perfect_predictions_is_an_error() -> None:
-    with pytest.raises(ValueError, match="separate"):
-        calibration_slope(np.where(DIED == 1, 5.0, -5.0), DIED)
-
-
-def test_a_mean_over_studies_has_students_interval() -> None:
-    found = mean_of([0.1, 0.2, 0.3])
-    assert (found.value, found.high) == pytest.approx((0.2, 0.2 + 4.302653 * 0.1 / 3**0.5))
-    assert found.p == pytest.approx(0.0742, abs=1e-4)
-    assert mean_of([0.0, 0.0]).p == 1 and mean_of([0.1, 0.1]).p == 0
-
-
 def test_a_study_that_is_left_out_is_tested_whole_and_trains_nothing(tmp_path: Path) -> None:
     work = Work(drawn(3, 60), tmp_path)
     for configuration in (*METHODS, *PRIVATE):
@@ -64,22 +52,6 @@ def test_a_study_that_is_left_out_is_tested_whole_and_trains_nothing(tmp_path: P
     }
     counts = {site: [own.count(part) for part in ("train", "validation", "test")] for site, own in parts.items()}
     assert counts == {"study-0": [48, 12, 12], "study-1" + WHOLE: [0, 0, 60]}
-
-
-def test_it_says_which_file_to_put_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--data", str(tmp_path)]) == 1
-    assert "metamisc" in capsys.readouterr().err
-
-
-def test_the_file_answers_what_was_declared() -> None:
-    header = header_of(FILE)
-    asked = [line for line in QUESTIONS.read_text("utf-8").splitlines() if line[1:3] == ". "]
-    assert header["declared"] == [" ".join(line.split()) for line in asked]
-    assert {line.split(".")[0] for line in header["finding"]} == {line.split(".")[0] for line in asked}
-    rows = [row for row in rows_of(FILE) if row["part"] == DISCRIMINATION]
-    assert {row["configuration"] for row in rows} >= {one.name for one in (*METHODS, *PRIVATE)}
-    assert [row["quantity"] for row in rows if row["baseline"]] == [MEAN] * (len(METHODS) + len(PRIVATE) - 1)
-    assert not [row for row in rows if row["quantity"].startswith(LESS)]
 
 
 @pytest.mark.long

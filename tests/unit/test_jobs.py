@@ -11,8 +11,7 @@ from jobs import write as make_jobs
 from medsilo import cli
 from medsilo.check.method_facts import FACTS
 from medsilo.core.errors import MedsiloError
-from medsilo.core.yaml_text import load_yaml
-from medsilo.flare.job_source import SHIPPED, PlanSource, shipped_plans
+from medsilo.flare.job_source import SHIPPED, shipped_plans
 from medsilo.flare.jobs import (
     CONFIG,
     CUSTOM,
@@ -52,28 +51,6 @@ def test_the_jobs_are_what_make_jobs_writes(tmp_path: Path) -> None:
     assert written.keys() == committed.keys(), "say make jobs, and remove what has no source"
     changed = [path for path in written if written[path] != committed[path]]
     assert not changed, "edit custom/medsilo/jobs, never these, and say make jobs"
-
-
-def test_a_source_says_what_is_different_from_its_base(tmp_path: Path) -> None:
-    base = "# For all.\n\ntask:\n  name: a  # one\n  size: 32      # pixels\n  inner:\n    deep: [1,\n      2]\n"
-    own = "# A title.\n\nbase: _base.yaml\n\nseed: 0\ntask:\n  size: 64\n  inner:\n    more: 'a # b'  # why\n"
-    (tmp_path / "_base.yaml").write_text(base)
-    (tmp_path / "own.yaml").write_text(own)
-    plan = PlanSource.read(tmp_path / "own.yaml")
-    assert plan.header == ["# A title.", "# For all."]
-    assert plan.entries["task"].rows() == [
-        ("task:", ""),
-        ("  name: a", "# one"),
-        ("  size: 64", ""),
-        ("  inner:", ""),
-        ("    more: 'a # b'", "# why"),
-        ("    deep: [1,\n      2]", ""),
-    ]
-    task = {"name": "a", "size": 64, "inner": {"deep": [1, 2], "more": "a # b"}}
-    assert load_yaml(plan.text()) == {"seed": 0, "task": task}
-    (tmp_path / "own.yaml").write_text(own + "  # lost\n")
-    with pytest.raises(MedsiloError, match="own.yaml: write the comment '# lost'"):
-        PlanSource.read(tmp_path / "own.yaml")
 
 
 @pytest.mark.parametrize(

@@ -66,20 +66,6 @@ def test_it_is_read_and_split_without_a_patient_in_two_parts(layout: Layout, fol
     assert sum(map(len, everyone)) == len(set.union(*everyone))
 
 
-def test_it_is_trained_and_tested(layout: Layout, folder: Path) -> None:
-    values = {
-        "algorithm": {"name": "fedavg"},
-        "task": layout.task,
-        "network": layout.network,
-        "training": {"rounds": 1, "batch_size": 4, "learning_rate": 0.01},
-        "participation": {"sites": layout.sites},
-    }
-    settings = SiteSettings(device="cpu", data=folder, public_data=True, min_patients_per_metric=1)
-    summary = inprocess.run(parse_plan(values), settings=settings).summary
-    assert summary.status == "finished"
-    assert all(0 <= site.test[summary.metric] <= 1 for site in summary.sites.values())
-
-
 def test_the_paper_s_split_is_another(layout: Layout, folder: Path) -> None:
     if "split" not in TASKS[layout.task["name"]].model_fields:
         pytest.skip("each picture counts as a patient: the paper's split is the only one")

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from medsilo.mixing import contributions, layout
 from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
-from medsilo.mixing.personal import Identity, SimilarityMix
-from medsilo.mixing.server import REACH, FedNova
+from medsilo.mixing.personal import SimilarityMix
 from tests.mixed import result_of
 
 N = {"a": 10.0, "b": 25.0, "c": 65.0}
@@ -120,30 +119,6 @@ def test_where_the_rate_is_0_nothing_moves() -> None:
     assert not torch.equal(result["body.bias"], START["body.bias"])
 
 
-def test_a_rate_may_follow_from_a_group_that_was_declared_earlier() -> None:
-    """Elastic aggregation: the earlier group is merged first."""
-    groups: dict[str, Aggregator] = {}
-    groups["omega"] = WeightedMean()
-    groups["model"] = WeightedMean(rate=lambda: groups["omega"].current("a"))
-    omegas = {site: drawn(30 + place, positive=True) for place, site in enumerate(SITES)}
-    sent = models()
-    for name, mixer in groups.items():
-        mixer.start(SITES, START if name == "model" else None)
-    for site in "cab":
-        groups["omega"].add(site, omegas[site], N[site])
-        groups["model"].add(site, sent[site], N[site])
-    for mixer in groups.values():
-        mixer.finish()
-    shares = {site: N[site] / 100 for site in SITES}
-    expected = {
-        name: wide(START)[name]
-        + sum(shares[s] * wide(omegas[s])[name] for s in SITES)
-        * sum(shares[s] * (wide(sent[s])[name] - wide(START)[name]) for s in SITES)
-        for name in SHAPES
-    }
-    assert_near(groups["model"].current("c"), expected)
-
-
 # ---------------------------------------------------------------------------------------------------- weights
 def weighted(sent: Sent, weights: Mapping[str, Numbers], start: Numbers) -> Numbers:
     """Σ w θ / Σ w, and the last value where nobody weighs."""
@@ -194,42 +169,6 @@ def test_weights_of_other_types(dtype: torch.dtype) -> None:
     assert result["body.bias"].dtype == dtype
     expected = weighted(models(), {site: spread(weigh(site, N[site])) for site in SITES}, wide(START))
     assert_near(result, expected, 0.02)
-
-
-def test_fednova_is_a_weight_and_a_rate_that_look_at_another_group() -> None:
-    """θ ← θ - τ_eff Σ p_i (θ - θ_i) / τ_i, with τ_i in a group of its own that was declared earlier."""
-    reaches = {"a": 3.0, "b": 7.5, "c": 20.0}
-    reach = Identity()
-
-    def steps(site: str) -> float:
-        return float(reach.sent(site)["steps"])
-
-    def rate() -> float:
-        p = {site: N[site] / 100 for site in SITES}
-        tau = {site: float(reach.current(site)["steps"]) for site in SITES}
-        return sum(p[s] * tau[s] for s in SITES) * sum(p[s] / tau[s] for s in SITES)
-
-    def weigh(site: str, samples: float) -> dict[str, float]:
-        return dict.fromkeys(SHAPES, samples / steps(site))
-
-    def play_both(order: str) -> dict[str, Tensor]:
-        mean, sent = WeightedMean(rate=rate, weigh=weigh), models()
-        reach.start(SITES)
-        mean.start(SITES, START)
-        for site in order:
-            reach.add(site, {"steps": torch.tensor(reaches[site])}, N[site])
-            mean.add(site, sent[site], N[site])
-        reach.finish()
-        mean.finish()
-        return mean.current("a")
-
-    with_reach = {
-        site: {**tensors, REACH: torch.tensor(reaches[site], dtype=torch.float64)} for site, tensors in models().items()
-    }
-    whole = play(FedNova(), with_reach, initial={**START, REACH: torch.tensor(1.0, dtype=torch.float64)})
-    assert_near(play_both("abc"), wide(whole.current("a")))
-    one, other = play_both("abc"), play_both("cab")
-    assert all(torch.equal(one[name], other[name]) for name in SHAPES)
 
 
 # ---------------------------------------------------------------------------------------------------- site pairs

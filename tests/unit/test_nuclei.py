@@ -137,11 +137,6 @@ def test_unusable_data_are_refused_without_names_of_files(spoil: str, tmp_path: 
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_without_a_folder_it_says_where_to_name_one() -> None:
-    with pytest.raises(DataError, match=r"'data' in the site's medsilo\.yaml"):
-        Nuclei().load("tnbc", SETS, 0, None)
-
-
 def test_harmofl_runs_on_drawn_tiles(folder: Path, tmp_path: Path) -> None:
     changes = ["task.size=32", "training.rounds=2", "network.features=[4, 8]"]
     plan = load_plan(ROOT / "jobs/harmofl/plans/nuclei-small.yaml", changes)

@@ -255,25 +255,6 @@ def test_only_what_the_server_will_not_send_again_is_kept(tmp_path: Path) -> Non
         assert not any(name.startswith("optimizer/") for name in tensors)
 
 
-def test_answering_leaves_the_processes_random_numbers_alone(tmp_path: Path) -> None:
-    plan = planned("fedavg", [])
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    made(plan, tmp_path).answer(Server(plan).ask("round", 1))
-    assert torch.equal(torch.rand(2), expected)
-
-
-def test_what_arrives_is_not_changed(tmp_path: Path) -> None:
-    """Several sites may train from the same tensors."""
-    plan = planned("fedavg", [])
-    server = Server(plan)
-    before = {name: tensor.clone() for name, tensor in server.groups["model"].items()}
-    reply = made(plan, tmp_path).answer(server.ask("round", 1))
-    assert_equal(server.groups["model"], before)
-    assert reply.groups["model"]["6.weight"].data_ptr() != server.groups["model"]["6.weight"].data_ptr()
-
-
 @pytest.mark.parametrize("wrong", ["missing", "surplus", "shape", "group"])
 def test_a_payload_that_does_not_fit_is_refused(wrong: str, tmp_path: Path) -> None:
     """A filter of this hospital may have taken something out."""

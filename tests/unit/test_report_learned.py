@@ -1,6 +1,5 @@
 """The pages' words on learning, differences with whiskers, colours and headings."""
 
-import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from medsilo_lab.report.findings import is_still_rising
 from medsilo_lab.report.formats import text_table
 from medsilo_lab.report.page import render
 from medsilo_lab.report.read import read_all
-from medsilo_lab.report.template import HERE
 from medsilo_lab.study.scores import SiteTest
 from tests.conftest import make_plan
 from tests.unit.test_report import Page, round_line, save, summary_of
@@ -138,50 +136,6 @@ def test_a_difference_lies_at_its_value_on_its_interval_and_zero_is_marked() -> 
     point = charts.AXIS / 10
     assert [low - zero, mark - zero, high - zero] == pytest.approx([-point, 2 * point, 5 * point], abs=0.2)
     assert [text.text for text in svg.iter("text")] == ["−5", "0", "+5"] and svg.findtext("desc") == "+2.0 points."
-
-
-CONES = {  # Machado, Oliveira, Fernandes 2009, severity 1
-    "all": np.eye(3),
-    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-}
-TO_LMS = [
-    [0.4122214708, 0.5363325363, 0.0514459929],
-    [0.2119034982, 0.6806995451, 0.1073969566],
-    [0.0883024619, 0.2817188376, 0.6299787005],
-]
-TO_LAB = [
-    [0.2104542553, 0.793617785, -0.0040720468],
-    [1.9779984951, -2.428592205, 0.4505937099],
-    [0.0259040371, 0.7827717662, -0.808675766],
-]
-
-
-def linear(colour: str) -> np.ndarray:
-    values = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
-    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
-
-
-def luminance(colour: str) -> float:
-    return float(linear(colour) @ [0.2126, 0.7152, 0.0722])
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-@pytest.mark.parametrize("sight", CONES)
-def test_no_two_colours_look_alike_to_anyone_and_all_show_on_the_page(scheme: int, sight: str) -> None:
-    """Distances in Oklab; the palette of before had two blues at 0.03."""
-    style = (HERE / "style.html").read_text()
-    named = {name: re.findall(rf"--{name}: (#[0-9a-f]{{6}})", style)[scheme] for name in ("paper", "ink", "soft")}
-    colours = [re.findall(rf"--c{n}: (#[0-9a-f]{{6}})", style)[scheme] for n in range(charts.COLOURS)]
-    colours += [named["ink"], named["soft"]]
-    seen = [
-        np.array(TO_LAB) @ np.cbrt(np.array(TO_LMS) @ np.clip(np.array(CONES[sight]) @ linear(one), 0, 1))
-        for one in colours
-    ]
-    assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(seen, 2)) > 0.08
-    for one in colours:
-        dark, bright = sorted([luminance(one), luminance(named["paper"])])
-        assert (bright + 0.05) / (dark + 0.05) >= 3
 
 
 def test_references_never_take_a_methods_colour() -> None:

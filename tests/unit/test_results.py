@@ -1,23 +1,19 @@
 """The files of results/: each study is made at a tiny size; what is not done is said; the induced shift; the index."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from medsilo.core.errors import DataError
 from medsilo_lab.study.cells import Row
 from results import __main__ as command_line
 from results import result_files
 from results.har import in_order, shifted, write_windows
-from results.looks import looking
 from results.making import Comparison, Places, comparisons, make
 from results.page import changed, command, study
 from results.pages import (
@@ -25,15 +21,12 @@ from results.pages import (
     BRCA,
     CELLS,
     HEART,
-    LABORATORIES,
     LOOKS,
     PAGES,
-    SENSORS,
     Page,
     Part,
 )
-from results.result_files import DECLARED, MEAN, parsed
-from results.shifts import picture
+from results.result_files import parsed
 from tests.conftest import slow_but, wanted
 from tests.patients import write_hearts, write_survival
 from tests.unit.test_nuclei import draw
@@ -195,72 +188,6 @@ def test_every_page_is_made(name: str, places: Places, monkeypatch: pytest.Monke
         assert part.part.against == "local" or any(line["baseline"] == part.part.against for line in own)
 
 
-@pytest.mark.slow
-def test_a_page_of_shifts_has_each_gain_by_power(places: Places, tmp_path: Path) -> None:
-    ends = [part for part in PAGES["shift"].parts if part.made_up.kind == SENSORS and part.made_up.power in (0, 2)]
-    changes = (*SMALL["synthetic-activity"], "training.rounds=3")
-    page = replace(
-        PAGES["shift"], parts=tuple(replace(part, changes=(*part.changes, *changes), seeds=2) for part in ends)
-    )
-    parts = comparisons("shift", page, places)
-    assert make(parts, places, None) == []
-    (table,) = study("shift", page, parts).tables
-    rows = table.rows
-    assert [row[0][-2:] for row in rows] == [" 0", " 2"] and rows[0][1:] != rows[1][1:]  # the power changes the data
-    others = [head.removeprefix("less ") for head in table.heads[2:]]
-    assert len(others) == 4
-    for comparison, row in zip(parts, rows, strict=True):
-        scores = defaultdict[str, list[float]](list)
-        for cell in comparison.cells:
-            scores[cell.row.title].append(cell.summary().mean_test)
-        gains = [100 * (np.mean(scores["adafed"]) - np.mean(scores[other])) for other in others]
-        told = [float(gain.strip("*").partition(" ")[0].replace("−", "-")) for gain in row[2:]]
-        assert told == pytest.approx(gains, abs=0.06) and any(gains)
-    assert picture(parts, tmp_path / "shift.png").stat().st_size > 5000
-
-
-@pytest.mark.slow
-def test_further_questions_are_answered_and_changed_images_are_read_apart(places: Places) -> None:
-    pairs = (("fedavg, centred", "fedavg"), ("local", "fedavg"))
-    part = replace(tiny(LABORATORIES.parts[0], 4, ("fedavg, centred",)), asked=(*pairs, ("adafed", "fedavg")))
-    page = replace(LABORATORIES, parts=(part,))
-    parts = comparisons("questions", page, places)
-    assert make(parts, places, None) == []
-    found = [line for table in study("questions", page, parts).tables for line in table.lines()]
-    found = [line for line in found if line["quantity"] == MEAN]
-    own = [line for line in found if line["part"] == DECLARED]
-    assert [(line["configuration"], line["baseline"]) for line in own] == [*pairs]
-    explored = {line["configuration"]: line for line in found if line["baseline"] == "fedavg" and not line["part"]}
-    for line in own:
-        same = explored[line["configuration"]]
-        assert [line[name] for name in ("value", "low", "high")] == [same[name] for name in ("value", "low", "high")]
-        assert float(line["p"]) <= 1 and line["n"] == same["n"] == "10" and line["seeds"] == "4"
-    ready = {path.name: {*path.glob("*.safetensors")} for path in parts[0].folder.with_name("cells-ready").iterdir()}
-    assert {name: len(files) for name, files in ready.items()} == {"plain": 20, "centred": 20}
-    for name, files in ready.items():
-        means = torch.cat([load_file(file)["inputs"].mean((2, 3)).ravel() for file in files])
-        assert (means.abs().max() < 1e-5) == (name == "centred")
-
-
-WHITE_CELLS = Path(__file__).resolve().parents[3] / "shared" / "data" / CELLS
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not WHITE_CELLS.is_dir(), reason=f"needs ../shared/data/{CELLS}")
-def test_two_laboratories_are_read_with_their_stains_normalised() -> None:
-    """All of the real images; half are tested, and every one takes Macenko's reference stains."""
-    task = Comparison.of("laboratories", LABORATORIES.parts[0], Places(Path("none"), Path("none"))).cells[0].plan.task
-    sites, colours = ["cellavision", "jiangxi"], []
-    for title in ("fedavg", "fedavg, stains normalised"):
-        with looking(title):
-            data = [task.load(site, sites, 0, WHITE_CELLS) for site in sites]
-        assert [len(one.test) for one in data] == [50, 150]
-        colours.append([torch.stack([case[0].mean((1, 2)) for case in one.test]) for one in data])
-    assert {int(label) for one in data for case in one.test for label in case[1].unique()} == {0, 1, 2}
-    for plain, stained in zip(*colours, strict=True):
-        assert (plain - stained).abs().amax(1).min() > 0.001
-
-
 @pytest.fixture
 def activity(tmp_path: Path, places: Places) -> tuple[Page, list[Comparison], Places]:
     """Two seeds of local, fedavg and fedprox, and later fedbn."""
@@ -293,17 +220,6 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     assert "fedprox" in rows_of(later) and "fedbn" not in rows_of(later)
     make(parts, own, None)
     assert "fedbn" in rows_of(whole := study("tiny", page, parts)) and "unfinished" not in whole.header
-
-
-def test_people_are_compared_where_each_site_is_one(places: Places) -> None:
-    part = tiny(PAGES["adafed-har"].parts[1], 2)
-    parts = [Comparison.of("people", part, places)]
-    make(parts, places, None)
-    found = study("people", replace(TINY, parts=(part,)), parts)
-    lines = [line for table in found.tables for line in table.lines()]
-    (people,) = [table for table in found.tables if "mean over people" in table.heads]
-    assert people.patients == {"mean over people": 3}
-    assert any(line["baseline"] == "local" for line in lines)
 
 
 @pytest.fixture
@@ -352,14 +268,6 @@ def test_windows_are_put_in_order_and_left_so() -> None:
     assert np.array_equal(in_order(right), right)
 
 
-def test_the_shift_follows_from_the_seed_and_the_site_alone() -> None:
-    windows = waves(0, 4)
-    one = shifted(windows, 1, "subject_01")
-    assert np.array_equal(one, shifted(windows, 1, "subject_01"))
-    assert not np.allclose(one, shifted(windows, 2, "subject_01"))
-    assert not np.allclose(one, shifted(windows, 1, "subject_02"))
-
-
 def test_the_shift_moves_axes_turns_signs_and_scales_kinds_of_sensors() -> None:
     windows = waves(0, 4)
     moved = shifted(windows, 5, "subject_03").reshape(4, 3, 3, 128)
@@ -373,13 +281,6 @@ def test_the_shift_moves_axes_turns_signs_and_scales_kinds_of_sensors() -> None:
         assert np.allclose(abs(factors), abs(factors[0]), rtol=1e-3) and 0.5 <= abs(factors[0]) <= 2
         orders.add((tuple(even[:, 1]), tuple(np.sign(factors))))
     assert len(orders) == 1  # one way of mounting for all sensors of a device
-
-
-def test_another_seed_of_the_shift_has_cells_of_its_own(places: Places) -> None:
-    page = replace(PAGES["adafed-har"], parts=tuple(tiny(part) for part in PAGES["adafed-har"].parts))
-    usual, other = (comparisons("adafed-har", page, places, shift) for shift in (None, 7))
-    assert [part.folder.name for part in usual] == ["recorded", "shifted-1"]
-    assert [part.folder.name for part in other] == ["recorded", "shifted-7"]
 
 
 def test_without_files_it_says_where_they_belong(tmp_path: Path) -> None:

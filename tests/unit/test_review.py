@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.core.errors import MedsiloError
 from tests import claims
-from tests.claims import CLAIMS, Claim, is_long, why_not
-from tests.junit import BUILD, build_hash, read_junit
+from tests.claims import CLAIMS, is_long
+from tests.junit import BUILD, build_hash
 
 NAMED = sorted({test for claim in CLAIMS for test in claim.tests})
 OWN = """import pytest
@@ -52,27 +51,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.xml"
 
 
-def claim_of(*names: str) -> Claim:
-    return Claim("?", tuple(f"tests/test_own.py::{name}" for name in names))
-
-
-def test_only_what_ran_and_passed_is_shown(report: Path) -> None:
-    results = read_junit(report)
-    assert why_not(claim_of("test_both", "test_grouped"), results) == []
-    for name, why in (("test_one", "failed"), ("test_left_out", "was skipped"), ("test_gone", "did not run")):
-        assert why_not(claim_of("test_both", name), results) == [f"tests/test_own.py::{name} {why}"]
-    reasons = {case.test: case.reason for case in results.cases if case.outcome == "failed"}
-    assert "the second differs" in reasons["tests/test_own.py::test_one"]
-    assert "no_such_module" in reasons["tests/test_broken.py::import"]
-    assert (results.count("passed"), results.count("failed"), results.count("skipped")) == (4, 2, 1)
-
-
-def test_results_that_can_not_be_read_are_one_line(tmp_path: Path) -> None:
-    (tmp_path / "report.xml").write_text("<testsuites><testcase")
-    with pytest.raises(MedsiloError, match="can't be read as JUnit XML"):
-        read_junit(tmp_path / "report.xml")
-
-
 def all_passed(path: Path, build: str) -> Path:
     """Write a report in which all that claims name passed; in pytest's form, whose reading is tested above."""
     cases = (test.partition(".py::") for test in NAMED)
@@ -80,17 +58,6 @@ def all_passed(path: Path, build: str) -> Path:
     stated = f'<properties><property name="{BUILD}" value="{build}"/></properties>'
     path.write_text(f"<testsuites><testsuite>{stated}{''.join(lines)}</testsuite></testsuites>")
     return path
-
-
-def test_results_of_this_build_show_claims(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    report = all_passed(tmp_path / "test.xml", build_hash())
-    assert claims.main([str(report)]) == 0
-    assert f"{len(CLAIMS)} of {len(CLAIMS)} claims" in capsys.readouterr().out
-    report.write_text(report.read_text().replace("time=", "gone=", 1).replace("<testcase", "<other", 1))
-    assert claims.main([str(report)]) == 1
-    said = capsys.readouterr().out
-    assert f"NOT SHOWN  {next(own.promise for own in CLAIMS if NAMED[0] in own.tests)}" in said
-    assert f"{NAMED[0]} did not run" in said
 
 
 def test_the_gate_waits_for_all_but_long_tests(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -6,11 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from medsilo.runs.schema import Details, RoundCount
 from medsilo_lab.report import study_page
 from medsilo_lab.report.gains import answer
-from medsilo_lab.report.page import render
-from medsilo_lab.report.read import read_all
 from medsilo_lab.study.detectable import needed
 from medsilo_lab.study.evidence import LEAST_SEEDS, Difference, Scores, Variance, compare
 from medsilo_lab.study.verdict_file import (
@@ -23,10 +20,7 @@ from medsilo_lab.study.verdict_file import (
     VerdictRow,
 )
 from medsilo_lab.study.words import in_patients, in_points, needed_in_words, verdict_in_words
-from tests.unit.test_report import round_line, save, summary_of
 from tests.unit.test_verdict import statistics_of, verdict_of
-
-SCORES = {"a": 0.75, "b": 0.75, "c": 0.75}
 
 
 def difference(mean: float, low: float, high: float, **changes: Any) -> PairedDifference:
@@ -149,32 +143,15 @@ def study(**changes: Any) -> str:
     return study_page.render(verdict, {row.title: [] for row in verdict.rows})
 
 
-ALONE = VerdictRow(title="Local", method="local", against="FedAvg", sites={"a": None}, difference=Differences())
-NO_LOCAL = {"first": None, "declared": None, "gains": {}}
 ANY = {"first": None, "declared": None}
-OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # what it stands with, and without
-    ("Does federated training with FedAvg help, against single-site training?", {}, ANY),
-    ("Does federated training with any of these methods help, against single-site training?", ANY, {}),
-    ("Which method is better than FedAvg?", NO_LOCAL, {}),
-    ("How do these methods compare?", NO_LOCAL | {"against": None}, NO_LOCAL),
-    ("This question was asked before the runs.", {}, ANY),
-    ("Verdicts and intervals of hospitals are corrected for 1 hospital.", {}, ANY),
-    ("Verdicts and intervals of hospitals are corrected for 1 hospital and all methods.", ANY, {}),
-    ("What the verdicts mean", {}, NO_LOCAL),
-    ("Which method helps, and where", {}, {"rows": []} | NO_LOCAL),
-    ("Which method helps, and where", {}, {"declared": "FedProx"}),  # its gains are the first screen's
-    ("Which method is best", {}, {"rows": [ALONE]}),  # held against training alone on the first screen
-    ("<p>B.</p>", {}, NO_LOCAL),  # where it is no answer beside the first, it is the headline
-    ("The data are synthetic.", {"synthetic": True}, {}),
-    ("There is one training: intervals are for other patients only", {"seeds": [0]}, {}),
-    ("There are 2 repetitions of the training", {}, {"seeds": [0]}),
-    ("Patients took turns in the test part, in 3 folds", {"folds": 3}, {}),
-    (
-        "Intervals are for other patients and other repetitions of the training (whole patients count)",
-        {},
-        {"single": ["a"]},
-    ),
-    ("other people and other repetitions of the training (a site is one person)", {"single": ["a"]}, {}),
+# Words, what they stand with, and without.
+OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("asked before the runs", {}, ANY),
+    ("corrected for 1 hospital and all methods", ANY, {}),
+    ("data are synthetic", {"synthetic": True}, {}),
+    ("for other patients only", {"seeds": [0]}, {}),
+    ("in 3 folds", {"folds": 3}, {}),
+    ("whole patients count", {}, {"single": ["a"]}),
     ("it failed", {"about": About(title="T", failures=["it failed"])}, {}),
 ]
 
@@ -182,35 +159,3 @@ OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # what it stands
 @pytest.mark.parametrize(("sentence", "where", "elsewhere"), OF_STUDY)
 def test_a_sentence_of_a_comparison(sentence: str, where: dict[str, Any], elsewhere: dict[str, Any]) -> None:
     assert sentence in study(**where) and sentence not in study(**elsewhere)
-
-
-FAILED = {"status": "failed", "reason": "no disk"}
-DETAILS = {"details": Details(warnings=["unusual"])}
-OF_RUNS: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
-    ("No patient&#39;s image was used", [{}], [{"synthetic": False}]),
-    ("FedAvg reaches a mean test accuracy of", [{}], [FAILED]),
-    ("with one seed (0)", [{}], [{}, {"method": "fedbn", "title": "FedBN"}]),
-    ("so none is ranked", [{}, {"method": "fedbn", "title": "FedBN"}], [{}]),
-    ("No site has a test score.", [FAILED], [{}]),
-    ("FedAvg: no disk", [FAILED], [{}]),
-    ("then the run failed", [FAILED], [{}]),
-    ("FedAvg: unusual", [DETAILS], [{}]),
-    ("finished with 2 of 9 planned rounds", [{"rounds": RoundCount(planned=9, done=2)}], [{}]),
-    ("Every site answered each round.", [{}], [FAILED]),
-    ("The data are synthetic.", [{}], [{"synthetic": False}]),
-    ("a: it looks odd", [{"outliers": {"a": ["a: it looks odd"]}}], [{}]),
-]
-
-
-@pytest.mark.parametrize(("sentence", "where", "elsewhere"), OF_RUNS)
-def test_a_sentence_of_runs(
-    sentence: str, where: list[dict[str, Any]], elsewhere: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    stands = []
-    for place, runs in enumerate((where, elsewhere)):
-        (folder := tmp_path / str(place)).mkdir()
-        named = [{"method": "fedavg", "title": "FedAvg"} | changes for changes in runs]
-        lines = [round_line(1, list(SCORES)), round_line(2, list(SCORES))]
-        saved = [save(folder, summary_of(one.pop("method"), one.pop("title"), SCORES, **one), lines) for one in named]
-        stands.append(sentence in render(read_all(saved), "T"))
-    assert stands == [True, False]

@@ -1,8 +1,7 @@
 """Server steps against their equations in numpy, two rounds each; orders of arrival, absent sites, saved states."""
 
-import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -186,17 +185,6 @@ def test_fednova_gives_back_the_effective_reach() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- promises
-def rounds(case: str, orders: Iterator[str], *, reload_after: int = 0) -> list[Tensors]:
-    """Return the results of three rounds; the mixer is made from its saved state after one of them."""
-    mixer, reached, results = CASES[case][0](), case.startswith("fednova"), []
-    for number in (1, 2, 3):
-        initial = drawn(1, 1.0 if reached else None, torch.float32) if number == 1 else None
-        results.append(play(mixer, contributions(number, reached, torch.float32), initial, next(orders)))
-        if number == reload_after:
-            tensors, facts = mixer.state()
-            mixer = CASES[case][0]()
-            mixer.load_state(read(tensors), json.loads(json.dumps(facts)))
-    return results
 
 
 def read(state: Mapping[str, torch.Tensor]) -> Tensors:
@@ -207,12 +195,6 @@ def read(state: Mapping[str, torch.Tensor]) -> Tensors:
 def assert_same(one: list[Tensors], other: list[Tensors]) -> None:
     for mine, theirs in zip(one, other, strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
-@every_step
-@pytest.mark.parametrize("after", [1, 2])
-def test_a_saved_state_goes_on_with_the_same_numbers(case: str, after: int) -> None:
-    assert_same(rounds(case, iter(["abc"] * 3), reload_after=after), rounds(case, iter(["abc"] * 3)))
 
 
 @every_step

@@ -27,44 +27,6 @@ def draw(sites: int, seed: int) -> list[Site]:
     return [[layer(6), layer(16), layer(1)] for _ in range(sites)]
 
 
-def distances_by_numpy(statistics: list[Site]) -> np.ndarray:
-    """Eqs. 5 and 6, written out."""
-    count = len(statistics)
-    distances = np.zeros((count, count))
-    for i in range(count):
-        for j in range(count):
-            for (mu_i, r_i), (mu_j, r_j) in zip(statistics[i], statistics[j], strict=True):
-                means = sum((a - b) ** 2 for a, b in zip(mu_i.tolist(), mu_j.tolist(), strict=True))
-                spreads = sum((a**0.5 - b**0.5) ** 2 for a, b in zip(r_i.tolist(), r_j.tolist(), strict=True))
-                distances[i, j] += np.sqrt(means + spreads)
-    return distances
-
-
-def weights_by_numpy(distances: np.ndarray, self_weight: float) -> np.ndarray:
-    """Eqs. 7 and 8, written out."""
-    count = len(distances)
-    weights = np.zeros_like(distances)
-    for i in range(count):
-        total = sum(1 / distances[i, j] for j in range(count) if j != i)
-        for j in range(count):
-            weights[i, j] = self_weight if i == j else (1 - self_weight) / distances[i, j] / total
-    return weights
-
-
-@over_all("seed", SEEDS)
-@pytest.mark.parametrize("sites", [2, 3, 20])
-def test_equations_5_to_8(sites: int, seed: int) -> None:
-    statistics = draw(sites, seed)
-    distances = wasserstein_distances(statistics)
-    np.testing.assert_allclose(distances, distances_by_numpy(statistics), rtol=1e-12, atol=1e-12)
-    for self_weight in (0.0, 0.3, 0.5, 1.0):
-        weights = mixing_weights(distances, self_weight)
-        np.testing.assert_allclose(weights, weights_by_numpy(distances.numpy(), self_weight), rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(weights.sum(1), torch.ones(sites, dtype=torch.float64), rtol=0, atol=1e-12)
-        assert torch.equal(weights.diagonal(), torch.full((sites,), self_weight, dtype=torch.float64))
-        assert (weights >= 0).all()
-
-
 def test_small_distances_beside_large_values_are_exact() -> None:
     """By matrix products the distance of 1e-6 would drown in squares of 1e8."""
     mean = torch.full((50,), 1e4, dtype=torch.float64)

@@ -9,8 +9,8 @@ import pytest
 from medsilo.core.lazy import places_in
 from tests import seats
 from tests.conftest import make_plan
-from tests.seats import SEATS, Grown, Seat, modules, seated, stale
-from tests.sizes import ROUND_FILES, Ratchet, from_a_run, from_the_source, reached, table
+from tests.seats import SEATS, modules, stale
+from tests.sizes import ROUND_FILES, from_a_run, from_the_source, reached, table
 from tests.unit.test_approvals import make_kit
 
 pytestmark = pytest.mark.xdist_group("house rules")  # which read the same files
@@ -26,18 +26,6 @@ def test_no_round_runs_more_of_us() -> None:
     sizes = from_a_run()
     assert sizes[ROUND_FILES] > 20
     assert [*table().risen(sizes)] == []
-
-
-def test_a_rise_is_told_in_one_line_and_needs_a_reason() -> None:
-    before = Ratchet({"lines of a": 100, "lines of b": 10})
-    assert [*before.risen({"lines of a": 100, "lines of b": 9, "lines of new": 7})] == []
-    [told] = before.risen({"lines of a": 103, "lines of b": 10})
-    assert told.startswith("lines of a: 103, which is 3 more") and "docs/seats.yaml" in told and "\n" not in told
-    reason = Grown(measure="lines of a", to=103, why="a hospital's settings have one more key")
-    grown = Ratchet(before.most, (reason,))
-    assert [*grown.risen({"lines of a": 103})] == [] and [*grown.risen({"lines of a": 104})]
-    assert before.taken_up({"lines of a": 90, "attributes of A": 7}) == {"lines of a": 100, "attributes of A": 7}
-    assert Ratchet({ROUND_FILES: 3}).taken_up({}) == {ROUND_FILES: 3}
 
 
 def test_each_reason_is_of_a_measure() -> None:
@@ -137,22 +125,3 @@ def test_everything_has_one_seat() -> None:
 
 def test_contributing_tells_the_seats() -> None:
     assert not stale(seats.DOCUMENT.read_text("utf-8"), seats.document()), "run: python -m tests.seats"
-
-
-def test_what_has_no_seat_or_two_is_told() -> None:
-    one, other = (Seat(**{"capability": name, "for": "x", "missed by": "x", "plan": (name, "a.*")}) for name in "bc")
-    assert seated("plan", ["b", "c", "a.b"], (one, other)).problems == [
-        "plan: a.b has two seats, b and c; say in docs/seats.yaml whose it is"
-    ]
-    longer = one.model_copy(update={"plan": ("b", "a.b", "gone")})
-    found = seated("plan", ["b", "c", "a.b", "a.c", "d"], (longer, other))
-    assert found.taken == {"b": ["b", "a.b"], "c": ["c", "a.c"]}
-    assert [told.split(";")[0] for told in found.problems] == [
-        "plan: d has no seat",
-        "plan: nothing is 'gone', which 'b' names",
-    ]
-
-
-def test_a_table_is_stale_where_a_word_or_more_than_a_tenth_of_a_number_differs() -> None:
-    assert not stale("| a | 1,000 | b |", "| a | 1,050 | b |")
-    assert stale("| a | 1,000 | b |", "| a | 1,200 | b |") and stale("| a | 1 | b |", "| a | 1 | c |")

@@ -55,42 +55,6 @@ def test_norms_are_exact_and_cosines_are_near(size, dtype):
         assert found.agreement == pytest.approx(sum(pairs) / len(pairs), abs=0.06)
 
 
-def test_small_models_are_sketched_to_the_last_number():
-    given = model_of(torch.zeros(3000), 20)
-    sketcher = Sketcher(given)
-    one, other = (model_of(vector, 20) for vector in vectors(3000, 2))
-    found = standings({"a": sketcher.measure(one, given), "b": sketcher.measure(other, given)})
-    wanted = torch.nn.functional.cosine_similarity(*vectors(3000, 2), dim=0)
-    assert found["a"].cosine == pytest.approx(float(wanted), abs=1e-4)
-    assert found["a"].agreement is None  # nobody else is there to agree with
-
-
-@pytest.mark.parametrize("pattern", ["constant", "a column", "few"])
-def test_structured_updates_are_no_exception(pattern):
-    """Numbers that have much in common don't fall into the same bucket with the same sign."""
-    one, other = torch.zeros(1000, 4096), torch.zeros(1000, 4096)
-    if pattern == "constant":
-        one += 1.0
-        other[:, ::2], other[:, 1::2] = 1.0, -1.0
-    elif pattern == "a column":
-        one[:, 7] = 1.0
-        other[:, 7] = torch.tensor([1.0, -1.0]).repeat(500)
-    else:
-        one[::50, ::50] = 1.0
-        other[1::50, ::50] = 1.0
-    given = {"w": torch.zeros(1000, 4096)}
-    sketcher = Sketcher(given, seed=2)
-    found = standings({"a": sketcher.measure({"w": one}, given), "b": sketcher.measure({"w": other}, given)})
-    assert abs(found["a"].cosine or 0.0) < 0.1  # they are at right angles
-
-
-def test_a_large_model_is_sampled_all_over_it():
-    given = {"w": torch.zeros(10 * SAMPLED)}
-    sketcher = Sketcher(given)
-    assert sum(own.stop - own.start for own in sketcher.stretches) <= SAMPLED
-    assert all(own.stop > own.start for own in sketcher.stretches)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("size", [10, 5 * SAMPLED])
 def test_no_number_escapes_a_norm(value, size):

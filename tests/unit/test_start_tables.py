@@ -180,8 +180,9 @@ def test_from_tables_to_an_answer(
 
 
 def test_a_hospital_with_a_kit_of_another_name_is_told_how_to_check_its_own_job(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where `check` leaves the names of broken files
     kits_of(tmp_path)
     kit, study = tmp_path / "kits/north", tmp_path / "study"
     write(tmp_path / "data/export.csv", HEAD, rows(40, 1))

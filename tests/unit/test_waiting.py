@@ -26,13 +26,12 @@ from medsilo.learning.compute import Compute, know_marks, marks_in, part_of
 from medsilo.learning.loop import ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
 from medsilo.learning.partial_labels import mark_of, marked
 from medsilo.learning.perturbation import PerturbedOptimizer
-from medsilo.learning.private import PoissonSample, _without_infinite
+from medsilo.learning.private import PoissonSample
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import PROVENANCE
 from medsilo.runs.reading import read_provenance
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.segmentation import dice_and_entropy
-from medsilo_zoo.fedrdn import ChannelNorm
 from tests.conftest import SITES, make_plan
 from tests.inprocess import run
 
@@ -91,34 +90,6 @@ def test_no_step_asks_a_card(perturbed: bool) -> None:
     learn = lesson(model, OutputLoss(goal.loss), optimizer, Compute(), step)
     batch = torch.rand(2, 1, 8, 8, device=META), on_card(torch.randint(2, (2, 8, 8)))
     assert learn(*batch).device == META
-
-
-def test_no_clipping_asks_a_card_whether_gradients_are_numbers() -> None:
-    assert _without_infinite([torch.rand(3, 5, device=META)])[0].shape == (3, 5)
-
-
-@pytest.mark.parametrize("band", [None, 0.0, 0.3])
-def test_no_amplitude_asks_a_card(band: float | None) -> None:
-    norm = AmplitudeNorm((1, 8, 8), band=band)
-    norm.amplitude = norm.amplitude.to(META)
-    images = torch.rand(4, 1, 8, 8, device=META)
-    for number in range(2):
-        assert norm(images).device == META and norm.batches == number + 1
-    norm.freeze()
-    assert norm(images).device == META
-
-
-def test_no_hospital_is_drawn_by_asking_a_card() -> None:
-    norm = ChannelNorm(3, 2)
-    norm.take(torch.ones(4))
-    norm.show(1)
-    for name in ("mean", "deviation", "means", "deviations"):
-        setattr(norm, name, getattr(norm, name).to(META))
-    images = torch.rand(4, 2, 8, 8, device=META)
-    with norm.drawing(torch.Generator().manual_seed(0)):
-        norm.present = norm.present.to(META)  # which hospitals there are is known before the first batch
-        with Waiting():
-            assert norm(images).device == META
 
 
 @pytest.mark.parametrize("private", [False, True])
