@@ -23,7 +23,6 @@ from medsilo.learning.loop import batches
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
-from medsilo.tasks.case_index import CaseIndex
 from medsilo.tasks.own.augmentation import augmented
 from medsilo.tasks.own.folder import Augmentation, FolderTask
 from medsilo.tasks.own.image_patches import from_windows, patch

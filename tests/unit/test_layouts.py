@@ -9,16 +9,14 @@ import pytest
 import torch
 
 from medsilo.core.errors import DataError
-from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
-from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.site_data import SiteData, patients_of
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_draw
 from medsilo_papers.nuclei import images_in, nuclei_in
 from results import convert
-from tests import inprocess, layouts
+from tests import layouts
 from tests.layouts import LAYOUTS, Layout
 
 PARTS = ("train", "validation", "test")

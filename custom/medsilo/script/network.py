@@ -22,7 +22,7 @@ from medsilo.core import weight_cache
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import save_tensors
 from medsilo.core.section import Section
-from medsilo.learning.compute import is_finite
+from medsilo.core.tensors import is_finite
 from medsilo.models.network import Network
 
 MOST_LAYERS = 20_000
