@@ -28,12 +28,13 @@ from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
+from cryptography import x509
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from medsilo.check.at_home import KitAtHome
-from medsilo.check.kit import SOON, Kit, end_of, read_kit, trouble
+from medsilo.check.kit import SOON, Kit, read_kit, trouble
 from medsilo.check.spending import spent
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.leftovers import command_lines, studies_of
@@ -111,8 +112,10 @@ def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
 
 
 def _end(party: Kit) -> float | None:
+    """Return when the first of the kit's certificate and its root ends."""
     try:
-        return end_of(party).timestamp()
+        files = [(party.folder / name).read_bytes() for name in (party.certificate, party.root)]
+        return min(x509.load_pem_x509_certificate(file).not_valid_after_utc for file in files).timestamp()
     except (OSError, ValueError):
         return None  # `medsilo check --kit` says what is wrong with it
 
