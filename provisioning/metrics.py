@@ -207,15 +207,15 @@ def _of_run(run: Path, lines: str, fates: Mapping[str, str]) -> Iterator[Sample]
     yield "round_seconds", own, rounds[-1].seconds if rounds else None
     yield "changed_timestamp_seconds", own, _changed(run)
     for site in sorted({site for line in rounds for site in line.asked}):
-        lines = [line.sites[site] for line in rounds if site in line.sites]
+        given = [line.sites[site] for line in rounds if site in line.sites]
         told = own | {"site": site}
-        yield "site_answered_rounds", told, len(lines)
+        yield "site_answered_rounds", told, len(given)
         yield "site_missed_rounds", told, sum(line.absence(site) is not None for line in rounds)
         yield "site_round", told, max((line.round for line in rounds if site in line.sites), default=0)
-        yield "site_seconds", told, sum(line.seconds for line in lines)
-        yield "site_memory_bytes", told, max((line.memory or 0 for line in lines), default=0)
-        yield "site_bytes", told | {"direction": "up"}, sum(line.bytes_up for line in lines)
-        yield "site_bytes", told | {"direction": "down"}, sum(line.bytes_down for line in lines)
+        yield "site_seconds", told, sum(line.seconds for line in given)
+        yield "site_memory_bytes", told, max((line.memory or 0 for line in given), default=0)
+        yield "site_bytes", told | {"direction": "up"}, sum(line.bytes_up for line in given)
+        yield "site_bytes", told | {"direction": "down"}, sum(line.bytes_down for line in given)
     for site, at in _heard(run, rounds, read_now(Turns, run)) if state == "running" else ():
         yield "site_heard_timestamp_seconds", own | {"site": site}, at
 
@@ -243,7 +243,9 @@ def _of_hospital(kit: Path) -> Iterator[Sample]:
     decided = {decision.plan for decision in home.approvals.decisions()}
     yield "approvals_waiting", {}, sum(asked.hash not in decided for asked in home.approvals.asked())
     for data in ledgers(home.book.folder, home.kit.folder.parent):
-        yield "epsilon_left", {"data": data}, spent(home.ledger(data), home.settings.privacy).left
+        found = spent(home.ledger(data), home.settings.privacy)
+        known = found["allowed"] is not None and found["epsilon"] is not None
+        yield "epsilon_left", {"data": data}, found["allowed"] - found["epsilon"] if known else None
 
 
 def _processes(kit: Path) -> Iterator[psutil.Process]:
@@ -367,8 +369,10 @@ def _watch(kit: Path, disk: float, tell: Callable[[str], None]) -> None:
 
 
 def _pass_on(kit: Path, tell: Callable[[str], None]) -> None:
+    """Tell lines of the kit that somebody is to know of at once."""
     for line in event_reading.follow(kit):
-        if event_reading.is_news(line):
+        columns = events.columns_of(line)
+        if columns and (columns[1] == "WARNING" or columns[2] in ("back", *events.LAST)):
             tell(f"medsilo: {event_reading.shown(line)}")
 
 

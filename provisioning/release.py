@@ -77,7 +77,8 @@ def verify(dist: Path, signers: Path) -> None:
     command = ["ssh-keygen", "-Y", "verify", "-f", signers, "-I", WHO, "-n", SPACE, "-s", dist / f"{SUMS}.sig"]
     if subprocess.run(command, input=(dist / SUMS).read_bytes(), capture_output=True).returncode:
         sys.exit(f"{SUMS} is not signed by the maintainer in {signers.name}; install nothing of it")
-    sums = dict(reversed(line.split("  ", 1)) for line in (dist / SUMS).read_text("utf-8").splitlines())
+    lines = (line.split("  ", 1) for line in (dist / SUMS).read_text("utf-8").splitlines())
+    sums: dict[str, str] = {name: own for own, name in lines}
     there = {file.name for file in (*dist.glob("*.whl"), dist / LOCK)}
     wrong = [name for name in sorted(there | sums.keys()) if name not in sums or digest(dist / name) != sums[name]]
     if wrong:

@@ -84,4 +84,6 @@ def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    sys.exit(build(*map(Path, sys.argv[1:])) if len(sys.argv) == 3 else __doc__)
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    build(*map(Path, sys.argv[1:]))

@@ -24,12 +24,17 @@ import yaml
 
 from medsilo.check.kit import read_kit, trouble
 from medsilo.federation import inprocess
+from medsilo.federation.account import ledger_of
 from medsilo.runs.events import Event, write
+from medsilo.site.ledger import CountedStudy
+from medsilo.site.query_budget import QueryBudget
 from provisioning import metrics
 from tests.conftest import SITES, make_plan, mounted
 from tests.secure.consortium import free_port, wait_until
 from tests.sites import CPU
+from tests.unit.test_approvals import make_kit
 from tests.unit.test_consortium import put
+from tests.unit.test_ledger import DATA, DELTA, DEMANDS, ONE, ROUND, cost
 from tests.unit.test_provision import kits_of
 
 LINE = re.compile(r'medsilo_([a-z_]+)(?:\{(?:[a-z]+="[^"]*",?)*\})? -?[0-9.e+-]+')
@@ -192,6 +197,18 @@ def test_troubles_are_told_once_and_when_they_end(
 def test_a_hospital_tells_what_waits(kits: Path) -> None:
     numbers = told(kits / "st-anna")
     assert numbers["medsilo_approvals_waiting"] == 0 == numbers["medsilo_unreadable"]
+
+
+def test_a_hospital_tells_what_is_left_of_its_epsilon(tmp_path: Path) -> None:
+    kit = tmp_path / "kit"
+    ledger = ledger_of(QueryBudget(kit / "medsilo/_hospital/a"), DATA, make_kit(kit, "a"))
+    ledger.charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt", ROUND)
+    settings = kit / "local/medsilo.yaml"
+    settings.write_text("")
+    assert not [name for name in told(kit) if "epsilon_left" in name]
+    settings.write_text(f"privacy: {{epsilon: 90, delta: {DELTA}}}\n")
+    (left,) = (value for name, value in told(kit).items() if "epsilon_left" in name)
+    assert left == pytest.approx(90 - cost(1))
 
 
 class Hook(BaseHTTPRequestHandler):
