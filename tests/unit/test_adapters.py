@@ -625,5 +625,6 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
     )  # room for one of the two
     assert [path.read_bytes() for path in kept.parent.iterdir()] == [later]
     line.site.inner = None
-    with pytest.raises(Refused, match="does not name"):
-        line.site.answer(StudyMessage({"files": {"0" * 64: torch.zeros(3, dtype=torch.uint8)}}), lambda: None)
+    for odd in ("0" * 64, f"{'0' * 64}.0", f"{name}.x", name):
+        with pytest.raises(Refused, match="does not name"):
+            line.site.answer(StudyMessage({"files": {odd: torch.zeros(3, dtype=torch.uint8)}}), lambda: None)
