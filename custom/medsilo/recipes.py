@@ -13,7 +13,7 @@ with `medsilo.client.join`.
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
@@ -248,7 +248,13 @@ def _recipe(method: str, title: str, more: str = "num_rounds=5", **numbers: Any)
     """Return the recipe of a method. numbers: its own that differ from those of a plan. more: for the example."""
     told = EXAMPLE.format(title=title, method=method, more=more)
     facts = {"algorithm": method, "numbers": numbers, "__doc__": told}
-    return type(f"{title}Recipe", (MethodRecipe,), {**facts, "__module__": __name__})
+    return type(f"{title}Recipe", (MethodRecipe,), {**facts, "__module__": __name__, "__signature__": _shown()})
+
+
+def _shown() -> Signature:
+    """Return the arguments of a recipe as help() and notebooks show them."""
+    *own, more = signature(MethodRecipe).parameters.values()
+    return Signature([*own, *(STOCK[name].replace(kind=Parameter.KEYWORD_ONLY) for name in RUNS), more])
 
 
 FedAvgRecipe = _recipe("fedavg", "FedAvg")

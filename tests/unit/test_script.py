@@ -651,6 +651,7 @@ def test_a_recipe_takes_the_arguments_of_nvflares_own(tmp_path: Path, monkeypatc
             recipes.FedAvgRecipe(**needed, **{name: value})
     numbers = {field for method in METHODS.values() for field in method.model_fields}
     assert numbers & usual.keys() == {"name"}
+    assert {"train_args", "launch_external_process", "key_metric"} <= signature(recipes.FedBNRecipe).parameters.keys()
 
 
 def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
