@@ -92,4 +92,4 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
         event_reading.read(pair.kit(B)),
         [line.split("\t")[2] for line in event_reading.read(pair.kit(B), "seconds")],
     )
-    assert first.split("\t")[2:4] == ["joined", "the server"] and at_b == ["began", "failed", "resumed"]
+    assert first.split("\t")[2:4] == ["joined", "the server"] and at_b == ["began", "failed", "resumed", "ended"]
