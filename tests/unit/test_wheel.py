@@ -145,6 +145,9 @@ def test_it_runs_in_a_user_s_own_environment(root: Path, tmp_path: Path, python:
     )
     assert with_torch != tested["torch"] or torch == "newest"
     assert with_numpy != tested["numpy"] or others == "newest"
+    wrong = [programs / "medsilo", "run", "fedavg", "--threads", "0"]
+    refused = subprocess.run(wrong, cwd=place, env=bare, capture_output=True, text=True)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "--threads" in refused.stderr
     job = [programs / "medsilo", "run", "fedavg", "--device", "cpu", "--json"]
     done = subprocess.run(job, cwd=place, env=bare, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
