@@ -115,7 +115,7 @@ def test_modules_are_loaded_by_name_in_few_places_only() -> None:
 def test_the_course_knows_no_method() -> None:
     """Neither by import nor by name: what a method is able to do, it says itself."""
     for path in sources():
-        if part_of(path) in ("course", "learning", "mixing"):
+        if part_of(path) in ("schedule", "learning", "mixing"):
             texts = {node.value for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant)}
             assert texts & {*METHODS} == set(), path
 
