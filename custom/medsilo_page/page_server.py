@@ -43,7 +43,7 @@ HTML = "text/html; charset=utf-8"
 
 
 class NotServed(MedsiloError):
-    """A request to a web page that is not answered. Nothing is told but the status."""
+    """A request that the page answers with a status alone."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)

@@ -133,7 +133,7 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
 
 
 def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
-    """Raise Refused unless a threshold is asked for and lies where it can be applied to what is told of test cases."""
+    """Refuse a threshold that the plan does not ask for, or that does not fit the counts."""
     if threshold is None:
         return
     if not plan.has_threshold:

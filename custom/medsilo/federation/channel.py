@@ -14,6 +14,8 @@ from medsilo.runs.messages import StudyMessage
 Outgoing = Callable[[str], StudyMessage]
 Receive = Callable[[str, StudyMessage], None]
 
+LONGEST_REASON = 400  # bytes, as of a warning; a site's own log has the rest
+
 
 @dataclass(frozen=True)
 class Missing:
@@ -35,8 +37,8 @@ class Missing:
 
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
-        """Return the refusal that an error is; its text may come from a site."""
-        return cls("refused", plain(str(error)), isinstance(error, Passing), isinstance(error, Lacks))
+        """Return the refusal that an error is; its text may come from a site, and stands on pages."""
+        return cls("refused", plain(str(error), LONGEST_REASON), isinstance(error, Passing), isinstance(error, Lacks))
 
 
 class Channel(Protocol):

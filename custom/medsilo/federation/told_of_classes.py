@@ -35,7 +35,7 @@ def check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
 
 
 def check_threshold(threshold: float, counts: Mapping[str, list[float]]) -> None:
-    """Raise Refused unless a threshold is asked for and lies where it can be applied to what is told of test cases."""
+    """Refuse a threshold without counts, or between two of their bins."""
     if CHANCES not in counts:
         raise Refused("unexpected field: threshold, whose counts are missing")
     if not on_a_place(threshold):

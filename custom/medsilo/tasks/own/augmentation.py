@@ -46,8 +46,8 @@ def augmented(batch: Case, kinds: Sequence[Augmentation], masks: bool, seeds: Se
 def _flip(tensors: Sequence[Tensor], axis: int, random: Random) -> None:
     """Flip one case in two."""
     if chosen := [case for case, own in enumerate(random) if own.random() < 0.5]:
+        cases = _there(torch.tensor(chosen), tensors[0].device)
         for tensor in tensors:
-            cases = _there(torch.tensor(chosen), tensor.device)
             tensor[cases] = tensor[cases].flip(axis)
 
 
@@ -56,8 +56,8 @@ def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
     turns = [own.integers(4) for own in random]
     for number in (1, 2, 3):
         if chosen := [case for case, turn in enumerate(turns) if turn == number]:
+            cases = _there(torch.tensor(chosen), tensors[0].device)
             for tensor in tensors:
-                cases = _there(torch.tensor(chosen), tensor.device)
                 tensor[cases] = torch.rot90(tensor[cases], number, (-2, -1))
 
 
