@@ -40,7 +40,7 @@ from medsilo_lab.report.page import write
 from medsilo_lab.report.read import RunResult, read
 from medsilo_lab.report.study_page import write_study
 from medsilo_lab.study.cells import Row, base_plan, cells_of
-from medsilo_lab.study.compare import Study
+from medsilo_lab.study.compare import Study, comparable
 from medsilo_lab.study.verdict_file import About, Verdict, read_verdict
 
 if TYPE_CHECKING:
@@ -407,7 +407,8 @@ def compare(
     base, changed = _plan(_with_own(plan, task, sites, model, None, loss), ()), _changes(changes)
     settings = _settings("medsilo.compare", data, device)
     place, kept = _place(folder, "comparison")
-    cells = cells_of(base, [Row.parse(text) for text in rows], seeds, changed, place)
+    every_row = comparable(base, [Row.parse(text) for text in rows], changed)
+    cells = cells_of(base, every_row, seeds, changed, place)
     about = About(title=f"{', '.join(rows)} on {base.task.title}", machine=device)
     Study(place, about, cells, against, settings=settings, say=say).run()
     done = Comparison(place)

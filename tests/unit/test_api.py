@@ -513,9 +513,12 @@ def test_a_comparison_is_that_of_the_command_line(tmp_path: Path) -> None:
     assert len(said) == 8 and again.verdict.rows == found.verdict.rows  # all were there
 
 
-def test_runs_of_a_comparison_outlive_it() -> None:
-    runs = medsilo.compare(["local"], plan=make_plan("local", *SMALL, "training.rounds=1"), device="cpu").runs
-    assert runs["local", 0].folder.is_dir()
+def test_runs_of_a_comparison_outlive_it_and_other_norms_get_a_local_row() -> None:
+    other = "grouped: algorithm.name=fedavg network.norm=group"
+    plan = make_plan("local", *SMALL, "training.rounds=1")
+    runs = medsilo.compare(["local", other], plan=plan, device="cpu").runs
+    assert {title for title, _ in runs} == {"local", "grouped", "local (group)"}
+    assert all(run.folder.is_dir() for run in runs.values())
 
 
 # ---------------------------------------------------------------------------------------------------- prediction

@@ -155,9 +155,14 @@ class Asked:
         rows = [Row.parse(text) for text in [*named, *self.row] if text]
         if not rows:
             raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
-        rows = [_suited(row, plan, self.changes) for row in rows]
-        rows = with_local_pairs(rows, {row: plan_of(plan, row, self.changes) for row in rows})
+        rows = comparable(plan, rows, self.changes)
         return cells_of(plan, rows, self.seeds, self.changes, self.out, self.folds)
+
+
+def comparable(plan: Plan, rows: Sequence[Row], changes: Sequence[str]) -> list[Row]:
+    """Return rows that the plan suits, and a local row for each federation whose norm no local row has."""
+    rows = [_suited(row, plan, changes) for row in rows]
+    return with_local_pairs(rows, {row: plan_of(plan, row, changes) for row in rows})
 
 
 def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:
