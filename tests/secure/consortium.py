@@ -189,11 +189,19 @@ class Consortium:
 
     def run(self, job: Path, timeout: float = 240) -> str:
         """Submit a job and wait; returns its final status."""
+        return self.run_at_once([job], timeout)[0]
+
+    def run_at_once(self, jobs: Sequence[Path], timeout: float = 240) -> list[str]:
+        """Submit jobs one after another and wait for all of them; returns their final states."""
         session = self.session()
+
+        def states() -> list[str]:
+            return [str(session.get_job_status(job_id)) for job_id in submitted]
+
         try:
-            job_id = session.submit_job(str(job))
-            wait_until(lambda: str(session.get_job_status(job_id)).startswith("FINISHED"), timeout, "the job's end")
-            return str(session.get_job_status(job_id))
+            submitted = [session.submit_job(str(job)) for job in jobs]
+            wait_until(lambda: all(state.startswith("FINISHED") for state in states()), timeout, "the jobs' end")
+            return states()
         finally:
             session.close()
 

@@ -1,12 +1,14 @@
 """A job over mutual TLS between real server and hospital processes: the same numbers as the plain loop."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
+from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
@@ -24,31 +26,35 @@ def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path)
     return folder
 
 
-def run_both_ways(consortium: Consortium, method: str, sites: list[str], folder: Path) -> None:
-    plan = make_plan(method, sites=sites)
-    inprocess.run(plan, folder=folder / "loop")
-    study = f"secure-{method}"
-    write_job(folder / "plain", plan, study=study)
-    job = folder / "job"
-    write_job(job, plan, folder / "plain")  # as it is submitted
-    assert consortium.run(job) == "FINISHED:COMPLETED"
-    assert_same_outcome(folder / "loop", gathered(consortium, study, sites, folder / "secure"))
+def run_both_ways(consortium: Consortium, methods: Sequence[str], sites: list[str], folder: Path) -> None:
+    """Run methods at once over TLS, each as a job of its own, and by the loop."""
+    for method in methods:
+        plan = make_plan(method, sites=sites)
+        inprocess.run(plan, folder=folder / method / "loop")
+        write_job(folder / method / "plain", plan, study=f"secure-{method}")
+        write_job(folder / method / "job", plan, folder / method / "plain")  # as it is submitted
+    states = consortium.run_at_once([folder / method / "job" for method in methods])
+    assert states == ["FINISHED:COMPLETED"] * len(methods)
+    results = [gathered(consortium, f"secure-{method}", sites, folder / method / "secure") for method in methods]
+    for method, result in zip(methods, results, strict=True):
+        assert_same_outcome(folder / method / "loop", result)
+    began, ended = ([(run / name).stat().st_mtime for run in results] for name in (paths.PLAN, paths.SUMMARY))
+    assert max(began) < min(ended)  # they ran side by side
 
 
 @pytest.mark.first
 @pytest.mark.slow
 @pytest.mark.xdist_group("pair")
 def test_over_tls_equals_the_loop(pair: Consortium, tmp_path: Path) -> None:
-    """A strict hospital takes part in the installed way and sends models only."""
-    run_both_ways(pair, "fedbn", SITES[:2], tmp_path)
+    """Two studies at once; a strict hospital takes part in the installed way and sends models only."""
+    run_both_ways(pair, ["fedbn", "fedprox"], SITES[:2], tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["adafed", "fedsm"])
 @of_three
-def test_all_else_over_tls_equals_the_loop(consortium: Consortium, method: str, tmp_path: Path) -> None:
+def test_all_else_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Path) -> None:
     """Teaching hospitals send all else, too. At every change a study of test_lead.py shows it of FedSM."""
-    run_both_ways(consortium, method, TEACHING, tmp_path)
+    run_both_ways(consortium, ["adafed", "fedsm"], TEACHING, tmp_path)
 
 
 @pytest.mark.long
