@@ -42,11 +42,11 @@ class StudyEvents:
             write(self.kit, Event(what, text, who, self.study, self.job, needs_somebody))
 
     def begin(self, text: str) -> None:
-        """Write that a site begins with a job, or goes on with one whose process here ended without a word."""
-        again = self.kit is not None and fates(self.kit).get(self.job) in RUNNING
-        if again:
+        """Write that a site begins with a job, or goes on with one; and that its process ended, if without a word."""
+        before = fates(self.kit).get(self.job) if self.kit else None
+        if before in RUNNING:
             self.tell("failed", "this site's process for the job was ended; another goes on")
-        self.tell("resumed" if again else "began", text)
+        self.tell("resumed" if before else "began", text)
         self.runs = True
 
     def end(self, text: str) -> None:
