@@ -37,6 +37,7 @@ from medsilo.check.at_home import KitAtHome
 from medsilo.check.kit import SOON, Kit, read_kit, trouble
 from medsilo.check.spending import spent
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_text
 from medsilo.flare.leftovers import command_lines, studies_of
 from medsilo.runs import event_reading, events, paths
 from medsilo.runs.progress import read_now
@@ -53,6 +54,7 @@ PAUSE, LONGEST = 5.0, 60.0  # seconds until a webhook gets a message again that 
 UNCLEAR = 3  # times that a message is sent at most to a webhook that does not answer, and may have taken it
 AHEAD = 60.0  # seconds that a file of a study may be newer than now
 MOST = 1000  # messages that wait for a webhook
+TOLD = ".metrics-told"  # in the kit: the last line of its events that a webhook was told
 STILL, USUAL = 600.0, 5  # seconds without a round, or so many usual rounds if they are longer, until it is trouble
 DISK = 10.0  # GB that are to be free
 Trouble = dict[tuple[str, str], str]  # what is wrong, with whom or what → in words
@@ -368,12 +370,21 @@ def _watch(kit: Path, disk: float, tell: Callable[[str], None]) -> None:
         time.sleep(LOOK)
 
 
-def _pass_on(kit: Path, tell: Callable[[str], None]) -> None:
-    """Tell lines of the kit that somebody is to know of at once."""
-    for line in event_reading.follow(kit):
+def _pass_on(kit: Path, tell: Callable[[str, Callable[[], None]], None]) -> None:
+    """Tell lines of the kit that somebody is to know of at once, and those of while this program did not run."""
+    last = kit / TOLD
+    for line in event_reading.follow(kit, after=last.read_text("utf-8") if last.is_file() else ""):
         columns = events.columns_of(line)
         if columns and (columns[1] == "WARNING" or columns[2] in ("back", *events.LAST)):
-            tell(f"medsilo: {event_reading.shown(line)}")
+            tell(f"medsilo: {event_reading.shown(line)}", partial(_keep, last, line))
+
+
+def _keep(last: Path, line: str) -> None:
+    """Keep the last line that was told."""
+    try:
+        write_text(last, line)
+    except OSError as error:
+        print(f"medsilo: {last.name} can't be written: {type(error).__name__}", file=sys.stderr, flush=True)
 
 
 class _Here(urllib.request.HTTPRedirectHandler):
@@ -391,19 +402,21 @@ class Messages:
     """Hands lines to a webhook in their order, each again until it is taken."""
 
     def __init__(self, send: Callable[[str], None]) -> None:
-        self.send, self.waiting = send, Queue[tuple[float, str]](MOST)
+        self.send, self.waiting = send, Queue[tuple[float, str, Callable[[], None]]](MOST)
 
-    def add(self, text: str) -> None:
-        """Take a line; the work goes on."""
+    def add(self, text: str, then: Callable[[], None] = lambda: None) -> None:
+        """Take a line; the work goes on. then: is called when it was sent."""
         try:
-            self.waiting.put_nowait((time.monotonic(), text))
+            self.waiting.put_nowait((time.monotonic(), text, then))
         except Full:
             print(f"medsilo: {MOST} messages wait for the webhook, so it is not told: {text}", file=sys.stderr)
 
     def hand_over(self) -> None:
         """Send what was added, without end."""
         while True:
-            self._send(*self.waiting.get())
+            at, text, then = self.waiting.get()
+            self._send(at, text)
+            then()
 
     def _send(self, at: float, text: str) -> None:
         tries, unclear, pause = 0, 0, PAUSE

@@ -229,6 +229,19 @@ def test_following_goes_on_when_the_file_is_set_aside_or_emptied(
     assert got == ["first", "second", "3"]
 
 
+def test_following_begins_after_a_line_also_when_that_was_dropped(tmp_path: Path) -> None:
+    lines = [Event("back", name).line(at) for at, name in ((1, "a"), (2, "b"), (2, "c"), (3, "d"))]
+    (tmp_path / f"{events.NAME}.1").write_text("".join(f"{line}\n" for line in lines[:3]))
+    (tmp_path / events.NAME).write_text(f"{lines[3]}\n")
+    assert event_reading.since(tmp_path, lines[1]) == lines[2:] and event_reading.since(tmp_path, lines[3]) == []
+    new = event_reading.follow(tmp_path, after=lines[2])
+    assert next(new) == lines[3]
+    write(tmp_path, Event("back", "e"))
+    assert next(new).endswith("\te")
+    (tmp_path / f"{events.NAME}.1").unlink()
+    assert event_reading.since(tmp_path, lines[0])[0] == lines[3]
+
+
 def test_following_outlives_a_file_that_is_gone_while_it_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, Event("joined", "before"))
     new = event_reading.follow(tmp_path)

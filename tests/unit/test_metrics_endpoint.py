@@ -326,6 +326,10 @@ def test_the_program_serves_this_machine_alone_and_tells(
         command = [sys.executable, "provisioning/metrics.py", *arguments]
         return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
+    def end(program: subprocess.Popen[str]) -> None:
+        program.terminate()
+        program.communicate()
+
     wrong = start(str(kits / "localhost"), "--webhook", "http://elsewhere.org/hook")
     assert "https://" in wrong.communicate(timeout=60)[1] and wrong.returncode == 1
     address, got = hook
@@ -344,10 +348,16 @@ def test_the_program_serves_this_machine_alone_and_tells(
         text = "\n".join(sorted(message["text"] for message in got))
         assert all(words in text for words in ("is not up", "are free", "out of memory")) and "began" not in text
         assert len(got) == 3
+        wait_until(lambda: (kit / metrics.TOLD).exists(), 20, "the note of what was told")
+        end(running)
+        write(kit, Event("failed", "no disk", "", "lungs", needs_somebody=True))  # while nobody looks
+        running = start(str(kit), "--port", "0", "--webhook", address)
+        wait_until(lambda: any("no disk" in message["text"] for message in got), 20, "what was missed")
+        assert sum("out of memory" in message["text"] for message in got) == 1
     finally:
-        running.terminate()
-        running.communicate()
+        end(running)
         (kit / "events.log").unlink(missing_ok=True)
+        (kit / metrics.TOLD).unlink(missing_ok=True)
 
 
 def test_the_dashboard_asks_for_what_is_told(root: Path) -> None:

@@ -13,21 +13,32 @@ from medsilo.runs.events import NAME, columns_of, is_of, read
 POLL = 0.5  # seconds between two looks for new lines
 
 
-def follow(kit: Path, of: str = "") -> Iterator[str]:
-    """Yield the lines of a kit that are written from now on, without end."""
+def follow(kit: Path, of: str = "", after: str = "") -> Iterator[str]:
+    """Yield the lines of a kit that are written from now on, without end. after: a line, from which on it begins."""
     path = kit / NAME
     file = _other(path, None)
     if file:
         file.seek(0, os.SEEK_END)
+    missed = list(since(kit, after)) if after else []  # may hold lines that the open file will bring, too
+    yield from (line for line in missed if is_of(line, of))
     while True:
         new = _other(path, file)  # before the last lines of the one set aside are read
-        yield from (line.rstrip("\n") for line in file or () if is_of(line, of))
+        lines = (line.rstrip("\n") for line in file or ())
+        yield from (line for line in lines if is_of(line, of) and line not in missed)
         if new is None:
             time.sleep(POLL)
         else:
             if file:
                 file.close()
             file = new
+
+
+def since(kit: Path, line: str) -> list[str]:
+    """Return the lines of a kit that follow a line; if it is there no more, those of a later time."""
+    lines = list(read(kit))
+    if line in lines:
+        return lines[len(lines) - lines[::-1].index(line) :]
+    return [other for other in lines if other.partition("\t")[0] > line.partition("\t")[0]]
 
 
 def _other(path: Path, file: TextIO | None) -> TextIO | None:
