@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from medsilo import __version__
 
@@ -22,6 +23,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root folder"),
 ]
 BASE = "localhost/medsilo-test-base"
+LICENCES = "provisioning/containers/licences.csv"
+OF_THE_BASE = {"pip", "setuptools", "wheel"}
 LIGHT = ("typer", "rich", "pydantic", "PyYAML", "Jinja2", "psutil", "filelock", "cryptography", "numpy", "setuptools")
 # The network of this machine, and what it knows of others: certificates and names
 HERE = "--isolation chroot --network host --volume /etc/ssl/certs:/etc/ssl/certs:ro "
@@ -93,11 +96,23 @@ def test_two_builds_are_alike_and_run_as_nobody_where_nothing_can_be_written(
     try:
         system = told("buildah", "mount", container)
         assert (Path(system) / "opt/medsilo/licences.csv").is_file()
+        holds_what_its_bill_says(place, system)
         [check] = re.findall(r"(?m)^HEALTHCHECK .* CMD (.*)$", dockerfile(root))
         runs_where_nothing_can_be_written(system, config, json.loads(check))
     finally:
         told("buildah", "rm", container)
         told("buildah", "rmi", "--force", image)
+
+
+def holds_what_its_bill_says(place: Path, system: str) -> None:
+    """Compare each package in the image with the bill of materials; pip and its helpers come with the base."""
+    bill = place / "dist/sbom.cdx.json"
+    told(sys.executable, place / "provisioning/sbom.py", "write", "requirements.lock", LICENCES, bill, cwd=place)
+    written = {(own["name"], own["version"]) for own in json.loads(bill.read_text())["components"]}
+    held = json.loads(told("chroot", system, "python", "-m", "pip", "list", "--format", "json"))
+    found = {(canonicalize_name(own["name"]), own["version"].partition("+")[0]) for own in held}
+    assert written <= found and len(written) > len(LIGHT)
+    assert {name for name, _ in found - written} <= {"medsilo", *OF_THE_BASE}
 
 
 def config_of(archive: Path) -> dict:
