@@ -9,7 +9,6 @@ from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.requests import Exchange
 from medsilo.federation.server_state import ServerState
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
-from medsilo.runs.outliers import standing_out
 from medsilo.runs.provenance import now
 from medsilo.runs.rounds import Round
 from medsilo.runs.schema import Agreement, Details, RoundCount, Selection, SiteResult, StudyFacts, Summary
@@ -77,7 +76,6 @@ def summarise(led: StudyUsage, reason: str | None, passing: bool, started: str, 
         evaluation_sites={site: _site_result(led, site) for site in asked.everyone if site not in asked.sites},
         **means(plan.task, sites),
         pooled=plan.task.goal.figures(added(told)),
-        outliers=standing_out(led.rounds),
         details=Details(**state.summary_details()),
         seconds=round(seconds, 3),
         memory=most_held(),
