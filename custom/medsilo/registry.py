@@ -302,7 +302,7 @@ PAGES = PluginTable("medsilo.pages", "types:FunctionType", {})
 LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {"canary": "medsilo.check.canary:Canary"})
 
 # Secure aggregation, by the name of `secure_aggregation.mode`.
-AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.secure_aggregation:SecureAggregation", {})
+AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.sealing:SecureAggregation", {})
 
 TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}  # by the plan's sections
 
