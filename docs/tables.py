@@ -32,8 +32,8 @@ from medsilo.core.section import Section
 from medsilo.extend import methods as extend_methods
 from medsilo.extend import networks as extend_networks
 from medsilo.learning.training import Training
-from medsilo.mixing import robust
-from medsilo.mixing.robust import AggregationSettings
+from medsilo.mixing import rules
+from medsilo.mixing.robust import AggregationSettings, RobustRule
 from medsilo.models.network import Network
 from medsilo.plan import ModelSelection, Plan, StudyDescription
 from medsilo.privacy.guarantees import PrivacyRequirements
@@ -69,7 +69,7 @@ PROTECTION = (
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ROBUST = {
     rule.model_fields["name"].default: rule
-    for rule in (robust.NormBound, robust.Median, robust.TrimmedMean, robust.GeometricMedian, robust.MultiKrum)
+    for rule in (rules.NormBound, rules.Median, rules.TrimmedMean, rules.GeometricMedian, rules.MultiKrum)
 }
 ELSEWHERE = (NnUNetPlans, Architecture, Network)  # sections that other places describe
 REST = ("seed", "protocol", "packages")  # the plan's keys that are no sections
@@ -90,10 +90,12 @@ def values_of(field: FieldInfo) -> str:
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """Return the members of a union, or the type itself."""
+    """Return the members of a union, the rules that a name chooses among, or the type itself."""
     if get_origin(annotation) in (Union, UnionType):
         return [kind for member in get_args(annotation) for kind in kinds_of(member)]
-    return kinds_of(get_args(annotation)[0]) if hasattr(annotation, "__metadata__") else [annotation]
+    if hasattr(annotation, "__metadata__"):
+        return kinds_of(get_args(annotation)[0])
+    return [*ROBUST.values()] if annotation is RobustRule else [annotation]
 
 
 def choices_of(kind: Any) -> list[str]:

@@ -78,12 +78,3 @@ def hash_of(place: str) -> str:
         return ""
     code = ast.unparse(ast.parse(textwrap.dedent(source)))
     return hashlib.sha256(code.encode()).hexdigest()[:16]
-
-
-def add_installed() -> None:
-    """Add the installed NVFlare to those that are known."""
-    known = json.loads(KNOWN.read_text("utf-8")) if KNOWN.exists() else {}
-    places = sorted({place for own in PLACES.values() for place in own})
-    for place in places:
-        known[place] = known.get(place, {}) | {version("nvflare"): hash_of(place)}
-    KNOWN.write_text(json.dumps({place: known[place] for place in places}, indent=2) + "\n", "utf-8")

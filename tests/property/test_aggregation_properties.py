@@ -12,8 +12,7 @@ from medsilo.mixing.defence import Shield
 from medsilo.mixing.late import StalenessWeightedMean, at_most
 from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
 from medsilo.mixing.personal import Identity, SimilarityMix, SoftPull
-from medsilo.mixing.robust import GeometricMedian, Median, MultiKrum, NormBound, TrimmedMean
-from medsilo.mixing.rules import capped
+from medsilo.mixing.rules import GeometricMedian, Median, MultiKrum, NormBound, TrimmedMean, capped
 from medsilo.mixing.server import DynamicStep, FedAdagrad, FedAdam, FedAvgM, FedYogi, Scaffold
 from tests.mixed import result_of
 from tests.property.drawn import examples

@@ -22,19 +22,19 @@ from medsilo.runs.messages import Counted
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.decisions import (
-    PLACED,
-    RELIABILITY,
-    calibration_error,
+from medsilo.tasks.decisions import PLACED, ClassCounts, calibration_error, on_a_place
+from medsilo.tasks.measuring import (
+    chances,
+    coarse_chances,
+    coarse_reliability,
     decided,
     judged,
-    on_a_place,
     places_of,
     rates_of,
-    with_derived,
+    reliability,
+    threshold_of,
 )
-from medsilo.tasks.measuring import chances, coarse_chances, coarse_reliability, reliability, threshold_of
-from medsilo.tasks.metrics import BINS, BROAD, CHANCES, added
+from medsilo.tasks.metrics import BINS, BROAD, CHANCES, RELIABILITY, added
 from medsilo_lab.study.scores import read_measures
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
@@ -54,7 +54,9 @@ def drawn(cases: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def error_of(labels: torch.Tensor, told: torch.Tensor) -> float | None:
-    counts = with_derived({CHANCES: chances(labels, told), RELIABILITY: reliability(told)}, told.shape[1], None)
+    counts = ClassCounts(told.shape[1]).with_derived(
+        {CHANCES: chances(labels, told), RELIABILITY: reliability(told)}, None
+    )
     return calibration_error(counts[RELIABILITY], counts[PLACED])
 
 
@@ -79,7 +81,9 @@ def test_calibration_is_scikit_learns(seed: int) -> None:
     assert found == pytest.approx(wanted)
     assert found**2 <= brier_score_loss(labels, told)  # as any calibration error
     first, second = (
-        with_derived({CHANCES: chances(one[part], two(told[part])), RELIABILITY: reliability(two(told[part]))}, 2, None)
+        ClassCounts(2).with_derived(
+            {CHANCES: chances(one[part], two(told[part])), RELIABILITY: reliability(two(told[part]))}, None
+        )
         for part in (slice(0, 150), slice(150, 400))
     )
     both = added([first, second])

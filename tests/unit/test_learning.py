@@ -13,10 +13,10 @@ from torch.utils.data import Dataset, TensorDataset
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import is_finite
 from medsilo.learning.compute import Compute
-from medsilo.learning.loop import OutputLoss, batches, evaluate, lesson, train_epoch
+from medsilo.learning.loop import OutputLoss, batches, evaluate, lesson, plain_step, train_epoch
 from medsilo.learning.optimizers import begin_round
 from medsilo.learning.seeds import generator_for, seed_for
-from medsilo.learning.steps import correcting, plain_step, pull_back
+from medsilo.learning.steps import correcting, pull_back
 from medsilo.learning.training import Training
 from medsilo.site.settings import SiteSettings
 

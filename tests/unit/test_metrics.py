@@ -5,8 +5,9 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
+from medsilo.tasks.decisions import area_under_curve
 from medsilo.tasks.measuring import chances
-from medsilo.tasks.metrics import BINS, added, area_under_curve, by_patient, means
+from medsilo.tasks.metrics import BINS, added, by_patient, means
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.site_data import patients_of
 from medsilo.tasks.synthetic.activity import SyntheticActivity

@@ -11,8 +11,7 @@ from medsilo.core.errors import PlanError
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.personal import SoftPull
-from medsilo.mixing.robust import GeometricMedian, Median, MultiKrum, NormBound, TrimmedMean
-from medsilo.mixing.rules import capped
+from medsilo.mixing.rules import GeometricMedian, Median, MultiKrum, NormBound, TrimmedMean, capped
 from medsilo.mixing.server import FedAdam, FedAvgM, Scaffold
 from tests.conftest import SITES, make_plan
 from tests.mixed import result_of
@@ -284,6 +283,7 @@ def test_a_defence_is_part_of_the_plan():
         ("fedavg", ["max_weight=0.1"], "give 0.2 or more"),
         ("fedavg", ["robust.name=krum"], "aggregation.robust.name"),
         ("fedavg", ["robust.name=trimmed-mean", "robust.bad=0"], "bad"),
+        ("fedavg", ["robust.name=multi-krum", "robust.keeps=2"], r"keeps: .* \(did you mean keep\?\)"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_reason(method, changes, told):

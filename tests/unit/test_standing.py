@@ -175,7 +175,7 @@ def test_a_site_that_sends_the_other_way_is_named_and_no_other(tmp_path: Path):
     assert [own.share for own in last.values()] == pytest.approx(
         [own.samples / sum(one.samples for one in last.values()) for own in last.values()], abs=1e-3
     )
-    assert list(study.summary.outliers) == [B]
+    assert list(standing_out(study.rounds)) == [B]
     page = Run(tmp_path / "run").report().read_text()
     said = [part for part in page.split("<") if "point away from the others" in part]
     assert said and all(B in part and A not in part and C not in part for part in said)
@@ -183,7 +183,8 @@ def test_a_site_that_sends_the_other_way_is_named_and_no_other(tmp_path: Path):
 
 def test_honest_hospitals_that_differ_are_not_named(tmp_path: Path):
     study = Study(make_plan("fedsm", *DIFFERENT), tmp_path / "run")
-    assert study.run().outliers == {}
+    study.run()
+    assert standing_out(study.rounds) == {}
     assert {*study.rounds[0].sites[A].updates} == {"global", "personal", "selector"}
 
 
@@ -205,7 +206,7 @@ def score_of_the_others(method: str, folder: Path, script: Script, *changes: str
     participants = sites_of(plan, folder, FIVE)
     coordinator = Coordinator(plan, FIVE, Scripted(participants, script), Record(folder), "scripted")
     summary = coordinator.run()
-    assert list(summary.outliers) == ([] if script is honest else [B])
+    assert list(standing_out(coordinator.rounds)) == ([] if script is honest else [B])
     scores = [summary.sites[site].validation[-1] or 0.0 for site in FIVE if site != B]
     return sum(scores) / len(scores)
 

@@ -1,12 +1,13 @@
 """A hospital's kit with what belongs to it, read without what trains: `medsilo approve` and `ledger` answer at once."""
 
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medsilo.check.kit import Kit, read_kit
 from medsilo.core.errors import MedsiloError
-from medsilo.core.package import attached, canonical, facts_of, is_installed
+from medsilo.core.package import ALWAYS, OURS, canonical, facts_of, is_here, is_installed, is_ours
 from medsilo.runs.paths import HOSPITAL
 from medsilo.site.approvals import Approvals, AskingPlan, PlanCode, approvals_of
 from medsilo.site.kit import KitFiles
@@ -17,6 +18,8 @@ from medsilo.site.settings import SiteSettings
 
 if TYPE_CHECKING:
     from medsilo.plan import Plan
+
+ATTACHING = "medsilo."  # begins the groups of entry points that attach something to the engine
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,13 @@ class KitAtHome:
             return self.plan_of(asked).code
         allowed = filter(is_installed, map(canonical, self.settings.packages))
         return {name: facts_of(name) for name in sorted({*attached(), *allowed})}
+
+
+def attached() -> set[str]:
+    """Return the packages of ours that an entry point attaches to the engine here, and those that always run."""
+    entries = (entry for one in filter(is_installed, OURS) for entry in distribution(one).entry_points)
+    found = {entry.module.partition(".")[0] for entry in entries if entry.group.startswith(ATTACHING)}
+    return {*filter(is_here, (*filter(is_ours, found), *ALWAYS))}
 
 
 def files_of(kit: Kit) -> KitFiles:

@@ -75,7 +75,7 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
     tables = [Table(unit.capitalize(), ("part", unit, "patients"), rows, _note(least))]
     labels = sorted({label for part in survey.parts.values() for label in part.classes}, key=_number_first)
     if labels:
-        tables.append(_classes(survey, labels, unit, least, plan.task.goal.classifies))
+        tables.append(_classes(survey, labels, unit, least, plan.task.goal.classifies is not None))
     structures = labels if isinstance(plan.task.goal, Segmentation) else []
     named = dict.fromkeys([*structures, *survey.absent])
     if held := [[name, *_presence(name, name in structures, survey, least)] for name in named]:

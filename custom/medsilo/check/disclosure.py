@@ -18,8 +18,7 @@ from medsilo.schedule.phase import views
 from medsilo.site.policy import Policy
 from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.decisions import RELIABILITY
-from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION
+from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION, RELIABILITY
 
 COUNTED = {
     CONFUSION: "how often each class was found to be each: {} counts",

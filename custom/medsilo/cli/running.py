@@ -130,14 +130,15 @@ def run_study(
 def conclude(screen: Console, folder: Path) -> None:
     """Say how a run ended: what is installed to report of runs writes its page and its table, else the score."""
     from medsilo.registry import REPORTS
-    from medsilo.runs.reading import read_summary
+    from medsilo.runs.outliers import standing_out
+    from medsilo.runs.reading import read_rounds, read_summary
 
     screen.doing("writing the report")
-    summary = read_summary(folder)
+    summary, outliers = read_summary(folder), standing_out(read_rounds(folder, growing=True))
     told = [REPORTS[name](folder) for name in REPORTS]
     screen.say(*(f"\n{table}" for table, _ in told))
     if not told and summary.pooled_test is not None:
         screen.say(f"\ntest score: {summary.pooled_test:.3f} ({summary.metric})")
-    screen.say(*(f"outlier: {line}" for lines in summary.outliers.values() for line in lines))
+    screen.say(*(f"outlier: {line}" for lines in outliers.values() for line in lines))
     screen.say(f"\nsummary: {folder / paths.SUMMARY}", *(f"report: {page}" for _, page in told))
-    screen.answer(run=folder, report=told[0][1] if told else None, summary=summary.as_json())
+    screen.answer(run=folder, report=told[0][1] if told else None, summary=summary.as_json(), outliers=outliers)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from medsilo.learning.drawn import DrawBatch
     from medsilo.learning.optimizers import optimizer_of
     from medsilo.learning.perturbation import perturbed_step
-    from medsilo.mixing import rules
     from medsilo.mixing.defence import Shield
+    from medsilo.mixing.rules import NAMED_RULE
     from medsilo.privacy.noise import NoiseSource
     from medsilo.schedule.amplitude_phases import behind
     from medsilo.schedule.plan_changes import change, name_hospitals

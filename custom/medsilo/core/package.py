@@ -23,7 +23,6 @@ PLACE = ROOT.parent
 ENGINE = "medsilo"
 ALWAYS = (ENGINE, "nvflare_reliability")  # run in every study, where they are installed
 OURS = (ENGINE, "medsilo-lab")  # the distributions that our packages are in
-ATTACHING = "medsilo."  # begins the groups of entry points that attach something to the engine
 SUFFIXES = (".py", ".html", ".template", ".csv")  # of our files that run or are shown
 DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions decide over the last digits
 
@@ -121,13 +120,6 @@ def files_of(name: str) -> dict[str, Path]:
 def files_in(found: Distribution) -> set[Path]:
     """Return the files that a distribution was installed with."""
     return {Path(str(found.locate_file(path))).resolve() for path in found.files or ()}
-
-
-def attached() -> set[str]:
-    """Return the packages of ours that an entry point attaches to the engine here, and those that always run."""
-    entries = (entry for one in filter(is_installed, OURS) for entry in distribution(one).entry_points)
-    found = {entry.module.partition(".")[0] for entry in entries if entry.group.startswith(ATTACHING)}
-    return {*filter(is_here, (*filter(is_ours, found), *ALWAYS))}
 
 
 def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:

@@ -123,4 +123,14 @@ def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen)
     for part in within[1:] if location[0] in chosen else within:
         if field := section.model_fields.get(str(part)):
             section = next(_sections_in(field.annotation), section)
+        else:
+            section = _one_named(str(part), section)
     return ".".join(map(str, location)), section
+
+
+def _one_named(name: str, base: type[Section]) -> type[Section]:
+    """Return which of the sections that derive from one has this name; the one itself where none has."""
+    kinds = (kind for own in base.__subclasses__() for kind in (own, *own.__subclasses__()))
+    return next(
+        (kind for kind in kinds if "name" in kind.model_fields and kind.model_fields["name"].default == name), base
+    )

@@ -7,7 +7,6 @@ from typing import Any
 from medsilo.core.errors import Refused
 from medsilo.core.package import machine_facts
 from medsilo.core.text import plain
-from medsilo.federation import told_of_classes
 from medsilo.federation.checks import check_packages
 from medsilo.plan import Plan
 from medsilo.runs.messages import (
@@ -128,17 +127,17 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
             raise Refused(f"its counts of {name} are not {layout[name]} numbers")
         if name not in OF_CLASSES:
             check_sum(name, values, most, plan.task.goal.range_of(name))
-    if {*OF_CLASSES} & counts.keys():
-        told_of_classes.check(counts, plan.task.goal.classes, most)
+    if told := plan.task.goal.classifies:
+        told.check(counts, most)
 
 
 def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
     """Refuse a threshold that the plan does not ask for, or that does not fit the counts."""
     if threshold is None:
         return
-    if not plan.has_threshold:
+    if not plan.has_threshold or (told := plan.task.goal.classifies) is None:
         raise Refused("unexpected field: threshold")
-    told_of_classes.check_threshold(threshold, counts)
+    told.check_threshold(threshold, counts)
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:

@@ -29,9 +29,8 @@ from medsilo.runs.messages import Counted
 from medsilo.site.party import FILE_NAME
 from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import DataPart
-from medsilo.tasks.decisions import RELIABILITY
 from medsilo.tasks.measuring import chances, coarse_chances, coarse_reliability, threshold_of
-from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION, Counts, Measures
+from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION, RELIABILITY, Counts, Measures
 from medsilo.tasks.site_data import SiteData, class_counts, patients_of
 
 if TYPE_CHECKING:  # only under a promise of privacy

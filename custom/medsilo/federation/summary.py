@@ -5,17 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from medsilo.core.parent_watch import most_held
-from medsilo.federation import told_of_classes
 from medsilo.federation.acceptance import Acceptance
 from medsilo.federation.requests import Exchange
 from medsilo.federation.server_state import ServerState
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
-from medsilo.runs.outliers import standing_out
 from medsilo.runs.provenance import now
 from medsilo.runs.rounds import Round
 from medsilo.runs.schema import Agreement, Details, RoundCount, Selection, SiteResult, StudyFacts, Summary
 from medsilo.runs.site_files import Package, Readiness
-from medsilo.tasks.decisions import with_derived
 from medsilo.tasks.metrics import CONFUSION, Counts, added
 from medsilo.tasks.objective import judged_by
 from medsilo.tasks.task import Task
@@ -79,7 +76,6 @@ def summarise(led: StudyUsage, reason: str | None, passing: bool, started: str, 
         evaluation_sites={site: _site_result(led, site) for site in asked.everyone if site not in asked.sites},
         **means(plan.task, sites),
         pooled=plan.task.goal.figures(added(told)),
-        outliers=standing_out(led.rounds),
         details=Details(**state.summary_details()),
         seconds=round(seconds, 3),
         memory=most_held(),
@@ -154,21 +150,19 @@ def _readiness(joined: SiteAnswer | None, delivered: SiteAnswer | None) -> Readi
 def tested_as(task: Task, told: Mapping[str, Any], cases: int | None, threshold: float | None) -> dict[str, Any]:
     """Return a site's test as the summary has it; `suppressed` names what the site keeps because of too few cases."""
     counts: Counts = told["counts"]
-    known, decisions = counts_of(task, dict(counts), threshold), None
-    if CONFUSION in known:
-        decisions = told_of_classes.decisions_in(known, task.goal.classes, threshold)
+    known, of_classes = counts_of(task, dict(counts), threshold), task.goal.classifies
     return {
         "test": {task.goal.metric: told["test"], "loss": told["test_loss"], "cases": cases},
         "figures": task.goal.figures(known),
         "suppressed": sorted(task.goal.layout.keys() - counts.keys()),
-        "decisions": decisions,
+        "decisions": of_classes.decisions(known, threshold) if of_classes and CONFUSION in known else None,
     }
 
 
 def counts_of(task: Task, counts: Counts, threshold: float | None) -> Counts:
     """Return a site's counts, of a classification with what follows from them."""
-    goal = task.goal
-    return with_derived(counts, goal.classes, threshold) if goal.classifies else counts
+    of_classes = task.goal.classifies
+    return of_classes.with_derived(counts, threshold) if of_classes else counts
 
 
 def _warnings(led: StudyUsage, site: str) -> dict[str, list[str]]:

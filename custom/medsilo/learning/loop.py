@@ -12,10 +12,18 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 from medsilo.core.errors import Refused
 from medsilo.learning.compute import Case, Compute, LossFunction, Stop
 from medsilo.learning.drawn import ChangedBatches, DrawnCases
-from medsilo.learning.steps import Step, plain_step
 
 ObjectiveFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
+Closure = Callable[[], Tensor]  # computes gradients, returns the loss
+Step = Callable[[Optimizer, Closure], Tensor]  # changes the weights by one mini-batch
 TrainStep = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss, after the networks have learned from them
+
+
+def plain_step(optimizer: Optimizer, closure: Closure) -> Tensor:
+    """θ ← θ − lr · ∇ℓ(θ), whatever the optimizer makes of it."""
+    loss = closure()
+    optimizer.step()
+    return loss
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medsilo.learning.steps import Closure, Step, keeping_statistics
+from medsilo.learning.loop import Closure, Step
+from medsilo.learning.steps import keeping_statistics
 
 
 class PerturbedOptimizer(Optimizer):

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.learning.compute import Case, Compute, LossFunction, part_of
-from medsilo.learning.loop import ForCard, TrainStep, loaded
-from medsilo.learning.steps import Step, called_with, plain_step
+from medsilo.learning.loop import ForCard, Step, TrainStep, loaded, plain_step
+from medsilo.learning.steps import called_with
 from medsilo.privacy.noise import NoiseSource
 
 AT_ONCE = 1 << 26  # numbers of single cases' gradients that are held at once

@@ -1,6 +1,6 @@
-"""Change the weights by one mini-batch. A step is given the optimizer and a closure that computes gradients.
+"""Tools of methods whose step is not the plain one: they correct gradients, sum them, or call a network otherwise.
 
-Also ways to call a network in a step, and Adam's memory as tensors that can travel.
+Also Adam's memory as tensors that can travel.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,17 +13,9 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from medsilo.learning.layers import batch_norm_layers, head_layers
+from medsilo.learning.loop import Closure
 
-Closure = Callable[[], Tensor]
-Step = Callable[[Optimizer, Closure], Tensor]
 Correction = Callable[[], None]  # changes the gradients that lie in the weights
-
-
-def plain_step(optimizer: Optimizer, closure: Closure) -> Tensor:
-    """θ ← θ − lr · ∇ℓ(θ), whatever the optimizer makes of it."""
-    loss = closure()
-    optimizer.step()
-    return loss
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.discriminant import FeatureSums, is_of_one_hospital, tell_hospitals_apart
 from medsilo.learning.layers import head_layers
-from medsilo.learning.loop import ObjectiveFunction, OutputLoss, TrainStep
-from medsilo.learning.steps import GradientSum, Moments, plain_step
+from medsilo.learning.loop import ObjectiveFunction, OutputLoss, TrainStep, plain_step
+from medsilo.learning.steps import GradientSum, Moments
 from medsilo.learning.training import Training
 from medsilo.methods.apfl import APFL
 from medsilo.methods.ditto import Ditto

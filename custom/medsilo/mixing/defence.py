@@ -9,8 +9,8 @@ from torch import Tensor
 
 from medsilo.mixing.contributions import Contributions
 from medsilo.mixing.layout import Layout, Tensors
-from medsilo.mixing.robust import Coordinatewise, Reweighting, RobustRule
-from medsilo.mixing.rules import Updates, capped
+from medsilo.mixing.robust import RobustRule
+from medsilo.mixing.rules import Coordinatewise, Reweighting, Updates, capped
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ A mixer declares one of these forms; neither the server's side nor a site's know
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from torch import Tensor
 
@@ -49,15 +48,3 @@ class Mean(Enum):
 
 
 Form = MeanForm | PullForm | ServerReadable
-MAKES = {"_take", "_merge", "_fold", "_rule"}  # methods of a mixer that decide what is computed
-
-
-def form_of(mixer: Any) -> Form:
-    """Return how a mixer is sealed. One that changes what its base class computes has to say so by itself."""
-    for kind in type(mixer).__mro__:
-        if "sealed" in vars(kind):
-            form: Form = mixer.sealed
-            return form
-        if MAKES & vars(kind).keys():
-            break
-    return ServerReadable(f"{type(mixer).__name__} does not say how it works on sums that the server cannot read")

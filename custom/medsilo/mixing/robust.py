@@ -1,14 +1,14 @@
-"""A plan's robust rules as data: what takes the place of a mean over sites. A plan without one loads no arithmetic.
+"""A plan's `aggregation`: the defence against hospitals that send wrong or harmful tensors.
 
-None of them helps against sites that are the majority.
+The rules are in rules.py, which a plan that names none does not load.
 """
 
-from abc import ABC, abstractmethod
+import json
+from abc import ABC
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
-from torch import Tensor
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from medsilo.core import optional
 from medsilo.core.section import Feature, Section
@@ -16,11 +16,10 @@ from medsilo.core.tensors import Modules
 
 if TYPE_CHECKING:
     from medsilo.mixing.defence import Shield
-    from medsilo.mixing.rules import Updates
 
 
 class RobustRule(Section, ABC):
-    """A rule by which the sites' updates become one: `Reweighting` or `Coordinatewise`."""
+    """A rule by which the sites' updates become one, in place of a mean. None helps where most sites are dishonest."""
 
     # Whether every site counts by the weights of the method (cases), if the plan bounds a site's share of them.
     weighs: ClassVar[bool] = False
@@ -33,113 +32,17 @@ class RobustRule(Section, ABC):
         return 3
 
 
-class Reweighting(RobustRule):
-    """A weighted sum of whole updates."""
-
-    @abstractmethod
-    def shares(self, updates: "Updates") -> Tensor:
-        """Return how much every update counts, [sites]."""
-
-
-class Coordinatewise(RobustRule):
-    """A rule for every number by itself."""
-
-    @abstractmethod
-    def across(self, columns: Tensor) -> Tensor:
-        """Return the combined numbers, [columns], of [sites, columns]."""
-
-
-class NormBound(Reweighting):
-    """Sun et al., Can You Really Backdoor Federated Learning?, 2019: d = Σ p_i d_i min(1, B / ‖d_i‖).
-
-    B is a multiple of the (lower) median norm of the round's updates, so nobody has to know a good bound beforehand.
-    Against updates that are too long; not against those that point the wrong way.
-    """
-
-    weighs: ClassVar[bool] = True
-
-    name: Literal["norm-bound"] = "norm-bound"
-    factor: float = Field(1.0, gt=0, le=100, description="the longest update is so many times the median one")
-
-    def shares(self, updates: "Updates") -> Tensor:
-        return optional.rules.norm_bound(updates, self.factor)
-
-
-class Median(Coordinatewise):
-    """Yin et al., Byzantine-Robust Distributed Learning, 2018, Def. 1: the median of every number by itself.
-
-    With an even number of sites, the mean of the two in the middle.
-    """
-
-    name: Literal["median"] = "median"
-
-    def across(self, columns: Tensor) -> Tensor:
-        return optional.rules.median(columns)
-
-
-class TrimmedMean(Coordinatewise):
-    """Yin et al. 2018, Def. 2: of every number by itself, the mean without the largest and the smallest ones."""
-
-    name: Literal["trimmed-mean"] = "trimmed-mean"
-    bad: int = Field(1, ge=1, le=2000, description="how many values are left out at either end (b)")
-
-    @property
-    def fewest(self) -> int:
-        return 2 * self.bad + 1
-
-    def across(self, columns: Tensor) -> Tensor:
-        return optional.rules.trimmed_mean(columns, self.bad)
-
-
-class GeometricMedian(Reweighting):
-    """Pillutla et al., Robust Aggregation for Federated Learning (RFA), 2022: d minimises Σ p_i ‖d - d_i‖.
-
-    By the smoothed Weiszfeld algorithm (Alg. 2): β_i = p_i / max(ν, ‖d - d_i‖), d ← Σ β_i d_i / Σ β_i. Every d on the
-    way is a mean Σ s_i d_i, so all its distances follow from those between the sites' updates: contributions are read
-    twice, however often shares s_i are made. It ends when they settle, or after `iterations`: then short of d.
-    """
-
-    weighs: ClassVar[bool] = True
-
-    name: Literal["geometric-median"] = "geometric-median"
-    iterations: int = Field(100, ge=1, le=10_000, description="steps of Weiszfeld's algorithm at most")
-    smoothing: float = Field(1e-6, gt=0, le=1, description="shorter distances count as this one (ν)")
-
-    def shares(self, updates: "Updates") -> Tensor:
-        return optional.rules.geometric_median(updates, self.iterations, self.smoothing)
-
-
-class MultiKrum(Reweighting):
-    """Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, 2017.
-
-    An update's score is the sum of its squared distances to the n - f - 2 updates nearest to it; the mean of those with
-    the lowest scores is taken. All others count for nothing.
-    """
-
-    name: Literal["multi-krum"] = "multi-krum"
-    bad: int = Field(1, ge=1, le=2000, description="how many sites may be dishonest (f); it needs 2 f + 3 sites")
-    keep: int | None = Field(
-        None, ge=1, le=4096, description="how many updates are averaged (m); 1 is Krum; `null`: all but f"
-    )
-
-    @property
-    def fewest(self) -> int:
-        return max(2 * self.bad + 3, self.keep or 0)
-
-    def shares(self, updates: "Updates") -> Tensor:
-        return optional.rules.multi_krum(updates, self.bad, self.keep)
-
-
-Robust = Annotated[
-    NormBound | Median | TrimmedMean | GeometricMedian | MultiKrum,
-    Field(discriminator="name"),
-]
+def _rule_named(values: Any) -> Any:
+    """Return the rule that a plan names, for pydantic, whose errors it raises."""
+    if values is None or isinstance(values, RobustRule):
+        return values
+    return optional.NAMED_RULE.validate_json(json.dumps(values), strict=True)
 
 
 class AggregationSettings(Feature):
     """The server's defence against hospitals that send wrong or harmful tensors."""
 
-    robust: Robust | None = Field(
+    robust: Annotated[SerializeAsAny[RobustRule] | None, BeforeValidator(_rule_named)] = Field(
         None,
         description="what takes the place of every mean over hospitals, so that a few dishonest ones can't bend the "
         "model. Hospitals count alike in it, unless `max_weight` is given with "

@@ -281,10 +281,6 @@ class Summary(RecordPart):
         description="`figures` over the test cases of all sites together; their counts are added first. A site that "
         "withholds its classes is part of `accuracy` and not of `balanced_accuracy`",
     )
-    outliers: dict[str, list[Text]] = Field(
-        {},
-        description="site → what stands out in its updates, in words; nothing is left out",
-    )
     details: Details = Field(Details(), description="what the method found out or rests on, see below")
     seconds: Seconds | None = Field(None, description="time that the study took")
     memory: Count | None = Field(

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
 from medsilo.learning.compute import Compute, LossFunction
-from medsilo.learning.loop import ObjectiveFunction, OutputLoss, TrainStep, lesson
-from medsilo.learning.steps import Step, plain_step
+from medsilo.learning.loop import ObjectiveFunction, OutputLoss, Step, TrainStep, lesson, plain_step
 from medsilo.learning.training import Training
 
 if TYPE_CHECKING:  # only under a promise of privacy

@@ -42,10 +42,9 @@ from medsilo.federation.site_stack import training_site
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import SHUFFLE, Trainer
 from medsilo.learning.compute import Compute, LossFunction, Stop
-from medsilo.learning.loop import ObjectiveFunction, TrainStep, Watch, train_epoch
+from medsilo.learning.loop import Closure, ObjectiveFunction, Step, TrainStep, Watch, train_epoch
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.statistics import evaluating
-from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
 from medsilo.runs import paths

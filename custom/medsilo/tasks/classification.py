@@ -5,21 +5,17 @@ from collections.abc import Sequence
 from torch import Tensor, cat, stack, zeros_like
 from torch.nn import functional
 
-from medsilo.tasks.decisions import DECIDED, PLACED, calibration_error, judged, rates_of
-from medsilo.tasks.measuring import chances, confusion, reliability
-from medsilo.tasks.metrics import (
-    BINS,
-    BROAD,
-    CHANCES,
-    CONFUSION,
-    RELIABILITY,
-    Counts,
-    Figures,
-    Measures,
+from medsilo.tasks.decisions import (
+    DECIDED,
+    PLACED,
+    ClassCounts,
     area_under_curve,
     areas_under_curve,
     balanced_accuracy,
+    calibration_error,
 )
+from medsilo.tasks.measuring import chances, confusion, judged, rates_of, reliability
+from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, Counts, Figures, Measures
 from medsilo.tasks.objective import Objective
 
 
@@ -39,6 +35,10 @@ class Classification(Objective):
         self.label_names = tuple(map(str, range(classes)) if isinstance(classes, int) else classes)
         self.classes = len(self.label_names)
         self.outputs = outputs or self.classes
+
+    @property
+    def classifies(self) -> ClassCounts:
+        return ClassCounts(self.classes)
 
     def scores(self, output: Tensor) -> Tensor:
         """Return a score for each class: one output of two classes is the second's, against 0 of the first."""

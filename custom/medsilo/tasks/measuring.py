@@ -1,4 +1,7 @@
-"""Measure a site's cases: classes and probabilities, exact and as they are told of patients, and a threshold."""
+"""Measure a site's cases: classes and probabilities, exact and as they are told of patients, and a threshold.
+
+Of two classes, the second is the one that is looked for.
+"""
 
 from collections.abc import Sequence
 
@@ -6,8 +9,20 @@ import torch
 from torch import Tensor
 
 from medsilo.core.rounding import Resolution
-from medsilo.tasks.decisions import WIDE, decided, judged, places_of, rates_of
 from medsilo.tasks.metrics import BINS, BROAD
+
+WIDE = BINS // BROAD
+
+
+def judged(classes: int) -> range:
+    """Return the classes whose probabilities are judged: of two the second alone, as the first is one minus it."""
+    return range(1, 2) if classes == 2 else range(classes)
+
+
+def places_of(histograms: Sequence[float], classes: int) -> Tensor:
+    """Return, per class, how many negatives and positives fall in each bin: [judged, 2, BROAD]."""
+    counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
+    return counts[list(judged(classes))]
 
 
 def confusion(labels: Tensor, found: Tensor, classes: int) -> list[float]:
@@ -65,6 +80,20 @@ def coarse_reliability(
                 mean = min(max(here.mean(total / count, low, high), low), high)
         found.append(told_count * mean)
     return found
+
+
+def decided(histograms: Sequence[float], threshold: float) -> list[float]:
+    """Return true negatives, false positives, false negatives and true positives from `chances` of two classes."""
+    others, own = torch.tensor(histograms, dtype=torch.float64).reshape(2, 2, BINS)[1]
+    cut = round(threshold * BINS)
+    return [float(part.sum()) for part in (others[:cut], others[cut:], own[:cut], own[cut:])]
+
+
+def rates_of(counts: Sequence[float]) -> tuple[float, float] | None:
+    """Return sensitivity and specificity; None where a class has no case."""
+    right_without, wrong_without, wrong_with, right_with = counts
+    without, having = right_without + wrong_without, wrong_with + right_with
+    return (right_with / having, right_without / without) if without and having else None
 
 
 def threshold_of(histograms: Sequence[float], places: int) -> float | None:

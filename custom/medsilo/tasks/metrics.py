@@ -35,31 +35,6 @@ def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
     return totals / torch.bincount(place[known], minlength=len(numbers))
 
 
-def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:
-    """The mean over classes that occur of the share that is found; None when fewer than two occur."""
-    counts = torch.tensor(table, dtype=torch.float64).reshape(classes, classes)
-    totals = counts.sum(1)
-    occurs = totals > 0
-    return float((counts.diagonal()[occurs] / totals[occurs]).mean()) if occurs.sum() > 1 else None
-
-
-def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float | None]:
-    """Of each class P(a case of it gets a higher probability of it than another), ties half; None where the class has
-    no case, or every case."""
-    counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BINS)
-    others, own = counts[:, 0], counts[:, 1]
-    pairs = others.sum(1) * own.sum(1)
-    below = others.cumsum(1) - others / 2
-    each = ((own * below).sum(1) / pairs).tolist()
-    return [area if known else None for area, known in zip(each, (pairs > 0).tolist(), strict=True)]
-
-
-def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
-    """The mean over the classes that have an area."""
-    known = [area for area in areas_under_curve(histograms, classes) if area is not None]
-    return sum(known) / len(known) if known else None
-
-
 def added(several: Iterable[Counts]) -> Counts:
     """Sites' counts together; what a site left out is that of the others."""
     total: Counts = {}

@@ -2,13 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core import optional
-from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
+from medsilo.tasks.metrics import BY_PATIENT, Counts, Figures, Measures, by_patient, means
+
+if TYPE_CHECKING:  # only a task of classes has these
+    from medsilo.tasks.decisions import ClassCounts
 
 
 class Objective(ABC):
@@ -79,14 +83,14 @@ class Objective(ABC):
         return counts
 
     @property
-    def classifies(self) -> bool:
-        """Return whether every case has one class."""
-        return CONFUSION in self.layout
+    def classifies(self) -> "ClassCounts | None":
+        """Return what counts of classes are, where every case has one class; None where none has."""
+        return None
 
     @property
     def decides(self) -> bool:
         """Return whether cases are of two classes, so that a threshold decides."""
-        return self.classifies and self.classes == 2
+        return self.classifies is not None and self.classes == 2
 
     @property
     def layout(self) -> dict[str, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations, pairwise
 from typing import Any, Literal
 
-from medsilo.runs.schema import Summary
+from medsilo.runs.outliers import standing_out
 from medsilo_lab.report.formats import moment_of, number, short, shown
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import RunResult, same, sample, spans
@@ -125,7 +125,7 @@ def notices(runs: Sequence[RunResult]) -> list[Notice]:
         missing = [*missing[:MOST_ABSENCE_NOTICES], Notice("missing", "Missing", rest)]
     found += missing
     for word, lines in TOLD.items():
-        found += [Notice("caution", word, f"{run.label}: {line}") for run in runs for line in lines(run.summary)]
+        found += [Notice("caution", word, f"{run.label}: {line}") for run in runs for line in lines(run)]
     found += [Notice("caution", ROUNDED, f"{run.label}: {line}.") for run in runs for line in run.rounding]
     found += [Notice("caution", "Caution", text) for text in _cautions(runs)]
     if any(run.summary.synthetic for run in runs):
@@ -133,25 +133,25 @@ def notices(runs: Sequence[RunResult]) -> list[Notice]:
     return found
 
 
-def _secure_aggregation(told: Summary) -> Iterator[str]:
-    if secure := told.details.secure_aggregation:
+def _secure_aggregation(run: RunResult) -> Iterator[str]:
+    if secure := run.summary.details.secure_aggregation:
         yield f"{' '.join(secure.protects)} The keys rest on {secure.keys}."
 
 
-def _untrained(told: Summary) -> Iterator[str]:
-    sites = [site for site, chosen in told.selected.rounds.items() if chosen == 0]
-    if sites and told.rounds.done:
+def _untrained(run: RunResult) -> Iterator[str]:
+    sites = [site for site, chosen in run.summary.selected.rounds.items() if chosen == 0]
+    if sites and run.summary.rounds.done:
         yield (
             f"the model tested at {', '.join(sites)} is that of round 0, before any training; "
             "model_selection.keep=last takes the last round's."
         )
 
 
-TOLD: dict[str, Callable[[Summary], Iterable[str]]] = {  # by the word that stands before it
+TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {  # by the word that stands before it
     "Untrained": _untrained,
-    "Caution": lambda told: told.details.warnings,
+    "Caution": lambda run: run.summary.details.warnings,
     "Secure aggregation": _secure_aggregation,
-    STANDS_OUT: lambda told: chain.from_iterable(told.outliers.values()),
+    STANDS_OUT: lambda run: chain.from_iterable(standing_out(run.rounds).values()),
 }
 
 
