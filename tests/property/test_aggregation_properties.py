@@ -151,6 +151,20 @@ def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, draw
             assert (mixed >= low - room).all() and (mixed <= high + room).all()
 
 
+@pytest.mark.parametrize("kind", {**MEANS, **PERSONAL, "momentum": 0, "dynamic": 0, "scaffold": 0})
+@examples(12)
+@given(drawn=rounds(least=5), power=st.integers(10, 60))
+def test_a_mixture_does_not_know_the_unit_of_its_numbers(kind: str, drawn: tuple, power: int) -> None:
+    """Powers of two are exact; shorter distances than its smoothing are one to the geometric median."""
+    models, cases, order = drawn
+    finer = {site: {name: own * 2.0**power for name, own in model.items()} for site, model in models.items()}
+    one, other = (played(EVERY[kind](), sent, cases, order) for sent in (models, finer))
+    for site, own in one.items():
+        for name, tensor in own.items():
+            scaled = other[site][name] / 2.0**power
+            torch.testing.assert_close(scaled, tensor, rtol=CLOSE, atol=CLOSE)
+
+
 @pytest.mark.parametrize("kind", ["mean", "uniform", "share cap", "norm bound", "late"])
 @examples(12)
 @given(drawn=rounds(least=5), more=st.integers(2, 50))
