@@ -26,7 +26,15 @@ from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import StudyMessage
 from medsilo.site.accepted_settings import REMEMBERED
-from medsilo.site.approvals import MOST_ASKED, ApprovalLimits, Approvals, AskingPlan, approvals_of
+from medsilo.site.approvals import (
+    MOST_ASKED,
+    ApprovalLimits,
+    Approvals,
+    ApprovedPackage,
+    AskingPlan,
+    Decision,
+    approvals_of,
+)
 from medsilo.site.kit import KitFiles
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
@@ -167,6 +175,28 @@ def test_each_limit_holds(home: Home) -> None:
     home.permission().check()
     with pytest.raises(MedsiloError, match="rounds: 0 is too small; give 1 or more"):
         ApprovalLimits.lasting(None, 0, "")
+
+
+def test_a_decision_holds_up_to_its_limits_and_not_beyond() -> None:
+    limits = ApprovalLimits(expires=100, rounds=3, sites=("a", "b"))
+    code = {"medsilo": {"version": "1", "hash": "h"}}
+    packages = {name: ApprovedPackage(**facts) for name, facts in code.items()}
+    decision = Decision(plan="a" * 64, verdict="approved", at=0, by="x", limits=limits, packages=packages, data="m")
+    asked: dict[str, Any] = {"named": ["b"], "sites": ["a", "b"], "number": 3, "code": code, "data": "m", "now": 99.9}
+    assert decision.objection("this plan", **asked) == ""
+    beyond: list[dict[str, Any]] = [
+        {"now": 100.0},
+        {"number": 4},
+        {"named": []},
+        {"named": ["b", "c"]},
+        {"sites": ["a", "b", "0"]},
+        *({"data": data} for data in ("a", "z", "")),
+        *({"code": {"medsilo": {"version": "1", "hash": other}}} for other in ("a", "z")),
+        {"code": {**code, "another": {"version": "1", "hash": "h"}}},
+    ]
+    for one in beyond:
+        assert "this plan" in decision.objection("this plan", **{**asked, **one}), one
+    assert decision.objection("this plan", **{**asked, "code": {}}) == ""  # fewer packages change nothing that runs
 
 
 def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> None:
