@@ -105,6 +105,18 @@ def test_the_kit_tells_of_a_ledger_that_was_put_back_or_taken_away(gone: bool, t
     assert ledger.standing().epsilon(1e-5) == (0 if gone else cost(1))
 
 
+def test_a_kit_that_keeps_no_head_yet_keeps_one_from_the_next_line_on(tmp_path: Path, kit: Path) -> None:
+    ledger = of_kit(tmp_path / "one", None)
+    for place in (kit, tmp_path / "zkit"):  # named before the ledger's folder, and after it
+        place.mkdir(exist_ok=True)
+        later = Ledger(tmp_path / "one", DATA, KEY, place)
+        assert later.standing().epsilon(1e-5) == cost(3)
+        later.afford(CountedStudy(ONE, DEMANDS), ROUND)
+        assert not (place / KEPT.format(DATA)).exists()
+    later.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
+    assert (place / KEPT.format(DATA)).read_bytes() == ledger.head.read_bytes()
+
+
 def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_path: Path, kit: Path) -> None:
     of_kit(tmp_path, kit)
     later = Ledger(tmp_path, DATA, OTHER, kit)

@@ -25,7 +25,7 @@ from medsilo.federation.site_stack import DisclosingSite, training_site
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import StudyMessage
-from medsilo.site.accepted_settings import REMEMBERED
+from medsilo.site.accepted_settings import REMEMBERED, AcceptedSettings
 from medsilo.site.approvals import (
     MOST_ASKED,
     ApprovalLimits,
@@ -197,6 +197,9 @@ def test_a_decision_holds_up_to_its_limits_and_not_beyond() -> None:
     for one in beyond:
         assert "this plan" in decision.objection("this plan", **{**asked, **one}), one
     assert decision.objection("this plan", **{**asked, "code": {}}) == ""  # fewer packages change nothing that runs
+    lasting = ApprovalLimits.lasting(1000, None, " b, a,,b")
+    assert lasting.expires and 0 <= time.time() + 3_600_000 - lasting.expires < 60
+    assert (lasting.rounds, lasting.sites) == (None, ("a", "b"))
 
 
 def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> None:
@@ -440,6 +443,15 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
     with pytest.raises(Refused, match=r"medsilo.yaml \(missing\) changed since"):
         permission.check()
     assert "stops this hospital's medsilo.yaml is missing" in checked(home, "--accept")
+
+
+def test_settings_that_promise_nothing_are_not_remembered(home: Home) -> None:
+    accepted = AcceptedSettings(home.kit)
+    for _ in range(2):
+        assert accepted.begin(SiteSettings()) == accepted.check() == "" and not accepted.file.exists()
+    since = accepted.begin(WANTED)
+    assert since.endswith("UTC") and accepted.check() == since == accepted.begin(SiteSettings())
+    assert accepted.accept(SiteSettings()) == "" and not accepted.file.exists()
 
 
 def test_an_engineer_says_that_a_change_is_meant(home: Home) -> None:

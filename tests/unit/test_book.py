@@ -255,6 +255,7 @@ def test_groups_near_each_other(book: QueryBudget) -> None:
     assert book.near("data", {**first, "test": names[35:]}, 5) == set()
     assert book.near("data", {**first, "train": [*names[30:], "new"]}, 5) == {"train"}  # near the first test part
     assert book.near("data", {**first, "test": [*names[30:], names[30]]}, 5) == {"test"}  # a case more of one patient
+    assert book.near("data", {"train": [], "validation": [], "test": names[31:]}, 5) == {"test"}
     assert book.near("other", {**first, "test": names[31:]}, 5) == set()
     assert not any(name in (book.folder / "patients.jsonl").read_text() for name in names)
 

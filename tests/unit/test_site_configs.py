@@ -156,6 +156,8 @@ def test_whoever_nvflare_lets_send_code_is_found(rights: Any, sends: bool, tmp_p
     person = Person("somebody@clinic.org", "clinic", "lead")
     allowed = FLAuthorizer("clinic", policy).authorize(AuthzContext(user=person, submitter=person, right="byoc"))[0]
     assert allowed is sends and bool(ways_around(tmp_path)) is sends
+    (tmp_path / "authorization.json").rename(tmp_path / "authorization.json.default")  # where there is no other
+    assert bool(ways_around(tmp_path)) is sends
 
 
 def test_nvflare_s_default_file_holds_where_a_hospital_has_none_of_its_own(tmp_path: Path) -> None:
