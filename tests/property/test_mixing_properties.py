@@ -205,12 +205,14 @@ def same_bits(one, other):
 @pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mean_is_the_same_whatever_came_when(dtype, hard, sizes):
-    """m ← m + a (θ - m) in sorted order, to the last bit."""
+    """m ← m + a (θ - m) in sorted order, to the last bit, and wherever the sites had begun."""
     models = drawn(hard, dtype)
+    begun = {name: torch.full_like(tensor, 0.1) for name, tensor in models["a"].items()}
     for order in ("abcde", "edcba", "cbead", "dc", "eca", "b"):
         here = [site for site in COUNTS if site in order]
         wanted = mean_of([models[site] for site in here], [COUNTS[site] for site in here])
-        same_bits(found(WeightedMean(), models, order), wanted)
+        for initial in (None, begun):
+            same_bits(found(WeightedMean(), models, order, initial), wanted)
 
 
 def test_a_mean_of_many_is_nearly_as_close_as_with_steps_in_double_precision():

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,17 @@ def test_a_decision_holds_up_to_its_limits_and_not_beyond() -> None:
     lasting = ApprovalLimits.lasting(1000, None, " b, a,,b")
     assert lasting.expires and 0 <= time.time() + 3_600_000 - lasting.expires < 60
     assert (lasting.rounds, lasting.sites) == (None, ("a", "b"))
+
+
+def test_only_what_is_approved_now_can_be_withdrawn(home: Home) -> None:
+    for verdict in (None, "declined", "approved", "withdrawn"):
+        if verdict == "approved":
+            home.approve()
+        elif verdict == "declined":
+            home.approvals.decide(home.plan.hash, "declined", "engineer")
+        with nullcontext() if verdict == "approved" else pytest.raises(MedsiloError, match="nothing to withdraw"):
+            home.approvals.decide(home.plan.hash, "withdrawn", "engineer")
+    assert [one.verdict for one in home.approvals.decisions()] == ["declined", "approved", "withdrawn"]
 
 
 def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> None:

@@ -25,7 +25,7 @@ from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
-from medsilo.site.signed import digest_of, fingerprint, line_of, opened, signed
+from medsilo.site.signed import digest_of, fingerprint, line_of, opened, read_signed, signed
 from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, own_key, public_text, read_pair, sign_with
 from medsilo_secagg.identity import SEALING, check_certified
 from tests.unit.test_approvals import WANTED, make_kit
@@ -56,6 +56,15 @@ def test_equal_values_have_the_same_digest_and_the_same_signature(kind: str) -> 
     assert one == other and digest_of(one) == digest_of(other) != digest_of(PrivacyRequirements(**values))
     assert line_of(signed(one, key)) == line_of(signed(other, key))
     assert opened(line_of(signed(one, key)), PrivacyRequirements, "x") == (one, public_text(key))
+
+
+def test_what_is_no_signed_file_is_refused_and_its_place_stays_here(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "large").write_bytes(b" " * ((8 << 20) + 1))
+    for name, words in (("none", "there is no none"), ("folder", "folder is damaged"), ("large", "large is damaged")):
+        with pytest.raises(MedsiloError, match=words) as error:
+            read_signed(tmp_path / name, PrivacyRequirements)
+        assert str(tmp_path) not in str(error.value) and error.value.private == str(tmp_path / name)
 
 
 @pytest.mark.parametrize("kind", KEYS)
