@@ -154,4 +154,4 @@ def check_certified(certificate: x509.Certificate, use: KeyPurpose, public: obje
     of them is of no use."""
     if not isinstance(public, ed25519.Ed25519PublicKey):
         raise ValueError("no key for one use")
-    verify(certificate.public_key(), certified, claim(use, public.public_bytes_raw()), salted=False)
+    verify(certificate.public_key(), certified, claim(use, public.public_bytes_raw()))

@@ -105,6 +105,18 @@ def test_the_kit_tells_of_a_ledger_that_was_put_back_or_taken_away(gone: bool, t
     assert ledger.standing().epsilon(1e-5) == (0 if gone else cost(1))
 
 
+def test_a_kit_that_keeps_no_head_yet_keeps_one_from_the_next_line_on(tmp_path: Path, kit: Path) -> None:
+    ledger = of_kit(tmp_path / "one", None)
+    for place in (kit, tmp_path / "zkit"):  # named before the ledger's folder, and after it
+        place.mkdir(exist_ok=True)
+        later = Ledger(tmp_path / "one", DATA, KEY, place)
+        assert later.standing().epsilon(1e-5) == cost(3)
+        later.afford(CountedStudy(ONE, DEMANDS), ROUND)
+        assert not (place / KEPT.format(DATA)).exists()
+    later.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
+    assert (place / KEPT.format(DATA)).read_bytes() == ledger.head.read_bytes()
+
+
 def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_path: Path, kit: Path) -> None:
     of_kit(tmp_path, kit)
     later = Ledger(tmp_path, DATA, OTHER, kit)
@@ -117,8 +129,22 @@ def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_
     later.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
     with pytest.raises(MedsiloError, match="another key than this hospital's own"):
         Ledger(tmp_path, DATA, KEY, kit).standing()
-    third = Ledger(tmp_path, DATA, ec.generate_private_key(ec.SECP256R1()), kit)
+    third_key, fourth_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    third = Ledger(tmp_path, DATA, third_key, kit)
     assert third.accept(OTHER) and third.standing().epsilon(1e-5) == cost(4)
+    fourth = Ledger(tmp_path, DATA, fourth_key, kit)  # before anything was charged under the third
+    assert fourth.accept(third_key) and fourth.standing().epsilon(1e-5) == cost(4)
+
+
+def test_the_ledger_of_other_data_is_not_this_one(tmp_path: Path) -> None:
+    """The hospital's own key signed every line of it, and its head."""
+    of_kit(tmp_path, None)
+    other = Ledger(tmp_path, "f" * 16, KEY)
+    other.plan(CountedStudy(ONE, DEMANDS), ROUND)
+    shutil.copy(Ledger(tmp_path, DATA).file, other.file)
+    shutil.copy(Ledger(tmp_path, DATA).head, other.head)
+    with pytest.raises(MedsiloError, match="line 1 does not follow"):
+        Ledger(tmp_path, "f" * 16, KEY).standing()
 
 
 def test_a_ledger_from_before_the_kit_goes_on_when_the_engineer_says_so(tmp_path: Path, kit: Path) -> None:
@@ -199,6 +225,24 @@ def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monke
             ledger.check_heads([early, head])
     ledger.accept()
     ledger.check_heads([early, head])
+
+
+def test_no_head_hides_the_next_one(tmp_path: Path) -> None:
+    """One that nobody signed, one of another ledger, one of before: what comes after them is looked at as well."""
+    early = of_kit(tmp_path / "a", None, rounds=0)
+    early.afford(CountedStudy(ONE, DEMANDS), ROUND)  # which opens it, and writes no more
+    first = early.signed_head()
+    (tmp_path / "empty").mkdir()
+    Ledger(tmp_path / "empty", DATA, KEY).check_heads([first])  # a new ledger knows of no other
+    shutil.copytree(tmp_path / "a", tmp_path / "earlier")
+    late = of_kit(tmp_path / "a", None, rounds=2).signed_head()
+    elsewhere = of_kit(tmp_path / "b", None, rounds=4).signed_head()
+    gone_back = Ledger(tmp_path / "earlier", DATA, KEY)  # to its first line
+    for others in ([], [first], [{**late, "lines": 9}], [elsewhere], [first, {**late, "lines": 9}, elsewhere]):
+        gone_back.check_heads(others)
+        Ledger(tmp_path / "a", DATA, KEY).check_heads([*others, late])
+        with pytest.raises(Refused, match="a server knows 3 lines"):
+            gone_back.check_heads([*others, late])
 
 
 class Sends:

@@ -73,6 +73,17 @@ def test_what_is_decided_exactly_has_more_digits_than_floating_point() -> None:
     assert all(0 < own < 1 and len(own.as_tuple().digits) > 55 for own in drawn) and drawn == sorted(drawn)
 
 
+def test_what_is_decided_exactly_takes_all_words_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The middle of the cell that three words of 64 bits name; the first may be there already."""
+    source = NoiseSource.from_seed(2, "long")
+    monkeypatch.setattr(source, "words", lambda count: np.array([3, 5, 7], "u8")[:count])
+    with localcontext(prec=80):
+        for first, named in ((None, (3, 5, 7)), (9, (9, 3, 5))):
+            high, middle, low = (Decimal(word) for word in named)
+            exact = high / 2**64 + middle / 2**128 + low / 2**192 + Decimal(1) / 2**193
+            assert abs(source.long_uniform(first) - exact) < Decimal(2) ** -250
+
+
 @pytest.mark.slow
 def test_counts_have_the_law_of_the_discrete_laplace() -> None:
     source, scale = NoiseSource.from_seed(3, "counts"), 1.7

@@ -76,11 +76,11 @@ PERSONAL: dict[str, Callable[[], Aggregator]] = {
     "identity": Identity,
 }
 STEPS: dict[str, Callable[[], Aggregator]] = {
-    "momentum": FedAvgM,
-    "adam": FedAdam,
-    "torch's adam": lambda: FedAdam(variant="torch"),
-    "yogi": FedYogi,
-    "adagrad": FedAdagrad,
+    "momentum": lambda: FedAvgM(1.0, 0.9),
+    "adam": lambda: FedAdam(0.01, (0.9, 0.99), 1e-3),
+    "torch's adam": lambda: FedAdam(0.01, (0.9, 0.99), 1e-3, "torch"),
+    "yogi": lambda: FedYogi(0.01, (0.9, 0.99), 1e-3),
+    "adagrad": lambda: FedAdagrad(0.1, 0.0, 1e-3),
     "dynamic": lambda: DynamicStep(0.1),
     "scaffold": Scaffold,
 }
@@ -148,6 +148,20 @@ def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, draw
             low, high = (sent.amin(0).clamp(max=0), sent.amax(0).clamp(min=0)) if less else (sent.amin(0), sent.amax(0))
             room = CLOSE * (1 + sent.abs().amax(0))
             assert (mixed >= low - room).all() and (mixed <= high + room).all()
+
+
+@pytest.mark.parametrize("kind", {**MEANS, **PERSONAL, "momentum": 0, "dynamic": 0, "scaffold": 0})
+@examples(12)
+@given(drawn=rounds(least=5), power=st.integers(10, 60))
+def test_a_mixture_does_not_know_the_unit_of_its_numbers(kind: str, drawn: tuple, power: int) -> None:
+    """Powers of two are exact; shorter distances than its smoothing are one to the geometric median."""
+    models, cases, order = drawn
+    finer = {site: {name: own * 2.0**power for name, own in model.items()} for site, model in models.items()}
+    one, other = (played(EVERY[kind](), sent, cases, order) for sent in (models, finer))
+    for site, own in one.items():
+        for name, tensor in own.items():
+            scaled = other[site][name] / 2.0**power
+            torch.testing.assert_close(scaled, tensor, rtol=CLOSE, atol=CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["mean", "uniform", "share cap", "norm bound", "late"])

@@ -1,6 +1,7 @@
 """Properties of every mixer, whatever the sites, weights, shapes and types: random studies from fixed seeds."""
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ class Study:
         weights += 1e-3 * torch.eye(count, dtype=torch.float64)
         self.weights = weights / weights.sum(1, keepdim=True)
         self.shapes = {
-            f"layer{place}": (
+            f"net/layer{place}": (
                 [self.draw.randint(0, 9) for _ in range(self.draw.randint(0, 3))],
                 self.draw.choice(list(NEAR)),
             )
@@ -139,6 +140,24 @@ def test_resuming_after_any_round_changes_no_bit(seed, kind):
             assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
+@every_study
+@pytest.mark.parametrize("width", [1, 4, 7, 1000])
+def test_blocks_are_all_numbers_in_order_and_none_is_wider_than_asked(seed, width):
+    """Neighbours are together where there is room for both."""
+    study = Study(seed)
+    shapes = {name: torch.Size(shape) for name, (shape, _) in study.shapes.items()}
+    section = layout.TypeSection(torch.float32, shapes)
+    numbers = {name: torch.rand(shape, generator=study.generator) for name, shape in shapes.items()}
+    blocks = section.cut(width)
+    assert [block.size for block in blocks] == [sum(block.sizes) for block in blocks]
+    assert all(0 < block.size <= width for block in blocks)
+    assert all(block.size + after.sizes[0] > width for block, after in pairwise(blocks))
+    whole = torch.cat([torch.empty(0), *(numbers[name].flatten() for name in sorted(shapes))])
+    for form in ("flat", "of"):
+        pieces = [piece.flatten() for block in blocks for piece in getattr(block, form)(numbers)]
+        assert torch.equal(torch.cat([torch.empty(0), *pieces]), whole)
+
+
 HARD = {
     "denormal": lambda numbers, sign: numbers * 1e-40,
     "wide": lambda numbers, sign: numbers * 10.0 ** (30 * sign),
@@ -186,12 +205,14 @@ def same_bits(one, other):
 @pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mean_is_the_same_whatever_came_when(dtype, hard, sizes):
-    """m ← m + a (θ - m) in sorted order, to the last bit."""
+    """m ← m + a (θ - m) in sorted order, to the last bit, and wherever the sites had begun."""
     models = drawn(hard, dtype)
+    begun = {name: torch.full_like(tensor, 0.1) for name, tensor in models["a"].items()}
     for order in ("abcde", "edcba", "cbead", "dc", "eca", "b"):
         here = [site for site in COUNTS if site in order]
         wanted = mean_of([models[site] for site in here], [COUNTS[site] for site in here])
-        same_bits(found(WeightedMean(), models, order), wanted)
+        for initial in (None, begun):
+            same_bits(found(WeightedMean(), models, order, initial), wanted)
 
 
 def test_a_mean_of_many_is_nearly_as_close_as_with_steps_in_double_precision():

@@ -50,6 +50,22 @@ def test_gaussian_releases_cost_what_the_closed_form_says(noise: float, count: i
     assert exact - 1e-9 <= ours <= exact + 1e-3
 
 
+def test_steps_that_lose_little_are_counted_on_a_finer_grid() -> None:
+    """dp-accounting's usual grid is five times as coarse as this, and makes of ε = 0.060 one of 0.061."""
+    accountant = PLDAccountant(value_discretization_interval=2e-5)
+    accountant.compose(sampled_event(5.0, 0.001, 10_000))
+    ours = epsilon([charge(SampledGaussian(noise=5.0, rate=0.001, steps=10_000))], 1e-5)
+    assert ours == pytest.approx(accountant.get_epsilon(1e-5), abs=5e-4)
+
+
+def test_steps_over_all_units_are_releases() -> None:
+    """And are counted with other releases as one Gaussian: by the closed form, without a grid."""
+    steps = charge(SampledGaussian(noise=4.0, rate=1.0, steps=3))
+    assert epsilon([steps], 1e-5) == pytest.approx(get_epsilon_gaussian(4.0 / math.sqrt(3), 1e-5), rel=1e-12)
+    both = epsilon([steps, charge(Gaussian(noise=2.0, count=3))], 1e-5)
+    assert both == pytest.approx(get_epsilon_gaussian(1 / math.sqrt(3 / 16 + 3 / 4), 1e-5), rel=1e-12)
+
+
 def test_different_mechanisms_together() -> None:
     mixed = [
         charge(SampledGaussian(noise=1.2, rate=0.05, steps=200)),

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,16 @@ from medsilo.federation.site_stack import DisclosingSite, training_site
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import StudyMessage
-from medsilo.site.accepted_settings import REMEMBERED
-from medsilo.site.approvals import MOST_ASKED, ApprovalLimits, Approvals, AskingPlan, approvals_of
+from medsilo.site.accepted_settings import REMEMBERED, AcceptedSettings
+from medsilo.site.approvals import (
+    MOST_ASKED,
+    ApprovalLimits,
+    Approvals,
+    ApprovedPackage,
+    AskingPlan,
+    Decision,
+    approvals_of,
+)
 from medsilo.site.kit import KitFiles
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
@@ -167,6 +175,42 @@ def test_each_limit_holds(home: Home) -> None:
     home.permission().check()
     with pytest.raises(MedsiloError, match="rounds: 0 is too small; give 1 or more"):
         ApprovalLimits.lasting(None, 0, "")
+
+
+def test_a_decision_holds_up_to_its_limits_and_not_beyond() -> None:
+    limits = ApprovalLimits(expires=100, rounds=3, sites=("a", "b"))
+    code = {"medsilo": {"version": "1", "hash": "h"}}
+    packages = {name: ApprovedPackage(**facts) for name, facts in code.items()}
+    decision = Decision(plan="a" * 64, verdict="approved", at=0, by="x", limits=limits, packages=packages, data="m")
+    asked: dict[str, Any] = {"named": ["b"], "sites": ["a", "b"], "number": 3, "code": code, "data": "m", "now": 99.9}
+    assert decision.objection("this plan", **asked) == ""
+    beyond: list[dict[str, Any]] = [
+        {"now": 100.0},
+        {"number": 4},
+        {"named": []},
+        {"named": ["b", "c"]},
+        {"sites": ["a", "b", "0"]},
+        *({"data": data} for data in ("a", "z", "")),
+        *({"code": {"medsilo": {"version": "1", "hash": other}}} for other in ("a", "z")),
+        {"code": {**code, "another": {"version": "1", "hash": "h"}}},
+    ]
+    for one in beyond:
+        assert "this plan" in decision.objection("this plan", **{**asked, **one}), one
+    assert decision.objection("this plan", **{**asked, "code": {}}) == ""  # fewer packages change nothing that runs
+    lasting = ApprovalLimits.lasting(1000, None, " b, a,,b")
+    assert lasting.expires and 0 <= time.time() + 3_600_000 - lasting.expires < 60
+    assert (lasting.rounds, lasting.sites) == (None, ("a", "b"))
+
+
+def test_only_what_is_approved_now_can_be_withdrawn(home: Home) -> None:
+    for verdict in (None, "declined", "approved", "withdrawn"):
+        if verdict == "approved":
+            home.approve()
+        elif verdict == "declined":
+            home.approvals.decide(home.plan.hash, "declined", "engineer")
+        with nullcontext() if verdict == "approved" else pytest.raises(MedsiloError, match="nothing to withdraw"):
+            home.approvals.decide(home.plan.hash, "withdrawn", "engineer")
+    assert [one.verdict for one in home.approvals.decisions()] == ["declined", "approved", "withdrawn"]
 
 
 def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> None:
@@ -410,6 +454,15 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
     with pytest.raises(Refused, match=r"medsilo.yaml \(missing\) changed since"):
         permission.check()
     assert "stops this hospital's medsilo.yaml is missing" in checked(home, "--accept")
+
+
+def test_settings_that_promise_nothing_are_not_remembered(home: Home) -> None:
+    accepted = AcceptedSettings(home.kit)
+    for _ in range(2):
+        assert accepted.begin(SiteSettings()) == accepted.check() == "" and not accepted.file.exists()
+    since = accepted.begin(WANTED)
+    assert since.endswith("UTC") and accepted.check() == since == accepted.begin(SiteSettings())
+    assert accepted.accept(SiteSettings()) == "" and not accepted.file.exists()
 
 
 def test_an_engineer_says_that_a_change_is_meant(home: Home) -> None:

@@ -239,6 +239,13 @@ def test_the_same_folder_is_the_same_data_however_it_is_named(tmp_path: Path) ->
     assert link == folder == data_set(DataSource(folder=tmp_path), "y") != data_set(None, "x")
 
 
+def test_numbers_that_only_this_hospital_knows(book: QueryBudget) -> None:
+    """As torch takes them for a seed."""
+    numbers = [book.number(f"purpose {place}") for place in range(64)]
+    assert all(0 <= number < 2**63 for number in numbers) and max(numbers) > 2**62 and len(set(numbers)) == 64
+    assert numbers[:3] == [QueryBudget(book.folder).number(f"purpose {place}") for place in range(3)]
+
+
 def test_groups_near_each_other(book: QueryBudget) -> None:
     names = [f"p{number}" for number in range(40)]
     first = {"train": names[:20], "validation": names[20:30], "test": names[30:]}
@@ -248,6 +255,7 @@ def test_groups_near_each_other(book: QueryBudget) -> None:
     assert book.near("data", {**first, "test": names[35:]}, 5) == set()
     assert book.near("data", {**first, "train": [*names[30:], "new"]}, 5) == {"train"}  # near the first test part
     assert book.near("data", {**first, "test": [*names[30:], names[30]]}, 5) == {"test"}  # a case more of one patient
+    assert book.near("data", {"train": [], "validation": [], "test": names[31:]}, 5) == {"test"}
     assert book.near("other", {**first, "test": names[31:]}, 5) == set()
     assert not any(name in (book.folder / "patients.jsonl").read_text() for name in names)
 

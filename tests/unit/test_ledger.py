@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,34 @@ def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
     ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # the first one does not run any more, and was charged nothing
     ledger.charge(CountedStudy(TWO, budget), "round 1", "a", ROUND)
     ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # resumed: what it was charged is part of what it plans
+
+
+def test_of_a_study_that_is_let_in_again_the_last_plan_counts(ledger: Ledger) -> None:
+    budget = PrivacyRequirements(epsilon=cost(5), delta=DELTA)
+    two = CountedStudy(TWO, budget, lambda study: study == "one")
+    for rounds, refused in ((4, True), (1, False), (3, True), (2, False)):
+        ledger.plan(CountedStudy(ONE, budget), ROUND * rounds)
+        with pytest.raises(Refused) if refused else nullcontext():
+            ledger.plan(two, ROUND * 3)
+    assert ledger.standing().studies() == ["one", "two"] and ledger.standing().charged == {}
+
+
+def test_a_study_without_room_is_told_so_before_work_is_done_for_it(ledger: Ledger) -> None:
+    """By an estimate of its account, which may be off by 0.01; one that was let in goes by what it planned then."""
+
+    def allowing(epsilon: float) -> CountedStudy:
+        return CountedStudy(ONE, PrivacyRequirements(epsilon=epsilon, delta=DELTA))
+
+    ledger.expect(allowing(cost(3) - 0.009), ROUND * 3)
+    with pytest.raises(Refused, match="privacy.epsilon"):
+        ledger.plan(allowing(cost(3) - 0.009), ROUND * 3)
+    with pytest.raises(Refused, match="privacy.epsilon"):
+        ledger.expect(allowing(cost(3) - 0.011), ROUND * 3)
+    ledger.plan(allowing(cost(2)), ROUND * 2)
+    ledger.expect(allowing(cost(2)), ROUND * 9)
+    with pytest.raises(Refused, match="privacy.epsilon"):
+        ledger.expect(allowing(cost(1)), ROUND)
+    assert ledger.standing().charged == {}
 
 
 def test_a_plan_of_many_rounds_is_one_short_line(ledger: Ledger) -> None:

@@ -15,6 +15,7 @@ import torch
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.mmap_store import stored
 from medsilo.mixing import contributions
+from medsilo.mixing.forms import MeanForm, ServerReadable, form_of
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.personal import Identity, PersonalModelPool, SimilarityMix, SoftPull
 from tests.mixed import result_of
@@ -141,6 +142,40 @@ def test_what_waits_goes_to_the_disk_once_it_is_too_much_together(monkeypatch):
     for site, times in (("d", 0), ("c", 0), ("b", 1), ("a", 1)):
         mixer.add(site, {"w": torch.full((300,), 1.0)}, 1)
         assert len(written) == times, site
+
+
+def test_rows_of_different_sizes_wait_on_the_disk_in_places_of_their_own(monkeypatch):
+    """Weights of one site may be a number for each tensor and of another one for each element."""
+    monkeypatch.setattr(contributions, "MEMORY", 0)
+    rows = contributions.Contributions()
+    sent = {site: {"w": torch.full((size,), float(size))} for site, size in zip("abc", (10, 5000, 20), strict=True)}
+    for site, own in sent.items():
+        rows.put(site, own, own)
+    rows.drop("ab")  # a place that is free again may be too small
+    sent |= {site: {"w": torch.full((5000,), number)} for site, number in (("a", 1.0), ("b", 2.0))}
+    for site in "ab":
+        rows.put(site, sent[site], sent[site])
+    for site, row in zip("abc", rows.each("abc"), strict=True):
+        assert torch.equal(row["w"], sent[site]["w"]), site
+
+
+def test_a_mixer_that_computes_otherwise_is_not_sealed_as_its_base_class_is():
+    """Else the server would take a mean of what only it can make, and nobody would notice."""
+
+    class Otherwise(WeightedMean):
+        def _merge(self):
+            super()._merge()
+
+    class More(Otherwise):
+        """What it inherits says nothing either."""
+
+    class SaysSo(Otherwise):
+        sealed = MeanForm(weighted=False)
+
+    assert form_of(WeightedMean()) == MeanForm(weighted=True)
+    assert form_of(UniformMean()) == MeanForm(weighted=False)  # it changes no mathematics
+    assert all(isinstance(form_of(mixer), ServerReadable) for mixer in (Otherwise(), More()))
+    assert form_of(SaysSo()) == MeanForm(weighted=False)
 
 
 def test_nobody_sends_others_models_back():
@@ -341,6 +376,7 @@ import sys, torch
 from pathlib import Path
 from medsilo.core.parent_watch import most_held
 from medsilo.mixing import contributions
+from medsilo.mixing.forms import MeanForm, ServerReadable, form_of
 from medsilo.mixing.mixers import *
 from medsilo.mixing.personal import *
 from medsilo.mixing.server import *

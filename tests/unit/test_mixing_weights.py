@@ -138,6 +138,9 @@ SITE_WEIGHTS: dict[str, Callable[[str, float], Any]] = {
     "some elements alone": lambda site, samples: {
         name: (tensor > 0.6).float() for name, tensor in drawn(50 + ord(site), positive=True).items()
     },
+    "of one tensor, of another element": lambda site, samples: (
+        dict.fromkeys(SHAPES, samples) if site == "c" else drawn(60 + ord(site), positive=True)
+    ),
 }
 every_weight = pytest.mark.parametrize("kind", SITE_WEIGHTS)
 

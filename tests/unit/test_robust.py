@@ -93,11 +93,24 @@ def weiszfeld(matrix, weights, steps=2000):
     ids=lambda rule: str(rule),
 )
 def test_every_rule_gives_what_its_paper_says(rule):
-    result = mixed(WeightedMean(), shield_of(rule))
-    for names in (("conv.weight", "head.bias"), ("norm.running_var",)):  # apart: the scale of one hides the other
-        wanted = by_numpy(rule, np.stack([flat(UPDATES[site], names) for site in FIVE]))
-        assert np.allclose(flat(result, names) - flat(GIVEN, names), wanted, atol=3e-7)
-    assert result["norm.num_batches_tracked"] == 12  # the middle of 10 to 14
+    """Where all five answered, and four: the median is then the mean of the two in the middle."""
+    for sites in (FIVE, FIVE[:4]):
+        if len(sites) < rule.fewest:
+            continue
+        result = mixed(WeightedMean(), shield_of(rule), {site: SENT[site] for site in sites})
+        for names in (("conv.weight", "head.bias"), ("norm.running_var",)):  # apart: the scale of one hides the other
+            wanted = by_numpy(rule, np.stack([flat(UPDATES[site], names) for site in sites]))
+            assert np.allclose(flat(result, names) - flat(GIVEN, names), wanted, atol=3e-7)
+        assert result["norm.num_batches_tracked"] == (12 if sites == FIVE else 11)  # the lower middle of 10 and more
+
+
+@pytest.mark.parametrize("agreed", [1e-3, 1.0, 1e4, 1e7])
+def test_the_geometric_median_is_where_all_but_one_are(agreed):
+    """However far they and that one are: distances that rounding makes less than nothing count as none."""
+    sent = {site: {"w": torch.full((3,), agreed, dtype=torch.float64)} for site in FIVE}
+    sent["e"] = {"w": torch.full((3,), -1e30, dtype=torch.float64)}
+    found = mixed(UniformMean(), Shield(GeometricMedian()), sent, given={"w": torch.zeros(3).double()})
+    assert np.allclose(found["w"].numpy(), agreed, rtol=1e-5, atol=1e-5)
 
 
 def test_geometric_median_is_the_best_of_all_points_nearby():

@@ -24,7 +24,7 @@ from tests.commands import parsed
         ({"threads": True}, "threads: the value is a truth value"),
         ({"public_data": 1}, "public_data: the value is no truth value"),
         ({date(2026, 1, 1): 1}, "give texts, numbers, lists and mappings only"),
-        ({"memory_limit": 100}, "100 MiB are too few"),
+        ({"memory_limit": 255}, "255 MiB are too few"),
         ({"data_folder": "/d/anna"}, "data_folder: unknown key"),
         (
             {"data": {"folder": "/d/anna", "image": "anna/*"}},
@@ -63,6 +63,31 @@ def test_no_key_lowers_a_constant(values: dict[str, object]) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("values", "synthetic", "floors"),
+    [
+        ({}, False, (5, 8, 5, 2)),
+        ({}, True, (1, 8, 1, 0)),
+        ({"public_data": True}, False, (5, 1, 1, 0)),
+        ({"min_patients_per_metric": 20}, False, (20, 20, 20, 2)),
+        ({"min_patients_per_metric": 20}, True, (20, 20, 1, 0)),
+        ({"min_patients_per_metric": 1}, False, (1, 8, 1, 2)),
+    ],
+)
+def test_how_many_patients_what_leaves_must_cover(
+    values: dict[str, object], synthetic: bool, floors: tuple[int, ...]
+) -> None:
+    """Of a score, of an average; what counts are multiples of; how many move a score by its step."""
+    own = make_settings(values, "x")
+    told = own.least(synthetic), own.least_averaged(synthetic), own.count_unit(synthetic)
+    assert (*told, own.patients_in_step(synthetic)) == floors
+
+
+def test_without_a_card_cases_are_read_by_the_process_that_trains() -> None:
+    compute = make_settings({"device": "cpu", "threads": 3}, "x").compute()
+    assert (compute.threads, compute.workers) == (3, 0)
+
+
 def test_settings_are_read_from_the_kit(tmp_path: Path) -> None:
     assert SiteSettings.read(tmp_path) == SiteSettings()
     (tmp_path / "medsilo.yaml").write_text("device: cpu\nthreads: 2\n")
@@ -71,6 +96,12 @@ def test_settings_are_read_from_the_kit(tmp_path: Path) -> None:
     assert SiteSettings.read(tmp_path) == SiteSettings()
     (tmp_path / "medsilo.yaml").write_text("memory_limit: 0\n")  # train in NVFlare's own process
     assert SiteSettings().isolated and not SiteSettings.read(tmp_path).isolated
+    (tmp_path / "medsilo.yaml").write_text("memory_limit: 256\n")  # the least that one may say
+    assert SiteSettings.read(tmp_path).most_memory == 256 << 20
+    (tmp_path / "medsilo.yaml").write_text("device: cpu\nlisten: 8080\n")  # a key of the server's, in one file of both
+    assert SiteSettings.read(tmp_path, with_others=True) == SiteSettings(device="cpu")
+    with pytest.raises(MedsiloError, match="listen: unknown key"):
+        SiteSettings.read(tmp_path)
     for text in ("device: [", "\0"):
         (tmp_path / "medsilo.yaml").write_text(text)
         with pytest.raises(MedsiloError, match=r"medsilo\.yaml cannot be read"):

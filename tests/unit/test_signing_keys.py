@@ -7,23 +7,30 @@ from typing import Any
 
 import pytest
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_private_key
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_der_public_key,
+    load_pem_private_key,
+)
 from cryptography.x509 import Certificate, load_pem_x509_certificate
 
 from medsilo.core.errors import MedsiloError, Refused
+from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.site.accepted_settings import AcceptedSettings
 from medsilo.site.approvals import ApprovalLimits, approvals_of
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
-from medsilo.site.signed import fingerprint
-from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, public_text, sign_with
+from medsilo.site.signed import digest_of, fingerprint, line_of, opened, read_signed, signed
+from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, own_key, public_text, read_pair, sign_with
 from medsilo_secagg.identity import SEALING, check_certified
 from tests.unit.test_approvals import WANTED, make_kit
 from tests.unit.test_ledger import DATA, DEMANDS, ONE, ROUND, CountedStudy
-from tests.unit.test_sealed_identity import certified
+from tests.unit.test_sealed_identity import certificate, certified, fresh, pem, root
 
 KEYS = {
     "rsa": lambda: rsa.generate_private_key(65537, 2048),
@@ -37,6 +44,27 @@ def test_people_compare_the_first_half_of_a_key_s_hash_in_fours() -> None:
     digits = hashlib.sha256(bytes.fromhex("00ff")).hexdigest()
     parts = fingerprint("00ff").split("-")
     assert "".join(parts) == digits[:32] and {len(part) for part in parts} == {4}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_equal_values_have_the_same_digest_and_the_same_signature(kind: str) -> None:
+    """In whatever order what they hold was put there; the signature is that of the key, and of the value."""
+    said = {"counts": "known", "train": "agreed"}
+    values = {"epsilon": 1.0, "delta": 1e-5}
+    one, other = (PrivacyRequirements(public=dict(order), **values) for order in (said.items(), reversed(said.items())))
+    key = KEYS[kind]()
+    assert one == other and digest_of(one) == digest_of(other) != digest_of(PrivacyRequirements(**values))
+    assert line_of(signed(one, key)) == line_of(signed(other, key))
+    assert opened(line_of(signed(one, key)), PrivacyRequirements, "x") == (one, public_text(key))
+
+
+def test_what_is_no_signed_file_is_refused_and_its_place_stays_here(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "large").write_bytes(b" " * ((8 << 20) + 1))
+    for name, words in (("none", "there is no none"), ("folder", "folder is damaged"), ("large", "large is damaged")):
+        with pytest.raises(MedsiloError, match=words) as error:
+            read_signed(tmp_path / name, PrivacyRequirements)
+        assert str(tmp_path) not in str(error.value) and error.value.private == str(tmp_path / name)
 
 
 @pytest.mark.parametrize("kind", KEYS)
@@ -72,16 +100,16 @@ def lines_of_a_kit(folder: Path) -> tuple[KitFiles, dict[KeyPurpose, dict[str, A
     ledger = ledger_of(book, DATA, kit)
     ledger.charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt", ROUND)
     found: dict[KeyPurpose, Path] = {"approvals": approvals.file, "settings": AcceptedSettings(kit).file}
-    signed: dict[KeyPurpose, dict[str, Any]] = {use: json.loads(path.read_text()) for use, path in found.items()}
-    return kit, signed | {"ledger": json.loads(ledger.file.read_text().splitlines()[-1])}
+    values: dict[KeyPurpose, dict[str, Any]] = {use: json.loads(path.read_text()) for use, path in found.items()}
+    return kit, values | {"ledger": json.loads(ledger.file.read_text().splitlines()[-1])}
 
 
 def test_who_holds_the_kits_certificate_alone_can_verify(tmp_path: Path) -> None:
-    kit, signed = lines_of_a_kit(tmp_path)
+    kit, lines = lines_of_a_kit(tmp_path)
     mine: Certificate = load_pem_x509_certificate(Path(kit.certificate).read_bytes())
     other = certified("hospital-a").chain[0]
-    assert len({value["key"] for value in signed.values()}) == 3
-    for use, value in signed.items():
+    assert len({value["key"] for value in lines.values()}) == 3
+    for use, value in lines.items():
         public, by = load_der_public_key(bytes.fromhex(value["key"])), bytes.fromhex(value["certified"])
         check_certified(mine, use, public, by)
         with pytest.raises(InvalidSignature):
@@ -91,16 +119,39 @@ def test_who_holds_the_kits_certificate_alone_can_verify(tmp_path: Path) -> None
 
 
 def test_a_certification_that_was_changed_makes_a_file_void(tmp_path: Path) -> None:
-    kit, signed = lines_of_a_kit(tmp_path)
+    kit, lines = lines_of_a_kit(tmp_path)
     path = AcceptedSettings(kit).file
-    path.write_text(path.read_text().replace(signed["settings"]["certified"], "00" * 64))
+    path.write_text(path.read_text().replace(lines["settings"]["certified"], "00" * 64))
     with pytest.raises(MedsiloError, match="damaged or not signed by its key"):
         AcceptedSettings(kit).check()
 
 
+def test_a_kits_key_is_that_of_its_first_certificate() -> None:
+    """Those of who signed it stand behind it."""
+    key, (above, signs) = fresh(), root()
+    chain = pem(certificate("hospital-a", key, "root", signs), above)
+    certificates, private = read_pair(chain, pem(key))
+    assert len(certificates) == 2 and public_text(private) == public_text(key)
+    with pytest.raises(MedsiloError, match="does not belong to its certificate"):
+        read_pair(chain, pem(signs))
+
+
+def test_a_key_of_ones_own_is_made_once_and_no_other_takes_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    first = public_text(own_key(path, "a ledger"))
+    assert public_text(own_key(path, "a ledger")) == first and path.stat().st_mode & 0o077 == 0
+    diffie_hellman = x25519.X25519PrivateKey.generate()
+    other = diffie_hellman.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    for content, words in ((b"", "cannot be read"), (path.read_bytes()[:60], "cannot be read"), (other, "neither RSA")):
+        path.write_bytes(content)
+        with pytest.raises(MedsiloError, match=f"^the key of a ledger .*{words}") as error:
+            own_key(path, "a ledger")
+        assert error.value.private == str(path) and path.read_bytes() == content
+
+
 def test_the_kits_own_key_signs_nothing_in_these_files(tmp_path: Path) -> None:
-    kit, signed = lines_of_a_kit(tmp_path)
+    kit, lines = lines_of_a_kit(tmp_path)
     own = load_pem_private_key(Path(kit.key).read_bytes(), None)
     assert isinstance(own, PrivateKey)
-    assert public_text(own) not in {value["key"] for value in signed.values()}
+    assert public_text(own) not in {value["key"] for value in lines.values()}
     assert SiteSettings.read(kit.kit / "local").approval == "required"

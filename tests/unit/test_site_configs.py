@@ -106,6 +106,27 @@ def test_no_example_lists_more_than_single_classes(example: str, root: Path) -> 
     )
 
 
+@over_all(
+    "listed, found",
+    [
+        ([EXECUTOR, *HARMLESS], False),
+        (None, True),
+        ([EXECUTOR, "*"], True),
+        ([EXECUTOR, WIDGET], True),  # a class of NVFlare's that is not known to be harmless
+        (["nvflare"], True),
+        (["medsilo.flare"], True),
+        (["medsilo.flare._Hidden"], False),
+    ],
+)
+def test_a_list_of_classes_that_reach_files_is_found(listed: list[str] | None, found: bool, tmp_path: Path) -> None:
+    (tmp_path / "resources.json").write_text(json.dumps({"x": 1} if listed is None else {"class_allow_list": listed}))
+    assert bool(ways_around(tmp_path)) is found
+    (tmp_path / "resources.json").write_text(
+        json.dumps({"class_list_enforcement_mode": "warn", "class_allow_list": []})
+    )
+    assert len(ways_around(tmp_path)) == 1
+
+
 @pytest.mark.parametrize(
     ("example", "role", "right", "allowed"),
     [
@@ -135,6 +156,8 @@ def test_whoever_nvflare_lets_send_code_is_found(rights: Any, sends: bool, tmp_p
     person = Person("somebody@clinic.org", "clinic", "lead")
     allowed = FLAuthorizer("clinic", policy).authorize(AuthzContext(user=person, submitter=person, right="byoc"))[0]
     assert allowed is sends and bool(ways_around(tmp_path)) is sends
+    (tmp_path / "authorization.json").rename(tmp_path / "authorization.json.default")  # where there is no other
+    assert bool(ways_around(tmp_path)) is sends
 
 
 def test_nvflare_s_default_file_holds_where_a_hospital_has_none_of_its_own(tmp_path: Path) -> None:
@@ -179,6 +202,8 @@ def test_only_listed_groups_leave(root: Path) -> None:
     (entry,) = scope["task_result_filters"]
     assert entry["path"] == f"{OnlyTheseGroups.__module__}.{OnlyTheseGroups.__name__}"
     keep = OnlyTheseGroups(**entry["args"])
+    told = Policy.read(root / "site_configs/strict-hospital")  # what 'medsilo check' says beforehand
+    assert told.lets_out("model") and not told.lets_out("amplitude")
     weights = {"w": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}
 
     def passed(*groups: str) -> StudyMessage:

@@ -27,7 +27,6 @@ POINTS, MOST_POINTS = 1 << 16, 1 << 19
 WITHIN = 1 / 32  # of the standard deviation of a single step's loss
 FINEST, COARSEST = 2.0**-26, 2.0**-4  # whoever loses more than fits on the coarsest loses all: ε is infinite
 TAIL = 12.0  # standard deviations that count for how wide a distribution is
-NOTHING = 1e-12  # ε
 ROUGH = 1.001  # noise that is looked for is at most this much too large
 
 Part = tuple[str, float, float, int]  # kind, noise, rate, sensitivity: what is counted together

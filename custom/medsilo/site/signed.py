@@ -59,7 +59,7 @@ def _signed_bytes(kind: type[Section], key: str, content: Mapping[str, Any]) -> 
 def signed(content: Section, key: PrivateKey | UseKey) -> Signature:
     """Return a value with its signature."""
     told, public = content.model_dump(mode="json"), public_text(key)
-    signature = sign_with(key, _signed_bytes(type(content), public, told), salted=False)
+    signature = sign_with(key, _signed_bytes(type(content), public, told))
     certified = key.certified.hex() if isinstance(key, UseKey) else ""
     return Signature(content=told, key=public, signature=signature.hex(), certified=certified)
 
@@ -79,7 +79,7 @@ def opened(text: bytes, kind: type[S], name: str, form: Callable[[Signature], by
         if form(found) != text:
             raise ValueError("written by something else")
         signature, told = bytes.fromhex(found.signature), _signed_bytes(kind, found.key, found.content)
-        verify(load_der_public_key(bytes.fromhex(found.key)), signature, told, salted=False)
+        verify(load_der_public_key(bytes.fromhex(found.key)), signature, told)
         return checked(kind, found.content, name), found.key
     except InvalidSignature as error:
         raise MedsiloError(f"{name} was changed after it was signed, or its signature is forged") from error

@@ -20,9 +20,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_bytes
 
 SHORTEST_RSA = 2048  # bits
-PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
 UNSALTED = padding.PSS(padding.MGF1(SHA256()), 0)
-ECDSA = ec.ECDSA(SHA256())
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 KeyPurpose = Literal["approvals", "ledger", "settings", "record", "secure aggregation"]
@@ -45,7 +43,7 @@ class UseKey:
         secret = kit.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         derived = HKDF(SHA256(), 32, salt=None, info=f"medsilo signing key 1: {use}".encode()).derive(secret)
         key = ed25519.Ed25519PrivateKey.from_private_bytes(derived)
-        return cls(key, sign_with(kit, claim(use, key.public_key().public_bytes_raw()), salted=False))
+        return cls(key, sign_with(kit, claim(use, key.public_key().public_bytes_raw())))
 
 
 def claim(use: KeyPurpose, public: bytes) -> bytes:
@@ -92,23 +90,24 @@ def public_text(key: PrivateKey | UseKey) -> str:
     return own.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
 
 
-def sign_with(key: PrivateKey | UseKey, content: bytes, salted: bool = True) -> bytes:
-    """Return this key's signature: RSA-PSS, ECDSA or Ed25519. Not salted, the same content has the same one."""
+def sign_with(key: PrivateKey | UseKey, content: bytes) -> bytes:
+    """Return this key's signature: RSA-PSS without salt, deterministic ECDSA or Ed25519. The same content has the same
+    one."""
     if isinstance(key, UseKey):
         return key.key.sign(content)
     if isinstance(key, rsa.RSAPrivateKey):
-        return key.sign(content, PSS if salted else UNSALTED, SHA256())
+        return key.sign(content, UNSALTED, SHA256())
     if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.sign(content, ECDSA if salted else ec.ECDSA(SHA256(), deterministic_signing=True))
+        return key.sign(content, ec.ECDSA(SHA256(), deterministic_signing=True))
     return key.sign(content)
 
 
-def verify(key: object, signature: bytes, content: bytes, salted: bool = True) -> None:
+def verify(key: object, signature: bytes, content: bytes) -> None:
     """Raise InvalidSignature unless this public key signed the content, ValueError where it is of no use."""
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= SHORTEST_RSA:
-        key.verify(signature, content, PSS if salted else UNSALTED, SHA256())
+        key.verify(signature, content, UNSALTED, SHA256())
     elif isinstance(key, ec.EllipticCurvePublicKey):
-        key.verify(signature, content, ECDSA)
+        key.verify(signature, content, ec.ECDSA(SHA256()))
     elif isinstance(key, ed25519.Ed25519PublicKey):
         key.verify(signature, content)
     else:
