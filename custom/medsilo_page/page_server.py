@@ -6,15 +6,17 @@ server as its host, and one that changes something must come from a page of this
 """
 
 import secrets
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+import socket
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from medsilo.core.errors import MedsiloError
 
@@ -25,7 +27,7 @@ WORD = "word"  # the field of a form that only this session's pages know
 MOST_BODY = 16_384  # bytes of a form
 MOST_FIELDS = 50
 MOST_AT_ONCE = 32  # connections
-PATIENCE = 15.0  # seconds for a whole request
+PATIENCE = 15.0  # seconds for a request and its answer
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -38,8 +40,8 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
+    "Connection": "close",
 }
-HTML = "text/html; charset=utf-8"
 
 
 class NotServed(MedsiloError):
@@ -50,207 +52,136 @@ class NotServed(MedsiloError):
         self.status = status
 
 
-@dataclass(frozen=True)
-class Query:
-    """A request that was let in."""
+class PageServer(uvicorn.Server):
+    """Serves a site to one person, in one session."""
 
-    path: str  # below the session's own
-    fields: Mapping[str, str] = field(default_factory=dict)  # of a form that was sent; empty where one only looks
-    sends: bool = False  # whether it may change something
-    word: str = ""  # for the forms of the answer
+    def __init__(self, site: ASGIApp, port: int = 0) -> None:
+        """site: answers what was let in; port: 0 for any that is free. Raises OSError where it is taken."""
+        self._listening = socket.create_server((HOST, port))
+        self.gate = Gate(site, self._listening.getsockname()[1])
+        config = uvicorn.Config(
+            self.gate,
+            loop="asyncio",
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",  # it says nothing of a connection that broke: that is nobody's business
+            access_log=False,  # its lines would hold the token
+            proxy_headers=False,
+            server_header=False,
+            headers=list(HEADERS.items()),
+            timeout_graceful_shutdown=1,
+        )
+        super().__init__(config)
+
+    def serve_forever(self) -> None:
+        """Serve until Ctrl-C, or until `should_exit` is set."""
+        self.run([self._listening])
 
 
-@dataclass(frozen=True)
-class Reply:
-    """An answer to a request."""
+class Gate:
+    """Lets the requests of one session in to a site; answers all others with a status alone."""
 
-    content: str | bytes = ""
-    status: HTTPStatus = HTTPStatus.OK
-    kind: str = HTML
-    goes_to: str = ""  # a path below the session's own, where a browser goes on
-    saved_as: str = ""  # the name of a file, which a browser keeps and does not show
-
-
-Site = Callable[[Query], Reply]
-
-
-class PageServer(ThreadingHTTPServer):
-    """Serves one session of one person."""
-
-    daemon_threads = True
-    request_queue_size = MOST_AT_ONCE
-
-    def __init__(self, site: Site, port: int = 0) -> None:
-        """site: answers what was let in; port: 0 for any that is free."""
-        super().__init__((HOST, port), _Handler)
-        self.site = site
+    def __init__(self, site: ASGIApp, port: int) -> None:
         self.base = f"/{secrets.token_urlsafe(24)}"
-        self.session, self.word = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        self._token: str | None = secrets.token_urlsafe(32)
-        self.start = f"http://{HOST}:{self.server_port}{START}?token={self._token}"
-        self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
-        self._exchanging = threading.Lock()
-        self._free = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self.session, self.word, self._token = (secrets.token_urlsafe(32) for _ in range(3))
+        self.start = f"http://{HOST}:{port}{START}?token={self._token}"
+        self._token_is_good = True
+        self._hosts = [[f"{name}:{port}"] for name in (HOST, "localhost")]
+        self._site = Mount(self.base, site)
 
-    def exchange(self, token: str) -> bool:
-        """Return whether this is the token, which is good no more from now on."""
-        with self._exchanging:
-            good = self._token is not None and secrets.compare_digest(token.encode(), self._token.encode())
-            if good:
-                self._token = None
-            return good
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin a thread for a connection, unless there are as many as are served at once."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection, and give its place back."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a connection that broke: its address and its headers are nobody's business."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: PageServer
-    server_version, sys_version = "medsilo", ""
-
-    def setup(self) -> None:
-        super().setup()
-        self._late = threading.Timer(PATIENCE, self._give_up)  # a slow sender is cut off, whatever it has sent so far
-        self._late.daemon = True
-        self._late.start()
-
-    def finish(self) -> None:
-        self._late.cancel()
-        super().finish()
-
-    def _give_up(self) -> None:
-        self.close_connection = True
-        self.server.shutdown_request(self.request)
-
-    def do_GET(self) -> None:
-        """Answer who looks."""
-        self._answer(self._looked)
-
-    def do_POST(self) -> None:
-        """Answer who sends a form."""
-        self._answer(self._sent)
-
-    def _answer(self, made: Callable[[], Reply]) -> None:
-        try:
-            self._check_host()
-            reply = self._exchanged() if urlsplit(self.path).path == START else made()
+            answer = await self._answer(Request(scope, receive))
         except NotServed as error:
-            reply = Reply(_refusal(error.status), error.status)
-        self._late.cancel()
-        self._send(reply)
+            answer = _refusal(error.status)
+        await answer(scope, receive, send)
 
-    # ------------------------------------------------------------------ who may
-    def _check_host(self) -> None:
-        """Refuse a name that somebody else made point to this machine."""
-        hosts = self.headers.get_all("Host") or []
-        if len(hosts) != 1 or hosts[0] not in self.server.hosts:
+    async def _answer(self, request: Request) -> ASGIApp:
+        """Return what answers a request; raises NotServed where it is not let in."""
+        if request.method not in ("GET", "POST"):
+            raise NotServed(HTTPStatus.NOT_IMPLEMENTED)
+        if request.headers.getlist("host") not in self._hosts:  # somebody else's name, made to point to this machine
             raise NotServed(HTTPStatus.MISDIRECTED_REQUEST)
-
-    def _exchanged(self) -> Reply:
-        """Give the session's cookie for the token."""
-        token = parse_qs(urlsplit(self.path).query).get("token", [""])[0]
-        if self.command != "GET" or not self.server.exchange(token):
+        if request.scope["path"] == START:
+            return self._exchanged(request)
+        base = request.scope["path"][: len(self.base)]
+        if not _same(base, self.base) or not _same(request.cookies.get(COOKIE, ""), self.session):
             raise NotServed(HTTPStatus.FORBIDDEN)
-        self._cookie = f"{COOKIE}={self.server.session}; HttpOnly; SameSite=Strict; Path={self.server.base}"
-        return Reply(_onward(f"{self.server.base}/"))
+        if request.method == "POST":
+            fields = await _fields(request) if _is_from_own_page(request) else {}
+            if not _same(fields.pop(WORD, ""), self.word):
+                raise NotServed(HTTPStatus.FORBIDDEN)
+            request.state.fields = fields
+        request.state.word = self.word
+        return self._site
 
-    def _path(self) -> str:
-        """Return the path below the session's; refuse whoever does not know it, or has no cookie."""
-        path = urlsplit(self.path).path
-        if not secrets.compare_digest(path[: len(self.server.base)].encode(), self.server.base.encode()):
+    def _exchanged(self, request: Request) -> HTMLResponse:
+        """Give the session's cookie for the token, which is good no more from now on."""
+        good = self._token_is_good and _same(request.query_params.get("token", ""), self._token)
+        if request.method != "GET" or not good:
             raise NotServed(HTTPStatus.FORBIDDEN)
-        try:
-            given = SimpleCookie(self.headers.get("Cookie", "")).get(COOKIE)
-        except CookieError as error:
-            raise NotServed(HTTPStatus.FORBIDDEN) from error
-        if given is None or not secrets.compare_digest(given.value.encode(), self.server.session.encode()):
-            raise NotServed(HTTPStatus.FORBIDDEN)
-        return path[len(self.server.base) :]
-
-    def _looked(self) -> Reply:
-        return self.server.site(Query(self._path(), word=self.server.word))
-
-    def _sent(self) -> Reply:
-        path, origin = self._path(), self.headers.get("Origin")
-        own = f"http://{self.headers['Host']}"
-        if origin is None:  # some browsers leave it out where a page sends to its own server
-            referrer = urlsplit(self.headers.get("Referer", ""))
-            origin = f"{referrer.scheme}://{referrer.netloc}"
-        if origin != own or self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-            raise NotServed(HTTPStatus.FORBIDDEN)
-        fields = self._fields()
-        if not secrets.compare_digest(fields.pop(WORD, "").encode(), self.server.word.encode()):
-            raise NotServed(HTTPStatus.FORBIDDEN)
-        return self.server.site(Query(path, fields, sends=True, word=self.server.word))
-
-    def _fields(self) -> dict[str, str]:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or self.headers.get("Transfer-Encoding"):
-            raise NotServed(HTTPStatus.LENGTH_REQUIRED)
-        if len(length) > 9 or int(length) > MOST_BODY:
-            raise NotServed(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        if self.headers.get_content_type() != "application/x-www-form-urlencoded":
-            raise NotServed(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-        body = self.rfile.read(int(length))
-        if len(body) < int(length):
-            raise NotServed(HTTPStatus.BAD_REQUEST)
-        try:
-            read = parse_qs(body.decode("utf-8"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
-        except ValueError as error:
-            raise NotServed(HTTPStatus.BAD_REQUEST) from error
-        return {name: values[0] for name, values in read.items() if len(values) == 1}
-
-    # ------------------------------------------------------------------ what is sent
-    _cookie = ""
-
-    def _send(self, reply: Reply) -> None:
-        body = reply.content.encode() if isinstance(reply.content, str) else reply.content
-        self.close_connection = True
-        self.send_response(HTTPStatus.SEE_OTHER if reply.goes_to else reply.status)
-        for name, value in HEADERS.items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", reply.kind)
-        self.send_header("Connection", "close")
-        if reply.goes_to:
-            self.send_header("Location", f"{self.server.base}{reply.goes_to}")
-        if reply.saved_as:
-            self.send_header("Content-Disposition", f"attachment; filename*=UTF-8''{quote(reply.saved_as)}")
-        if self._cookie:
-            self.send_header("Set-Cookie", self._cookie)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):  # the reader has gone
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Write no log: its lines would hold the token."""
+        self._token_is_good = False
+        # The page goes on by itself: what it asks for comes from this server, so the cookie is sent along.
+        refresh = f'<meta http-equiv="refresh" content="0; url={self.base}/">'
+        answer = _plain_page("medsilo", f'<p><a href="{self.base}/">Go on to the page</a></p>', refresh)
+        answer.set_cookie(COOKIE, self.session, path=self.base, httponly=True, samesite="strict")
+        return answer
 
 
-def _onward(place: str) -> str:
-    """Return a page that goes on by itself: what it asks for comes from this server, so the cookie is sent along."""
-    refresh = f'<meta http-equiv="refresh" content="0; url={place}">'
-    return _plain_page("medsilo", f'<p><a href="{place}">Go on to the page</a></p>', refresh)
+class _Connection(H11Protocol):
+    """One of few connections, and for a while only. uvicorn has no limit for idle ones, nor for a slow sender."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > MOST_AT_ONCE:
+            transport.abort()
+        self.loop.call_later(PATIENCE, transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP with the headers of all answers, which uvicorn leaves out here."""
+        lines = [b"HTTP/1.1 400 Bad Request", *map(b": ".join, self.server_state.default_headers)]
+        self.transport.write(b"\r\n".join([*lines, b"", b""]))
+        self.transport.close()
 
 
-def _refusal(status: HTTPStatus) -> str:
+def _is_from_own_page(request: Request) -> bool:
+    """Return whether a page of this server sends a form. Some browsers leave Origin out where one does."""
+    own, headers = f"http://{request.headers['host']}", request.headers
+    is_own = headers["origin"] == own if "origin" in headers else headers.get("referer", "").startswith(f"{own}/")
+    return is_own and headers.get("sec-fetch-site", "same-origin") == "same-origin"
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """Read a form, without the fields that it has twice; raises NotServed for one that is no small form."""
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal() or "transfer-encoding" in request.headers:
+        raise NotServed(HTTPStatus.LENGTH_REQUIRED)
+    if int(length) > MOST_BODY:
+        raise NotServed(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise NotServed(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+    try:
+        body = (await request.body()).decode()
+        read = parse_qs(body, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except ValueError as error:
+        raise NotServed(HTTPStatus.BAD_REQUEST) from error
+    return {name: values[0] for name, values in read.items() if len(values) == 1}
+
+
+def _same(given: str, own: str) -> bool:
+    return secrets.compare_digest(given.encode(), own.encode())
+
+
+def _refusal(status: HTTPStatus) -> HTMLResponse:
     advice = "<p>A start address is good for one use. For another, end medsilo approve --page and start it again.</p>"
-    return _plain_page(status.phrase, f"<h1>{status.phrase}</h1>{advice if status is HTTPStatus.FORBIDDEN else ''}")
+    body = f"<h1>{status.phrase}</h1>{advice if status is HTTPStatus.FORBIDDEN else ''}"
+    return _plain_page(status.phrase, body, status=status)
 
 
-def _plain_page(title: str, body: str, head: str = "") -> str:
+def _plain_page(title: str, body: str, head: str = "", status: int = HTTPStatus.OK) -> HTMLResponse:
     top = f'<head><meta charset="utf-8"><title>{title}</title>{head}</head>'
-    return f'<!doctype html><html lang="en">{top}<body>{body}</body></html>'
+    return HTMLResponse(f'<!doctype html><html lang="en">{top}<body>{body}</body></html>', status)

@@ -3,14 +3,18 @@
 import getpass
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
 
 from medsilo import __version__
 from medsilo.check.approving import difference, plan_in_words, standing
@@ -28,7 +32,7 @@ from medsilo.site.ledger import ledgers
 from medsilo.site.policy import Policy
 from medsilo_lab.report import template
 from medsilo_lab.report.charts import Series, line_chart
-from medsilo_page.page_server import HTML, PageServer, Query, Reply
+from medsilo_page.page_server import PageServer
 from medsilo_page.watching import Row, StudyMoment, studies
 
 HERE = Path(__file__).parent
@@ -40,8 +44,8 @@ VERBS = {"approve": "approved", "decline": "declined", "withdraw": "withdrawn"}
 
 
 def serve(kit: Path, port: int) -> PageServer:
-    """Return a server of a hospital's own page; `start` is the address that opens it once."""
-    return PageServer(SitePages(kit), port)
+    """Return a server of a hospital's own page; `gate.start` is the address that opens it once."""
+    return PageServer(SitePages(kit).site(), port)
 
 
 @dataclass
@@ -57,7 +61,7 @@ class _Work:
 
 
 class SitePages:
-    """Answers the requests that the server let in. Everything shown is read again from the hospital's own files."""
+    """Answers the requests that were let in. Everything shown is read again from the hospital's own files."""
 
     def __init__(self, kit: Path) -> None:
         self._kit = kit
@@ -67,34 +71,27 @@ class SitePages:
         self._pages = template.templates_in(HERE)
         self._pages.filters |= {"moment": moment, "size": size_text, "duration": duration}
 
-    def __call__(self, query: Query) -> Reply:
-        """Answer a request."""
-        try:
-            return self._answer(query, *query.path.strip("/").split("/"))
-        except MedsiloError as error:
-            said = self._page("problem.html", query, "That did not work", problem=f"{error} {error.private}".strip())
-            return Reply(said.content, HTTPStatus.BAD_REQUEST)
-
-    def _answer(self, query: Query, kind: str, *rest: str) -> Reply:
-        answers: dict[tuple[bool, str, int], Callable[..., Reply]] = {
-            (False, "", 0): self._overview,
-            (False, "plan", 1): self._plan,
-            (False, "study", 1): self._study,
-            (False, "page.css", 0): self._style,
-            (False, "page.js", 0): self._script,
-            (True, "plan", 2): self._decide,
-        }
-        return answers.get((query.sends, kind, len(rest)), self._missing)(query, *rest)
+    def site(self) -> Starlette:
+        """Return the pages by their paths."""
+        routes = [
+            Route("/", self._overview),
+            Route("/plan/{hash}", self._plan),
+            Route("/plan/{hash}/{verb}", self._decide, methods=["POST"]),
+            Route("/study/{name}", self._study),
+            Route("/page.css", self._style),
+            Route("/page.js", self._script),
+        ]
+        return Starlette(routes=routes, exception_handlers={MedsiloError: self._failed, HTTPException: self._missing})
 
     # ------------------------------------------------------------------ pages
-    def _overview(self, query: Query) -> Reply:
+    def _overview(self, request: Request) -> Response:
         home = self._home()
         decisions = home.approvals.decisions()
         last = {one.plan: one for one in decisions}
         asked = home.approvals.asked()
         return self._page(
             "overview.html",
-            query,
+            request,
             f"Studies at {home.kit.name}",
             site=home.kit.name,
             required=home.settings.approval != "none",
@@ -105,18 +102,18 @@ class SitePages:
             ledger=_ledger_lines(home),
         )
 
-    def _plan(self, query: Query, hash: str) -> Reply:
-        home = self._home()
+    def _plan(self, request: Request) -> Response:
+        home, hash = self._home(), request.path_params["hash"]
         asked = self._asked(home, hash)
         if asked is None:
-            return self._missing(query)
+            return self._missing(request)
         plan = home.plan_of(asked)
         before = approved_before(home, hash)
         decisions = [one for one in home.approvals.decisions() if one.plan == hash]
         told, runs = standing(home, plan, asked.sites)
         return self._page(
             "plan.html",
-            query,
+            request,
             f"{plan.algorithm.title}, {plan.rounds} rounds",
             asked=asked,
             words=plan_in_words(plan),
@@ -135,58 +132,68 @@ class SitePages:
             by=getpass.getuser(),
         )
 
-    def _study(self, query: Query, name: str) -> Reply:
-        home = self._home()
+    def _study(self, request: Request) -> Response:
+        home, name = self._home(), request.path_params["name"]
         watched = StudyMoment.read(home.output, name, home.kit.name)
         if watched is None:
-            return self._missing(query)
+            return self._missing(request)
         last = home.approvals.last(watched.began.plan) if watched.began else None
         return self._page(
             "study.html",
-            query,
+            request,
             f"Study {name}",
-            now=Markup(self._now(watched)),
             watched=watched,
+            sentence=_sentence(watched),
+            chart=_chart(watched.rows, watched.began.rounds if watched.began else 0),
+            lines=list(reversed(watched.diary[-SHOWN_LINES:])),
+            left=watched.seconds_left(),
+            quiet=_quiet(watched),
             rows=[[_shown(row.get(name) or "–") for name in COLUMNS] for row in watched.rows[-SHOWN_ROWS:]],
             stops=home.settings.approval != "none" and last is not None and last.verdict == "approved",
             required=home.settings.approval != "none",
             has_plan=watched.began is not None and self._asked(home, watched.began.plan) is not None,
         )
 
-    def _missing(self, query: Query, *rest: str) -> Reply:
-        told = self._page("problem.html", query, "Not here", problem="There is no such page, plan or study.")
-        return Reply(told.content, HTTPStatus.NOT_FOUND)
+    def _missing(self, request: Request, error: Exception | None = None) -> Response:
+        told = "There is no such page, plan or study."
+        return self._page("problem.html", request, "Not here", HTTPStatus.NOT_FOUND, problem=told)
 
-    def _style(self, query: Query) -> Reply:
+    def _failed(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, MedsiloError)
+        told = f"{error} {error.private}".strip()
+        return self._page("problem.html", request, "That did not work", HTTPStatus.BAD_REQUEST, problem=told)
+
+    def _style(self, request: Request) -> Response:
         """Return the style of all reports, and that of forms."""
         text = (template.HERE / "style.html").read_text("utf-8").replace("<style>", "").replace("</style>", "")
-        return Reply(text + (HERE / "page.css").read_text("utf-8"), kind="text/css; charset=utf-8")
+        return Response(text + (HERE / "page.css").read_text("utf-8"), media_type="text/css")
 
-    def _script(self, query: Query) -> Reply:
-        return Reply((HERE / "page.js").read_text("utf-8"), kind="text/javascript; charset=utf-8")
+    def _script(self, request: Request) -> Response:
+        return Response((HERE / "page.js").read_text("utf-8"), media_type="text/javascript")
 
-    def _page(self, name: str, query: Query, title: str, **content: Any) -> Reply:
-        base = "../" * query.path.strip("/").count("/")
-        return Reply(self._rendered(name, title=title, base=base or "./", word=query.word, **content), kind=HTML)
-
-    def _rendered(self, name: str, **content: Any) -> str:
-        return self._pages.get_template(name).render(version=__version__, **content)
+    def _page(
+        self, name: str, request: Request, title: str, status: HTTPStatus = HTTPStatus.OK, **content: Any
+    ) -> Response:
+        about = {"title": title, "version": __version__, "base": f"{request.scope['root_path']}/"}
+        text = self._pages.get_template(name).render(**about, word=request.state.word, **content)
+        return HTMLResponse(text, status)
 
     # ------------------------------------------------------------------ what is sent
-    def _decide(self, query: Query, hash: str, verb: str) -> Reply:
-        home = self._home()
-        asked = self._asked(home, hash)
+    def _decide(self, request: Request) -> Response:
+        home, hash, verb = self._home(), request.path_params["hash"], request.path_params["verb"]
+        asked, base = self._asked(home, hash), request.scope["root_path"]
         if verb == CHECK and asked:
             self._begin(home, home.plan_of(asked))
-            return Reply(goes_to=f"/plan/{hash}#{verb}")
+            return RedirectResponse(f"{base}/plan/{hash}#{verb}", HTTPStatus.SEE_OTHER)
         if verb not in VERBS or (asked is None and verb != "withdraw"):
-            return self._missing(query)
+            return self._missing(request)
         # what was shown is what is signed
+        fields = request.state.fields
         code = home.code_of(asked) if verb == "approve" else NOTHING
-        limits = _limits(query.fields) if verb == "approve" else None
-        by = query.fields.get("by") or getpass.getuser()
+        limits = _limits(fields) if verb == "approve" else None
+        by = fields.get("by") or getpass.getuser()
         home.approvals.decide(hash, VERBS[verb], by, limits, code)  # type: ignore[arg-type]
-        return Reply(goes_to=f"/plan/{hash}" if asked else "/")
+        return RedirectResponse(f"{base}/plan/{hash}" if asked else f"{base}/", HTTPStatus.SEE_OTHER)
 
     def _begin(self, home: KitAtHome, plan: Plan) -> None:
         """Check this hospital for a plan in a thread of its own; one at a time."""
@@ -202,17 +209,6 @@ class SitePages:
                     mine.failed = f"{type(error).__name__}: {error}"
 
         threading.Thread(target=work, daemon=True).start()
-
-    def _now(self, watched: StudyMoment) -> str:
-        return self._rendered(
-            "now.html",
-            watched=watched,
-            sentence=_sentence(watched),
-            chart=_chart(watched.rows, watched.began.rounds if watched.began else 0),
-            lines=list(reversed(watched.diary[-SHOWN_LINES:])),
-            left=watched.seconds_left(),
-            quiet=_quiet(watched),
-        )
 
     # ------------------------------------------------------------------ the hospital
     def _home(self) -> KitAtHome:

@@ -1,6 +1,5 @@
 """A hospital's page over mutual TLS, with clicks: a study waits for its approval, and stops when that is withdrawn."""
 
-import threading
 import time
 from pathlib import Path
 
@@ -9,14 +8,13 @@ import pytest
 from medsilo.flare.jobs import write_job
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds, read_summary
-from medsilo_page.page_server import PageServer
-from medsilo_page.pages import SitePages
+from medsilo_page.pages import serve
 from medsilo_page.watching import read_diary
 from tests.browser import Browser, chromium
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import SERVER, Consortium, wait_until
 from tests.unit.test_participant import SMALL
-from tests.unit.test_site_page import Visitor
+from tests.unit.test_site_page import Visitor, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 HOSPITAL = SITES[0]
@@ -43,9 +41,9 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
     before, session = local.read_text(), consortium.session()
     local.write_text(f"{before}approval: required\n")
     try:
-        with PageServer(SitePages(kit)) as server, chromium(tmp_path / "profile") as tab:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            tab.do("Page.navigate", url=server.start)
+        with serving(serve(kit, 0)) as gate, chromium(tmp_path / "profile") as tab:
+            own = f"{gate.start.partition('/start')[0]}{gate.base}"
+            tab.do("Page.navigate", url=gate.start)
             wait_for(tab, "document.title.startsWith('Studies at')")
             job = session.submit_job(str(tmp_path / "first"))
             asked = f"a[href$='plan/{plan.hash}']"
@@ -64,7 +62,7 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
 
             job = session.submit_job(str(tmp_path / "job"))
             wait_until(lambda: len(read_rounds(run, growing=True)) >= 3, 120, "three rounds")
-            tab.do("Page.navigate", url=f"http://127.0.0.1:{server.server_port}{server.base}/study/approved")
+            tab.do("Page.navigate", url=f"{own}/study/approved")
             wait_for(tab, "document.querySelectorAll('#rows tr').length >= 3")
             many = tab.ask("document.querySelectorAll('#rows tr').length")
             wait_for(tab, f"document.querySelectorAll('#rows tr').length > {many}")  # they come by themselves
@@ -72,10 +70,9 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
             status = "document.body.innerText.includes('has withdrawn its approval of this plan')"
             assert tab.ask(status)
             wait_until(lambda: str(session.get_job_status(job)).startswith("FINISHED"), 120, "the job's end")
-            tab.do("Page.navigate", url=f"http://127.0.0.1:{server.server_port}{server.base}/study/approved")
+            tab.do("Page.navigate", url=f"{own}/study/approved")
             wait_for(tab, "document.body.innerText.includes('This hospital refused: this hospital has withdrawn')")
             assert not [line for line in tab.complaints if "favicon" not in line]
-            server.shutdown()
     finally:
         local.write_text(before)
         session.close()
@@ -96,9 +93,8 @@ def test_the_trainer_s_death_and_its_reason_are_on_the_page(consortium: Consorti
     job = session.submit_job(str(tmp_path / "job"))
     try:
         wait_until(lambda: len(read_rounds(run, growing=True)) >= 3, 120, "three rounds")
-        with PageServer(SitePages(kit)) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            visitor = Visitor(server)
+        with serving(serve(kit, 0)) as gate:
+            visitor = Visitor(gate)
             visitor.begin()
             [trainer] = consortium.family(HOSPITAL, "medsilo.federation.process.worker")
             trainer.kill()
@@ -106,7 +102,6 @@ def test_the_trainer_s_death_and_its_reason_are_on_the_page(consortium: Consorti
             wait_until(lambda: "the training process died" in visitor.page("/study/fragile-page"), 60, "its death")
             print(f"on the page {time.time() - killed:.2f} s after the kill")
             assert "SIGKILL" in visitor.page("/study/fragile-page")
-            server.shutdown()
         [died] = [line for line in read_diary(kit / f"medsilo/fragile-page/sites/{HOSPITAL}") if line.kind == "died"]
         assert "the training process died (SIGKILL)" in died.reason
     finally:

@@ -257,9 +257,11 @@ def test_help_answers_at_once(root: Path) -> None:
         "scipy",
         "PIL",
         "filelock",
+        "starlette",
+        "uvicorn",
     ]
-    asked = [["--help"], ["run", "--help"], ["predict", "--help"], ["check", "--help"], ["--version"]]
-    loaded = modules_after(root, *asked)
+    asked = [[*command.split(), "--help"] for command in ("", "run", "predict", "check", "approve")]
+    loaded = modules_after(root, *asked, ["--version"])
     assert "medsilo.cli.running" in loaded
     assert loaded & {*heavy} == set()
 

@@ -8,24 +8,29 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
+from psutil import CONN_LISTEN, Process
 
 from medsilo.core.errors import Refused
 from medsilo.federation.site_state import COLUMNS, StatusFile
 from medsilo.flare.executor import note
 from medsilo.runs import paths
 from medsilo_page import page_server
-from medsilo_page.page_server import COOKIE, MOST_BODY, PageServer
-from medsilo_page.pages import SitePages
+from medsilo_page.page_server import COOKIE, HEADERS, HOST, MOST_AT_ONCE, MOST_BODY, Gate, PageServer
+from medsilo_page.pages import serve
 from tests.browser import chromium
 from tests.secure.consortium import wait_until
 from tests.unit.test_approvals import Home, refused
 
+FORM = "application/x-www-form-urlencoded"
+Answer = tuple[int, str, http.client.HTTPMessage]
 STRANGE = ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", ""]
 
 
@@ -33,50 +38,54 @@ STRANGE = ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "l
 class Visitor:
     """Somebody with a browser, who follows nothing by itself."""
 
-    server: PageServer
+    gate: Gate
     cookie: str = ""
     headers: dict[str, str] = field(default_factory=dict)
 
     @property
-    def origin(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}"
+    def port(self) -> int:
+        return urlsplit(self.gate.start).port or 0
 
-    def get(self, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def get(self, path: str, **headers: str) -> Answer:
         return self.ask("GET", path, None, headers)
 
-    def post(self, path: str, fields: dict[str, str], **headers: str) -> tuple[int, str, dict[str, str]]:
-        given = {"Origin": self.origin, "Content-Type": "application/x-www-form-urlencoded", **headers}
+    def post(self, path: str, fields: dict[str, str], **headers: str) -> Answer:
+        given = {"Origin": self.origin, "Content-Type": FORM, **headers}
         return self.ask("POST", path, urlencode(fields), {name: text for name, text in given.items() if text})
 
-    def ask(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> tuple[int, str, dict[str, str]]:
-        line = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=60)
+    def ask(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> Answer:
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         own = {"Cookie": self.cookie} if self.cookie else {}
         try:
             line.request(method, path, body, {**own, **headers})
             reply = line.getresponse()
-            return reply.status, reply.read().decode(), dict(reply.getheaders())
+            return reply.status, reply.read().decode(), reply.headers
         finally:
             line.close()
 
     def begin(self) -> None:
         """Exchange the token for the cookie."""
-        split = urlsplit(self.server.start)
+        split = urlsplit(self.gate.start)
         status, _, headers = self.get(f"{split.path}?{split.query}")
         assert status == 200
-        assert "HttpOnly" in headers["Set-Cookie"] and "SameSite=Strict" in headers["Set-Cookie"]
+        assert "HttpOnly" in headers["Set-Cookie"] and "SameSite=strict" in headers["Set-Cookie"]
         self.cookie = headers["Set-Cookie"].partition(";")[0]
 
     def page(self, path: str = "/", status: int = 200) -> str:
         """A page's text below the session's path, as a reader sees it."""
-        got, text, headers = self.get(self.server.base + path)
+        got, text, headers = self.get(self.gate.base + path)
         assert got == status, text
         assert headers["Cache-Control"] == "no-store" and "frame-ancestors 'none'" in headers["Content-Security-Policy"]
         return html.unescape(text)
 
-    def send(self, path: str, **fields: str) -> tuple[int, str, dict[str, str]]:
+    def send(self, path: str, **fields: str) -> Answer:
         """A form as the page sends it."""
         [word] = set(re.findall(r'name="word" value="([^"]+)"', self.page(path.rpartition("/")[0])))
-        return self.post(self.server.base + path, {"word": word, **fields})
+        return self.post(self.gate.base + path, {"word": word, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -101,24 +110,33 @@ def write_rows(home: Home, rounds: Any, text: str = "0.5") -> None:
     (home.place / paths.METRICS).write_text(written.getvalue())
 
 
-@pytest.fixture
-def served(home: Home) -> Iterator[PageServer]:
-    with PageServer(SitePages(home.folder)) as served:
-        thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        yield served
-        served.shutdown()
+@contextmanager
+def serving(server: PageServer) -> Iterator[Gate]:
+    """A page over a real socket, while the block runs."""
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.gate
+    finally:
+        server.should_exit = True
+        thread.join(60)
 
 
 @pytest.fixture
-def visitor(served: PageServer) -> Visitor:
+def served(home: Home) -> Iterator[Gate]:
+    with serving(serve(home.folder, 0)) as gate:
+        yield gate
+
+
+@pytest.fixture
+def visitor(served: Gate) -> Visitor:
     visitor = Visitor(served)
     visitor.begin()
     return visitor
 
 
 # ---------------------------------------------------------------------------------------------------- who gets in
-def test_nobody_without_the_token_sees_or_changes_anything(served: PageServer, home: Home) -> None:
+def test_nobody_without_the_token_sees_or_changes_anything(served: Gate, home: Home) -> None:
     """No cookie, another one, the token twice, a guessed path; on each page and each form."""
     stranger, path = Visitor(served), f"/plan/{home.plan.hash}"
     for cookie in ("", f"{COOKIE}=x", f"{COOKIE}={served.session[:-1]}", f"other={served.session}", 'a="\\'):
@@ -135,12 +153,23 @@ def test_nobody_without_the_token_sees_or_changes_anything(served: PageServer, h
     split = urlsplit(served.start)
     assert Visitor(served).get(f"{split.path}?{split.query}")[0] == 403  # the token was used
     assert not home.approvals.decisions()
-    assert served.server_address[0] == "127.0.0.1"
+    listening = [one.laddr for one in Process().net_connections("tcp") if one.status == CONN_LISTEN]
+    assert [place.ip for place in listening if place.port == stranger.port] == [HOST] == ["127.0.0.1"]
+
+
+def test_the_token_is_good_once_whoever_asks_at_the_same_time(served: Gate) -> None:
+    visitors, split = [Visitor(served) for _ in range(16)], urlsplit(served.start)
+    start = f"{split.path}?{split.query}"
+    assert visitors[0].ask("HEAD", start, None, {})[0] == 501 and visitors[0].post(start, {})[0] == 403  # it still is
+    with ThreadPoolExecutor(len(visitors)) as pool:
+        answers = list(pool.map(lambda one: one.get(start), visitors))
+    assert sorted(status for status, _, _ in answers) == [200] + [403] * 15
+    assert sum("Set-Cookie" in headers for _, _, headers in answers) == 1
 
 
 def test_another_host_name_is_refused(visitor: Visitor, home: Home) -> None:
     """DNS rebinding: a name of somebody else that points to this machine, with the right cookie."""
-    port, path = visitor.server.server_port, f"{visitor.server.base}/"
+    port, path = visitor.port, f"{visitor.gate.base}/"
     for host in STRANGE:
         status, text, _ = visitor.get(path, Host=host.format(port=port))
         assert status == 421 and home.plan.hash not in text
@@ -149,42 +178,108 @@ def test_another_host_name_is_refused(visitor: Visitor, home: Home) -> None:
 
 def test_what_another_page_sends_is_refused(visitor: Visitor, home: Home) -> None:
     """Another site's page, a page of another port, a sandboxed one, a form without this session's word."""
-    path, word = f"{visitor.server.base}/plan/{home.plan.hash}/approve", {"word": visitor.server.word}
+    path, word = f"{visitor.gate.base}/plan/{home.plan.hash}/approve", {"word": visitor.gate.word}
     for origin in (
         "https://evil.example",
         "null",
         "http://127.0.0.1:1",
-        f"https://127.0.0.1:{visitor.server.server_port}",
+        f"https://127.0.0.1:{visitor.port}",
     ):
         assert visitor.post(path, word, Origin=origin)[0] == 403
     assert visitor.post(path, word, Origin="", Referer="https://evil.example/")[0] == 403
     assert visitor.post(path, word, Origin="")[0] == 403
     assert visitor.post(path, word, **{"Sec-Fetch-Site": "cross-site"})[0] == 403
-    for wrong in ({}, {"word": ""}, {"word": "x"}, {"word": visitor.server.word[:-1]}):
+    for wrong in ({}, {"word": ""}, {"word": "x"}, {"word": visitor.gate.word[:-1]}):
         assert visitor.post(path, wrong)[0] == 403
     assert visitor.get(f"{path}?{urlencode(word)}")[0] == 404  # looking changes nothing
     assert not home.approvals.decisions()
 
 
 def test_large_slow_and_odd_requests(visitor: Visitor, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = visitor.server
+    served = visitor.gate
     path = f"{served.base}/plan/{home.plan.hash}/approve"
     assert visitor.post(path, {"word": served.word, "by": "x" * MOST_BODY})[0] == 413
-    assert visitor.post(path, {"word": served.word}, **{"Content-Length": "9" * 30})[0] == 413
-    assert visitor.post(path, {"word": served.word}, **{"Content-Length": "-1"})[0] == 411
+    assert visitor.post(path, {"word": served.word}, **{"Content-Length": "9" * 9})[0] == 413
+    for length in ("9" * 30, "-1", "x", "1, 2"):
+        assert visitor.post(path, {"word": served.word}, **{"Content-Length": length})[0] == 400
+    form, told = urlencode({"word": served.word}), {"Origin": visitor.origin, "Content-Type": FORM}
+    chunks = f"{len(form):x}\r\n{form}\r\n0\r\n\r\n"
+    for length in ({}, {"Content-Length": str(len(form))}):
+        assert visitor.ask("POST", path, chunks, {**told, "Transfer-Encoding": "chunked", **length})[0] == 411
     assert visitor.post(path, {"word": served.word}, **{"Content-Type": "text/plain"})[0] == 415
     assert visitor.post(path, {f"field-{n}": "" for n in range(200)})[0] == 400
     assert visitor.ask("DELETE", path, None, {})[0] == 501
     for odd in ("/plan/x", "/plan/../..", "/study/..%2f..", "/study/_hospital", "/study/none", "/plan", "/x"):
         assert visitor.get(served.base + odd)[0] == 404
+    assert not home.approvals.decisions()
+
+
+def test_a_slow_sender_is_cut_off(visitor: Visitor, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who never ends the headers, and one who sends a byte of the body now and then."""
+    gate = visitor.gate
+    head = f"POST {gate.base}/plan/{home.plan.hash}/approve HTTP/1.1\r\nHost: 127.0.0.1:{visitor.port}\r\n"
+    head += f"Cookie: {visitor.cookie}\r\nOrigin: {visitor.origin}\r\nContent-Length: 100\r\n"
+    head += f"Content-Type: {FORM}\r\n"
     monkeypatch.setattr(page_server, "PATIENCE", 0.3)
-    with socket.create_connection(("127.0.0.1", served.server_port), timeout=60) as slow:
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{served.server_port}\r\nCookie: {visitor.cookie}\r\n"
-        slow.sendall(f"{head}Origin: {visitor.origin}\r\nContent-Length: 100\r\n".encode())
-        slow.settimeout(60)
-        assert slow.recv(100) == b""  # cut off, though it never ended its request
+    for begin in (head, f"{head}\r\n"):
+        with socket.create_connection(("127.0.0.1", visitor.port), timeout=60) as slow:
+            slow.sendall(begin.encode())
+            slow.settimeout(0.05)
+            sent, told = 0, None
+            while told is None and sent < 90:
+                with suppress(TimeoutError, ConnectionError):
+                    told = slow.recv(100)
+                with suppress(ConnectionError):
+                    slow.sendall(b"x")
+                sent += 1
+            assert told == b""
+    monkeypatch.undo()
     assert visitor.page("/")
     assert not home.approvals.decisions()
+
+
+def test_more_connections_than_are_served_at_once_are_closed(visitor: Visitor) -> None:
+    with ExitStack() as idle:
+        for _ in range(MOST_AT_ONCE):
+            idle.enter_context(socket.create_connection(("127.0.0.1", visitor.port), timeout=60))
+        with pytest.raises(ConnectionError):
+            visitor.get(f"{visitor.gate.base}/")
+    wait_until(lambda: bool(visitor.page("/")), 60, "a free place")
+
+
+def test_every_answer_has_the_headers_and_nothing_is_logged(
+    visitor: Visitor, home: Home, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    base, plan, host = visitor.gate.base, f"/plan/{home.plan.hash}", f"Host: 127.0.0.1:{visitor.port}\r\n"
+    answers = [
+        (200, visitor.get(f"{base}/")),
+        (200, visitor.get(f"{base}/page.js")),
+        (303, visitor.send(f"{plan}/check")),
+        (403, Visitor(visitor.gate).get("/start?token=x")),
+        (404, visitor.get(f"{base}/x")),
+        (411, visitor.post(f"{base}{plan}/approve", {}, **{"Transfer-Encoding": "chunked"})),
+        (421, visitor.get(f"{base}/", Host="evil.example")),
+        (501, visitor.ask("DELETE", f"{base}/", None, {})),
+    ]
+    for what in ("nothing of HTTP\r\n\r\n", f"GET / HTTP/1.1\r\n{host}{host}\r\n", "GET / HTTP/1.1\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", visitor.port), timeout=60) as line:
+            line.sendall(what.encode())
+            reply = http.client.HTTPResponse(line)
+            reply.begin()
+            answers.append((400, (reply.status, reply.read().decode(), reply.headers)))
+    answers.append((200, visitor.get(f"{base}/", Upgrade="websocket", Connection="upgrade")))
+
+    async def broken(scope: object, receive: object, send: object) -> None:
+        raise ValueError("secret")
+
+    with serving(PageServer(broken)) as gate:
+        other = Visitor(gate)
+        other.begin()
+        answers.append((500, other.get(f"{gate.base}/")))
+    for wanted, (status, text, headers) in answers:
+        assert status == wanted and "secret" not in text
+        assert {name: set(headers.get_all(name, [])) for name in HEADERS} == {name: {HEADERS[name]} for name in HEADERS}
+    assert capfd.readouterr() == ("", "") and not caplog.records
 
 
 # ---------------------------------------------------------------------------------------------------- what it shows
@@ -204,12 +299,12 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
         assert words in shown
     assert "<script" not in shown and "Run the check" in shown
     status, _, headers = visitor.send(f"{plan}/approve", by="Dr. A <b>", rounds="2", hours="5", sites="")
-    assert (status, headers["Location"]) == (303, visitor.server.base + plan)
+    assert (status, headers["Location"]) == (303, visitor.gate.base + plan)
     permission = home.permission()
     permission.check(number=2)
     with pytest.raises(Refused, match="at most 2 rounds"):
         permission.check(number=3)
-    _, raw, _ = visitor.get(visitor.server.base + plan)
+    _, raw, _ = visitor.get(visitor.gate.base + plan)
     assert "Dr. A &lt;b&gt;" in raw and "at most 2 rounds" in raw  # and nothing of it is HTML
     assert visitor.send(f"{plan}/withdraw")[0] == 303
     refused(home, "has withdrawn")
@@ -221,14 +316,14 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
     assert visitor.send(f"{plan}/steal")[0] == 404
     assert [one.verdict for one in home.approvals.decisions()] == ["approved", "withdrawn", "declined"]
     other = "0" * 64
-    assert visitor.post(f"{visitor.server.base}/plan/{other}/approve", {"word": visitor.server.word})[0] == 404
+    assert visitor.post(f"{visitor.gate.base}/plan/{other}/approve", {"word": visitor.gate.word})[0] == 404
 
 
 @pytest.mark.slow
 def test_axe_finds_nothing(visitor: Visitor, home: Home, tmp_path: Path) -> None:
     with chromium(tmp_path / "profile") as tab:
         for place in ("/", f"/plan/{home.plan.hash}", "/study/study"):
-            (tmp_path / "page.html").write_text(visitor.get(visitor.server.base + place)[1], encoding="utf-8")
+            (tmp_path / "page.html").write_text(visitor.get(visitor.gate.base + place)[1], encoding="utf-8")
             tab.open(tmp_path / "page.html")
             assert (place, tab.faults()) == (place, [])
 

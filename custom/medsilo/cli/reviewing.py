@@ -124,13 +124,12 @@ def _show_page(screen: Console, kit: Path, port: int) -> None:
         server = PAGES[SITE_PAGE](kit, port)
     except OSError as error:
         raise MedsiloError(f"port {port} of this machine can't be used; give another --port, or none") from error
-    screen.say(f"open this address in a browser on this machine; it is good for one use:\n{server.start}")
-    screen.event("ready", {"address": server.start})
-    with server:
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            screen.say("the page has ended; studies go on")
+    screen.say(f"open this address in a browser on this machine; it is good for one use:\n{server.gate.start}")
+    screen.event("ready", {"address": server.gate.start})
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        screen.say("the page has ended; studies go on")
 
 
 def _decide(
