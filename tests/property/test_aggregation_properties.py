@@ -76,11 +76,11 @@ PERSONAL: dict[str, Callable[[], Aggregator]] = {
     "identity": Identity,
 }
 STEPS: dict[str, Callable[[], Aggregator]] = {
-    "momentum": lambda: FedAvgM(1.0, 0.9),
-    "adam": lambda: FedAdam(0.01, (0.9, 0.99), 1e-3),
-    "torch's adam": lambda: FedAdam(0.01, (0.9, 0.99), 1e-3, "torch"),
-    "yogi": lambda: FedYogi(0.01, (0.9, 0.99), 1e-3),
-    "adagrad": lambda: FedAdagrad(0.1, 0.0, 1e-3),
+    "momentum": FedAvgM,
+    "adam": FedAdam,
+    "torch's adam": lambda: FedAdam(variant="torch"),
+    "yogi": FedYogi,
+    "adagrad": FedAdagrad,
     "dynamic": lambda: DynamicStep(0.1),
     "scaffold": Scaffold,
 }

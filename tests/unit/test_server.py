@@ -119,15 +119,14 @@ def control(w: np.ndarray, sent: Numbers, reach: dict[str, float]) -> np.ndarray
     return w + len(sent) / len(SITES) * towards(sent, w, uniform=True)
 
 
-BETAS = 0.9, 0.99
 CASES: dict[str, tuple[Callable[[], WeightedMean], Callable[[], Rule]]] = {
     "fednova": (FedNova, lambda: nova(False)),
     "fednova, uniform": (lambda: FedNova(uniform=True), lambda: nova(True)),
     "fedavgm": (lambda: FedAvgM(0.7, 0.8), lambda: momentum(0.7, 0.8)),
-    "fedadam": (lambda: FedAdam(0.1, BETAS, 0.01), lambda: adam(0.1, 0.01)),
-    "fedadam, uniform": (lambda: FedAdam(0.1, BETAS, 0.01, uniform=True), lambda: adam(0.1, 0.01, uniform=True)),
-    "fedadam, torch": (lambda: FedAdam(0.1, BETAS, 0.01, variant="torch"), lambda: adam(0.1, 0.01, "torch")),
-    "fedyogi": (lambda: FedYogi(0.1, BETAS, 0.5), lambda: adam(0.1, 0.5, yogi=True)),
+    "fedadam": (lambda: FedAdam(0.1, tau=0.01), lambda: adam(0.1, 0.01)),
+    "fedadam, uniform": (lambda: FedAdam(0.1, tau=0.01, uniform=True), lambda: adam(0.1, 0.01, uniform=True)),
+    "fedadam, torch": (lambda: FedAdam(0.1, tau=0.01, variant="torch"), lambda: adam(0.1, 0.01, "torch")),
+    "fedyogi": (lambda: FedYogi(0.1, tau=0.5), lambda: adam(0.1, 0.5, yogi=True)),
     "fedadagrad": (lambda: FedAdagrad(0.1, 0.9, 0.01), lambda: adagrad(0.1, 0.9, 0.01)),
     "scaffold": (Scaffold, lambda: control),
 }
@@ -228,7 +227,7 @@ def test_a_saved_state_does_not_change_with_the_next_round(case: str) -> None:
 def test_a_full_disk_ends_the_step_and_leaves_the_last_model(tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimizer's folder has room for the vectors of one step, and not for those of the next one beside them."""
     monkeypatch.setattr(tempfile, "tempdir", str(tiny_disk))
-    mixer, large = FedAdam(0.1, BETAS, 0.01), {"w": torch.ones(80_000)}
+    mixer, large = FedAdam(0.1), {"w": torch.ones(80_000)}
     assert "w" in play(mixer, dict.fromkeys(SITES, large), large)
     mixer.start(SITES)
     for site in SITES:

@@ -141,7 +141,7 @@ class ServerOptimizer(WeightedMean):
 class FedAvgM(ServerOptimizer):
     """Hsu et al. 2019: m ← β m + D, u = m."""
 
-    def __init__(self, lr: float, momentum: float, uniform: bool = False) -> None:
+    def __init__(self, lr: float = 1.0, momentum: float = 0.9, uniform: bool = False) -> None:
         super().__init__(lr, uniform)
         self.momentum = momentum
 
@@ -159,9 +159,9 @@ class FedAdam(ServerOptimizer):
 
     def __init__(
         self,
-        lr: float,
-        betas: tuple[float, float],
-        tau: float,
+        lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.99),
+        tau: float = 1e-3,
         variant: Literal["reddi", "torch"] = "reddi",
         uniform: bool = False,
     ) -> None:
@@ -191,7 +191,7 @@ class FedYogi(FedAdam):
 class FedAdagrad(FedAdam):
     """FedAdam with v ← v + D² from v = τ²."""
 
-    def __init__(self, lr: float, beta: float, tau: float, uniform: bool = False) -> None:
+    def __init__(self, lr: float = 0.1, beta: float = 0.0, tau: float = 1e-3, uniform: bool = False) -> None:
         super().__init__(lr, (beta, 1.0), tau, uniform=uniform)
 
     def _second(self, v: Tensor, squares: Tensor) -> None:
