@@ -129,6 +129,9 @@ CASES: dict[str, tuple[Callable[[], WeightedMean], Callable[[], Rule]]] = {
     "fedyogi": (lambda: FedYogi(0.1, tau=0.5), lambda: adam(0.1, 0.5, yogi=True)),
     "fedadagrad": (lambda: FedAdagrad(0.1, 0.9, 0.01), lambda: adagrad(0.1, 0.9, 0.01)),
     "scaffold": (Scaffold, lambda: control),
+    "fedavgm, by default": (FedAvgM, lambda: momentum(1.0, 0.9)),  # scripts of others call these
+    "fedadam, by default": (FedAdam, lambda: adam(0.01, 1e-3)),
+    "fedadagrad, by default": (FedAdagrad, lambda: adagrad(0.1, 0.0, 1e-3)),
 }
 every_step = pytest.mark.parametrize("case", CASES)
 
