@@ -137,6 +137,12 @@ def test_the_noise_for_one_gaussian_release_is_hardly_more_than_needed(target: f
     assert cost(noise) <= target < cost(noise * 0.998)
 
 
+def test_less_noise_than_1_in_128_is_not_looked_for() -> None:
+    """It would keep an ε of thousands, which nobody may ask for; what is found keeps it, too."""
+    noise = noise_for(20_000, 1e-5, 1.0, 1)
+    assert 1 <= noise * 128 <= 1.001 and epsilon([charge(Gaussian(noise=noise))], 1e-5) < 9000
+
+
 def test_no_noise_is_enough_where_the_rest_costs_all() -> None:
     with pytest.raises(MedsiloError, match="no noise keeps 10 steps within ε = 0.5"):
         noise_for(0.5, 1e-5, 0.1, 10, beside=[charge(Geometric(scale=1.0))])

@@ -217,7 +217,8 @@ def test_studies_at_once_over_processes(photos: Path, tmp_path: Path) -> None:
             assert holder.stdout.readline() == "has it\n"
         with pytest.raises(Refused, match="works for 2.*2 at once"):
             run(tmp_path / "three", photos)
-        run(tmp_path / "two", photos)  # goes on with what an ending process still holds
+        run(tmp_path / "two", photos)  # goes on with what an ending process still holds, and does not wait for it
+        assert holders[1].poll() is None
         holders[0].kill()
         holders[0].wait()
         run(tmp_path / "four", photos)

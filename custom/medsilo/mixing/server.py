@@ -100,7 +100,7 @@ class ServerOptimizer(WeightedMean):
     _is_mean = False
     first: tuple[float, ...] = (0.0,)  # what the vectors hold before the first step, one number for each
 
-    def __init__(self, lr: float, uniform: bool = False) -> None:
+    def __init__(self, lr: float, uniform: bool) -> None:
         super().__init__()
         self.lr, self.uniform = float(lr), uniform
         self._steps = 0
