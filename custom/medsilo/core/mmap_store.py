@@ -3,8 +3,7 @@
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import ClassVar, NoReturn
 from weakref import WeakValueDictionary
 
@@ -14,9 +13,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, NoRoom
 
 ALIGNED = 64  # bytes
-AT_ONCE = 1000  # parts that the system takes in one call
 MOST_SPARE, MOST_FILES = 1 << 30, 16  # bytes and number of files that nobody reads, kept for the next
-Buffer = bytes | memoryview
 # What safetensors calls the types of numbers.
 TYPES = {
     torch.float64: "F64",
@@ -81,28 +78,37 @@ class Spill:
         """Return where the tensor begins. When the disk is full, what it had is still there."""
         begin = self.end
         try:
-            self.end = self._write([bytes_of(tensor)], begin)
+            self.end = self._write(bytes_of(tensor), begin)
         except OSError as error:
             self.shorten(begin)
             self._refuse(error)
         return begin
 
-    def write(self, parts: Sequence[Buffer], begin: int) -> None:
-        """Put these parts, one behind the other, in the place of what lay there."""
-        try:
-            for first in range(0, len(parts), AT_ONCE):
-                begin = self._write(parts[first : first + AT_ONCE], begin)
-        except OSError as error:
-            self._refuse(error)
+    def _write(self, content: memoryview, begin: int) -> int:
+        """Return where it ends."""
+        while content:  # a full disk takes a part of it, and says why when it is asked for the rest
+            written = os.pwritev(self._file.number, [content], begin)
+            content, begin = content[written:], begin + written
+        return begin
 
-    def _write(self, parts: Sequence[Buffer], begin: int) -> int:
-        """Return where they end."""
-        end = begin + sum(map(len, parts))
-        begin += os.pwritev(self._file.number, parts, begin)
-        while begin < end:  # a full disk takes a part of it, and says why when it is asked for the rest
-            rest = memoryview(b"".join(parts))[begin - end :]
-            begin += os.pwritev(self._file.number, [rest], begin)
-        return end
+    def put(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return tensors as they lie in the file from now on, to which each is written as soon as it is there.
+
+        When the disk is full, what it had is still there.
+        """
+        self.end += -self.end % mmap.ALLOCATIONGRANULARITY
+        begin, places = self.end, []
+        try:
+            for tensor in tensors:
+                self.align()
+                places.append((self.append(tensor) - begin, tensor.nbytes, tensor.dtype, tensor.shape))
+        except MedsiloError:
+            self.shorten(begin)
+            raise
+        if os.fstat(self._file.number).st_size < self.end:  # where an empty last one would begin
+            self.shorten(self.end)
+        content = self.mapped(begin)
+        return [content[place : place + size].view(dtype).view(shape) for place, size, dtype, shape in places]
 
     def align(self) -> None:
         """Let the next tensor begin where any type of numbers may be mapped."""
@@ -125,13 +131,6 @@ class Spill:
         _MAPPED[numbers.data_ptr()] = content
         return numbers
 
-    def places(self, size: int, count: int) -> "list[Slot]":
-        """Return so many more places at the end, each for tensors of so many bytes (`size_of`)."""
-        begin, step = self.end, size + -size % mmap.PAGESIZE
-        self.shorten(begin + step * count)  # which makes it longer
-        parts = self.mapped(begin).split(step) if step else [torch.empty(0, dtype=torch.uint8)] * count
-        return [Slot(self, begin + step * number, part) for number, part in enumerate(parts)]
-
     def shorten(self, end: int) -> None:
         """Give back what comes after."""
         os.truncate(self._file.number, end)
@@ -139,34 +138,6 @@ class Spill:
 
 
 _MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # by the address where a file begins
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A stretch of a spill, for the tensors of one who sent some, and then of another."""
-
-    spill: Spill
-    begin: int
-    content: Tensor  # as it is mapped
-
-    def fill(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the same tensors as they lie in the file from now on."""
-        found, end, parts = dict[str, Tensor](), 0, list[Buffer]()
-        for name, tensor in tensors.items():
-            found[name] = self.content[end : end + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            parts += bytes_of(tensor), bytes(-tensor.nbytes % ALIGNED)
-            end += _aligned(tensor.nbytes)
-        self.spill.write(parts, self.begin)  # at once, so that the system holds it in large pieces
-        return found
-
-
-def size_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes that tensors take in a spill."""
-    return sum(_aligned(tensor.nbytes) for tensor in tensors)
-
-
-def _aligned(size: int) -> int:
-    return size + -size % ALIGNED
 
 
 Slice = tuple[mmap.mmap, int, int]  # of a mapped file, from and to which byte
@@ -192,15 +163,9 @@ def let_go(stretches: Iterable[Slice]) -> None:
         content.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
-def stored(vectors: Iterable[Tensor]) -> list[Tensor]:
-    """Return vectors as they lie in a file of their own, to which each is written as soon as it is there."""
-    spill, places = Spill(), []
-    for vector in vectors:
-        spill.align()
-        places.append((spill.append(vector), vector.nbytes, vector.dtype))
-    spill.shorten(spill.end)  # to where an empty last one would begin
-    content = spill.mapped()
-    return [content[begin : begin + size].view(dtype) for begin, size, dtype in places]
+def stored(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return tensors as they lie in a file of their own, to which each is written as soon as it is there."""
+    return Spill().put(tensors)
 
 
 os.register_at_fork(after_in_child=_File.spare.clear)  # they are the parent's
