@@ -5,7 +5,6 @@ their entry points: a package's metadata say which names it brings, so nothing o
 plug-ins come with medsilo, and are attached like all others.
 """
 
-import ast
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -13,7 +12,6 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from itertools import filterfalse
 from pathlib import Path
 from typing import Any
@@ -81,10 +79,11 @@ class PluginTable(Mapping[str, Any]):
 
     def code_of(self, name: str) -> str:
         """Return the package whose code a name stands for: one of ours as it is imported, or an outside one."""
-        outside = self.package_of(name)
-        if outside or name in self.builtin:
-            return outside or OWN
-        return self._entries()[name][OWN].module.partition(".")[0]
+        return self.package_of(name) or self.place_of(name).partition(".")[0]
+
+    def place_of(self, name: str) -> str:
+        """Return where one of our names lies, as "module:Class"."""
+        return self.builtin.get(name) or self._entries()[name][OWN].value
 
     def _packages(self, name: str) -> list[str]:
         """Return the packages that bring a name, our own first."""
@@ -152,23 +151,6 @@ class Registry(PluginTable):
 
     def package_of(self, name: str) -> str | None:
         return SOURCE + name if name in self._given else super().package_of(name)
-
-    def title_of(self, name: str) -> str:
-        """Return the title of a class as its source has it. Nothing is imported, and of other packages nothing read."""
-        if name in self._given:
-            return str(getattr(self._given[name][0], "title", name))
-        if package := self.package_of(name):
-            return f"of package {package}"
-        path = self.builtin.get(name) or self._entries()[name][OWN].value
-        module, _, kind = path.partition(":")
-        spec = find_spec(module)
-        tree = ast.parse(Path(spec.origin).read_text("utf-8") if spec and spec.origin else "")
-        body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind), [])
-        for node in (node for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if isinstance(target, ast.Name) and target.id == "title" and isinstance(node.value, ast.Constant):
-                return str(node.value.value)
-        return name
 
     def facts_of(self, name: str, package: str) -> dict[str, str]:
         """Return version and hash of the package that brings a name."""

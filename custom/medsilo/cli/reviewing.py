@@ -1,8 +1,10 @@
 """Commands that say what there is and what leaves, before anything runs, and decide: approve, leak-report, list."""
 
+import ast
 import re
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ from medsilo.core.text import plain
 
 if TYPE_CHECKING:
     from medsilo.check.at_home import KitAtHome
+    from medsilo.registry import Registry
     from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, DecisionKind
 
 HEXADECIMAL = "0123456789abcdefABCDEF"
@@ -263,7 +266,7 @@ def list_(
     methods = [
         {
             "name": name,
-            "title": METHODS.title_of(name),
+            "title": _title_of(METHODS, name),
             "when": _plain(FACTS[name][3]) if name in FACTS else "",
             "leaves": FACTS[name][0].partition(";")[0] if name in FACTS else "",
         }
@@ -279,10 +282,25 @@ def list_(
         )
     )
     screen.say("run central with --engine inprocess, or beside others: medsilo compare --methods central,fedavg")
-    tasks = [{"name": name, "title": TASKS.title_of(name)} for name in TASKS]
+    tasks = [{"name": name, "title": _title_of(TASKS, name)} for name in TASKS]
     screen.say("tasks, as task.name of a plan")
     screen.say(*("{name:<19} {title}".format(**one) for one in tasks))
     screen.answer(methods=methods, tasks=tasks)
+
+
+def _title_of(table: "Registry", name: str) -> str:
+    """Return the title of a class as its source has it. Nothing is imported, and of other packages nothing read."""
+    if package := table.package_of(name):
+        return f"of package {package}"
+    module, _, kind = table.place_of(name).partition(":")
+    spec = find_spec(module)
+    tree = ast.parse(Path(spec.origin).read_text("utf-8") if spec and spec.origin else "")
+    body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind), [])
+    for node in (node for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Name) and target.id == "title" and isinstance(node.value, ast.Constant):
+            return str(node.value.value)
+    return name
 
 
 def _show_method(screen: Console, name: str) -> None:
