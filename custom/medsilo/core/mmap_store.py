@@ -87,7 +87,7 @@ class Spill:
     def _write(self, content: memoryview, begin: int) -> int:
         """Return where it ends."""
         while content:  # a full disk takes a part of it, and says why when it is asked for the rest
-            written = os.pwrite(self._file.number, content, begin)
+            written = os.pwritev(self._file.number, [content], begin)
             content, begin = content[written:], begin + written
         return begin
 
