@@ -325,6 +325,21 @@ def test_features_are_what_the_last_layer_is_given(network: str, size: int) -> N
     assert len(head._forward_pre_hooks) == 0
 
 
+def test_a_network_whose_last_layer_no_hook_sees_is_told() -> None:
+    """A compiled one, with which MOON ended in a traceback."""
+
+    class Unseen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.head.forward(inputs)
+
+    with pytest.raises(MedsiloError, match="before compiling"):
+        with_features(Unseen(), torch.ones(1, 2))
+
+
 # ---------------------------------------------------------------------------------------------------- stragglers
 def test_stragglers_do_a_part_of_their_steps(tmp_path: Path) -> None:
     changes = ["training.rounds=4", "training.local_epochs=3", "algorithm.partial=0.5", *PLAIN_SGD]

@@ -77,9 +77,17 @@ def test_parameters_without_gradient_stay_out_and_in_place() -> None:
     assert torch.equal(model[1].weight, unused)
 
 
-def test_running_statistics_see_the_first_pass_only() -> None:
+class WithoutTruth(nn.Sequential):
+    """A network that has no truth value, as a compiled one."""
+
+    def __bool__(self) -> bool:
+        raise TypeError
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, WithoutTruth])
+def test_running_statistics_see_the_first_pass_only(kind: type[nn.Sequential]) -> None:
     torch.manual_seed(0)
-    model, other = (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double() for _ in range(2))
+    model, other = (kind(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double() for _ in range(2))
     other.load_state_dict(model.state_dict())
     inputs = torch.from_numpy(X)
     other(inputs)  # one pass at the unperturbed weights

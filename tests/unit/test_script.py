@@ -7,8 +7,9 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -975,6 +976,156 @@ def test_a_loop_that_trains_one_network_of_two_is_told_to_train_both(tmp_path: P
     site, *_ = stepped(tmp_path, "ditto")
     with pytest.raises(MedsiloError, match=r"Ditto.*for net, optimizer in flare\.networks\(\):"):
         site.finish()
+
+
+def rounds_of(site: ScriptSite, train: Callable[[nn.Module, torch.optim.Optimizer], None]) -> None:
+    """Train the networks of a round, and answer."""
+    for net, optimizer in site.networks():
+        train(net, optimizer)
+    site.finish()
+
+
+def learn(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Make one step."""
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(net(torch.randn(6, 2)), torch.tensor([0, 1] * 3)).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold", "fednova", "feddyn", "ditto"])
+def test_an_optimizer_that_did_not_join_is_refused_where_the_method_needs_its_steps(
+    method: str, tmp_path: Path
+) -> None:
+    """FedProx, FedDyn and Ditto were FedAvg under their names; SCAFFOLD was said to have diverged."""
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    plan = plan_of_script(model, tmp_path, {"name": method}, rounds=2, minimum=1, sites=["a"])
+    model_folders.look_in(tmp_path)
+    data = Data([(torch.randn(6, 2), torch.tensor([0, 1] * 3))])
+    site = ScriptSite(plan, "a", tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+    first = plan.build_networks()
+    groups = {own.name: dict(own.of(first)) for own in plan.course.phase_of(1).given}
+    site.ask(Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",)).parcel(groups))
+    anew = partial(rounds_of, site, lambda net, _: learn(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+    if method == "fedavg":
+        anew()
+        return
+    with pytest.raises(MedsiloError, match=r"optimizer.step: .* saw no step of '(model|global)' .*before join"):
+        anew()
+
+
+def test_a_loop_over_networks_that_trains_another_network_is_refused(tmp_path: Path) -> None:
+    """The shared model of Ditto and FedSM stayed as it was, and nobody was told."""
+    wrong: tuple[Callable[[nn.Module, torch.optim.Optimizer, nn.Module, torch.optim.Optimizer], None], ...] = (
+        lambda net, optimizer, model, own: learn(model, optimizer),
+        lambda net, optimizer, model, own: learn(net, own),
+    )
+    for number, train in enumerate(wrong):
+        site, model, own = stepped(tmp_path / str(number), "ditto")
+        with pytest.raises(MedsiloError, match=r"optimizer.step: no gradient.*flare\.networks\(\).*train net"):
+            rounds_of(site, lambda net, optimizer, train=train, model=model, own=own: train(net, optimizer, model, own))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "harmofl", "ditto", "moon"])
+def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(method: str, tmp_path: Path) -> None:
+    """Of two optimizers one joins: HarmoFL perturbed its half, and the other half of a second network never learned."""
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+    numbers = {"amplitude": None} if method == "harmofl" else {}
+    plan = plan_of_script(model, tmp_path, {"name": method, **numbers}, rounds=1, minimum=1, sites=["a"])
+
+    def join() -> None:
+        ScriptSite(plan, "a", tmp_path, model, torch.optim.SGD(model[1].parameters(), lr=0.1), Data([]))
+
+    model_folders.look_in(tmp_path)
+    if method != "fedavg":
+        with pytest.raises(MedsiloError, match=r"join: the optimizer lacks 0.weight.*requires_grad_\(False\)"):
+            join()
+        model[0].requires_grad_(False)
+    join()
+
+
+@pytest.mark.parametrize("thaws", [False, True])
+def test_weights_that_learn_in_the_script_alone_are_told(thaws: bool, tmp_path: Path) -> None:
+    """Every site was refused for groups that lack "2, 3, ..."; from the third round on there was a traceback."""
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(not thaws)
+    plan = plan_of_script(model, tmp_path, {"name": "scaffold"}, rounds=2, minimum=1, sites=["a"])
+    model_folders.look_in(tmp_path)
+    model[0].requires_grad_(thaws)
+    site = ScriptSite(
+        plan, "a", tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1), Data([(1, 2)], samples=1)
+    )
+    with pytest.raises(MedsiloError, match="0.bias learns either here or in the recipe's model; SCAFFOLD"):
+        site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({}))
+
+
+def test_a_network_that_can_not_be_copied_or_is_wrapped_is_told_with_what_to_do(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    plan = plan_of_script(model, tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
+    with pytest.raises(MedsiloError, match="inside of DataParallel"):
+        plan.network.make_by(nn.DataParallel(model))
+    old = nn.Sequential(nn.utils.weight_norm(nn.Linear(2, 2)))
+    plan = plan_of_script(old, tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
+    with pytest.raises(MedsiloError, match=r"model: .*copy.*torch\.nn\.utils\.parametrizations"):
+        plan.network.make_by(old)
+
+
+def test_layers_whose_weights_are_made_of_others_have_a_selector_and_a_head(tmp_path: Path) -> None:
+    """FedSM's recipe ended with a traceback."""
+    of = nn.utils.parametrizations
+    model = nn.Sequential(
+        of.spectral_norm(nn.Conv2d(1, 2, 3)), nn.BatchNorm2d(2), nn.Flatten(), of.weight_norm(nn.Linear(72, 2))
+    )
+    for method in ("fedsm", "fedper"):
+        plan = plan_of_script(model, tmp_path, {"name": method}, rounds=1, minimum=1, sites=["a"])
+        assert plan.algorithm.name == method
+
+
+def test_a_head_that_is_also_in_the_body_is_refused_where_the_two_part(tmp_path: Path) -> None:
+    """FedPer averaged the head under its other name."""
+    model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 4), nn.Linear(4, 3, bias=False))
+    model[2].weight = model[0].weight
+    with pytest.raises(MedsiloError, match="fedper parts head and body, which share a weight"):
+        plan_of_script(model, tmp_path, {"name": "fedper"}, rounds=1, minimum=1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        ({"input_ids": torch.ones(2, 2), "labels": torch.ones(2)}, "join: a batch has input_ids, labels; give batch="),
+        (
+            (torch.ones(2, 3), torch.ones(2)),
+            "join: RuntimeError.*MOON calls.*pass of its own; give batch= and loss=",
+        ),
+    ],
+)
+def test_what_fails_in_a_methods_own_pass_is_told_in_a_line(batch: Any, told: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+    plan = plan_of_script(model, tmp_path, {"name": "moon"}, rounds=1, minimum=1, sites=["a"])
+    model_folders.look_in(tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = Data([batch], samples=2, loss=nn.CrossEntropyLoss())
+    site = ScriptSite(plan, "a", tmp_path, model, optimizer, data)
+    asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",))
+    with pytest.raises(MedsiloError, match=told):
+        site.ask(asked.parcel({"model": dict(model.state_dict())}))
+
+
+def test_a_super_models_networks_return_one_tensor(tmp_path: Path) -> None:
+    """It failed after the last round."""
+
+    class Several(nn.Linear):
+        def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+            return {"logits": super().forward(inputs)}
+
+    model = Several(2, 2)
+    plan = plan_of_script(model, tmp_path, {"name": "fedsm"}, rounds=1, minimum=1, sites=["a", "b"])
+    model_folders.look_in(tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data([(1, 2)], [], 1))
+    site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a", "b")).parcel({}))
+    assert "logits" in model(torch.ones(1, 2))
+    with pytest.raises(MedsiloError, match="model: it returns a dict.*one tensor"):
+        model.eval()(torch.ones(1, 2))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def perturbed_gradients(
     if moved and alpha:
         elsewhere = _perturbed(moved, alpha, eps)
         optimizer.zero_grad()
-        keeping = keeping_statistics(module) if module else nullcontext()
+        keeping = keeping_statistics(module) if module is not None else nullcontext()
         with _standing_at(moved, elsewhere), keeping, torch.enable_grad():
             closure()
     return loss

@@ -88,7 +88,9 @@ def input_channels(layer: nn.Module) -> int:
     for name in ("num_features", "num_channels", "in_features", "in_channels"):
         if hasattr(layer, name):
             return int(getattr(layer, name))
-    raise MedsiloError(f"{type(layer).__name__} does not say how many channels it takes")
+    raise MedsiloError(
+        f"{type(layer).__name__} does not say how many channels it takes; choose a network with batch norm"
+    )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
+from medsilo.core.errors import MedsiloError
 from medsilo.learning.layers import batch_norm_layers, head_layers
 from medsilo.learning.loop import Closure
 
@@ -181,6 +182,10 @@ def with_given(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
         output = model(inputs)
     finally:
         hook.remove()
+    if not given:
+        raise MedsiloError(
+            "the network's last layer was called unseen; join with the network as it was before compiling"
+        )
     return output, given[-1]
 
 

@@ -4,8 +4,9 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
-from medsilo.learning.layers import head_names
+from medsilo.learning.layers import head_layers, head_names
 from medsilo.methods.fedavg import Averaging
 from medsilo.schedule.algorithm import require, require_features
 from medsilo.schedule.declared import Private
@@ -36,3 +37,7 @@ def has_body_and_head(model: nn.Module, method: str) -> None:
     """Raise a PlanError if a method that parts body and head can't do so in this network."""
     require(head_names(model), method, "the head", "choose a network with a linear or convolution layer")
     require_features(model, method)
+    (head,) = head_layers(model)
+    body = [layer for layer in model.modules() if layer not in {*head.modules()}]
+    if {*head.parameters()} & {own for layer in body for own in layer.parameters(recurse=False)}:
+        raise PlanError(f"algorithm.name: {method} parts head and body, which share a weight here; choose fedavg")

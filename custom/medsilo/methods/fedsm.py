@@ -157,7 +157,14 @@ class ModelsAndSelector(Algorithm):
 
     def selector_network(self, model: nn.Module) -> Network:
         """Return the selector for cases such as this network reads."""
-        axes = next((layer.weight.ndim - 2 for layer in model.modules() if isinstance(layer, _ConvNd)), 0)
+        axes = next(
+            (
+                max(own.ndim for own in layer.parameters()) - 2
+                for layer in model.modules()
+                if isinstance(layer, _ConvNd)
+            ),
+            0,
+        )
         kinds = COMPACT if self.selector == "compact" else {2: Vgg11()}
         if axes not in kinds:
             raise PlanError(

@@ -136,6 +136,7 @@ def _made(shape: LayerShape, parameters: dict[str, nn.Parameter]) -> nn.Module:
     return layer
 
 
+WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")  # whose names of tensors are others
 COPIES: dict[str, nn.Module] = {}  # of this process's own networks, by the hash of their initial weights
 
 
@@ -196,8 +197,14 @@ class ScriptNetwork(Network):
         )
         if described != own:
             odd = sorted(name for name in {*described, *own} if described.get(name) != own.get(name))
+            remedy = "give both the same model, compiled in both or in none"
+            if type(model).__name__ in WRAPPERS:
+                remedy = f"join with the network inside of {type(model).__name__}, and train by either"
+            raise MedsiloError(f"join: the script's model is not the recipe's: {', '.join(odd[:3])} differ; {remedy}")
+        try:
+            COPIES[self.sha256] = deepcopy(model)
+        except RuntimeError as error:
             raise MedsiloError(
-                f"join: the script's model is not the recipe's: {', '.join(odd[:3])} differ; give both the same model, "
-                "compiled in both or in none"
-            )
-        COPIES[self.sha256] = deepcopy(model)
+                f"model: torch can't copy it ({str(error).partition('.')[0]}); for weight_norm and spectral_norm, take "
+                "those of torch.nn.utils.parametrizations"
+            ) from error

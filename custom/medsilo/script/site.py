@@ -50,9 +50,10 @@ from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.schedule.additions import INPUT
+from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
-from medsilo.script.network import ScriptNetwork
+from medsilo.script.network import ScriptNetwork, skeleton
 from medsilo.script.perturbed_loss import PerturbedLoss
 from medsilo.script.task import ScriptTask
 from medsilo.site.query_budget import PARTS
@@ -73,6 +74,11 @@ def usual_batch(batch: Any) -> tuple[Tensor, Tensor]:
     tensor([1., 1.])
     """
     if isinstance(batch, Mapping):
+        if "image" not in batch:
+            raise MedsiloError(
+                f"join: a batch has {', '.join(map(str, batch))}; give batch=, a function that returns its inputs and "
+                "targets"
+            )
         return batch["image"], batch.get("label", batch["image"])
     return (batch[0], batch[1]) if isinstance(batch, Sequence) and len(batch) > 1 else (batch, batch)
 
@@ -214,6 +220,11 @@ class ScriptCompute(Compute):
         yield
 
 
+def has_own_steps(method: Algorithm) -> bool:
+    """Return whether sites do more than step with one optimizer: then steps that medsilo does not see are wrong."""
+    return bool(method.perturbation) or type(method).work is not Algorithm.work or not method.outcome.one_network
+
+
 class ScriptState(SiteState):
     """The state of a site that a script trains: "model" and its optimizer are the script's own objects."""
 
@@ -222,6 +233,8 @@ class ScriptState(SiteState):
     ) -> None:
         self.module, self.own_optimizer, self.scheduler = model, optimizer, scheduler
         self.steps = 0  # that the script's optimizer has made in this round
+        self.turn: str | None = None  # the network that the script trains now
+        self.untrained: set[str] = set()  # networks handed to the script whose optimizers made no step since
         self.loss = PerturbedLoss(added.alpha if (added := plan.algorithm.perturbation) else 0.0, loss)
         self.hooked: WeakSet[nn.Module] = WeakSet()
         optimizer.register_step_pre_hook(self._prepare)
@@ -236,8 +249,29 @@ class ScriptState(SiteState):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._refuse_other_network(optimizer)
         self.loss.refuse_plain()
         return None if closure is None else ((optimizer, lambda: loss), {})
+
+    def _refuse_other_network(self, optimizer: Optimizer) -> None:
+        """Raise MedsiloError for a step that trains nothing of the network whose turn it is."""
+        if self.turn is None or not has_own_steps(self.algorithm):
+            return
+        self.untrained.discard(self.turn)
+        weights = (own for group in optimizer.param_groups for own in group["params"])
+        if optimizer is not self.optimizers[self.turn] or all(own.grad is None for own in weights):
+            raise MedsiloError(
+                "optimizer.step: no gradient of the network whose turn it is; put 'for net, optimizer in "
+                "flare.networks():' around your loop, and train net with this optimizer"
+            )
+
+    def refuse_unseen_steps(self) -> None:
+        """Raise MedsiloError after a round in which the script trained a network, and not by its optimizer."""
+        if has_own_steps(self.algorithm) and self.untrained:
+            raise MedsiloError(
+                f"optimizer.step: {self.algorithm.title} saw no step of {min(self.untrained)!r} in this round; make one"
+                " optimizer before join, and step with it or with that of flare.networks()"
+            )
 
     def _count(self, *_: object) -> None:
         self.steps += 1
@@ -267,9 +301,32 @@ class ScriptState(SiteState):
             return (layer(inputs[0]), *inputs[1:])
 
         self.hooked.add(module)
+        if not self.algorithm.outcome.one_network:
+            module.register_forward_hook(self._refuse_many_outputs)
         if INPUT in self.modules:
             module.register_forward_pre_hook(normalise)
         self.loss.watch(module, lambda: self.optimizers[name])
+
+    def refuse_other_learning(self) -> None:
+        """Raise MedsiloError where a method keeps numbers for each weight that learns, and the recipe knew others."""
+        if not any(isinstance(kept, nn.ParameterList) for kept in self.modules.values()):
+            return
+        assert isinstance(self.plan.network, ScriptNetwork)
+        recipes = skeleton(self.plan.network.layers)
+        now, planned = ({n for n, own in net.named_parameters() if own.requires_grad} for net in (self.module, recipes))
+        if odd := sorted(now ^ planned):
+            raise MedsiloError(
+                f"model: {odd[0]} learns either here or in the recipe's model; {self.algorithm.title} needs the same "
+                "weights frozen in both, in all rounds"
+            )
+
+    def _refuse_many_outputs(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        """Raise MedsiloError in the first round for what the super model could not put together after the last."""
+        if not module.training and not isinstance(output, Tensor):
+            raise MedsiloError(
+                f"model: it returns a {type(output).__name__}; {self.algorithm.title}'s super model needs one tensor"
+                " in evaluation; let forward return it where not self.training"
+            )
 
     def make_optimizers(self) -> None:
         self.own_optimizer.state.clear()
@@ -319,6 +376,7 @@ class Data:
     samples: Samples = None  # training cases, or those of parts; by default those of the loaders' data sets
     batch: Batch = usual_batch
     loss: LossFunction | None = None  # for methods whose objective is more than the script's loss
+    passing: bool = field(default=False, init=False)  # whether a method is in a pass of its own
 
     def __post_init__(self) -> None:
         stated = self.samples if isinstance(self.samples, Mapping) else {}
@@ -359,18 +417,11 @@ class Data:
 
     def batches(self, loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a pass."""
+        self.passing = True
         for batch in loader:
             inputs, targets = self.batch(batch)
             yield inputs.to(device), targets.to(device)
-
-    def measured(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield a pass over the training data that leaves the script's random numbers as they were."""
-        generator: torch.Generator | None = getattr(self.loader, "generator", None)
-        kept = None if generator is None else generator.get_state()
-        with torch.random.fork_rng():
-            yield from self.batches(self.loader, device)
-        if generator is not None and kept is not None:
-            generator.set_state(kept)
+        self.passing = False
 
 
 class ScriptDisclosure(Disclosure):
@@ -425,16 +476,21 @@ class ScriptTrainer(Trainer):
         state = self.state
         self.script.data.seed(seed_for(self.drawn_from, self.place.site, "script", number))
         state.steps, self.sent_score, self.handed_over = 0, None, False
+        state.untrained.clear()
         self.doing.begin("training")
         loss = phase.work(self.bench(SHUFFLE, number, stop))
         if self.handed_over:
             self.sent_score = self.script.work.hand_over(None)
+        state.refuse_unseen_steps()
         return loss
 
     def _hand_over(self, turn: Turn) -> float:
         """Let the script train a network; its loss is the script's own."""
-        self.handed_over = True
+        state, self.handed_over = self.state, True
+        state.turn = turn.name
+        state.untrained.add(turn.name)
         self.script.work.hand_over(turn)
+        state.turn = None
         return math.nan
 
     def bench(self, purpose: str, number: int, stop: Stop) -> ScriptContext:
@@ -454,7 +510,7 @@ class ScriptTrainer(Trainer):
         return ScriptContext(**{**vars(usual), **own}, hand_over=hand_over)
 
     def in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.script.data.measured(self.state.compute.device)
+        return self.script.data.batches(self.script.data.loader, self.state.compute.device)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the script's loss, for a method whose objective is more than that."""
@@ -504,6 +560,22 @@ def _evaluated(evaluate: Evaluate, model: nn.Module) -> Metrics | float:
         return evaluate(model)
 
 
+def _refuse_optimizer(method: Algorithm, model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise MedsiloError for an optimizer by which the method would not train the model."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise MedsiloError("join: LBFGS looks at the loss many times in a step; take another optimizer, as SGD")
+    steps = {id(own) for group in optimizer.param_groups for own in group["params"]}
+    learning = {name: id(own) in steps for name, own in model.named_parameters() if own.requires_grad}
+    if not any(learning.values()):
+        raise MedsiloError("join: the optimizer has none of the model's weights; make it of model.parameters()")
+    if has_own_steps(method) and not all(learning.values()):
+        lacks = next(name for name, own in learning.items() if not own)
+        raise MedsiloError(
+            f"join: the optimizer lacks {lacks}; {method.title} needs one optimizer of all weights that learn: give it,"
+            " or freeze the others by requires_grad_(False)"
+        )
+
+
 def _refuse_lacking(plan: Plan, data: Data) -> None:
     """Raise MedsiloError before the first round where the study's end needs what the script does not give."""
     method, outcome = plan.algorithm, plan.algorithm.outcome
@@ -538,11 +610,7 @@ class ScriptSite:
         self.plan, self.site, self.output, self.data = plan, site, output, data
         self.evaluate, self.test = evaluate, test
         assert isinstance(plan.network, ScriptNetwork)
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise MedsiloError("join: LBFGS looks at the loss many times in a step; take another optimizer, as SGD")
-        learning = {id(own) for own in model.parameters() if own.requires_grad}
-        if learning.isdisjoint(id(own) for group in optimizer.param_groups for own in group["params"]):
-            raise MedsiloError("join: the optimizer has none of the model's weights; make it of model.parameters()")
+        _refuse_optimizer(plan.algorithm, model, optimizer)
         _refuse_lacking(plan, data)
         plan.network.make_by(model)
         self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler, data.loss)
@@ -569,8 +637,23 @@ class ScriptSite:
             self.state = self._make(folder)
             self._inner = training_site(place, partial(ScriptParticipant, self, self.state))
         self.state.follow()
-        self.work.begin(partial(self._inner.answer, order, lambda: None))
+        self.state.refuse_other_learning()
+        self.data.passing = False
+        self.work.begin(partial(self._answer, order))
         return self.work.answer
+
+    def _answer(self, order: StudyMessage) -> StudyMessage:
+        """Answer, in the thread of the work. What fails in a method's own pass is told as what the script gave."""
+        assert self._inner
+        try:
+            return self._inner.answer(order, lambda: None)
+        except Exception as error:
+            if isinstance(error, MedsiloError) or not self.data.passing:
+                raise
+            raise MedsiloError(
+                f"join: {type(error).__name__}: {error}. {self.plan.algorithm.title} calls net(inputs) and loss(output,"
+                " targets) in a pass of its own; give batch= and loss= that fit"
+            ) from error
 
     def weights(self) -> Tensors:
         """Return the model's weights as they are now, in memory of their own."""
