@@ -423,6 +423,15 @@ class Data:
             yield inputs.to(device), targets.to(device)
         self.passing = False
 
+    def measured(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a pass over the training data that leaves the script's random numbers as they were."""
+        generator: torch.Generator | None = getattr(self.loader, "generator", None)
+        kept = None if generator is None else generator.get_state()
+        with torch.random.fork_rng():
+            yield from self.batches(self.loader, device)
+        if generator is not None and kept is not None:
+            generator.set_state(kept)
+
 
 class ScriptDisclosure(Disclosure):
     """Discloses what the script sends: medsilo can't know which cases its numbers cover."""
@@ -510,7 +519,7 @@ class ScriptTrainer(Trainer):
         return ScriptContext(**{**vars(usual), **own}, hand_over=hand_over)
 
     def in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.script.data.batches(self.script.data.loader, self.state.compute.device)
+        return self.script.data.measured(self.state.compute.device)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the script's loss, for a method whose objective is more than that."""
