@@ -92,10 +92,10 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def in_pieces(tensors: Tensors, most: int) -> Tensors:
-    """Return views of tensors, none of more than so many bytes."""
+    """Return views of tensors, none of more than so many bytes. A name that could be a piece's has one piece."""
     pieces: Tensors = {}
     for name, tensor in tensors.items():
-        if tensor.nbytes <= most:
+        if tensor.nbytes <= most and MARK not in name:
             pieces[name] = tensor
             continue
         shape = ",".join(map(str, tensor.shape))
@@ -109,14 +109,14 @@ def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) 
     tensors: Tensors = {}
     parts: dict[tuple[str, str], dict[str, Tensor]] = {}
     for key, piece in pieces.items():
-        name, *mark = key.split(MARK)
+        name, *mark = key.rsplit(MARK, 2)
         if mark:
             parts.setdefault((name, mark[-1]), {})[mark[0]] = piece
         else:
             tensors[name] = piece
     for (name, shape), own in parts.items():
         try:
-            sizes = [int(size) for size in shape.split(",")]
+            sizes = [int(size) for size in shape.split(",") if size]
             whole = join([own[str(number)] for number in range(len(own))])
             if name in tensors or min(sizes) < 0:
                 raise ValueError(name)
@@ -184,7 +184,7 @@ class ArrivingTensors(ItemConsumer):
     def take(self, pieces: Tensors) -> None:
         """Take what has arrived."""
         for key, piece in pieces.items():
-            _, *mark = key.split(MARK)
+            _, *mark = key.rsplit(MARK, 2)
             if not self._new_store or (not mark and piece.nbytes < LEAST):
                 self._held[key] = piece
                 continue

@@ -1,5 +1,6 @@
 """Jobs as NVFlare's own user runs them: the folder as it is, by `nvflare simulator` and in POC mode."""
 
+import importlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import pytest
 
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import PLAN, plan_of
+from medsilo.recipes import FedBNRecipe
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import SiteSettings
@@ -103,23 +105,63 @@ def started_from(workspace: Path) -> list[psutil.Process]:
     return [process for process in found if any(str(workspace) in word for word in process.info["cmdline"] or ())]
 
 
+WIDE = """
+from torch import nn
+
+class Wide(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(1100, 1100), nn.BatchNorm1d(1100), nn.Linear(1100, 2))
+"""
+SCRIPT = """
+import torch
+from wide import Wide
+import medsilo.client as flare
+
+flare.init()
+model, cases = Wide(), (torch.eye(8, 1100), torch.tensor([0, 1] * 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+flare.join(model, optimizer, [cases], samples=8)
+while flare.is_running():
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(cases[0]), cases[1]).backward()
+    optimizer.step()
+    flare.send({"accuracy": 0.5})
+"""
+
+
+def script_with_a_large_tensor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the job of a recipe; POC mode's http driver ends a connection at 4 MiB, which one of its tensors has."""
+    folder.mkdir()
+    (folder / "wide.py").write_text(WIDE)
+    (folder / "client.py").write_text(SCRIPT)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    model = importlib.import_module("wide").Wide()
+    assert max(own.nbytes for own in model.parameters()) > 4 << 20
+    recipe = FedBNRecipe(name="wide", model=model, min_clients=3, num_rounds=2, train_script="client.py", sites=THREE)
+    recipe.export("exported")
+    return folder / "exported/wide"
+
+
 @pytest.mark.long
 @pytest.mark.xdist_group("poc")  # it has NVFlare's own ports
-def test_poc_mode_runs_a_job_as_it_is(tmp_path: Path) -> None:
+def test_poc_mode_runs_a_job_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, workspace = tmp_path / "home", tmp_path / "poc"
     place = {"NVFLARE_POC_WORKSPACE": str(workspace)}
+    jobs = {"fedsm": short("fedsm", tmp_path), "fedbn": script_with_a_large_tensor(tmp_path / "script", monkeypatch)}
     nvflare(own, "poc", "prepare", "-n", "3", **place)
     try:
         nvflare(own, "poc", "start", "--timeout", "300", **place)  # its own 30 seconds are few beside other work
-        told = nvflare(own, "job", "submit", "-j", short("fedsm", tmp_path), "--format", "json", **place)
-        job = json.loads(told[told.index("{") : told.rindex("}") + 1])["data"]["job_id"]
-        nvflare(own, "job", "wait", job, "--timeout", "300", **place)
-        nvflare(own, "job", "download", job, **place)
+        for folder in jobs.values():
+            told = nvflare(own, "job", "submit", "-j", folder, "--format", "json", **place)
+            job = json.loads(told[told.index("{") : told.rindex("}") + 1])["data"]["job_id"]
+            nvflare(own, "job", "wait", job, "--timeout", "300", **place)
+            nvflare(own, "job", "download", job, **place)
     finally:
         try:
             nvflare(own, "poc", "stop", **place)
         finally:
             Consortium.end(*started_from(workspace))
-    (found,) = own.glob(f"{job}/workspace/medsilo/*/summary.json")
-    summary = read_summary(found.parent)
-    assert summary.finished and sorted(summary.sites) == THREE
+    found = [read_summary(path.parent) for path in own.glob("*/workspace/medsilo/*/summary.json")]
+    assert sorted(summary.method for summary in found) == sorted(jobs)
+    assert all(summary.finished and sorted(summary.sites) == THREE for summary in found)

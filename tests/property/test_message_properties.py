@@ -4,6 +4,7 @@ import json
 import random
 import time
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from nvflare.fuel.utils import fobs
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import LONGEST
 from medsilo.core.yaml_text import dump_yaml, load_yaml
+from medsilo.flare import wire
 from medsilo.flare.wire import META, flat, let_tensors_travel, to_parcel, to_shareable, unflat
 from medsilo.plan import PlanError, parse_plan
 from medsilo.runs.messages import DEEPEST, Request, StudyMessage, check_values
@@ -86,9 +88,23 @@ def test_a_parcel_comes_back_as_it_went(parcel: StudyMessage) -> None:
 
 
 @examples(40)
-@given(parcels)
-def test_a_parcel_of_a_training_script_comes_back_as_it_went(parcel: StudyMessage) -> None:
-    assert_same(parcel, unflat(*flat(parcel)))
+@given(parcels, st.sampled_from([8, wire.PIECE]), st.booleans())
+def test_a_parcel_of_a_training_script_comes_back_as_it_went(parcel: StudyMessage, most: int, filtered: bool) -> None:
+    with patch.object(wire, "PIECE", most):
+        tensors, meta = flat(parcel)
+    assert all(tensor.nbytes <= most for tensor in tensors.values())
+    assert_same(
+        parcel, unflat({name: own.double().numpy() for name, own in tensors.items()} if filtered else tensors, meta)
+    )
+
+
+def test_a_script_that_leaves_out_a_piece_is_refused() -> None:
+    large = torch.arange(2.5 * wire.PIECE / 4).reshape(5, -1)
+    tensors, meta = flat(StudyMessage({"model": {"w": large}}, {"samples": 1}))
+    assert len(tensors) == 3 and torch.equal(unflat(tensors, meta).groups["model"]["w"], large)
+    for name in tensors:
+        with pytest.raises(Refused, match="pieces"):
+            unflat({other: own for other, own in tensors.items() if other != name}, meta)
 
 
 @examples(40)

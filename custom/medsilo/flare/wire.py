@@ -19,9 +19,10 @@ from medsilo.core.errors import Lacks, MedsiloError, Passing, Refused
 from medsilo.core.mmap_store import TYPES, Spill
 from medsilo.core.text import plain
 from medsilo.runs.messages import StudyMessage
-from nvflare_reliability.chunking import ChunkedTensors
+from nvflare_reliability.chunking import MARK, ChunkedTensors, in_one, in_pieces
 from nvflare_reliability.errors import Rejected
 from nvflare_reliability.patches import send_tensors_by
+from nvflare_reliability.timeouts import PIECE
 
 META = "medsilo"
 TASK = "medsilo"  # the name of every task
@@ -63,8 +64,12 @@ def as_model(parcel: StudyMessage) -> Shareable:
 
 
 def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a parcel's tensors by "group/name", and its meta."""
+    """Return a parcel's tensors by "group/name", large ones in pieces, and its meta.
+
+    NVFlare's decomposer sends a tensor whole, and its http driver, POC mode's, ends a connection at 4 MiB.
+    """
     tensors = {f"{group}/{name}": own for group, groups in parcel.groups.items() for name, own in groups.items()}
+    tensors = in_pieces(tensors, PIECE)
     dtypes = {group: {name: str(own.dtype) for name, own in groups.items()} for group, groups in parcel.groups.items()}
     return tensors, {META: {"facts": parcel.facts, "dtypes": dtypes}}
 
@@ -74,11 +79,14 @@ def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
     try:
         if LACKS in meta:
             raise Lacks(plain(str(meta[LACKS])))
-        groups: dict[str, dict[str, Any]] = {str(group): {} for group in meta[META]["dtypes"]}
+        dtypes = meta[META]["dtypes"]
+        groups: dict[str, dict[str, Any]] = {str(group): {} for group in dtypes}
         for name, value in tensors.items():
             group, _, own = name.partition("/")
-            groups[group][own] = value
-        return _parcel(groups, meta)
+            groups[group][own] = _as_sent(value, dtypes[group][own.rsplit(MARK, 2)[0]])
+        return _parcel({group: in_one(own) for group, own in groups.items()}, meta)
+    except Rejected as error:
+        raise Refused(str(error)) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(f"the answer is not a message of medsilo ({type(error).__name__})") from error
 
