@@ -18,7 +18,10 @@ import nvflare.client as flare
 import pytest
 import safetensors.torch
 import torch
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.executors.task_script_runner import TaskScriptRunner
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
 from nvflare.job_config.api import FedJob
 from nvflare.recipe import PocEnv, SimEnv
@@ -32,6 +35,8 @@ from medsilo.core.errors import Lacks, MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Line
+from medsilo.flare.script_errors import ScriptErrors
+from medsilo.flare.simulator_workspace import RAISED
 from medsilo.flare.wire import flat, unflat
 from medsilo.learning import layers
 from medsilo.learning.compute import Compute
@@ -1187,3 +1192,25 @@ def test_a_diverged_round_is_not_sent(tmp_path: Path) -> None:
         model[0].weight.fill_(float("nan"))
     with pytest.raises(MedsiloError, match="NaN"):
         site.finish()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("import notthere", "No module named 'notthere'"),
+        ("raise SystemExit('no data here')", "no data here"),
+        ("raise SystemExit(0)", None),
+    ],
+)
+def test_why_a_script_ended_is_in_the_sites_log(
+    line: str, told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NVFlare wrote nothing where an import failed or the script exited; the server said that the log says why."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    (tmp_path / "client.py").write_text(f"{line}\n")
+    ScriptErrors().handle_event(EventType.ABOUT_TO_START_RUN, FLContext())
+    script = threading.Thread(target=TaskScriptRunner(str(tmp_path), "client.py", redirect_print_to_log=False).run)
+    script.start()
+    script.join()
+    found = ["".join(parts) for parts in RAISED.findall("\n".join(caplog.messages))]
+    assert [told in line for line in found] == ([True] if told else [])

@@ -11,7 +11,9 @@ from medsilo.runs.reading import read_summary
 STUDIES = "medsilo"  # in the folder of the server and of each site
 EARLIER = "-earlier"  # behind the name of a workspace: where its finished studies go
 # How Python ends a traceback, in a log, or line by line in that of a process which runs the script.
-RAISED = re.compile(r"^(?:\d.* - )?(?:medsilo\.core\.errors\.\w+|([\w.]+(?:Error|Exception))): (.+)$", re.MULTILINE)
+RAISED = re.compile(
+    r"^(?:\d.* - )?(?:medsilo\.core\.errors\.\w+|([\w.]+(?:Error|Exception|Exit))): (.+)$", re.MULTILINE
+)
 
 
 def studies_in(workspace: Path) -> list[Path]:
