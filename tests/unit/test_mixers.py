@@ -15,9 +15,10 @@ import torch
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.mmap_store import stored
 from medsilo.mixing import contributions
-from medsilo.mixing.forms import MeanForm, ServerReadable, form_of
+from medsilo.mixing.forms import MeanForm, ServerReadable
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.personal import Identity, PersonalModelPool, SimilarityMix, SoftPull
+from medsilo_secagg.pairwise import form_of
 from tests.mixed import result_of
 
 WEIGHTS = torch.tensor([[0.5, 0.2, 0.3], [0.0, 1.0, 0.0], [0.1, 0.6, 0.3]], dtype=torch.float64)
@@ -376,7 +377,7 @@ import sys, torch
 from pathlib import Path
 from medsilo.core.parent_watch import most_held
 from medsilo.mixing import contributions
-from medsilo.mixing.forms import MeanForm, ServerReadable, form_of
+from medsilo.mixing.forms import MeanForm, ServerReadable
 from medsilo.mixing.mixers import *
 from medsilo.mixing.personal import *
 from medsilo.mixing.server import *
