@@ -35,6 +35,7 @@ from medsilo.core.errors import Lacks, MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Line
+from medsilo.flare import script_errors
 from medsilo.flare.script_errors import ScriptErrors
 from medsilo.flare.simulator_workspace import RAISED
 from medsilo.flare.wire import flat, unflat
@@ -1207,6 +1208,7 @@ def test_why_a_script_ended_is_in_the_sites_log(
 ) -> None:
     """NVFlare wrote nothing where an import failed or the script exited; the server said that the log says why."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(script_errors.LOG, "disabled", False)  # as other tests' NVFlare may have left it
     (tmp_path / "client.py").write_text(f"{line}\n")
     ScriptErrors().handle_event(EventType.ABOUT_TO_START_RUN, FLContext())
     script = threading.Thread(target=TaskScriptRunner(str(tmp_path), "client.py", redirect_print_to_log=False).run)
