@@ -68,6 +68,7 @@ KINDS = {
 TYPES = {dtype: kind for kind, dtype in KINDS.items()}
 Tensors = dict[str, Tensor]
 LEAST = 1 << 20  # bytes of a tensor that lies in a file, where arriving tensors do
+MOST_AXES = 64  # of a tensor
 MARK = "|"  # in a piece's name: the tensor's, the piece's number, and the tensor's shape
 
 
@@ -118,7 +119,7 @@ def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) 
         try:
             sizes = [int(size) for size in shape.split(",") if size]
             whole = join([own[str(number)] for number in range(len(own))])
-            if name in tensors or min(sizes) < 0:
+            if name in tensors or min(sizes, default=0) < 0 or len(sizes) > MOST_AXES:
                 raise ValueError(name)
             tensors[name] = whole.reshape(sizes)
         except (ValueError, KeyError, RuntimeError, TypeError) as error:

@@ -105,6 +105,15 @@ def test_a_script_that_leaves_out_a_piece_is_refused() -> None:
     for name in tensors:
         with pytest.raises(Refused, match="pieces"):
             unflat({other: own for other, own in tensors.items() if other != name}, meta)
+    one, meta = torch.zeros(1), {META: {"facts": {}, "dtypes": {"model": {"w": "torch.float32"}}}}
+    for shape in ("1" + ",1" * 64, "-1", "9" * 30, "1.0"):
+        with pytest.raises(Refused, match="pieces"):
+            unflat({f"model/w|0|{shape}": one}, meta)
+
+
+def test_names_that_look_like_those_of_pieces_come_back() -> None:
+    odd = {"a|b": torch.tensor(3.0), "|": torch.empty(0, 3), "w|0|2": torch.arange(2), "w": torch.arange(3)}
+    assert_same(parcel := StudyMessage({"model": odd}, {}), unflat(*flat(parcel)))
 
 
 @examples(40)
