@@ -1011,12 +1011,12 @@ def test_an_optimizer_that_did_not_join_is_refused_where_the_method_needs_its_st
     first = plan.build_networks()
     groups = {own.name: dict(own.of(first)) for own in plan.course.phase_of(1).given}
     site.ask(Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",)).parcel(groups))
-    anew = partial(rounds_of, site, lambda net, _: learn(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+    train = partial(rounds_of, site, lambda net, _: learn(net, torch.optim.SGD(net.parameters(), lr=0.1)))
     if method == "fedavg":
-        anew()
+        train()
         return
     with pytest.raises(MedsiloError, match=r"optimizer.step: .* saw no step of '(model|global)' .*before join"):
-        anew()
+        train()
 
 
 def test_a_loop_over_networks_that_trains_another_network_is_refused(tmp_path: Path) -> None:

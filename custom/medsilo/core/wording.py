@@ -131,6 +131,5 @@ def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen)
 def _one_named(name: str, base: type[Section]) -> type[Section]:
     """Return which of the sections that derive from one has this name; the one itself where none has."""
     kinds = (kind for own in base.__subclasses__() for kind in (own, *own.__subclasses__()))
-    return next(
-        (kind for kind in kinds if "name" in kind.model_fields and kind.model_fields["name"].default == name), base
-    )
+    fields = ((kind, kind.model_fields.get("name")) for kind in kinds)
+    return next((kind for kind, field in fields if field and field.default == name), base)

@@ -64,14 +64,10 @@ def as_model(parcel: StudyMessage) -> Shareable:
 
 
 def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a parcel's tensors by "group/name", large ones in pieces, and its meta.
-
-    NVFlare's decomposer sends a tensor whole, and its http driver, POC mode's, ends a connection at 4 MiB.
-    """
+    """Return a parcel's tensors by "group/name", in pieces that NVFlare's http driver takes (4 MiB), and its meta."""
     tensors = {f"{group}/{name}": own for group, groups in parcel.groups.items() for name, own in groups.items()}
-    tensors = in_pieces(tensors, PIECE)
     dtypes = {group: {name: str(own.dtype) for name, own in groups.items()} for group, groups in parcel.groups.items()}
-    return tensors, {META: {"facts": parcel.facts, "dtypes": dtypes}}
+    return in_pieces(tensors, PIECE), {META: {"facts": parcel.facts, "dtypes": dtypes}}
 
 
 def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
@@ -79,25 +75,16 @@ def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
     try:
         if LACKS in meta:
             raise Lacks(plain(str(meta[LACKS])))
-        dtypes = meta[META]["dtypes"]
-        groups: dict[str, dict[str, Any]] = {str(group): {} for group in dtypes}
+        content = meta[META]
+        groups: dict[str, dict[str, Any]] = {str(group): {} for group in content["dtypes"]}
         for name, value in tensors.items():
             group, _, own = name.partition("/")
-            groups[group][own] = _as_sent(value, dtypes[group][own.rsplit(MARK, 2)[0]])
-        return _parcel({group: in_one(own) for group, own in groups.items()}, meta)
+            groups[group][own] = _as_sent(value, content["dtypes"][group][own.rsplit(MARK, 2)[0]])
+        return StudyMessage({group: in_one(own) for group, own in groups.items()}, dict(content["facts"]))
     except Rejected as error:
         raise Refused(str(error)) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(f"the answer is not a message of medsilo ({type(error).__name__})") from error
-
-
-def _parcel(groups: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) -> StudyMessage:
-    content = meta[META]
-    read = {
-        group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in own.items()}
-        for group, own in groups.items()
-    }
-    return StudyMessage(read, dict(content["facts"]))
 
 
 ENDS = {  # what NVFlare answers for a site whose code did not
@@ -125,7 +112,12 @@ def to_parcel(shareable: Shareable) -> StudyMessage:
             return unflat(collection.data, collection.meta)
         if collection.data_kind != DataKind.COLLECTION:
             raise ValueError(collection.data_kind)
-        return _parcel({group: member.data for group, member in collection.data.items()}, collection.meta)
+        content, members = collection.meta[META], collection.data.items()
+        groups = {
+            group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in member.data.items()}
+            for group, member in members
+        }
+        return StudyMessage(groups, dict(content["facts"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(f"the answer is not a message of medsilo ({type(error).__name__})") from error
 

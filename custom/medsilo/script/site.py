@@ -652,7 +652,7 @@ class ScriptSite:
         return self.work.answer
 
     def _answer(self, order: StudyMessage) -> StudyMessage:
-        """Answer, in the thread of the work. What fails in a method's own pass is told as what the script gave."""
+        """Answer a request. Where a method's own pass over the data fails, the error says which argument to change."""
         assert self._inner
         try:
             return self._inner.answer(order, lambda: None)

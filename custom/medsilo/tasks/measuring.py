@@ -1,4 +1,4 @@
-"""Measure a site's cases: classes and probabilities, exact and as they are told of patients, and a threshold.
+"""Measure a site's cases: confusion matrix and probabilities, exact or rounded before they leave, and a threshold.
 
 Of two classes, the second is the one that is looked for.
 """
