@@ -373,7 +373,10 @@ def _watch(kit: Path, disk: float, tell: Callable[[str], None]) -> None:
 def _pass_on(kit: Path, tell: Callable[[str, Callable[[], None]], None]) -> None:
     """Tell lines of the kit that somebody is to know of at once, and those of while this program did not run."""
     last = kit / TOLD
-    for line in event_reading.follow(kit, after=last.read_text("utf-8") if last.is_file() else ""):
+    told = last.read_text("utf-8") if last.is_file() else None
+    if told is None:
+        _keep(last, next(reversed(list(events.read(kit))), ""))
+    for line in event_reading.follow(kit, after=told):
         columns = events.columns_of(line)
         if columns and (columns[1] == "WARNING" or columns[2] in ("back", *events.LAST)):
             tell(f"medsilo: {event_reading.shown(line)}", partial(_keep, last, line))

@@ -348,7 +348,7 @@ def test_the_program_serves_this_machine_alone_and_tells(
         text = "\n".join(sorted(message["text"] for message in got))
         assert all(words in text for words in ("is not up", "are free", "out of memory")) and "began" not in text
         assert len(got) == 3
-        wait_until(lambda: (kit / metrics.TOLD).exists(), 20, "the note of what was told")
+        wait_until(lambda: "out of memory" in (kit / metrics.TOLD).read_text(), 20, "the note of what was told")
         end(running)
         write(kit, Event("failed", "no disk", "", "lungs", needs_somebody=True))  # while nobody looks
         running = start(str(kit), "--port", "0", "--webhook", address)

@@ -13,13 +13,13 @@ from medsilo.runs.events import NAME, columns_of, is_of, read
 POLL = 0.5  # seconds between two looks for new lines
 
 
-def follow(kit: Path, of: str = "", after: str = "") -> Iterator[str]:
-    """Yield the lines of a kit that are written from now on, without end. after: a line, from which on it begins."""
+def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
+    """Yield the lines of a kit that are written from now on, or behind the line `after`, without end."""
     path = kit / NAME
     file = _other(path, None)
     if file:
         file.seek(0, os.SEEK_END)
-    missed = list(since(kit, after)) if after else []  # may hold lines that the open file will bring, too
+    missed = [] if after is None else since(kit, after)  # may hold lines that the open file will bring, too
     yield from (line for line in missed if is_of(line, of))
     while True:
         new = _other(path, file)  # before the last lines of the one set aside are read
