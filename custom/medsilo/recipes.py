@@ -10,6 +10,7 @@ with `medsilo.client.join`.
     recipe.execute(SimEnv(num_clients=3))
 """
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -210,10 +211,12 @@ def _by_arguments(text: str) -> str:
 
     >>> _by_arguments("algorithm.mu: -1 is too small; give 0.0 or more")
     'mu: -1 is too small; give 0.0 or more'
+    >>> _by_arguments("when_missing: unknown key (did you mean participation.when_missing?)")
+    'when_missing: unknown key (did you mean plan={"participation": {"when_missing": ...}}?)'
     """
     for key, argument in ARGUMENTS.items():
         text = text.replace(key, argument)
-    return text
+    return re.sub(r"\(did you mean (\w+)\.(\w+)\?\)", r'(did you mean plan={"\1": {"\2": ...}}?)', text)
 
 
 def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.Module:
