@@ -11,7 +11,8 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.learning.steps import keeping_statistics
 from medsilo.methods.bases import ServerStep, trained_weights
-from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
+from medsilo.mixing.by_element import MeanByElement
+from medsilo.mixing.mixers import Aggregator
 from medsilo.schedule.phase import Group, ModelFactory, ServerSide
 from medsilo.schedule.train_context import TrainContext
 
@@ -38,8 +39,7 @@ class Elastic(ServerStep):
         return sensitivity, *super().groups()
 
     def step(self, server: ServerSide) -> Aggregator:
-        mean = WeightedMean if self.weighting == "samples" else UniformMean
-        return mean(rate=lambda: self.rates(server))
+        return MeanByElement(rate=lambda: self.rates(server), uniform=self.weighting != "samples")
 
     def rates(self, server: ServerSide) -> Mapping[str, Tensor]:
         """Return ζ for every element, from the mean of the sites' sensitivities, which is merged before."""

@@ -192,9 +192,9 @@ def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
     goal = NiftiFolder(**TASK)
     joined = {"a": Answer("post"), "b": Answer("ant"), "c": Answer()}
     server = ServerSide(["a", "b", "c"], {}, joined, set, goal, None, 0, None, None, None)  # type: ignore[arg-type]
-    mixer = WeightedMean()
-    tensors = model.state_dict()
-    mix_by_structure({"model": mixer}, {"model": tensors}, model, server)
+    mixers, tensors = {"model": WeightedMean()}, model.state_dict()
+    mix_by_structure(mixers, {"model": tensors}, model, server)
+    mixer = mixers["model"]
     mixer.start(["a", "b", "c"], {name: torch.zeros_like(one) for name, one in tensors.items()})
     for site, value, samples in (("a", 1.0, 1), ("b", 2.0, 1), ("c", 4.0, 2)):
         mixer.add(site, {name: torch.full_like(one, value) for name, one in tensors.items()}, samples)
@@ -205,10 +205,10 @@ def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
             torch.testing.assert_close(rows[place], torch.full_like(rows[place], mean))
     others = next(name for name in tensors if name not in axes and tensors[name].is_floating_point())
     torch.testing.assert_close(found[others], torch.full_like(found[others], 11 / 4))
-    plain = WeightedMean()
+    plain = {"model": WeightedMean()}
     alone = ServerSide(["c"], {}, {"c": Answer()}, *server_rest(server))
-    mix_by_structure({"model": plain}, {"model": tensors}, model, alone)
-    assert plain.weigh is None
+    mix_by_structure(plain, {"model": tensors}, model, alone)
+    assert type(plain["model"]) is WeightedMean
 
 
 def server_rest(server: ServerSide) -> Any:

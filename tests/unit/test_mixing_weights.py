@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from medsilo.mixing import contributions, layout
-from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
+from medsilo.mixing.by_element import MeanByElement
+from medsilo.mixing.mixers import Aggregator
 from medsilo.mixing.personal import SimilarityMix
 from tests.mixed import result_of
 
@@ -87,19 +88,19 @@ def spread(numbers: Any) -> Numbers:
 
 # ---------------------------------------------------------------------------------------------------- rates
 @every_kind
-@pytest.mark.parametrize("mean", [WeightedMean, UniformMean])
-def test_a_rate_is_asked_when_the_round_closes(kind: str, mean: type[WeightedMean]) -> None:
+@pytest.mark.parametrize("uniform", [False, True])
+def test_a_rate_is_asked_when_the_round_closes(kind: str, uniform: bool) -> None:
     asked: list[str] = []
 
-    def make() -> WeightedMean:
-        return mean(rate=lambda: asked.append("asked") or KINDS[kind])
+    def make() -> MeanByElement:
+        return MeanByElement(rate=lambda: asked.append("asked") or KINDS[kind], uniform=uniform)
 
     sent, mixer = models(), make()
     mixer.start(SITES, START)
     for site in SITES:
         mixer.add(site, sent[site], N[site])
     assert asked == []
-    weights = [1.0 if mean is UniformMean else N[site] for site in SITES]
+    weights = [1.0 if uniform else N[site] for site in SITES]
     expected = {
         name: wide(START)[name]
         + spread(KINDS[kind])[name]
@@ -114,7 +115,7 @@ def test_a_rate_is_asked_when_the_round_closes(kind: str, mean: type[WeightedMea
 
 
 def test_where_the_rate_is_0_nothing_moves() -> None:
-    result = play(WeightedMean(rate=lambda: BY_TENSOR), models(), initial=START).current("a")
+    result = play(MeanByElement(rate=lambda: BY_TENSOR), models(), initial=START).current("a")
     assert torch.equal(result["scale"], START["scale"])
     assert not torch.equal(result["body.bias"], START["body.bias"])
 
@@ -150,14 +151,14 @@ every_weight = pytest.mark.parametrize("kind", SITE_WEIGHTS)
 def test_weights_of_a_mean(kind: str, present: str) -> None:
     weigh = SITE_WEIGHTS[kind]
     sent = {site: tensors for site, tensors in models().items() if site in present}
-    result = play(WeightedMean(weigh=weigh), sent, "cba", START).current("a")
+    result = play(MeanByElement(weigh=weigh), sent, "cba", START).current("a")
     weights = {site: spread(weigh(site, N[site])) for site in SITES}
     assert_near(result, weighted(sent, weights, wide(START)), 1e-6)  # what they sum to is kept in single precision
-    assert_any_order(lambda: WeightedMean(weigh=weigh), sent, START)
+    assert_any_order(lambda: MeanByElement(weigh=weigh), sent, START)
 
 
 def test_an_element_that_nobody_weighs_keeps_its_bits() -> None:
-    result = play(WeightedMean(weigh=SITE_WEIGHTS["per tensor"]), models(), initial=START).current("a")
+    result = play(MeanByElement(weigh=SITE_WEIGHTS["per tensor"]), models(), initial=START).current("a")
     assert torch.equal(result["scale"], START["scale"])
     torch.testing.assert_close(result["body.bias"], models()["b"]["body.bias"], rtol=0, atol=1e-12)
 
@@ -168,7 +169,7 @@ def test_weights_of_other_types(dtype: torch.dtype) -> None:
     sent = {site: {**tensors, "body.bias": tensors["body.bias"].to(dtype)} for site, tensors in models().items()}
     start = {**START, "body.bias": START["body.bias"].to(dtype)}
     weigh = SITE_WEIGHTS["per element"]
-    result = play(WeightedMean(weigh=weigh), sent, "bca", start).current("a")
+    result = play(MeanByElement(weigh=weigh), sent, "bca", start).current("a")
     assert result["body.bias"].dtype == dtype
     expected = weighted(models(), {site: spread(weigh(site, N[site])) for site in SITES}, wide(START))
     assert_near(result, expected, 0.02)
@@ -187,8 +188,8 @@ def test_what_a_site_sent_is_there_until_the_round_closes() -> None:
 
 
 def test_a_saved_mean_goes_on_with_its_weights_and_rate() -> None:
-    def make() -> WeightedMean:
-        return WeightedMean(rate=lambda: KINDS["per element"], weigh=SITE_WEIGHTS["per element"])
+    def make() -> MeanByElement:
+        return MeanByElement(rate=lambda: KINDS["per element"], weigh=SITE_WEIGHTS["per element"])
 
     mixer = play(make(), models(), initial=START)
     other = make()

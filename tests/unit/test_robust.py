@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from medsilo.core.errors import PlanError
+from medsilo.mixing.by_element import MeanByElement
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.personal import SoftPull
@@ -267,7 +268,7 @@ def test_what_is_no_mean_can_not_be_defended():
     with pytest.raises(PlanError, match="SoftPull is not a mean"):
         SoftPull(0.7).defend(Shield(Median()))
     with pytest.raises(PlanError, match="weights of its own"):
-        WeightedMean(weigh=lambda site, samples: {"w": 1.0}).defend(Shield(Median()))
+        MeanByElement(weigh=lambda site, samples: {"w": 1.0}).defend(Shield(Median()))
 
 
 # -- in a plan ---------------------------------------------------------------------------------------------------------

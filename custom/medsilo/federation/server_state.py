@@ -75,13 +75,13 @@ class ServerState:
         if place != self.place:
             self.enter(phase)
             self.place = place
-        for group in self.expected(phase):
-            self.mixers[group].start(self.sites)
         hidden = self.plan.sealed_forms(phase)
         read = [group for group in phase.sent if group.goes_down and group.name not in hidden]
         kept = views(read, self.layout)
         if not self.shield and any(answer.absent for answer in self.server.joined.values()):
             optional.mix_by_structure(self.mixers, kept, self.layout["model"], self.server)
+        for group in self.expected(phase):
+            self.mixers[group].start(self.sites)
         seed, before = seed_for(self.plan.seed, "sketch", number), self.directions
         self.directions = RoundDirections(self._packed(kept), self.trained, seed, before)
         self.ranges = {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}

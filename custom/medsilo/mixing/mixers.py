@@ -26,8 +26,8 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.mixing.contributions import Contributions, fold
-from medsilo.mixing.forms import Form, Mean, MeanForm, ServerReadable
-from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, numbers_of, spread
+from medsilo.mixing.forms import Form, Mean, MeanForm
+from medsilo.mixing.layout import Block, Layout, Tensors, numbers_of, spread
 
 if TYPE_CHECKING:  # only a study with a defence needs one
     from medsilo.mixing.defence import Shield
@@ -141,9 +141,6 @@ class Aggregator(ABC):
 # -- one model for all ------------------------------------------------------------------------------------------------
 
 
-Weigh = Callable[[str, float], Mapping[str, float | Tensor]]
-
-
 class WeightedMean(Aggregator):
     """FedAvg: θ ← Σ_k n_k θ_k / Σ_k n_k over the sites that answered; every site gets it, also the others.
 
@@ -152,23 +149,17 @@ class WeightedMean(Aggregator):
     round closes, `current` is the last mean, also for a site that has answered.
 
     rate: η_g, the server's step: θ ← θ + η_g (mean - θ). 1 is the mean itself, to the last bit. Running statistics
-        always take the mean. A function is asked when the round closes, for one number, one per tensor or one per
-        element: it may look at groups that were declared earlier, which are closed by then.
-    weigh: a site's weights in place of its samples, from its name and samples: a number for each tensor, or for each of
-        its elements. It is asked when the site's tensors come, so it may look at what the site has sent of groups that
-        were declared earlier. An element that no site gives a weight stays as it is. Weights per tensor or element
-        take one parcel more; those of a site that waits for its turn wait as its tensors do.
+        always take the mean.
     """
 
     uniform: bool = False  # whether all sites that answered count alike
     _waits: bool = False  # whether nothing is added up before the round closes
 
-    def __init__(self, rate: float | Callable[[], Numbers] = 1.0, weigh: Weigh | None = None) -> None:
+    def __init__(self, rate: float = 1.0) -> None:
         super().__init__()
         self.rate = rate
-        self.weigh = weigh
         self._given: dict[str, Tensor] | None = None
-        self._rows, self._spreads = Contributions(), Contributions()
+        self._rows = Contributions()
         self._shield: Shield | None = None
         self._begin_sum()
 
@@ -177,15 +168,11 @@ class WeightedMean(Aggregator):
 
         All of them wait until the round closes.
         """
-        if self.weigh is not None:
-            raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
         self._shield, self._waits = shield, True
 
     @property
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
-        if self.weigh is not None:
-            return ServerReadable("its weights follow from the tensors themselves")
         return MeanForm(weighted=not self.uniform)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
@@ -197,11 +184,9 @@ class WeightedMean(Aggregator):
 
     def _begin_sum(self) -> None:
         self._rows.clear()
-        self._spreads.clear()
         self._numbers = dict[str, float]()  # the weights of those that have answered, where they are single numbers
         self._turn = 0  # place of the site whose contribution comes next
         self._total = 0.0
-        self._totals: dict[str, Tensor] = {}  # in place of the total, where weights are no single numbers
         self._mean: dict[str, Tensor] = {}  # so far, by name, in single precision at least
         self._carried: dict[str, Tensor] = {}
 
@@ -210,16 +195,14 @@ class WeightedMean(Aggregator):
             self._given = initial
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        samples = 1.0 if self.uniform else weight
-        weights = self.weigh and spread(self.weigh(site, samples), layout)
-        at_once = not self._waits and site == self._sites[self._turn]
-        self._rows.put(site, tensors, tensors if self._shield else layout.averaged, at_once)
-        if weights is None:
-            self._numbers[site] = samples
-        else:
-            self._spreads.put(site, weights, layout.averaged, at_once)
+        self._rows.put(site, tensors, tensors if self._shield else layout.averaged, self._is_next(site))
+        self._numbers[site] = 1.0 if self.uniform else weight
         if not self._answered or site < min(self._answered):
             self._carried = {name: tensors[name] for name in layout.carried}
+
+    def _is_next(self, site: str) -> bool:
+        """Return whether what this site sends is added up at once."""
+        return not self._waits and site == self._sites[self._turn]
 
     def _settle(self) -> None:
         """Add up what has come of those whose turn it is.
@@ -233,8 +216,8 @@ class WeightedMean(Aggregator):
 
     @property
     def _is_mean(self) -> bool:
-        """Return whether the result is the mean itself and not a step towards it, nor one from element to element."""
-        return self.rate == 1.0 and self.weigh is None and self._shield is None
+        """Return whether the result is the mean itself and not a step towards it."""
+        return self.rate == 1.0 and self._shield is None
 
     @property
     def _origin(self) -> dict[str, Tensor] | None:
@@ -251,31 +234,11 @@ class WeightedMean(Aggregator):
             return
         assert self._layout is not None
         self._mean = self._mean or self._layout.rooms()
-        if self._numbers:
-            totals = list(accumulate((self._numbers[site] for site in sites), initial=self._total))[1:]
-            shares = {site: self._numbers[site] / total for site, total in zip(sites, totals, strict=True)}
-            fold(self._mean, self._layout, self._rows, shares, self._origin)
-            self._total = totals[-1]
-        else:
-            self._fold_spread(sites, self._layout)
+        totals = list(accumulate((self._numbers[site] for site in sites), initial=self._total))[1:]
+        shares = {site: self._numbers[site] / total for site, total in zip(sites, totals, strict=True)}
+        fold(self._mean, self._layout, self._rows, shares, self._origin)
+        self._total = totals[-1]
         self._rows.drop(sites)
-        self._spreads.drop(sites)
-
-    def _fold_spread(self, sites: list[str], layout: Layout) -> None:
-        """m ← m + w / Σw · (θ - m), with weights w for every element; 0 where nobody weighs anything."""
-        if not self._totals:
-            self._mean = {name: mean.zero_() for name, mean in self._mean.items()}
-            self._totals = {name: torch.zeros_like(mean) for name, mean in self._mean.items()}
-        origin = self._origin
-        for row, weights in zip(self._rows.each(sites), self._spreads.each(sites), strict=True):
-            for block, theta, mean in self._beside(row, layout):
-                if origin is not None:
-                    block.subtract(origin, theta)
-                total = torch.cat(block.flat(self._totals))
-                own = numbers_of(block, weights).to(total.dtype)
-                block.write(total.add_(own), self._totals)
-                share = torch.where(total > 0, own.double() / total.double(), 0.0)
-                mean.lerp_(theta, share.to(mean.dtype))
 
     def _merge(self) -> None:
         assert self._layout is not None
@@ -300,22 +263,13 @@ class WeightedMean(Aggregator):
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         """The server's step from the last model, d being the mean way from it: d ← θ + η_g d."""
-        rate = self.rate() if callable(self.rate) else self._but_for_statistics(self.rate, layout)
-        if not isinstance(rate, Mapping) and not callable(self.rate):
+        if self.rate == 1.0 or not any(name.endswith(RUNNING) for name in layout.averaged):
             for theta, d in blocks:
-                torch.add(theta, d, alpha=rate, out=d)
+                torch.add(theta, d, alpha=self.rate, out=d)
             return
-        rates = spread(rate, layout)
-        places = (block for section in layout.sections for block in section.blocks)
-        for (theta, d), block in zip(blocks, places, strict=True):
-            torch.addcmul(theta, d, numbers_of(block, rates).to(d.dtype), out=d)
-
-    def _but_for_statistics(self, rate: float, layout: Layout) -> Numbers:
-        """The rate of each tensor where some are running statistics: these take their mean, as a variance that is
-        stepped beyond it may be negative."""
-        if rate == 1.0 or not any(name.endswith(RUNNING) for name in layout.averaged):
-            return rate
-        return {name: 1.0 if name.endswith(RUNNING) else rate for name in layout.averaged}
+        # Running statistics take their mean: a variance that is stepped beyond it may be negative.
+        rates = {name: 1.0 if name.endswith(RUNNING) else self.rate for name in layout.averaged}
+        step(blocks, spread(rates, layout), layout)
 
     def _beside(self, model: Tensors, layout: Layout) -> Iterator[tuple[Block, Tensor, Tensor]]:
         """A model and, to be changed in place, the mean, block by block in double precision."""
@@ -344,7 +298,11 @@ class UniformMean(WeightedMean):
     uniform = True
 
 
-# -- one model per site -----------------------------------------------------------------------------------------------
+def step(blocks: Iterable[tuple[Tensor, Tensor]], rates: Tensors, layout: Layout) -> None:
+    """Make d ← θ + η d, with a rate for every tensor or element."""
+    places = (block for section in layout.sections for block in section.blocks)
+    for (theta, d), block in zip(blocks, places, strict=True):
+        torch.addcmul(theta, d, numbers_of(block, rates).to(d.dtype), out=d)
 
 
 def mixer_of(mix: Mean | Callable[[Any], Aggregator], server: Any) -> Aggregator:

@@ -1,6 +1,6 @@
 """Mixing of a network's last layer by structure: what finds a structure is learned from the hospitals that drew it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from functools import partial
 
 import torch
@@ -8,14 +8,17 @@ from torch import Tensor, nn
 
 from medsilo.core.tensors import Groups
 from medsilo.learning.layers import names_of_last_layers
+from medsilo.mixing.by_element import MeanByElement
 from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
 from medsilo.schedule.phase import ServerSide
 
 PLAIN = (WeightedMean, UniformMean)
 
 
-def mix_by_structure(mixers: Mapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide) -> None:
-    """Let plain means weigh each output of the last layer by the sites that have its structure.
+def mix_by_structure(
+    mixers: MutableMapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide
+) -> None:
+    """Before a round, let plain means weigh each output of the last layer by the sites that have its structure.
 
     groups: what they mix; those that hold the whole last layer are meant. Nothing changes where all drew everything.
     """
@@ -35,8 +38,9 @@ def mix_by_structure(mixers: Mapping[str, Aggregator], groups: Groups, model: nn
     for group, tensors in groups.items():
         mixer = mixers[group]
         same = axes and all(name in tensors and tensors[name].shape == shapes[name] for name in axes)
-        if isinstance(mixer, WeightedMean) and type(mixer) in PLAIN and mixer.weigh is None and same:
-            mixer.weigh = partial(weigh, tensors)
+        if isinstance(mixer, WeightedMean) and type(mixer) in PLAIN and same:
+            mixers[group] = MeanByElement(mixer.rate, partial(weigh, tensors), mixer.uniform)
+            mixers[group].load_state(*mixer.state())
 
 
 def outputs_of(model: nn.Module, outputs: int) -> Mapping[str, int]:
