@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
@@ -70,6 +71,12 @@ def without_tensors(run: Path) -> None:
     save_tensors(path, {}, load_tensors(path)[1])
 
 
+def of_a_wider_network(run: Path) -> None:
+    (path,) = run.glob("checkpoints/round-*.safetensors")
+    tensors, known = load_tensors(path)
+    save_tensors(path, {name: torch.cat([one, one]) if one.ndim else one for name, one in tensors.items()}, known)
+
+
 def odd_name(run: Path) -> None:
     (path,) = run.glob("checkpoints/round-*.safetensors")
     path.rename(path.with_name("round-x.safetensors"))
@@ -93,6 +100,8 @@ FOR_RESUME: dict[str, Damage] = {
     "checkpoint's best has no scores": facts(best={"round": 1}),
     "checkpoint's mixers are numbers": facts(mixers={"model": 7}),
     "checkpoint without tensors": without_tensors,
+    "checkpoint of another plan": facts(plan="0" * 64),
+    "checkpoint of another network": of_a_wider_network,
     "checkpoint with an odd name": odd_name,
 }
 

@@ -678,6 +678,14 @@ def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatc
     assert len(list((tmp_path / "jobs").rglob(f"app_site-*/config/{paths.PLAN}"))) == 2
 
 
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    torch.save(nn.Linear(3, 3).state_dict(), tmp_path / "start.pt")
+    with pytest.raises(MedsiloError, match="start.pt"):
+        recipes.FedAvgRecipe(
+            model=nn.Linear(2, 3), initial_ckpt=str(tmp_path / "start.pt"), min_clients=2, train_script="client.py"
+        )
+
+
 def test_a_checkpoint_that_runs_code_is_refused(tmp_path: Path) -> None:
     class Harmful:
         def __reduce__(self) -> tuple[object, ...]:

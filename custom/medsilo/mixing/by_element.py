@@ -19,15 +19,11 @@ Weigh = Callable[[str, float], Mapping[str, float | Tensor]]
 
 
 class MeanByElement(WeightedMean):
-    """θ ← θ + η_g (Σ_k w_k θ_k / Σ_k w_k - θ), all of it element by element.
+    """θ ← θ + η_g (Σ_k w_k θ_k / Σ_k w_k - θ), element by element. What no site weighs stays as it is.
 
-    rate: η_g; a function is asked when the round closes, for one number, one per tensor or one per element: it may look
-        at groups that were declared earlier, which are closed by then.
-    weigh: a site's weights in place of its samples, from its name and samples: a number for each tensor, or for each of
-        its elements. It is asked when the site's tensors come, so it may look at what the site has sent of groups that
-        were declared earlier. An element that no site gives a weight stays as it is. The weights take one parcel more;
-        those of a site that waits for its turn wait as its tensors do.
-    uniform: whether all sites count alike.
+    rate: η_g; a function is asked when the round closes, when groups that were declared earlier are closed.
+    weigh: a site's weights in place of its cases, from its name and cases; asked when its tensors come. They take one
+        parcel more, and wait for their turn as its tensors do.
     """
 
     _is_mean = False
