@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing.synchronize import Event
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,20 @@ class ForkedSite:
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], **ignored: Any) -> None:
         _starting.acquire()
-        self.begun, self.given_up, self._looking = self.context.Event(), False, threading.Lock()
-        asked = [*command[1:]], dict(env), str(Path.cwd()), self.begun
-        self._process = self.context.Process(target=_be_site, args=asked)
+        self.begun, self.given_up, self._looking = False, False, threading.Lock()
+        self._told, tells = self.context.Pipe(duplex=False)  # an Event would outlive a process that is killed
+        self._process = self.context.Process(target=_be_site, args=([*command[1:]], dict(env), str(Path.cwd()), tells))
         self._process.start()
+        tells.close()
         forked.SITES[command[command.index("--client") + 1]] = self
         threading.Thread(target=self._let_others_start, daemon=True).start()
         self.terminate = self.kill = self._process.kill
 
     def _let_others_start(self) -> None:
-        while not self.begun.wait(POLL) and self.poll() is None:
+        while not self._told.poll(POLL) and self.poll() is None:
             pass
+        with suppress(EOFError):  # it died before it had begun
+            self.begun = self._told.poll() and bool(self._told.recv_bytes())
         _starting.release()
 
     def poll(self) -> int | None:
@@ -62,7 +66,7 @@ class ForkedSite:
     @property
     def has_died(self) -> bool:
         """Return whether nothing more can come of the site."""
-        return self.lasting and (self.given_up or (self.begun.is_set() and bool(self.poll())))
+        return self.lasting and (self.given_up or (self.begun and bool(self.poll())))
 
     def wait(self, timeout: float) -> None:
         """Wait until it has ended, for so many seconds at most."""
@@ -88,7 +92,7 @@ def site(name: str) -> Any:
     return forked.SITES.get(name)
 
 
-def _be_site(arguments: Sequence[str], environment: Mapping[str, str], folder: str, begun: Event) -> None:
+def _be_site(arguments: Sequence[str], environment: Mapping[str, str], folder: str, begun: Connection) -> None:
     forked.begun = begun
     os.setsid()
     os.environ.clear()

@@ -1,6 +1,6 @@
 """What a job's processes need to know of the simulator's forks (fork_server.py); elsewhere there are none."""
 
-from multiprocessing.synchronize import Event
+from multiprocessing.connection import Connection
 from typing import Protocol
 
 
@@ -13,7 +13,7 @@ class Forked(Protocol):
 
 
 SITES: dict[str, Forked] = {}  # as they were started last
-begun: Event | None = None  # of a fork
+begun: Connection | None = None  # of a fork
 
 
 def died() -> dict[str, str]:
@@ -23,5 +23,8 @@ def died() -> dict[str, str]:
 
 def has_started() -> None:
     """Let the next one start, if this process is a fork."""
+    global begun
     if begun:
-        begun.set()
+        begun.send_bytes(b"begun")
+        begun.close()
+        begun = None

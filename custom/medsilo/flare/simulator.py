@@ -308,7 +308,7 @@ def main() -> int:
             if (own := fork_server.site(site)) is None:
                 logging.getLogger(__name__).warning("this NVFlare starts %s by itself, and no faster", site)
                 return ended
-            if ended[1] or own.begun.is_set():
+            if ended[1] or own.begun:
                 return ended
             logging.getLogger(__name__).warning("another program answered in the place of %s", site)
         if own := fork_server.site(site):
