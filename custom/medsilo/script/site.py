@@ -5,6 +5,7 @@ place: the work waits in a thread of its own until the script has trained each n
 """
 
 import json
+import logging
 import math
 import random
 import threading
@@ -577,12 +578,11 @@ def _refuse_optimizer(method: Algorithm, model: nn.Module, optimizer: Optimizer)
     learning = {name: id(own) in steps for name, own in model.named_parameters() if own.requires_grad}
     if not any(learning.values()):
         raise MedsiloError("join: the optimizer has none of the model's weights; make it of model.parameters()")
-    if has_own_steps(method) and not all(learning.values()):
-        lacks = next(name for name, own in learning.items() if not own)
-        raise MedsiloError(
-            f"join: the optimizer lacks {lacks}; {method.title} needs one optimizer of all weights that learn: give it,"
-            " or freeze the others by requires_grad_(False)"
-        )
+    if lacks := next((name for name, own in learning.items() if not own), ""):
+        told = f"join: the optimizer lacks {lacks}; give one of all weights that learn, or freeze the others"
+        if has_own_steps(method):
+            raise MedsiloError(f"{told} by requires_grad_(False): {method.title} needs it")
+        logging.getLogger(__name__).warning("%s: no other is kept when a script starts anew", told)
 
 
 def _refuse_lacking(plan: Plan, data: Data) -> None:
