@@ -100,4 +100,6 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
     assert {"began", "away", "back"} <= of_job and of_job & {"ended", "failed"}
     (first, *_), at_a, at_b = (event_reading.read(pair.kit(B)), *(kinds(pair, site) for site in (A, B)))
     assert first.split("\t")[2:4] == ["joined", "the server"]
-    assert at_a == ["began", "ended"] and at_b[:3] == ["began", "failed", "resumed"]
+    assert at_a == ["began", "ended"]
+    # the process of a job whose parent was killed ends by itself: it is a race whether it still writes so
+    assert at_b[0] == "began" and at_b[1] in ("ended", "failed") and at_b[2] == "resumed"

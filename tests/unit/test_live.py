@@ -91,6 +91,13 @@ def test_the_time_left_grows_shorter_inside_a_round() -> None:
     assert left == [20, 16, 14, 10]  # the round that takes so long is no longer reckoned with
 
 
+def test_rounds_that_were_over_before_anybody_looked_took_their_own_time() -> None:
+    progress = StudyProgress(["a"], 12, "dice", lambda: 0.0)
+    for number, seconds in ((1, 20.0), (2, 8.0), (3, 10.0), (4, 12.0)):  # a resumed study's, all at once
+        progress.add(a_round(number, a=1.0).model_copy(update={"seconds": seconds}))
+    assert progress.seconds_left() == 10 * 8
+
+
 def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
     told: list[Turns | None] = []
     now = [100.0]

@@ -149,6 +149,15 @@ BAD: list[tuple[Callable[[list[list[Any]]], Any], str, str]] = [
 ]
 
 
+def test_lines_that_are_alike_are_no_patients_lines_where_nobody_is_named(tmp_path: Path) -> None:
+    head, *rows = ([cell for place, cell in enumerate(row) if place not in (0, 8)] for row in [[*HEAD], *lines()])
+    write(tmp_path, [*rows, rows[2], rows[2]], head)
+    survey = plan_of().task.survey("a", SITES, 0, source_of(tmp_path, columns={}))
+    (alike,) = [problem for problem in survey.problems if "alike" in problem.what]
+    assert alike.count == 2 and "of one patient" not in alike.what
+    assert sum(part.patients for part in survey.parts.values()) == len(rows)
+
+
 @pytest.mark.parametrize(("spoil", "severity", "words"), BAD, ids=[words or "not read" for _, _, words in BAD])
 def test_a_bad_line_is_named_privately(spoil: Callable, severity: str, words: str, tmp_path: Path) -> None:
     rows = lines()

@@ -127,7 +127,8 @@ class StudyProgress:
         if len(self._ends) < 2:
             return None
         ends = self._ends[1:] if len(self._ends) > 2 else self._ends  # the first round had to wait for the start
-        pace, rounds = (ends[-1] - ends[0]) / (len(ends) - 1), self.planned - self.done
+        told = [line.seconds or 0.0 for line in self.rounds[1:] or self.rounds]  # of rounds that were over before this
+        pace, rounds = max((ends[-1] - ends[0]) / (len(ends) - 1), sum(told) / len(told)), self.planned - self.done
         return max(pace * rounds - (self._clock() - ends[-1]), pace * (rounds - 1), 0.0)
 
 

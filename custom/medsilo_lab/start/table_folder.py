@@ -18,7 +18,7 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.table_reader import ENDINGS, TableReader, spelling
 from medsilo_lab.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo_lab.start.dataset_layout import DatasetLayout
-from medsilo_lab.start.wording import LEAST_NAMED, OTHER, names_somebody, plans_words, renamed
+from medsilo_lab.start.wording import LEAST_NAMED, OTHER, names_somebody, plans_words, renamed, yes_last
 
 PATIENTS = ("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
 SITES = (
@@ -74,8 +74,9 @@ class CaseTable:
 
     @cached_property
     def patient(self) -> str | None:
-        """The column that names patients: the first that is called so, of many values."""
-        return next(iter(self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)), None)
+        """The column that names patients: the first called so, of many values; names last, as two may have one."""
+        found = self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)
+        return min(found, key=lambda name: "name" in name.lower(), default=None)
 
     @cached_property
     def site(self) -> str | None:
@@ -192,7 +193,7 @@ class TableFacts:
     @property
     def classes(self) -> list[str]:
         """The plan's classes."""
-        return _in_order(set(self.words[self.target].values()))
+        return yes_last(_in_order(set(self.words[self.target].values())))
 
     @property
     def target(self) -> str:

@@ -8,7 +8,7 @@ comment of it say how many patients there are.
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 LEAST_NAMED = 5  # patients who have a value that a plan names; a hospital's usual min_patients_per_metric
 OTHER = "other"
@@ -20,9 +20,9 @@ PERSONAL = frozenset(
     telephone email mail file filename path uri url id ids pid uid uuid guid identifier identification key mrn ssn nhs
     accession record pseudonym dob birthdate birthday postal physician doctor surgeon radiologist pathologist
     clinician nurse operator reader annotator rater
-    nachname vorname familienname geburtsname adresse anschrift strasse wohnort plz postleitzahl telefon datei dateiname
-    pfad fallnummer patientennummer aktenzeichen kennung versichertennummer geburtsdatum
-    arzt arztin behandler befunder operateur untersucher hausarzt
+    nachname vorname familienname geburtsname zuname rufname adresse anschrift strasse wohnort plz postleitzahl telefon
+    datei dateiname pfad fallnummer patientennummer aktenzeichen kennung versichertennummer geburtsdatum
+    arzt arztin einweiser zuweiser uberweiser behandler befunder operateur untersucher hausarzt
     nom prenom rue ville courriel fichier chemin identifiant dossier medecin chirurgien
     nombre apellido apellidos direccion calle ciudad correo archivo fichero ruta identificador dni expediente medico
     medica cirujano
@@ -35,21 +35,38 @@ PERSONAL = frozenset(
     ονομα επωνυμο ονοματεπωνυμο διευθυνση οδος πολη τηλεφωνο αμκα ταυτοτητα φακελος φακελου αρχειο γιατρος ιατρος
     """.split()  # noqa: SIM905 - one word beside the other
 )
+ENDINGS = ("name", "arzt", "arztin")  # of a German word in one piece: Patientenname, Oberarzt
 
+YES = frozenset(
+    """
+    yes ja oui si sí sì tak evet ναι sim true positive positiv positif positivo malignant maligne bösartig
+    ill sick diseased krank dead died deceased tot verstorben
+    """.split()  # noqa: SIM905 - as above
+)
 PLAIN = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L"})  # letters that Unicode does not take apart
 
 
 def names_somebody(column: str) -> bool:
     """Return whether a column is called like a name, an address, a file or an identifier.
 
-    >>> [names_somebody(name) for name in ("Nachname", "file_name", "caseID", "Prénom", "Soyadı", "ΕΠΩΝΥΜΟ")]
+    >>> [names_somebody(name) for name in ("Nachname", "file_name", "caseID", "Prénom", "Soyadı", "Oberärztin")]
     [True, True, True, True, True, True]
     >>> [names_somebody(name) for name in ("age", "pathology", "AD", "Ηλικία")]
     [False, False, False, False]
     """
     text = unicodedata.normalize("NFKD", column.translate(PLAIN))
     text = "".join(letter for letter in text if not unicodedata.combining(letter))
-    return not PERSONAL.isdisjoint(re.findall(r"[^\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower()))
+    words = re.findall(r"[^\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower())
+    return any(word in PERSONAL or word.endswith(ENDINGS) for word in words)
+
+
+def yes_last(classes: Iterable[str]) -> list[str]:
+    """Return classes with those that say yes last: of two, a report tells the sensitivity for the last.
+
+    >>> yes_last(["ja", "nein"]), yes_last(["malignant", "naevus"]), yes_last(["no", "yes"])
+    (['nein', 'ja'], ['naevus', 'malignant'], ['no', 'yes'])
+    """
+    return sorted(classes, key=lambda name: name.casefold() in YES)
 
 
 def plans_words(patients: Mapping[str, int]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from medsilo.tasks.survival import concordant_pairs
 from medsilo.tasks.table_reader import TableReader
 
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
+ALIKE = "lines are alike in every column and count as one patient; name the patient, or remove what is a copy"
 ALONE = (
     "every line counts as a patient of its own; if a patient has several, say which column names the patient "
     "(data.columns.patient)"
@@ -78,7 +79,7 @@ def survey_of(task: PatientTable, listing: CaseIndex, cases: Mapping[str, Cases]
         for patient, inputs, target in zip(own.patients, own.inputs, own.targets, strict=True)
     )
     if copies:
-        listing.problems.append(Problem("note", TWICE, copies))
+        listing.problems.append(Problem("note", TWICE if listing.patients_named else ALIKE, copies))
     return told_in(task, listing, shown, source)
 
 
