@@ -12,14 +12,13 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
-from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from torch import Tensor
 
 from medsilo.core.errors import Lacks, MedsiloError, Passing, Refused
 from medsilo.core.mmap_store import TYPES, Spill
 from medsilo.core.text import plain
 from medsilo.runs.messages import StudyMessage
-from nvflare_reliability.chunking import MARK, ChunkedTensors, in_one, in_pieces
+from nvflare_reliability.chunking import MARK, ChunkedTensors, PlainArrays, PlainTensors, in_one, in_pieces
 from nvflare_reliability.errors import Rejected
 from nvflare_reliability.patches import send_tensors_by
 from nvflare_reliability.timeouts import PIECE
@@ -47,7 +46,8 @@ def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
     NVFlare's own decomposer, which a training script's process knows.
     """
     ChunkedTensors.store = _ArrivalFile if to_files else None
-    send_tensors_by(TensorDecomposer if plainly else ChunkedTensors)
+    send_tensors_by(PlainTensors if plainly else ChunkedTensors)
+    send_tensors_by(PlainArrays)
 
 
 def to_shareable(parcel: StudyMessage) -> Shareable:
