@@ -124,14 +124,16 @@ def to_parcel(shareable: Shareable) -> StudyMessage:
 
 def _as_sent(value: Any, dtype: str) -> Any:
     """Some of NVFlare's filters turn tensors into numpy arrays, counts into fractions, and values into half of their
-    bytes: that is undone here. What is no tensor or no number is refused later, by name."""
+    bytes: that is undone here. What is no tensor, or no number of its type, is refused later, by name."""
     tensor = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
-    if not isinstance(tensor, Tensor) or str(tensor.dtype) == dtype:
+    if not isinstance(tensor, Tensor) or str(tensor.dtype) == dtype or str(tensor.dtype) not in SENT_AS:
         return tensor
     sent = SENT_AS[dtype]
     if sent.is_floating_point:
         return tensor.to(sent)
-    return tensor.round().to(sent) if tensor.isfinite().all() else tensor
+    counts = tensor.round() if tensor.is_floating_point() else tensor
+    whole = counts.to(sent)
+    return whole if whole.to(counts.dtype).equal(counts) else tensor
 
 
 def refuse(reply: Shareable, reason: str) -> None:
