@@ -54,6 +54,7 @@ from medsilo.core.mmap_store import Spill
 from medsilo.core.parent_watch import forget_most, most_held
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
 from medsilo.flare.wire import META, TASK, _ArrivalFile, as_model, let_tensors_travel, refuse, to_parcel, to_shareable
+from medsilo.plan import parse_plan
 from medsilo.runs.messages import StudyMessage
 from nvflare_reliability import patches
 from nvflare_reliability.answer_gate import DEEPEST, AnswerGate, check_body, check_outline, is_unread
@@ -717,6 +718,21 @@ def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_p
     Study(plan, tmp_path / "run", script).run()
     allowed = [(bounds(plan).size - SLACK) // 2 for bounds in (request_bounds, answer_bounds)]
     assert seen == allowed
+
+
+def test_the_pieces_of_a_scripts_large_network_are_no_more_values_than_an_answer_may_have(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2 GB in few tensors each answer was refused."""
+    layer = {"name": "", "tensors": [{"name": "w", "shape": [1 << 20, 1 << 10], "dtype": "float32", "learns": True}]}
+    network = {"name": "script", "layers": [layer], "sha256": "0" * 64, "bytes": 1 << 33}
+    task = {"name": "script", "metric": "accuracy", "input_channels": 1}
+    rest = {"algorithm": {"name": "fedavg"}, "training": {"rounds": 1}, "participation": {"minimum": 2}}
+    plan = parse_plan({"task": task, "network": network, **rest})
+    answer = as_model(StudyMessage({"model": plan.layout()["model"].state_dict()}, {"task": "round"}))
+    reference = {"type": "ref", "data": "T4095"}
+    monkeypatch.setattr(ChunkedTensors, "decompose", lambda self, tensor, manager=None: reference)
+    check_outline([packed(answer)], answer_bounds(plan), SITE)
 
 
 def test_values_are_counted_as_msgpack_reads_them() -> None:
