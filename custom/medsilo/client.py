@@ -194,10 +194,14 @@ def send(model: flare.FLModel | Metrics | float | None = None) -> None:
     if isinstance(model, flare.FLModel):
         own = site.state.module.state_dict()
         if model.params_type == flare.ParamsType.DIFF and site.waiting:
-            own = {name: now - site.waiting.params[name].to(now.device) for name, now in own.items()}
+            own = {name: _difference(now, site.waiting.params[name].to(now.device)) for name, now in own.items()}
         _refuse_other(model.params or {}, own)
         model = model.metrics
     _send(site.finish(model))
+
+
+def _difference(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    return now ^ before if now.dtype is torch.bool else now - before
 
 
 def _refuse_other(params: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> None:

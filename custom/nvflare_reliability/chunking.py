@@ -7,16 +7,21 @@ NVFlare 2.9 sends a tensor as a whole however large it is, and starts it again a
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from threading import Thread
 from time import monotonic, sleep
 from typing import Any, ClassVar, Protocol
+from zipfile import ZipFile
 
+import numpy as np
 import torch
+from numpy.lib.format import read_array
 from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable
 from nvflare.fuel.f3.cellnet.cell import Cell
@@ -31,6 +36,7 @@ from nvflare.fuel.f3.streaming.download_service import (
     download_object,
 )
 from nvflare.fuel.utils.fobs.datum import Datum
+from safetensors.torch import load
 from torch import Tensor
 
 from nvflare_reliability.errors import Rejected, TryAgain
@@ -135,18 +141,23 @@ def packed(name: str, piece: Tensor) -> list[Any]:
     return [name, TYPES[piece.dtype], list(piece.shape), sent]
 
 
-def unpacked(piece: Any) -> tuple[str, Tensor]:
-    """Return a piece that came, and its name; raises Rejected for what is none."""
-    try:
-        name, kind, shape, sent = piece
-        content = sent.value if isinstance(sent, Datum) else sent
-        if not isinstance(name, str) or not isinstance(content, bytes) or min(shape, default=0) < 0:
-            raise ValueError(kind)
-        own = content if MARK in name else bytearray(content)  # what is put together is copied then
-        tensor = torch.frombuffer(own, dtype=KINDS[kind]) if own else torch.empty(0, dtype=KINDS[kind])
-        return name, tensor.reshape(shape)
-    except (ValueError, KeyError, RuntimeError, TypeError, OverflowError) as error:
-        raise Rejected("a piece of a tensor is not what it says") from error
+def unpacked(piece: Any) -> Tensors:
+    """Return a piece that came, by its name."""
+    name, kind, shape, sent = piece
+    content = sent.value if isinstance(sent, Datum) else sent
+    if not isinstance(name, str) or not isinstance(content, bytes) or min(shape, default=0) < 0:
+        raise ValueError(kind)
+    own = content if MARK in name else bytearray(content)  # what is put together is copied then
+    tensor = torch.frombuffer(own, dtype=KINDS[kind]) if own else torch.empty(0, dtype=KINDS[kind])
+    return {name: tensor.reshape(shape)}
+
+
+def arrays_of(content: bytes) -> dict[str, np.ndarray]:
+    """Return a file's arrays. What is larger than the file was compressed, and can be any number of gigabytes."""
+    with ZipFile(BytesIO(content)) as file:
+        if sum(part.file_size for part in file.infolist()) > len(content):
+            raise ValueError("compressed")
+        return {name.removesuffix(".npy"): read_array(file.open(name)) for name in file.namelist()}
 
 
 def side_by_side(pieces: list[Tensor]) -> Tensor:
@@ -166,9 +177,10 @@ class ArrivingTensors(ItemConsumer):
     once.
     """
 
-    def __init__(self, store: "Callable[[], Store] | None") -> None:
+    def __init__(self, store: "Callable[[], Store] | None", read: Callable[[Any], Mapping] = unpacked) -> None:
+        """read: makes tensors of what came, by their names."""
         super().__init__()
-        self._new_store = store
+        self._new_store, self._read = store, read
         self.problem: Rejected | None = None  # for which a reply was not taken
         self._store: Store | None = None
         self._places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}  # begin, bytes, type and shape
@@ -176,13 +188,14 @@ class ArrivingTensors(ItemConsumer):
 
     def consume_items(self, items: list, result: Any) -> Any:
         try:
-            self.take(dict(map(unpacked, items)))
-        except Rejected as error:
-            self.problem = error
-            raise
+            for item in items:
+                self.take(self._read(item))
+        except Exception as error:  # else NVFlare asks its sender for the same again and again
+            self.problem = error if isinstance(error, Rejected) else Rejected("a piece of a tensor is not what it says")
+            raise self.problem from error
         return {}
 
-    def take(self, pieces: Tensors) -> None:
+    def take(self, pieces: Mapping[str, Any]) -> None:
         """Take what has arrived."""
         for key, piece in pieces.items():
             _, *mark = key.rsplit(MARK, 2)
@@ -311,14 +324,35 @@ class ChunkedTensors(TensorDecomposer):
     def download(self, *, ref_id: str, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
         own = ON_THEIR_WAY[ref_id] = _OnTheirWay()
         try:
-            arriving = ArrivingTensors(type(self).store)
-            download_object(ref_id=ref_id, consumer=arriving, **kwargs)
-            if (problem := arriving.problem) is not None:
-                raise Rejected(f"its answer was not taken: {problem}", problem.private)
-            return (arriving.error, {}) if arriving.error else ("", arriving.whole())
+            return fetched(ArrivingTensors(type(self).store), ref_id=ref_id, **kwargs)
         finally:
             own.ended = True
             ON_THEIR_WAY.pop(ref_id, None)
+
+
+def fetched(arriving: ArrivingTensors, **kwargs: Any) -> tuple[str, dict]:
+    """Return an error of the line, or what has come; raises Rejected for what can't be read."""
+    download_object(consumer=arriving, **kwargs)
+    if (problem := arriving.problem) is not None:
+        raise Rejected(f"its answer was not taken: {problem}", problem.private)
+    return (arriving.error, {}) if arriving.error else ("", arriving.whole())
+
+
+class PlainTensors(TensorDecomposer):
+    """NVFlare's way of sending tensors, which a training script's process knows."""
+
+    def download(self, *, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
+        return fetched(ArrivingTensors(None, load), **kwargs)
+
+
+class PlainArrays(NumpyArrayDecomposer):
+    """NVFlare's way of sending numpy's arrays, which takes none that are compressed."""
+
+    def download(self, *, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
+        return fetched(ArrivingTensors(None, arrays_of), **kwargs)
+
+    def native_recompose(self, data: bytes, manager: Any = None) -> np.ndarray:
+        return read_array(BytesIO(data))
 
 
 PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)  # a line that is back heals them

@@ -37,7 +37,7 @@ from nvflare.fuel.utils.fobs import fobs
 from nvflare_reliability.compatibility import made_for
 
 if TYPE_CHECKING:
-    from nvflare.app_opt.pt.decomposers import TensorDecomposer
+    from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
 BUFFER = 1 << 18  # bytes of a message's buffer, in addition to its own; larger messages are sent in frames of this size
 LONG, LONGEST_FRAME = 2 << 20, 8 << 20  # bytes of a message that only quick lines carry, and of its frames
@@ -214,8 +214,8 @@ def _waiting(task: RxTask) -> int:
 
 # ---------------------------------------------------------------------------------------------------- messages
 @made_for("nvflare.fuel.utils.fobs.fobs:register", "nvflare.fuel.utils.fobs.fobs:Packer.pack")
-def send_tensors_by(decomposer: "type[TensorDecomposer]") -> None:
-    """Have all tensors of this process sent by a decomposer of ours, whatever it knew before."""
+def send_tensors_by(decomposer: "type[ViaDownloaderDecomposer]") -> None:
+    """Have all tensors or arrays of this process sent by a decomposer of ours, whatever it knew before."""
     own = decomposer()
     fobs._decomposers[get_class_name(own.supported_type())] = own
     fobs._dot_handlers.update(dict.fromkeys(own.supported_dots(), own))

@@ -3,23 +3,30 @@
 import contextlib
 import errno
 import gc
+import io
 import itertools
 import json
 import os
 import random
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 import torch
+from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.app_common.decomposers import numpy_decomposers
+from nvflare.app_common.np.np_downloader import ArrayDownloadable
+from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
@@ -46,7 +53,8 @@ from medsilo.core.errors import Refused
 from medsilo.core.mmap_store import Spill
 from medsilo.core.parent_watch import forget_most, most_held
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
-from medsilo.flare.wire import TASK, _ArrivalFile, let_tensors_travel, refuse, to_parcel, to_shareable
+from medsilo.flare.wire import META, TASK, _ArrivalFile, as_model, let_tensors_travel, refuse, to_parcel, to_shareable
+from medsilo.plan import parse_plan
 from medsilo.runs.messages import StudyMessage
 from nvflare_reliability import patches
 from nvflare_reliability.answer_gate import DEEPEST, AnswerGate, check_body, check_outline, is_unread
@@ -63,6 +71,7 @@ from tests.unit.test_coordinator import SMALL as FEW
 from tests.unit.test_coordinator import Answers, Study
 
 flare_decomposers.register()
+numpy_decomposers.register()  # as NVFlare does in each of its processes
 SERVER, JOB, SITE = "server", "server.job", "hospital-a.job"
 SMALL = StudyMessage({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, {"task": "round", "samples": 3, "loss": 0.5})
 
@@ -243,6 +252,52 @@ def test_a_liar_about_pieces_is_refused_and_the_next_answer_is_taken(
         )
         answer = answer_of(StudyMessage({"model": {"w": torch.randn(700, 1024)}}, {"task": "round"}))
         assert "its tensors came in pieces" in (why := cells.refused(answer)) or "not what it says" in why
+    assert cells.takes()
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_arrays_that_a_site_compressed_are_not_unpacked(
+    inline: bool, cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare's filters may turn tensors into arrays. Of 2 MB the server made 11 GB."""
+    small, file = np.arange(6, dtype=np.float32), io.BytesIO()
+    meta = {META: {"facts": {}, "dtypes": {"model": {"w": "torch.float32"}}}}
+    answer = with_context(DXO(DataKind.WEIGHTS, {"model/w": small}, meta).to_shareable())
+
+    def sent() -> dict[str, Any]:
+        return {"payload": packed(answer), "headers": FOBS} if inline else {"payload": answer}
+
+    cells.send(**sent())
+    assert to_parcel(cells.got[-1]).groups["model"]["w"].tolist() == small.tolist()
+    np.savez_compressed(file, T0=np.zeros(64 << 20, np.uint8))
+    monkeypatch.setattr(ArrayDownloadable, "produce_item", lambda self, index: file.getvalue())
+    monkeypatch.setattr(
+        numpy_decomposers.NumpyArrayDecomposer, "native_decompose", lambda self, *given: file.getvalue()
+    )
+    tracemalloc.start()
+    try:
+        assert ("can't be read" if inline else "is not what it says") in cells.refused(**sent())
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert cells.takes()
+
+
+def test_what_can_not_be_read_of_a_scripts_tensors_is_refused_at_once(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They travel in NVFlare's own way, in which the sender was asked for the same again and again."""
+    turned = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)  # which NVFlare can't send
+    large = StudyMessage({"model": {"w": torch.randn(700, 1024), "turned": turned}}, {"task": "round"})
+    let_tensors_travel(to_files=True, plainly=True)
+    try:
+        assert cells.send(with_context(as_model(large))) == CellCode.OK
+        came = to_parcel(cells.got[-1]).groups["model"]
+        assert all(torch.equal(came[name], own) for name, own in large.groups["model"].items())
+        monkeypatch.setattr(TensorDownloadable, "produce_item", lambda self, index: b"no tensor")
+        assert "a piece of a tensor is not what it says" in cells.refused(with_context(as_model(large)))
+    finally:
+        let_tensors_travel(to_files=True)
     assert cells.takes()
 
 
@@ -665,6 +720,21 @@ def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_p
     Study(plan, tmp_path / "run", script).run()
     allowed = [(bounds(plan).size - SLACK) // 2 for bounds in (request_bounds, answer_bounds)]
     assert seen == allowed
+
+
+def test_the_pieces_of_a_scripts_large_network_are_no_more_values_than_an_answer_may_have(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2 GB in few tensors each answer was refused."""
+    layer = {"name": "", "tensors": [{"name": "w", "shape": [1 << 20, 1 << 10], "dtype": "float32", "learns": True}]}
+    network = {"name": "script", "layers": [layer], "sha256": "0" * 64, "bytes": 1 << 33}
+    task = {"name": "script", "metric": "accuracy", "input_channels": 1}
+    rest = {"algorithm": {"name": "fedavg"}, "training": {"rounds": 1}, "participation": {"minimum": 2}}
+    plan = parse_plan({"task": task, "network": network, **rest})
+    answer = as_model(StudyMessage({"model": plan.layout()["model"].state_dict()}, {"task": "round"}))
+    reference = {"type": "ref", "data": "T4095"}
+    monkeypatch.setattr(ChunkedTensors, "decompose", lambda self, tensor, manager=None: reference)
+    check_outline([packed(answer)], answer_bounds(plan), SITE)
 
 
 def test_values_are_counted_as_msgpack_reads_them() -> None:

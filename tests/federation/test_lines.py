@@ -314,7 +314,9 @@ def test_pieces_make_the_tensors_that_they_came_from() -> None:
     }
     pieces = in_pieces(tensors, 32)
     assert len(pieces) > 15 and max(piece.nbytes for piece in pieces.values()) <= 32
-    pieces = dict(unpacked(over_the_wire(packed(name, piece))) for name, piece in pieces.items())
+    pieces = {
+        key: own for name, piece in pieces.items() for key, own in unpacked(over_the_wire(packed(name, piece))).items()
+    }
     for whole in (arrived(pieces, to_files=False), arrived(pieces), arrived(dict(reversed(pieces.items())))):
         assert whole.keys() == tensors.keys()
         assert all(torch.equal(whole[name], tensor) for name, tensor in tensors.items())
@@ -330,8 +332,8 @@ def test_a_large_piece_is_sent_from_where_it_lies() -> None:
     tensor = torch.randn(20_000, 2).T
     lying, turned = packed("w", tensor.T), packed("w", tensor)
     assert np.shares_memory(np.asarray(lying[-1].value), tensor.numpy())
-    assert torch.equal(unpacked(over_the_wire(lying))[1], tensor.T)
-    assert torch.equal(unpacked(over_the_wire(turned))[1], tensor)
+    assert torch.equal(unpacked(over_the_wire(lying))["w"], tensor.T)
+    assert torch.equal(unpacked(over_the_wire(turned))["w"], tensor)
 
 
 @pytest.mark.parametrize(
@@ -357,9 +359,12 @@ def test_a_large_piece_is_sent_from_where_it_lies() -> None:
     ],
 )
 def test_what_is_no_piece_is_refused(false: Any) -> None:
-    assert unpacked(["w", "F32", [1], b"1234"])[1].shape == (1,)
+    arriving = ArrivingTensors(None)
+    arriving.consume_items([["w", "F32", [1], b"1234"]], None)
+    assert arriving.whole()["w"].shape == (1,) and arriving.problem is None
     with pytest.raises(Rejected, match="a piece of.*what it says"):
-        unpacked(over_the_wire(false))
+        arriving.consume_items([over_the_wire(false)], None)
+    assert arriving.problem
 
 
 def test_what_arrived_in_pieces_is_not_copied() -> None:

@@ -18,6 +18,7 @@ from nvflare.fuel.utils import fobs
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import LONGEST
 from medsilo.core.yaml_text import dump_yaml, load_yaml
+from medsilo.federation.checks import check_forms
 from medsilo.flare import wire
 from medsilo.flare.wire import META, flat, let_tensors_travel, to_parcel, to_shareable, unflat
 from medsilo.plan import PlanError, parse_plan
@@ -170,6 +171,31 @@ def test_a_type_that_no_tensor_was_sent_with_is_refused_or_left(tensor: torch.Te
     else:
         sent = DXO(DataKind.COLLECTION, {"group": DXO(DataKind.WEIGHTS, data=model)}, meta)
     refused_soon(to_parcel, sent.to_shareable())
+
+
+@pytest.mark.parametrize(
+    ("came", "sent"),
+    [
+        (torch.tensor([1e30]), torch.int64),
+        (torch.tensor([259.7]), torch.uint8),
+        (torch.tensor([-0.7]), torch.uint8),
+        (torch.tensor([2.0]), torch.bool),
+        (torch.tensor([300]), torch.int8),
+        (torch.tensor([1.0 + 2.0j]), torch.float32),
+        (torch.tensor([1.0 + 2.0j]), torch.int64),
+        (torch.tensor([1.0]).to(torch.float8_e4m3fn), torch.int64),
+    ],
+)
+@pytest.mark.parametrize("script", [True, False])
+def test_a_number_that_its_type_can_not_hold_does_not_become_another(
+    script: bool, came: torch.Tensor, sent: torch.dtype
+) -> None:
+    """A filter of a hospital's that added noise to a byte of 255 made a 4 of it."""
+    meta = {META: {"facts": {}, "dtypes": {"model": {"w": str(sent)}}}}
+    members = {"model/w": came} if script else {"model": DXO(DataKind.WEIGHTS, data={"w": came})}
+    parcel = to_parcel(DXO(DataKind.WEIGHTS if script else DataKind.COLLECTION, members, meta).to_shareable())
+    with pytest.raises(Refused, match="has dtype"):
+        check_forms(parcel.groups, {"model": {"w": torch.zeros(1, dtype=sent)}})
 
 
 @examples(100)

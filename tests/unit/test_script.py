@@ -303,6 +303,7 @@ def networks() -> list[nn.Module]:
         nets.ViT(1, (32, 32), (16, 16), hidden_size=24, mlp_dim=24, num_layers=1, num_heads=2, spatial_dims=2),
         nn.TransformerEncoderLayer(8, 2),
         nn.LSTM(3, 4, 2),
+        nn.ParameterList(torch.zeros(1) for _ in range(1200)),
         Tied(),
     ]
 
@@ -337,6 +338,23 @@ class Stateful(nn.Linear):
         return {"calls": 1}
 
 
+def with_buffer(own: Tensor) -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.register_buffer("own", own)
+    return model
+
+
+def hooked(change: Callable[[dict[str, Tensor]], object]) -> nn.Module:
+    """A layer whose state dict is not what its tensors are, as quantised ones have it."""
+
+    def changed(module: nn.Module, kept: dict[str, Tensor], prefix: str, meta: object) -> None:
+        change(kept)
+
+    model = nn.Linear(2, 2)
+    model.register_state_dict_post_hook(changed)
+    return model
+
+
 def test_weights_that_can_not_travel_are_refused_by_their_names() -> None:
     """Torch's own errors named none; a mask of minus infinity was refused at the first round, as diverged training."""
     odd, masked = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -347,6 +365,10 @@ def test_weights_that_can_not_travel_are_refused_by_their_names() -> None:
         (odd, "weight is of complex64"),
         (masked, "mask is NaN or infinite.*persistent=False"),
         (nn.Sequential(Stateful(2, 2)), "0._extra_state is no tensor"),
+        (with_buffer(torch.ones(3).to_sparse()), "own is no dense tensor"),
+        (with_buffer(torch.zeros([1] * 9)), "own is no dense tensor of at most 8 axes"),
+        (hooked(lambda kept: kept.update(more=torch.ones(2))), "more is no tensor of a layer"),
+        (hooked(lambda kept: kept.pop("bias")), "bias is no tensor of a layer, or not in the state dict"),
     ):
         with pytest.raises(MedsiloError, match=f"model: {told}"):
             described(model)
@@ -409,6 +431,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """What the examples of `medsilo.client` speak of, in a job's folder."""
     (tmp_path / "app/custom").mkdir(parents=True)
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model.register_buffer("mask", torch.tensor([True, False]))
     plan = plan_of_script(model, tmp_path, {"name": "fedavg"}, rounds=2, minimum=1)
     (tmp_path / "app/config").mkdir()
     (tmp_path / "app/config" / paths.PLAN).write_text(plan.to_yaml())
@@ -861,7 +884,8 @@ def test_a_script_may_send_the_differences_of_its_weights(tmp_path: Path, monkey
     assert client.is_running()
     before = {name: own.clone() for name, own in model.state_dict().items()}
     known["train"](model, known["optimizer"])
-    moved = {name: own - before[name] for name, own in model.state_dict().items()}
+    model.mask.logical_not_()
+    moved = {name: own - before[name] for name, own in model.state_dict().items() if name != "mask"}
     for params in (before, {**moved, "0.weight": 2 * moved["0.weight"]}):
         with pytest.raises(MedsiloError, match="that joined"):
             client.send(client.FLModel(params=params, params_type=client.ParamsType.DIFF))

@@ -45,6 +45,6 @@ def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:
     for phase in phases:
         sent = [tensor for group in views(travels(phase), networks).values() for tensor in group.values()]
         size = max(size, sum(plan.transport.packed(tensor).nbytes for tensor in sent))
-        tensors = max(tensors, len(sent))
+        tensors = max(tensors, sum(1 + tensor.nbytes // PIECE for tensor in sent))  # pieces, of a training script
     sites = len(plan.participation.everyone)
     return Bounds(SLACK + wider * size, BESIDE + PER_TENSOR * (tensors + sites) + sum(plan.task.goal.layout.values()))

@@ -12,14 +12,13 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
-from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from torch import Tensor
 
 from medsilo.core.errors import Lacks, MedsiloError, Passing, Refused
 from medsilo.core.mmap_store import TYPES, Spill
 from medsilo.core.text import plain
 from medsilo.runs.messages import StudyMessage
-from nvflare_reliability.chunking import MARK, ChunkedTensors, in_one, in_pieces
+from nvflare_reliability.chunking import MARK, ChunkedTensors, PlainArrays, PlainTensors, in_one, in_pieces
 from nvflare_reliability.errors import Rejected
 from nvflare_reliability.patches import send_tensors_by
 from nvflare_reliability.timeouts import PIECE
@@ -47,7 +46,8 @@ def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
     NVFlare's own decomposer, which a training script's process knows.
     """
     ChunkedTensors.store = _ArrivalFile if to_files else None
-    send_tensors_by(TensorDecomposer if plainly else ChunkedTensors)
+    send_tensors_by(PlainTensors if plainly else ChunkedTensors)
+    send_tensors_by(PlainArrays)
 
 
 def to_shareable(parcel: StudyMessage) -> Shareable:
@@ -64,8 +64,10 @@ def as_model(parcel: StudyMessage) -> Shareable:
 
 
 def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a parcel's tensors by "group/name", in pieces that NVFlare's http driver takes (4 MiB), and its meta."""
-    tensors = {f"{group}/{name}": own for group, groups in parcel.groups.items() for name, own in groups.items()}
+    """Return a parcel's tensors by "group/name", in pieces that NVFlare's http driver takes (4 MiB), and its meta.
+    NVFlare sends none whose numbers lie in another order, as channels_last has it."""
+    own = {f"{group}/{name}": tensor for group, tensors in parcel.groups.items() for name, tensor in tensors.items()}
+    tensors = {name: tensor.contiguous() for name, tensor in own.items()}
     dtypes = {group: {name: str(own.dtype) for name, own in groups.items()} for group, groups in parcel.groups.items()}
     return in_pieces(tensors, PIECE), {META: {"facts": parcel.facts, "dtypes": dtypes}}
 
@@ -124,14 +126,16 @@ def to_parcel(shareable: Shareable) -> StudyMessage:
 
 def _as_sent(value: Any, dtype: str) -> Any:
     """Some of NVFlare's filters turn tensors into numpy arrays, counts into fractions, and values into half of their
-    bytes: that is undone here. What is no tensor or no number is refused later, by name."""
+    bytes: that is undone here. What is no tensor, or no number of its type, is refused later, by name."""
     tensor = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
-    if not isinstance(tensor, Tensor) or str(tensor.dtype) == dtype:
+    if not isinstance(tensor, Tensor) or str(tensor.dtype) == dtype or str(tensor.dtype) not in SENT_AS:
         return tensor
     sent = SENT_AS[dtype]
     if sent.is_floating_point:
         return tensor.to(sent)
-    return tensor.round().to(sent) if tensor.isfinite().all() else tensor
+    counts = tensor.round() if tensor.is_floating_point() else tensor
+    whole = counts.to(sent)
+    return whole if whole.to(counts.dtype).equal(counts) else tensor
 
 
 def refuse(reply: Shareable, reason: str) -> None:

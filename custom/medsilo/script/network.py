@@ -25,7 +25,7 @@ from medsilo.core.section import Section
 from medsilo.core.tensors import is_finite
 from medsilo.models.network import Network
 
-MOST_LAYERS = 20_000
+MOST_LAYERS, MOST_AXES = 20_000, 8
 Name = Annotated[str, Field(max_length=300)]
 Size = Annotated[int, Field(ge=0, le=1 << 40)]
 
@@ -48,7 +48,7 @@ class TensorShape(Section):
     """One tensor of a layer."""
 
     name: Name
-    shape: Annotated[tuple[Size, ...], Field(max_length=8)]
+    shape: Annotated[tuple[Size, ...], Field(max_length=MOST_AXES)]
     dtype: Literal[tuple(DTYPES)]  # type: ignore[valid-type]
     learns: bool | None = None  # None: a buffer
     same_as: Name = ""  # the full name of the parameter that this one is
@@ -60,7 +60,7 @@ class LayerShape(Section):
     name: Name  # as `named_modules` has it
     kind: Literal[("", *KINDS)] = ""  # type: ignore[valid-type]
     numbers: dict[Literal[NUMBERS], Size] = {}  # type: ignore[valid-type]
-    tensors: tuple[TensorShape, ...] = Field((), max_length=1000)
+    tensors: tuple[TensorShape, ...] = Field((), max_length=MOST_LAYERS)
 
 
 def layers_of(model: nn.Module) -> tuple[LayerShape, ...]:
@@ -90,6 +90,8 @@ def _tensor(name: str, full: str, value: Tensor, seen: dict[int, str]) -> Tensor
         raise MedsiloError(f"model: {full} has no shape before its first batch; call the model once with a batch")
     if dtype not in DTYPES:
         raise MedsiloError(f"model: {full} is of {dtype}, which does not travel; use floats and whole numbers")
+    if value.layout is not torch.strided or value.ndim > MOST_AXES:
+        raise MedsiloError(f"model: {full} is no dense tensor of at most {MOST_AXES} axes, and does not travel")
     shape = TensorShape(name=name, shape=tuple(value.shape), dtype=dtype)
     if not isinstance(value, nn.Parameter):
         return shape
@@ -172,16 +174,20 @@ class ScriptNetwork(Network):
     @staticmethod
     def section(model: nn.Module, file: Path) -> dict[str, Any]:
         """Write a network's initial weights into a file; returns the section of a plan that describes both."""
-        layers = [layer.model_dump(mode="json", exclude_defaults=True) for layer in layers_of(model)]
+        layers = layers_of(model)
+        known = {f"{layer.name}.{own.name}".lstrip(".") for layer in layers for own in layer.tensors}
+        if odd := sorted(known ^ model.state_dict().keys()):
+            raise MedsiloError(
+                f"model: {odd[0]} is no tensor of a layer, or not in the state dict, and does not travel; leave the "
+                "state dict as torch makes it"
+            )
         for name, value in model.state_dict().items():
-            if not isinstance(value, Tensor):
-                raise MedsiloError(f"model: {name} is no tensor, and does not travel; take it out of the state dict")
             if not is_finite(value):
                 raise MedsiloError(f"model: {name} is NaN or infinite; register a mask as buffer with persistent=False")
         save_tensors(file, {name: value.detach().cpu() for name, value in model.state_dict().items()})
         return {
             "name": "script",
-            "layers": layers,
+            "layers": [layer.model_dump(mode="json", exclude_defaults=True) for layer in layers],
             "sha256": weight_cache.hash_of_file(file),
             "bytes": file.stat().st_size,
         }
