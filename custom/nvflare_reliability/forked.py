@@ -23,8 +23,5 @@ def died() -> dict[str, str]:
 
 def has_started() -> None:
     """Let the next one start, if this process is a fork."""
-    global begun
     if begun:
         begun.send_bytes(b"begun")
-        begun.close()
-        begun = None

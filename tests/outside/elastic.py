@@ -1,6 +1,6 @@
 """Elastic aggregation: Chen et al., Elastic Aggregation for Federated Optimization, 2023."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -11,8 +11,8 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.learning.steps import keeping_statistics
 from medsilo.methods.bases import ServerStep, trained_weights
-from medsilo.mixing.by_element import MeanByElement
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.layout import Layout, spread
+from medsilo.mixing.mixers import Aggregator, WeightedMean, step
 from medsilo.schedule.phase import Group, ModelFactory, ServerSide
 from medsilo.schedule.train_context import TrainContext
 
@@ -39,7 +39,7 @@ class Elastic(ServerStep):
         return sensitivity, *super().groups()
 
     def step(self, server: ServerSide) -> Aggregator:
-        return MeanByElement(rate=lambda: self.rates(server), uniform=self.weighting != "samples")
+        return ElasticMean(lambda: self.rates(server), self.weighting != "samples")
 
     def rates(self, server: ServerSide) -> Mapping[str, Tensor]:
         """Return ζ for every element, from the mean of the sites' sensitivities, which is merged before."""
@@ -62,6 +62,19 @@ class Elastic(ServerStep):
                     loss = bench.loss(model(inputs), targets)
                 for total, gradient in zip(omega, torch.autograd.grad(loss, weights), strict=True):
                     total.mul_(self.decay).add_(gradient.abs(), alpha=1 - self.decay)
+
+
+class ElasticMean(WeightedMean):
+    """Makes a step of another length for each element. rates: asked when the round closes."""
+
+    _is_mean = False
+
+    def __init__(self, rates: Callable[[], Mapping[str, Tensor]], uniform: bool) -> None:
+        super().__init__()
+        self.rates, self.uniform = rates, uniform
+
+    def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
+        step(blocks, spread(self.rates(), layout), layout)
 
 
 def sensitivities(modules: Modules) -> Tensors:

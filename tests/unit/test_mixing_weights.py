@@ -1,4 +1,4 @@
-"""Weights and rates per site, site pair, tensor and element, some asked from other groups, against numpy."""
+"""Weights per site, site pair, tensor and element, some asked from other groups, against numpy."""
 
 from collections.abc import Callable, Mapping
 from itertools import permutations
@@ -13,7 +13,6 @@ from medsilo.mixing import contributions, layout
 from medsilo.mixing.by_element import MeanByElement
 from medsilo.mixing.mixers import Aggregator
 from medsilo.mixing.personal import SimilarityMix
-from tests.mixed import result_of
 
 N = {"a": 10.0, "b": 25.0, "c": 65.0}
 SITES = list(N)
@@ -71,53 +70,11 @@ def assert_any_order(make: Callable[[], Aggregator], sent: Sent, initial: dict[s
 
 
 START = {**drawn(9), "steps": torch.tensor(0)}
-BY_TENSOR = {"body.weight": 0.5, "body.bias": 2.0, "scale": 0.0, "none": 1.0}
-KINDS: dict[str, Any] = {
-    "one number": 0.7,
-    "per tensor": BY_TENSOR,
-    "per element": drawn(20, positive=True),
-    "of both": {**BY_TENSOR, "body.weight": drawn(21, positive=True)["body.weight"]},
-}
-every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def spread(numbers: Any) -> Numbers:
     values = numbers if isinstance(numbers, Mapping) else dict.fromkeys(SHAPES, numbers)
     return {name: np.broadcast_to(wide({**START, **values})[name], shape) for name, shape in SHAPES.items()}
-
-
-# ---------------------------------------------------------------------------------------------------- rates
-@every_kind
-@pytest.mark.parametrize("uniform", [False, True])
-def test_a_rate_is_asked_when_the_round_closes(kind: str, uniform: bool) -> None:
-    asked: list[str] = []
-
-    def make() -> MeanByElement:
-        return MeanByElement(rate=lambda: asked.append("asked") or KINDS[kind], uniform=uniform)
-
-    sent, mixer = models(), make()
-    mixer.start(SITES, START)
-    for site in SITES:
-        mixer.add(site, sent[site], N[site])
-    assert asked == []
-    weights = [1.0 if uniform else N[site] for site in SITES]
-    expected = {
-        name: wide(START)[name]
-        + spread(KINDS[kind])[name]
-        * np.average([wide(sent[site])[name] - wide(START)[name] for site in SITES], axis=0, weights=weights)
-        for name in SHAPES
-    }
-    result = result_of(mixer, "b")
-    assert asked == ["asked"]
-    assert_near(result, expected)
-    assert result["steps"] == 1  # never averaged: the first site's
-    assert_any_order(make, sent, START)
-
-
-def test_where_the_rate_is_0_nothing_moves() -> None:
-    result = play(MeanByElement(rate=lambda: BY_TENSOR), models(), initial=START).current("a")
-    assert torch.equal(result["scale"], START["scale"])
-    assert not torch.equal(result["body.bias"], START["body.bias"])
 
 
 # ---------------------------------------------------------------------------------------------------- weights
@@ -189,7 +146,7 @@ def test_what_a_site_sent_is_there_until_the_round_closes() -> None:
 
 def test_a_saved_mean_goes_on_with_its_weights_and_rate() -> None:
     def make() -> MeanByElement:
-        return MeanByElement(rate=lambda: KINDS["per element"], weigh=SITE_WEIGHTS["per element"])
+        return MeanByElement(SITE_WEIGHTS["per element"], rate=0.7)
 
     mixer = play(make(), models(), initial=START)
     other = make()

@@ -1,6 +1,6 @@
-"""A mean whose weights, or whose server step, differ from tensor to tensor or from element to element."""
+"""A mean whose weights differ from tensor to tensor or from element to element."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,8 +9,8 @@ from torch import Tensor
 from medsilo.core.errors import PlanError
 from medsilo.mixing.contributions import Contributions
 from medsilo.mixing.forms import Form, ServerReadable
-from medsilo.mixing.layout import Layout, Numbers, numbers_of, spread
-from medsilo.mixing.mixers import WeightedMean, step
+from medsilo.mixing.layout import Layout, numbers_of, spread
+from medsilo.mixing.mixers import WeightedMean
 
 if TYPE_CHECKING:
     from medsilo.mixing.defence import Shield
@@ -19,31 +19,25 @@ Weigh = Callable[[str, float], Mapping[str, float | Tensor]]
 
 
 class MeanByElement(WeightedMean):
-    """θ ← θ + η_g (Σ_k w_k θ_k / Σ_k w_k - θ), element by element. What no site weighs stays as it is.
+    """θ ← Σ_k w_k θ_k / Σ_k w_k, element by element. What no site weighs stays as it is.
 
-    rate: η_g; a function is asked when the round closes, when groups that were declared earlier are closed.
     weigh: a site's weights in place of its cases, from its name and cases; asked when its tensors come. They take one
         parcel more, and wait for their turn as its tensors do.
     """
 
     _is_mean = False
 
-    def __init__(
-        self, rate: float | Callable[[], Numbers] = 1.0, weigh: Weigh | None = None, uniform: bool = False
-    ) -> None:
+    def __init__(self, weigh: Weigh, rate: float = 1.0, uniform: bool = False) -> None:
         self._spreads = Contributions()
-        self._rates = rate if callable(rate) else None
-        super().__init__(1.0 if callable(rate) else rate)
+        super().__init__(rate)
         self.weigh, self.uniform = weigh, uniform
 
     @property
     def sealed(self) -> Form:
-        return ServerReadable("its weights follow from the tensors themselves") if self.weigh else super().sealed
+        return ServerReadable("its weights follow from the tensors themselves")
 
     def defend(self, shield: "Shield") -> None:
-        if self.weigh:
-            raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
-        super().defend(shield)
+        raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
 
     def _begin_sum(self) -> None:
         super()._begin_sum()
@@ -51,17 +45,14 @@ class MeanByElement(WeightedMean):
         self._totals: dict[str, Tensor] = {}  # of the weights, in place of one number
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        if self.weigh:
-            weights = spread(self.weigh(site, 1.0 if self.uniform else weight), layout)
-            self._spreads.put(site, weights, layout.averaged, self._is_next(site))
+        weights = spread(self.weigh(site, 1.0 if self.uniform else weight), layout)
+        self._spreads.put(site, weights, layout.averaged, self._is_next(site))
         super()._take(site, tensors, weight, layout)
-        if self.weigh:
-            del self._numbers[site]
+        del self._numbers[site]
 
     def _fold(self, sites: list[str]) -> None:
         """m ← m + w / Σw · (θ - m), with weights w for every element; 0 where nobody weighs anything."""
-        if not self.weigh or not sites:
-            super()._fold(sites)
+        if not sites:
             return
         assert self._layout is not None
         if not self._totals:
@@ -79,9 +70,3 @@ class MeanByElement(WeightedMean):
                 mean.lerp_(theta, share.to(mean.dtype))
         self._rows.drop(sites)
         self._spreads.drop(sites)
-
-    def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
-        if self._rates:
-            step(blocks, spread(self._rates(), layout), layout)
-        else:
-            super()._move(blocks, layout)

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Section
-from medsilo.core.tensors import Modules, Tensors
-from medsilo.learning.layers import head_names, names_of_last_layers
+from medsilo.core.tensors import Modules
+from medsilo.learning.layers import head_names
 from medsilo.learning.training import Training
 from medsilo.schedule.additions import INPUT, Amplitude, Perturbation
 from medsilo.schedule.declared import Private
@@ -36,8 +36,6 @@ class Algorithm(Section):
     >>> fedprox = METHODS["fedprox"](mu=0.1)
     >>> fedprox.title, fedprox.mu, issubclass(METHODS["fedprox"], Algorithm)
     ('FedProx', 0.1, True)
-    >>> [*Algorithm.last_layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), 1)]
-    ['2.weight', '2.bias']
     """
 
     title: ClassVar[str]
@@ -194,12 +192,6 @@ class Algorithm(Section):
     def input_layer(self, modules: Modules) -> nn.Module | None:
         """Return what every batch passes through once before a network sees it, in training as in evaluation."""
         return modules[INPUT] if self.amplitude else None
-
-    @staticmethod
-    def last_layers(model: nn.Module, count: int) -> Tensors:
-        """Return the tensors of the last layers that have any, in the order in which the network registers them."""
-        tensors = model.state_dict()
-        return {name: tensors[name] for name in names_of_last_layers(model, count)}
 
     def whole(self, modules: Modules, name: str = "model") -> nn.Module:
         """Return what is evaluated, saved and given to the hospital: a network, behind the input layer if any."""

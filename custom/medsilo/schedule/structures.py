@@ -39,7 +39,7 @@ def mix_by_structure(
         mixer = mixers[group]
         same = axes and all(name in tensors and tensors[name].shape == shapes[name] for name in axes)
         if isinstance(mixer, WeightedMean) and type(mixer) in PLAIN and same:
-            mixers[group] = MeanByElement(mixer.rate, partial(weigh, tensors), mixer.uniform)
+            mixers[group] = MeanByElement(partial(weigh, tensors), mixer.rate, mixer.uniform)
             mixers[group].load_state(*mixer.state())
 
 
