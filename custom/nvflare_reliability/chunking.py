@@ -103,7 +103,7 @@ def in_pieces(tensors: Tensors, most: int) -> Tensors:
     pieces: Tensors = {}
     for name, tensor in tensors.items():
         if tensor.nbytes <= most and MARK not in name:
-            pieces[name] = tensor
+            pieces[name] = tensor.contiguous()  # NVFlare sends no other, such as channels_last
             continue
         shape = ",".join(map(str, tensor.shape))
         parts = tensor.reshape(-1).split(max(1, most // tensor.element_size()))
