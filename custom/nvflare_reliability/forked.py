@@ -1,18 +1,12 @@
 """What a job's processes need to know of the simulator's forks (fork_server.py); elsewhere there are none."""
 
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from nvflare_reliability.fork_server import ForkedSite
 
-class Forked(Protocol):
-    """A process of a simulated site."""
-
-    @property
-    def has_died(self) -> bool:
-        """Return whether nothing more can come of the site."""
-
-
-SITES: dict[str, Forked] = {}  # as they were started last
+SITES: dict[str, "ForkedSite"] = {}  # as they were started last
 begun: Connection | None = None  # of a fork
 
 

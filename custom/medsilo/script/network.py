@@ -177,10 +177,8 @@ class ScriptNetwork(Network):
         layers = layers_of(model)
         known = {f"{layer.name}.{own.name}".lstrip(".") for layer in layers for own in layer.tensors}
         if odd := sorted(known ^ model.state_dict().keys()):
-            raise MedsiloError(
-                f"model: {odd[0]} does not travel, as layers and state dict differ in it; leave the state dict as torch "
-                "makes it"
-            )
+            told = "is not in both the layers and the state dict; leave the state dict as torch makes it"
+            raise MedsiloError(f"model: {odd[0]} does not travel: it {told}")
         for name, value in model.state_dict().items():
             if not is_finite(value):
                 raise MedsiloError(f"model: {name} is NaN or infinite; register a mask as buffer with persistent=False")
