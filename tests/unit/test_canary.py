@@ -10,6 +10,7 @@ import pytest
 from nvflare.fuel.flare_api.api_spec import MonitorReturnCode
 
 from medsilo.check.canary import BYTES, LineMeter, data_state
+from medsilo.check.disclosure import left_in_short
 from medsilo.core.errors import PlanError, Refused
 from medsilo.federation import inprocess
 from medsilo.federation.permission import Permission, is_canary
@@ -86,7 +87,11 @@ def test_the_lead_reads_what_is_wrong_at_each_hospital() -> None:
 def test_a_canary_is_for_synthetic_data(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="canary is for synthetic data"):
         load_plan("jobs/fedavg/plans/image-folder.yaml", ['layers=[{"name": "canary"}]'])
-    assert _plan_for(["one"], []).participation.when_missing == "stop"
+    plan = _plan_for(["one"], [])
+    assert plan.participation.when_missing == "stop" and plan.study.title and plan.study.purpose
+    assert not [line for line in left_in_short(plan) if "patients" in line], "an officer who approves it reads so"
+    own = load_plan("jobs/fedavg/plans/image-folder.yaml")
+    assert "this hospital's patients" in left_in_short(own)[0]
     assert _plan_for(["one", "two"], []).participation.when_missing == "continue"
 
 

@@ -121,8 +121,9 @@ def left_in_short(plan: Plan, carries_code: bool = False) -> list[str]:
 
     carries_code: as in `describe`.
     """
+    trained = "generated cases" if plan.task.synthetic else "this hospital's patients"
     return [
-        f"How training on this hospital's patients changed the network, over {counted(plan.rounds, 'round')}: "
+        f"How training on {trained} changed the network, over {counted(plan.rounds, 'round')}: "
         f"{leaving(plan.algorithm)}.",
         *through_features(plan),
         *told_besides(plan),

@@ -20,6 +20,8 @@ from medsilo_lab.consortium import lead
 
 JOB = "fedavg"
 SYNTHETIC = (
+    "study.title=A canary",
+    "study.purpose=to see whether a hospital is reached and ready",
     "task.name=synthetic-activity",
     "task.persons=8",
     "task.windows=10",
