@@ -92,7 +92,7 @@ class RunResult:
             told = ", ".join(f"{plain(site)} ({cases})" if cases else plain(site) for site, cases in named)
             yield (
                 f"scores of {told} are rounded to steps of {step:g}, because their patients are few: 0.000 means below "
-                f"{step / 2:g}"
+                f"{step / 2:g}, and 1.000 above {1 - step / 2:g}"
             )
 
     def tested_in_words(self, site: str) -> str:
