@@ -228,6 +228,10 @@ def test_a_text_of_many_values_is_nothing_to_learn(tmp_path: Path) -> None:
 
 PEOPLE = {  # column: values of which every patient has one, in six languages
     "Nachname": ["Müller", "Schäfer", "Großkopf"],
+    "Zuname": ["Oberhuber", "Steiner", "Pichler"],
+    "Patientenname": ["Gruber, Eva", "Wallner, Leo", "Moser, Ida"],
+    "Stationsärztin": ["Dr. Winkler", "Dr. Auer", "Dr. Eder"],
+    "Einweiser": ["Praxis Lechner", "Praxis Wimmer", "Praxis Haas"],
     "surname": ["Atkinson", "O'Hara", "Whitfield"],
     "Prénom": ["Célestine", "Baptiste", "Anaïs"],
     "Apellidos": ["Núñez", "Echeverría", "Ordóñez"],
@@ -269,6 +273,14 @@ def test_no_name_of_a_person_enters_a_plan(tmp_path: Path, capsys: pytest.Captur
         main([*command, str(study / "job"), "--settings", str(study)])
         told = capsys.readouterr().out
         assert "as before, same, other" in told and "no, yes" in told
+
+
+def test_a_number_of_a_patient_counts_before_the_name(tmp_path: Path) -> None:
+    """Two patients of one name are two."""
+    lines = [["Huber, Anna" if n < 3 else f"N{n}", f"P{n}", n % 7, ["ja", "nein"][n % 2]] for n in range(60)]
+    write(tmp_path / "export.csv", ["Patientenname", "Pat.-ID", "dose", "outcome"], lines)
+    draft = drafted(tmp_path / "export.csv")
+    assert draft.settings["data.columns"][0]["patient"] == "Pat.-ID"
 
 
 NAMED = {  # how four more languages call who is treated, by whom, and where from; and a harmless column of each

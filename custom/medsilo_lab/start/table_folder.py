@@ -74,8 +74,9 @@ class CaseTable:
 
     @cached_property
     def patient(self) -> str | None:
-        """The column that names patients: the first that is called so, of many values."""
-        return next(iter(self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)), None)
+        """The column that names patients: the first called so, of many values; names last, as two may have one."""
+        found = self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)
+        return min(found, key=lambda name: "name" in name.lower(), default=None)
 
     @cached_property
     def site(self) -> str | None:

@@ -20,9 +20,9 @@ PERSONAL = frozenset(
     telephone email mail file filename path uri url id ids pid uid uuid guid identifier identification key mrn ssn nhs
     accession record pseudonym dob birthdate birthday postal physician doctor surgeon radiologist pathologist
     clinician nurse operator reader annotator rater
-    nachname vorname familienname geburtsname adresse anschrift strasse wohnort plz postleitzahl telefon datei dateiname
-    pfad fallnummer patientennummer aktenzeichen kennung versichertennummer geburtsdatum
-    arzt arztin behandler befunder operateur untersucher hausarzt
+    nachname vorname familienname geburtsname zuname rufname adresse anschrift strasse wohnort plz postleitzahl telefon
+    datei dateiname pfad fallnummer patientennummer aktenzeichen kennung versichertennummer geburtsdatum
+    arzt arztin einweiser zuweiser uberweiser behandler befunder operateur untersucher hausarzt
     nom prenom rue ville courriel fichier chemin identifiant dossier medecin chirurgien
     nombre apellido apellidos direccion calle ciudad correo archivo fichero ruta identificador dni expediente medico
     medica cirujano
@@ -35,6 +35,7 @@ PERSONAL = frozenset(
     ονομα επωνυμο ονοματεπωνυμο διευθυνση οδος πολη τηλεφωνο αμκα ταυτοτητα φακελος φακελου αρχειο γιατρος ιατρος
     """.split()  # noqa: SIM905 - one word beside the other
 )
+ENDINGS = ("name", "arzt", "arztin")  # of a German word in one piece: Patientenname, Oberarzt
 
 PLAIN = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L"})  # letters that Unicode does not take apart
 
@@ -42,14 +43,15 @@ PLAIN = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L"})  # letters 
 def names_somebody(column: str) -> bool:
     """Return whether a column is called like a name, an address, a file or an identifier.
 
-    >>> [names_somebody(name) for name in ("Nachname", "file_name", "caseID", "Prénom", "Soyadı", "ΕΠΩΝΥΜΟ")]
+    >>> [names_somebody(name) for name in ("Nachname", "file_name", "caseID", "Prénom", "Soyadı", "Oberärztin")]
     [True, True, True, True, True, True]
     >>> [names_somebody(name) for name in ("age", "pathology", "AD", "Ηλικία")]
     [False, False, False, False]
     """
     text = unicodedata.normalize("NFKD", column.translate(PLAIN))
     text = "".join(letter for letter in text if not unicodedata.combining(letter))
-    return not PERSONAL.isdisjoint(re.findall(r"[^\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower()))
+    words = re.findall(r"[^\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower())
+    return any(word in PERSONAL or word.endswith(ENDINGS) for word in words)
 
 
 def plans_words(patients: Mapping[str, int]) -> dict[str, str]:
