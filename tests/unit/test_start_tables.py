@@ -281,6 +281,7 @@ def test_a_number_of_a_patient_counts_before_the_name(tmp_path: Path) -> None:
     write(tmp_path / "export.csv", ["Patientenname", "Pat.-ID", "dose", "outcome"], lines)
     draft = drafted(tmp_path / "export.csv")
     assert draft.settings["data.columns"][0]["patient"] == "Pat.-ID"
+    assert nested(draft.plan)["task"]["labels"] == ["nein", "ja"], "a report tells the sensitivity for ja"
 
 
 NAMED = {  # how four more languages call who is treated, by whom, and where from; and a harmless column of each
@@ -344,7 +345,7 @@ def test_hospitals_may_spell_alike_columns_and_values_otherwise(tmp_path: Path) 
     assert task["columns"] == ["age", {"name": "smoker", "levels": ["Yes", "no"]}, "dose"]
     south = {key: value for key, (value, _) in draft.settings_of("south").items()}
     assert "data.columns" not in south and south["data.levels"] == {"smoker": {"yes": "Yes"}}
-    assert task["labels"] == ["Ill", "well"] or task["labels"] == ["ill", "well"]
+    assert [name.lower() for name in task["labels"]] == ["well", "ill"], "a report tells the sensitivity for the ill"
     plan = write_start(tmp_path / "study", draft)
     for site in plan.participation.sites:
         survey = plan.task.survey(site, ["north", "south"], 0, SiteSettings.read(tmp_path / "study" / site).data)

@@ -11,7 +11,7 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo_lab.start.dataset_facts import DatasetFacts, ranges
 from medsilo_lab.start.fitting import Fit
-from medsilo_lab.start.wording import LEAST_NAMED, plans_words, renamed
+from medsilo_lab.start.wording import LEAST_NAMED, plans_words, renamed, yes_last
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (min_patients_per_metric)
 LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED
@@ -120,7 +120,7 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
         why = f"masks have the value{'s' if len(values) > 1 else ''} {told}, besides 0: call them what they are"
         return Choice(names, why), dict(zip(values, names, strict=True))
     words = plans_words(looks.patients_of)
-    own = sorted(set(words.values()))
+    own = yes_last(sorted(set(words.values())))
     names = [name if NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9._+ -]", "-", name).strip("-._+ ") for name in own]
     if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
         raise DataError("classes have names that differ in punctuation only; use letters and digits", ", ".join(own))

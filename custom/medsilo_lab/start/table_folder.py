@@ -18,7 +18,7 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.table_reader import ENDINGS, TableReader, spelling
 from medsilo_lab.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo_lab.start.dataset_layout import DatasetLayout
-from medsilo_lab.start.wording import LEAST_NAMED, OTHER, names_somebody, plans_words, renamed
+from medsilo_lab.start.wording import LEAST_NAMED, OTHER, names_somebody, plans_words, renamed, yes_last
 
 PATIENTS = ("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
 SITES = (
@@ -193,7 +193,7 @@ class TableFacts:
     @property
     def classes(self) -> list[str]:
         """The plan's classes."""
-        return _in_order(set(self.words[self.target].values()))
+        return yes_last(_in_order(set(self.words[self.target].values())))
 
     @property
     def target(self) -> str:

@@ -8,7 +8,7 @@ comment of it say how many patients there are.
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 LEAST_NAMED = 5  # patients who have a value that a plan names; a hospital's usual min_patients_per_metric
 OTHER = "other"
@@ -37,6 +37,12 @@ PERSONAL = frozenset(
 )
 ENDINGS = ("name", "arzt", "arztin")  # of a German word in one piece: Patientenname, Oberarzt
 
+YES = frozenset(
+    """
+    yes ja oui si sí sì tak evet ναι sim true positive positiv positif positivo malignant maligne bösartig
+    ill sick diseased krank dead died deceased tot verstorben
+    """.split()  # noqa: SIM905 - as above
+)
 PLAIN = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L"})  # letters that Unicode does not take apart
 
 
@@ -52,6 +58,15 @@ def names_somebody(column: str) -> bool:
     text = "".join(letter for letter in text if not unicodedata.combining(letter))
     words = re.findall(r"[^\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower())
     return any(word in PERSONAL or word.endswith(ENDINGS) for word in words)
+
+
+def yes_last(classes: Iterable[str]) -> list[str]:
+    """Return classes with those that say yes last: of two, a report tells the sensitivity for the last.
+
+    >>> yes_last(["ja", "nein"]), yes_last(["malignant", "naevus"]), yes_last(["no", "yes"])
+    (['nein', 'ja'], ['naevus', 'malignant'], ['no', 'yes'])
+    """
+    return sorted(classes, key=lambda name: name.casefold() in YES)
 
 
 def plans_words(patients: Mapping[str, int]) -> dict[str, str]:
