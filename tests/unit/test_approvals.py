@@ -558,7 +558,7 @@ def test_a_person_reads_what_a_study_is_for_before_deciding(
 
     code, told = answer("n")
     assert code == 1 and home.approvals.last(home.plan.hash) is None
-    assert all(words in told for words in (*said.values(), "training on this hospital's patients", "Approve plan"))
+    assert all(words in told for words in (*said.values(), "training on generated cases", "Approve plan"))
     code, told = answer("", "--yes")
     assert code == 0 and "Approve plan" not in told
     home.approvals.decide(home.plan.hash, "withdrawn", "engineer")
