@@ -178,8 +178,7 @@ class ScriptNetwork(Network):
         known = {f"{layer.name}.{own.name}".lstrip(".") for layer in layers for own in layer.tensors}
         if odd := sorted(known ^ model.state_dict().keys()):
             raise MedsiloError(
-                f"model: {odd[0]} is no tensor of a layer, or not in the state dict, and does not travel; leave the "
-                "state dict as torch makes it"
+                f"model: {odd[0]} is no tensor of a layer, or not in the state dict; leave that as torch makes it"
             )
         for name, value in model.state_dict().items():
             if not is_finite(value):
