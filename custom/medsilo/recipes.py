@@ -31,6 +31,7 @@ from torch import nn
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import check_unquoted
+from medsilo.core.yaml_text import LARGEST_YAML
 from medsilo.flare.controller import MedsiloController
 from medsilo.flare.script_errors import ScriptErrors
 from medsilo.flare.simulator_workspace import EARLIER, failure_in, keep_finished, studies_in
@@ -125,7 +126,9 @@ class MethodRecipe(Recipe):
         except PlanError as error:
             raise PlanError(_by_arguments(str(error))) from None
         written = Path(self._files.name) / paths.PLAN
-        written.write_text(self.plan.to_yaml())
+        written.write_text(self.plan.to_yaml(), "utf-8")
+        if (size := written.stat().st_size) > LARGEST_YAML:
+            raise MedsiloError(f"model: its plan has {size} bytes, of at most {LARGEST_YAML}; give one of fewer layers")
         job = FedJob(name=name or self.algorithm, min_clients=min_clients)
         job.set_app_packages(["medsilo", "nvflare_reliability"])
         job.to_server(MedsiloController())

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from medsilo.mixing.by_element import MeanByElement
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.late import StalenessWeightedMean, at_most
 from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
@@ -60,7 +61,7 @@ MEANS: dict[str, Callable[[], Aggregator]] = {
     "mean": WeightedMean,
     "uniform": UniformMean,
     "half a step": lambda: WeightedMean(0.5),
-    "weighed": lambda: WeightedMean(weigh=lambda site, cases: {"w": cases, "b": 1.0}),
+    "weighed": lambda: MeanByElement(lambda site, cases: {"w": cases, "b": 1.0}),
     "late": lambda: StalenessWeightedMean(lambda mixer: mixer.samples),
     "share cap": shielded(cap=0.6),
     "norm bound": shielded(NormBound()),

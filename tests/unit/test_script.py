@@ -596,6 +596,17 @@ def test_what_is_wrong_is_told_by_the_recipes_arguments(
     assert key not in str(error.value)
 
 
+def test_a_model_of_more_layers_than_a_plan_can_name_is_told_where_the_recipe_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MONAI's DenseNet264 has: each site refused the plan, when the job had begun."""
+    monkeypatch.setattr(recipes, "LARGEST_YAML", 3000)
+    small, large = (nn.Sequential(*(nn.Linear(1, 1) for _ in range(number))) for number in (3, 20))
+    recipes.FedAvgRecipe(model=small, min_clients=2, train_script="client.py")
+    with pytest.raises(MedsiloError, match="model: .*of at most 3000"):
+        recipes.FedAvgRecipe(model=large, min_clients=2, train_script="client.py")
+
+
 class Simulator(SimEnv):
     """NVFlare's, whose workspace it empties, without the training: what is left is given."""
 
