@@ -1,7 +1,6 @@
 """A mean whose weights differ from tensor to tensor or from element to element."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,9 +10,6 @@ from medsilo.mixing.contributions import Contributions
 from medsilo.mixing.forms import Form, ServerReadable
 from medsilo.mixing.layout import Layout, numbers_of, spread
 from medsilo.mixing.mixers import WeightedMean
-
-if TYPE_CHECKING:
-    from medsilo.mixing.defence import Shield
 
 Weigh = Callable[[str, float], Mapping[str, float | Tensor]]
 
@@ -36,7 +32,7 @@ class MeanByElement(WeightedMean):
     def sealed(self) -> Form:
         return ServerReadable("its weights follow from the tensors themselves")
 
-    def defend(self, shield: "Shield") -> None:
+    def defend(self, shield: object) -> None:
         raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
 
     def _begin_sum(self) -> None:
