@@ -225,7 +225,7 @@ def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | 
             values = json.loads(settings.read_text())
             settings.write_text(json.dumps({key: own for key, own in values.items() if not key.startswith("class_")}))
         if party != SERVER:
-            (local / "medsilo.yaml").write_text("device: cpu\nisolation: false\n")
+            (local / "medsilo.yaml").write_text("device: cpu\nmemory_limit: 0\n")
     titles = {polling: f"stock, polling {polling or 'as it comes'}" for polling in pollings}
     marks = {
         titles[polling]: (_stock_job(size, sites, folder / f"stock-{polling}", polling), STOCK_ROUND)

@@ -63,7 +63,7 @@ def cost(sites: int, features: Sequence[int], rounds: int, folder: Path) -> Cost
     with redirect_stdout(io.StringIO()):
         consortium = Consortium(folder, dict.fromkeys(names, "teaching-hospital"))
     for name in names:
-        (consortium.kit(name) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
+        (consortium.kit(name) / "local/medsilo.yaml").write_text("device: cpu\nmemory_limit: 0\n")
     record = Record(consortium.kit(SERVER) / "medsilo" / "idle")
     try:
         consortium.start(LIMIT)

@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
 OTHERS = {  # not measured by us, or of another's data: they have no --quick
     *(HERE / name for name in ("quick.py", "federation_parts/stock_site.py")),
-    *(RESULTS / name for name in ("cross.py", "against_peft.py", "result_files.py")),
+    *(RESULTS / name for name in ("cross.py", "against_peft.py", "convert.py", "result_files.py")),
 }
 
 

@@ -136,6 +136,7 @@ run jobs/fedavg --set seed | write it as key.subkey=value
 run jobs/fedavg --set seed=-1 | seed: -1 is too small; give 0 or more
 run jobs/fedavg --set nothing.x=1 | nothing: unknown key
 run jobs/fedavg --set algorithm=fedbn | set algorithm.name=fedbn
+run jobs/fedavg --set training.optimizer=[] | training.optimizer: [] is
 run jobs/fedavg --device gpu | use auto, cpu, cuda
 run jobs/fedavg --settings nothing | give the folder that holds medsilo.yaml [nothing]
 run jobs/central | --engine inprocess

@@ -232,7 +232,7 @@ def test_volumes_are_measured_as_by_nnunet_in_one_place(home: Path, number: int)
             write_volumes(folder, question, names, number, spacing)
     held = {site: RawData.of(folder, question) for site, folder in folders.items()}
     holdings = {site: MeasuredSite.model_construct(reader=data.reader) for site, data in held.items()}
-    cases = sum(len(data.cases) for data in held.values())
+    cases = sum(len(data.listing.usable) for data in held.values())
     assert samples_of(cases) == 10**8 // cases
     facts = {site: list(facts_of(data, few)) for site, data in held.items()}
     fingerprint = Fingerprint.merged(Fingerprint.of(own, few) for own in facts.values())

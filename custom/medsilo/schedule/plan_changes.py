@@ -47,7 +47,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
         place.clear()  # another method, task or network: the numbers of the one before don't carry over
         if path == ["task"]:
             values.pop("network", None)  # it was the other task's
-    if key == OPTIMIZER and value in USUAL and place.get(last, "sgd") != value:
+    if key == OPTIMIZER and isinstance(value, str) and value in USUAL and place.get(last, "sgd") != value:
         for number in OWN_NUMBERS:  # nor do those of another optimizer
             place.pop(number, None)
         place.update(USUAL[value])
