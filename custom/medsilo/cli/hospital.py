@@ -117,11 +117,15 @@ def prune(
     server's kit, in medsilo/.
     """
     screen.note(f"looking through {folder}")
-    from medsilo.flare.leftovers import find_in_kit
     from medsilo.runs.clean import find_old, remove
 
-    find = find_in_kit if (folder / "startup").is_dir() else find_old
-    old = find(folder, older_than, inf if unfinished is None else unfinished)
+    asked = folder, older_than, inf if unfinished is None else unfinished
+    if (folder / "startup").is_dir():
+        from medsilo.flare.leftovers import find_in_kit
+
+        old = find_in_kit(*asked)
+    else:
+        old = find_old(*asked)
     screen.say(*(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}" for one in old))
     total = f"{len(old)} files and folders, {sum(one.bytes for one in old):,} bytes"
     if yes:

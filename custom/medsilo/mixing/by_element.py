@@ -1,6 +1,6 @@
 """A mean whose weights differ from tensor to tensor or from element to element."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -8,22 +8,19 @@ from torch import Tensor
 from medsilo.core.errors import PlanError
 from medsilo.mixing.contributions import Contributions
 from medsilo.mixing.forms import Form, ServerReadable
-from medsilo.mixing.layout import Layout, numbers_of, spread
+from medsilo.mixing.layout import Layout, Numbers, numbers_of, spread
 from medsilo.mixing.mixers import WeightedMean
-
-Weigh = Callable[[str, float], Mapping[str, float | Tensor]]
 
 
 class MeanByElement(WeightedMean):
     """θ ← Σ_k w_k θ_k / Σ_k w_k, element by element. What no site weighs stays as it is.
 
-    weigh: a site's weights in place of its cases, from its name and cases; asked when its tensors come. They take one
-        parcel more, and wait for their turn as its tensors do.
+    weigh: a site's weights in place of its cases, from its name and cases; asked when its tensors come.
     """
 
     _is_mean = False
 
-    def __init__(self, weigh: Weigh, rate: float = 1.0, uniform: bool = False) -> None:
+    def __init__(self, weigh: Callable[[str, float], Numbers], rate: float = 1.0, uniform: bool = False) -> None:
         self._spreads = Contributions()
         super().__init__(rate)
         self.weigh, self.uniform = weigh, uniform
