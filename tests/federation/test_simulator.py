@@ -66,7 +66,8 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path, monkeypatch: pyt
     assert "the server" in ready and ready <= {"the server", *sites}  # the first round may be over before all are told
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
     cautions = record.summary().details.warnings
-    assert [f"algorithm.pull 0.2 is below 1/{len(sites)}" in line for line in cautions] == [True] * (method in FEDSM)
+    told = [line for line in cautions if f"algorithm.pull 0.2 is below 1/{len(sites)}" in line]
+    assert len(told) == (method in FEDSM)  # a busy machine may add that sites were late
 
 
 @pytest.mark.long
