@@ -151,7 +151,7 @@ def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: 
         "algorithm.selector_sync=server-adam",
         f"seed={seed}",
         "training.rounds=1",  # the means of more rounds would tell a little more
-        "training.local_epochs=20",
+        "training.local_epochs=60",
         "algorithm.pull=0.95",
         f"secure_aggregation.mode={mode}",
     )
