@@ -9,7 +9,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.extend import names_of_last_layers
 from medsilo.extend.methods import (
     MeanOfOwn,
     ModelFactory,
@@ -19,6 +18,7 @@ from medsilo.extend.methods import (
     called_with,
     copy_into,
     keeping_statistics,
+    names_of_last_layers,
 )
 
 JUDGED = 10  # losses by which it is judged whether W still moves

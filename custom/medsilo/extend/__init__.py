@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from medsilo.core.section import Section
     from medsilo.federation.channel import Channel
     from medsilo.federation.site_context import Site, SiteContext
-    from medsilo.learning.layers import names_of_last_layers
     from medsilo.models.network import Network
     from medsilo.plan import Plan
     from medsilo.runs.messages import StudyMessage

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from medsilo.core.tensors import Modules, Tensors
     from medsilo.learning.class_weights import balanced_softmax
     from medsilo.learning.compute import labels_in, marks_in
-    from medsilo.learning.layers import batch_norm_buffer_names, head_layers, head_names
+    from medsilo.learning.layers import batch_norm_buffer_names, head_layers, head_names, names_of_last_layers
     from medsilo.learning.loop import OutputLoss, TrainStep
     from medsilo.learning.optimizers import uncompiled
     from medsilo.learning.partial_labels import absent_in
