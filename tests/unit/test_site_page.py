@@ -62,8 +62,10 @@ class Visitor:
         own = {"Cookie": self.cookie} if self.cookie else {}
         try:
             line.request(method, path, body, {**own, **headers})
-            reply = line.getresponse()
-            return reply.status, reply.read().decode(), reply.headers
+            reply, text = line.getresponse(), ""
+            with suppress(ConnectionError):  # the rest of a request that was not read may cut its answer's text
+                text = reply.read().decode()
+            return reply.status, text, reply.headers
         finally:
             line.close()
 
