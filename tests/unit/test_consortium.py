@@ -60,6 +60,7 @@ def put(*path: Any) -> Callable[[dict[str, Any]], None]:
         (put("hospitals", 1, "organisation", "north & co"), ["hospitals.1.organisation", "odd characters"]),
         (put("hospitals", 1, "contact", "none"), ["hospitals.1.contact", "e-mail"]),
         (put("hospitals", 1, "policies", "elsewhere"), ["north", "elsewhere", "medsilo.yaml"]),
+        (put("hospitals", 1, "policies", "x" * 300), ["north", "medsilo.yaml"]),
         (put("hospitals", []), ["hospitals", "at least 1"]),
         (put("people", 0, "role", "boss"), ["people.0.role", "'lead'", "'org_admin'"]),
         (put("people", 0, "name", "lead"), ["people.0.name", "e-mail"]),

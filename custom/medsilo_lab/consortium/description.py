@@ -1,6 +1,7 @@
 """The consortium's one file: who takes part, checked before a single key is made."""
 
 import re
+from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -203,9 +204,8 @@ def _policies(hospital: Hospital, file: Path) -> Path:
     if name.parent.name == POLICIES:
         package = Path(__file__).resolve().parents[1]
         folders += [place / POLICIES / name.name for place in (package, package.parents[1])]  # of a wheel, a checkout
-    for folder in folders:
-        if (folder / "medsilo.yaml").is_file():
-            return folder.resolve()
+    with suppress(OSError, StopIteration):  # a name that no file can have, or that none has
+        return next(folder.resolve() for folder in folders if (folder / "medsilo.yaml").is_file())
     raise MedsiloError(
         f"{file.name}: policies of {hospital.name}: {name} has no medsilo.yaml; "
         f"name a folder relative to this file, or {POLICIES}/strict-hospital"
