@@ -1091,7 +1091,7 @@ def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
         with pytest.raises(MedsiloError, match=r"join: the optimizer lacks 0.weight.*requires_grad_\(False\)"):
             join()
     else:
-        join()  # goes on, and says what is not kept for a script that starts anew
+        join()  # works, and warns that a restart loses the other optimizer's state
         assert "0.weight" in caplog.text
         caplog.clear()
     model[0].requires_grad_(False)

@@ -64,10 +64,8 @@ def as_model(parcel: StudyMessage) -> Shareable:
 
 
 def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a parcel's tensors by "group/name", in pieces that NVFlare's http driver takes (4 MiB), and its meta.
-    NVFlare sends none whose numbers lie in another order, as channels_last has it."""
-    own = {f"{group}/{name}": tensor for group, tensors in parcel.groups.items() for name, tensor in tensors.items()}
-    tensors = {name: tensor.contiguous() for name, tensor in own.items()}
+    """Return a parcel's tensors by "group/name", in pieces that NVFlare's http driver takes (4 MiB), and its meta."""
+    tensors = {f"{group}/{name}": own for group, groups in parcel.groups.items() for name, own in groups.items()}
     dtypes = {group: {name: str(own.dtype) for name, own in groups.items()} for group, groups in parcel.groups.items()}
     return in_pieces(tensors, PIECE), {META: {"facts": parcel.facts, "dtypes": dtypes}}
 

@@ -582,7 +582,7 @@ def _refuse_optimizer(method: Algorithm, model: nn.Module, optimizer: Optimizer)
         told = f"join: the optimizer lacks {lacks}; give one of all weights that learn, or freeze the others"
         if has_own_steps(method):
             raise MedsiloError(f"{told} by requires_grad_(False): {method.title} needs it")
-        logging.getLogger(__name__).warning("%s: no other is kept when a script starts anew", told)
+        logging.getLogger(__name__).warning("%s: a restart loses the state of any other optimizer", told)
 
 
 def _refuse_lacking(plan: Plan, data: Data) -> None:
