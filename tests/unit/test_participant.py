@@ -439,7 +439,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], Path]:
 
 
 STOPS = [
-    *((*kind, [stop]) for kind in KINDS for stop in (2, 4)),
+    *((*kind, [2]) for kind in KINDS),
+    ("apfl", ["algorithm.adaptive=true"], [4]),  # after the last round
     *((method, [], [1]) for method in ("scaffold", "harmofl", "adafed", "fedsm")),
 ]
 OFTEN = [(*one, [1, 2]) for one in [*EVERY, *((method, []) for method in METHODS if (method, []) not in EVERY)]]

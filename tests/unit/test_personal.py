@@ -26,7 +26,7 @@ from medsilo.schedule.phase import ModelFactory, ServerSide, views
 from medsilo.schedule.train_context import TrainContext
 from medsilo.site.settings import SiteSettings
 from tests import inprocess
-from tests.conftest import PERSONAL, SITES, all_but_newer, make_plan
+from tests.conftest import PERSONAL, SITES, make_plan, slow_but
 
 CPU = Compute()
 RATE, MOMENTUM, DECAY, EPOCHS, ROUNDS = 0.2, 0.9, 0.01, 2, 2
@@ -420,7 +420,7 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor], statistics: bool 
     return max(float((one[name] - other[name]).abs().max()) for name in names)
 
 
-@pytest.mark.parametrize("method", all_but_newer(*PERSONAL))
+@pytest.mark.parametrize("method", slow_but(["ditto", "apfl"], PERSONAL, ()))
 def test_half_precision_at_a_site(method: str) -> None:
     changes = ["algorithm.adaptive=true"] if method == "apfl" else []
     plan = make_plan(method, *SMALL, "training.rounds=1", *changes)

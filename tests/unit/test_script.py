@@ -54,7 +54,7 @@ from medsilo.script.study import INITIAL, plan_of_script
 from medsilo.tasks.objective import Objective
 from medsilo_lab.report import page
 from medsilo_lab.report.read import read_all
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, make_plan, slow_but
 from tests.inprocess import run
 
 BATCH, RATE = 32, 0.05
@@ -164,22 +164,21 @@ def check_equal(own: Plan, folder: Path, nearly: float = 0.0, anew: bool = False
 
 @pytest.mark.parametrize(
     ("method", "anew"),
-    [("fedbn", False), ("ditto", False), ("scaffold", False)]
-    + [
-        (name, True)
-        for name in ("fedbn", "fedper", "fedprox", "scaffold", "fednova", "feddyn", "fedadam", "ditto", "moon")
-    ],
+    [("fedbn", False)]
+    + [(name, True) for name in ("fedbn", "scaffold", "fednova", "fedadam", "ditto", "moon")]
+    + [pytest.param(name, False, marks=pytest.mark.long) for name in ("ditto", "scaffold")]
+    + [pytest.param(name, True, marks=pytest.mark.long) for name in ("fedper", "fedprox", "feddyn")],
 )
 def test_a_script_ends_with_the_tensors_of_medsilos_own_job(method: str, anew: bool, tmp_path: Path) -> None:
     check_equal(make_plan(method, "training.rounds=3"), tmp_path, anew=anew)
 
 
-@pytest.mark.parametrize("method", ["apfl", "pfedme", "fedsm-extra"])
+@pytest.mark.parametrize("method", ["apfl", pytest.param("pfedme", marks=pytest.mark.long), "fedsm-extra"])
 def test_methods_that_train_networks_together_pass_over_the_scripts_loader(method: str, tmp_path: Path) -> None:
     check_equal(make_plan(method, "training.rounds=3"), tmp_path)
 
 
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("anew", [pytest.param(False, marks=pytest.mark.long), True])
 def test_harmofl_of_a_script_is_medsilos_own(anew: bool, tmp_path: Path) -> None:
     """Its steps are plain ones."""
     check_equal(make_plan("harmofl", *IMAGES, "training.rounds=3"), tmp_path, anew=anew)
@@ -197,7 +196,7 @@ def test_fedsm_of_a_script_ends_with_a_super_model(anew: bool, tmp_path: Path) -
     assert set(names) <= {*SITES, "global"} and model(inputs).shape == (3, own.task.goal.outputs)
 
 
-@pytest.mark.parametrize("method", ["adafed", "d-adafed", "f-adafed"])
+@pytest.mark.parametrize("method", slow_but(["f-adafed"], ["f-adafed", "adafed", "d-adafed"], ()))
 def test_adafeds_of_a_script_are_medsilos_own_but_for_the_order_of_sums(method: str, tmp_path: Path) -> None:
     source = [] if method == "f-adafed" else ["algorithm.pretraining.source=initial"]
     check_equal(make_plan(method, "training.rounds=3", *source), tmp_path, nearly=1e-6)
