@@ -3,6 +3,8 @@
 import json
 import shutil
 import struct
+import subprocess
+import sys
 import unicodedata
 import zlib
 from dataclasses import replace
@@ -383,6 +385,34 @@ def test_windows_give_back_what_each_place_would_give_alone() -> None:
 
 
 AUGMENTED = ["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
+
+
+@pytest.mark.slow
+def test_processes_that_read_cases_without_shared_memory_are_refused_with_the_remedy(root: Path) -> None:
+    """A container has 64 MB in /dev/shm, where loader processes leave their batches."""
+    code = """
+import torch
+from torch.utils.data import ConcatDataset, TensorDataset
+from medsilo.learning.compute import Compute
+from medsilo.learning.loop import batches
+cases = ConcatDataset([TensorDataset(torch.zeros(4, 1, 512, 512), torch.zeros(4))])
+for workers in (0, 2):
+    print(sum(len(inputs) for inputs, _ in batches(cases, 2, Compute(workers=workers))), flush=True)
+"""
+    enter = [
+        "unshare",
+        "--mount",
+        "--map-root-user",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"',
+    ]
+    if subprocess.run([*enter, "sh", "true"], capture_output=True).returncode:
+        pytest.skip("no mounts of its own")
+    done = subprocess.run([*enter, "sh", sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout.split() == ["4"]
+    told = done.stderr.splitlines()[-1]
+    assert "Refused" in told and "threads: 1" in told and "/dev/shm" in told
 
 
 def test_training_cases_depend_on_the_seed_alone_and_not_on_workers(balls: Path) -> None:

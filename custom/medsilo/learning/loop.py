@@ -56,6 +56,17 @@ def batches(
 
 def loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
     """Yield the batches of cases at these places on the site's device; a card changes there what changes as a batch."""
+    try:
+        yield from _loaded(dataset, places, compute)
+    except RuntimeError as error:
+        if not compute.workers or "shared memory" not in str(error):
+            raise
+        raise Refused(
+            "the processes that read cases have no shared memory: set threads: 1 in medsilo.yaml, or give /dev/shm more"
+        ) from error
+
+
+def _loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
     parallel: Any = {"num_workers": compute.workers, "pin_memory": compute.on_card}
     if not (isinstance(dataset, DrawnCases) and dataset.change):
         for inputs, targets in DataLoader(dataset, batch_sampler=places, **parallel):
