@@ -59,7 +59,7 @@ from medsilo.plan import parse_plan
 from medsilo.runs.messages import StudyMessage
 from medsilo.script.study import plan_of_script
 from nvflare_reliability import patches
-from nvflare_reliability.answer_gate import DEEPEST, AnswerGate, check_body, check_outline, is_unread
+from nvflare_reliability.answer_gate import DEEPEST, MOST_FAILED, AnswerGate, check_body, check_outline, is_unread
 from nvflare_reliability.chunking import ChunkedTensors, _Chunks
 from nvflare_reliability.cleanup import MOST as SERVERS_MOST
 from nvflare_reliability.cleanup import BoundedStreams
@@ -313,6 +313,30 @@ def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> No
     assert time.monotonic() - started < 5  # not repeated
     assert most_held() - before < 250e6  # this process sends it, too
     assert cells.takes() and no_exit == []
+
+
+@pytest.mark.parametrize("heals", [False, True])
+def test_a_producer_that_answers_with_errors_is_not_asked_for_good(
+    heals: bool, cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sender sent the answer again and again, as long as the server waited for it."""
+    asked, before, produce = list[str](), len(cells.got), _Chunks.produce
+
+    def fails(self: _Chunks, state: dict, who: str) -> tuple[str, Any, dict]:
+        asked.append(who)
+        return produce(self, state, who) if heals and len(asked) > 3 else (ProduceRC.ERROR, None, {})
+
+    monkeypatch.setattr(_Chunks, "produce", fails)
+    answer, tried = answer_of(StudyMessage({"model": {"w": torch.randn(700, 1024)}}, {"task": "round"})), 0
+    while len(cells.got) == before and tried < 3 * MOST_FAILED:
+        cells.send(answer, timeout=2.0)
+        tried += 1
+    assert is_unread(cells.got[-1]) != heals and not cells.gate.failed
+    if not heals:
+        with pytest.raises(Refused, match=f"could not be fetched, {MOST_FAILED} times"):
+            to_parcel(cells.got[-1])
+    monkeypatch.undo()
+    assert cells.takes()
 
 
 def test_many_tensors_count_together(cells: Cells) -> None:
