@@ -11,7 +11,7 @@
         flare.send(flare.FLModel(params=model.state_dict(), metrics={"accuracy": accuracy}))
 
 What a method sends, keeps at home and does at each step comes with the job. Methods with further networks need
-`flare.networks()` around your loop. What is not here is NVFlare's own: `init`, `get_site_name`, `FLModel`, `log`.
+`flare.networks()` around your loop. What is not here is NVFlare's own: `get_site_name`, `FLModel`, `log`.
 """
 
 import sys
@@ -21,26 +21,30 @@ from typing import Any
 
 import nvflare.client as flare
 import torch
+from nvflare.fuel.f3.cellnet.cell import Cell
 from torch import nn
 from torch.optim import Optimizer
 
 from medsilo.core import model_folders
 from medsilo.core.errors import Lacks, MedsiloError
 from medsilo.deploy.supermodel import SuperModel
-from medsilo.flare.wire import LACKS, flat, unflat
+from medsilo.flare import script_process
+from medsilo.flare.wire import LACKS, flat, let_tensors_travel, unflat
 from medsilo.learning.compute import LossFunction
 from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.messages import StudyMessage
 from medsilo.script.network import ScriptNetwork
 from medsilo.script.site import Batch, Data, Evaluate, Metrics, Samples, ScriptSite, usual_batch
+from nvflare_reliability.patches import before_script_connects
 
 __all__ = [
-    *("is_evaluate", "is_running", "is_submit_model", "is_train", "join", "networks", "receive", "send", "super_model")
+    *("init", "is_evaluate", "is_running", "is_submit_model", "is_train", "join", "networks", "receive", "send"),
+    "super_model",
 ]
 SAME = {  # of NVFlare's, which need no change
     *("AnalyticsDataType", "FLModel", "ParamsType", "get_config", "get_job_id", "get_site_name", "get_task_name"),
-    *("init", "log", "shutdown", "system_info"),
+    *("log", "shutdown", "system_info"),
 }
 
 
@@ -51,6 +55,17 @@ def __getattr__(name: str) -> Any:
 
 
 _site: ScriptSite | None = None  # that this process's script trains
+
+
+def init(*given: Any, **more: Any) -> Any:
+    """Begin as NVFlare does. From here on the server may send what the plan needs, and no more."""
+    let_tensors_travel(plainly=True)
+    before_script_connects(_guard)
+    return flare.init(*given, **more)
+
+
+def _guard(cell: Cell) -> None:
+    script_process.guard(cell, _app_folder() / "config" / paths.PLAN)
 
 
 def join(
@@ -111,6 +126,7 @@ def is_running() -> bool:
         model = flare.receive()
         if model is None:
             return False
+        script_process.take_next(site.plan)
         try:
             answer = site.ask(unflat(model.params or {}, model.meta or {}))
         except Lacks as error:  # the server sends it

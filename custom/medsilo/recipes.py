@@ -33,7 +33,7 @@ from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import check_unquoted
 from medsilo.core.yaml_text import LARGEST_YAML
 from medsilo.flare.controller import MedsiloController
-from medsilo.flare.script_errors import ScriptErrors
+from medsilo.flare.script_process import ScriptProcess
 from medsilo.flare.simulator_workspace import EARLIER, failure_in, keep_finished, studies_in
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.runs import paths
@@ -190,7 +190,7 @@ class MethodRecipe(Recipe):
             given = self._runner | self._sites.get(site, {})
             runner = {RENAMED.get(name, name): value for name, value in given.items()}
             self._job.to(ScriptRunner(**runner, server_expected_format=ExchangeFormat.PYTORCH), site)
-            self._job.to(ScriptErrors(), site)
+            self._job.to(ScriptProcess(), site)
             self._job.to(limits(timeouts_of(self.plan), "site"), site)
             # To all sites goes what the server has.
             for name in (paths.PLAN, INITIAL) if site == ALL_SITES else (paths.PLAN,):

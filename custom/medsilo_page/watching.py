@@ -46,15 +46,19 @@ class StudyMoment:
         return next((line for line in reversed(self.diary) if line.kind == "began"), None)
 
     @property
-    def ended(self) -> bool:
+    def tested(self) -> bool:
         """Return whether the last thing was the answer to the test."""
-        last = self.diary[-1] if self.diary else None
-        return last is not None and (last.kind, last.task) == ("answered", "test")
+        return bool(self.diary) and (self.diary[-1].kind, self.diary[-1].task) == ("answered", "test")
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the study has ended here, with or without its test."""
+        return self.tested or (bool(self.diary) and self.diary[-1].kind == "ended")
 
     @property
     def stopped(self) -> LogEntry | None:
         """Return why nothing leaves, where the last thing was a refusal or a death."""
-        last = self.diary[-1] if self.diary else None
+        last = next((line for line in reversed(self.diary) if line.kind != "ended"), None)
         return last if last and last.kind in ("refused", "died") and self.work is None else None
 
     @property

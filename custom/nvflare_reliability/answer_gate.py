@@ -141,6 +141,7 @@ Reject = Callable[[Shareable, str], None]
 # What a hospital's answer may be; of the others, some let NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
 READERS = 256  # answers that are read at the same time; nearly all that a reader does is wait
+MOST_FAILED = 5  # answers in a row whose tensors could not be fetched; a process that began anew fails once
 FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)  # all that a hospital may ask of a job
 
 
@@ -162,6 +163,7 @@ class AnswerGate(Gate):
         self.answers: patches.AnswerReader | None = None
         self.readers = ThreadPoolExecutor(READERS, "answers")
         self.open: Counter[str] = Counter()  # answers that readers have or will have, by sender
+        self.failed: Counter[str] = Counter()  # answers in a row whose tensors could not be fetched, by sender
         self.reading: set[str] = set()  # whose answers are being read
         self.last_heard: dict[str, float] = {}  # by sender: when it was heard last; of those that somebody asks for
 
@@ -248,7 +250,9 @@ class AnswerGate(Gate):
             raise Rejected("its answer can't be read: it is packed in another way")
         with self._one_at_a_time(origin):
             check_outline(blob, self.most, origin)
-            return self._checked(self._decoded(Message(headers, blob), origin))
+            answer = self._decoded(Message(headers, blob), origin)
+            self.failed.pop(self._sender(origin), None)
+            return self._checked(answer)
 
     @contextmanager
     def _one_at_a_time(self, origin: str) -> Iterator[None]:
@@ -265,6 +269,7 @@ class AnswerGate(Gate):
                 self.reading.discard(origin)
 
     def _decoded(self, message: Message, origin: str) -> object:
+        sender = self._sender(origin)
         try:
             decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context())
         except Rejected:
@@ -273,7 +278,12 @@ class AnswerGate(Gate):
             if origin in self.refused:
                 raise Rejected(self.refused[origin]) from error
             if "failed to download" in str(error):
-                raise TryAgain(one_line(error)) from error
+                self.failed[sender] += 1
+                if self.failed[sender] < MOST_FAILED:
+                    raise TryAgain(one_line(error)) from error
+                self.failed.pop(sender, None)
+                told = f"its tensors could not be fetched, {MOST_FAILED} times in a row; the site's own log says why"
+                raise Rejected(told) from error
             LOG.warning("an answer of %s can't be read", one_line(origin), exc_info=True)
             raise Rejected(f"its answer can't be read ({type(error).__name__})") from error
         return message.payload

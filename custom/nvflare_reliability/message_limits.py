@@ -114,7 +114,8 @@ class Gate:
 
     def _stream_comes(self, message: Message) -> Message | None:
         """Look at a message before it is decoded; what is returned is sent back in its place."""
-        return self._streamed(message, "") if patches.is_piece(message) else None
+        is_own = message.get_header(MessageHeaderKey.DESTINATION) == self.cell.get_fqcn()  # else it is passed on
+        return self._streamed(message, "") if is_own and patches.is_piece(message) else None
 
     def _task_comes(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
         with self.lock:

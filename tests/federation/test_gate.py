@@ -53,11 +53,13 @@ from medsilo.core.errors import Refused
 from medsilo.core.mmap_store import Spill
 from medsilo.core.parent_watch import forget_most, most_held
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
+from medsilo.flare import script_process
 from medsilo.flare.wire import META, TASK, _ArrivalFile, as_model, let_tensors_travel, refuse, to_parcel, to_shareable
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import StudyMessage
+from medsilo.script.study import plan_of_script
 from nvflare_reliability import patches
-from nvflare_reliability.answer_gate import DEEPEST, AnswerGate, check_body, check_outline, is_unread
+from nvflare_reliability.answer_gate import DEEPEST, MOST_FAILED, AnswerGate, check_body, check_outline, is_unread
 from nvflare_reliability.chunking import ChunkedTensors, _Chunks
 from nvflare_reliability.cleanup import MOST as SERVERS_MOST
 from nvflare_reliability.cleanup import BoundedStreams
@@ -311,6 +313,30 @@ def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> No
     assert time.monotonic() - started < 5  # not repeated
     assert most_held() - before < 250e6  # this process sends it, too
     assert cells.takes() and no_exit == []
+
+
+@pytest.mark.parametrize("heals", [False, True])
+def test_a_producer_that_answers_with_errors_is_not_asked_for_good(
+    heals: bool, cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sender sent the answer again and again, as long as the server waited for it."""
+    asked, before, produce = list[str](), len(cells.got), _Chunks.produce
+
+    def fails(self: _Chunks, state: dict, who: str) -> tuple[str, Any, dict]:
+        asked.append(who)
+        return produce(self, state, who) if heals and len(asked) > 3 else (ProduceRC.ERROR, None, {})
+
+    monkeypatch.setattr(_Chunks, "produce", fails)
+    answer, tried = answer_of(StudyMessage({"model": {"w": torch.randn(700, 1024)}}, {"task": "round"})), 0
+    while len(cells.got) == before and tried < 3 * MOST_FAILED:
+        cells.send(answer, timeout=2.0)
+        tried += 1
+    assert is_unread(cells.got[-1]) != heals and not cells.gate.failed
+    if not heals:
+        with pytest.raises(Refused, match=f"could not be fetched, {MOST_FAILED} times"):
+            to_parcel(cells.got[-1])
+    monkeypatch.undo()
+    assert cells.takes()
 
 
 def test_many_tensors_count_together(cells: Cells) -> None:
@@ -677,6 +703,47 @@ def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
     assert most_held() - before < 100e6
     gate.allow(Bounds(size=50_000_000))
     assert torch.equal(to_parcel(fetch().payload).groups["m"]["w"], large)
+
+
+def test_a_site_of_a_script_takes_no_more_than_its_model_needs(
+    cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server could send any size, and 2 MB of an archive became 11 GB."""
+    plan = plan_of_script(torch.nn.Linear(2, 3), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
+    (tmp_path / "plan.yaml").write_text(plan.to_yaml())
+    sent: list[StudyMessage] = [SMALL, StudyMessage({"model": {"w": torch.zeros(10_000_000)}})]
+    arrays, file = DXO(DataKind.WEIGHTS, {"model/w": np.ones(3, np.float32)}, {META: {}}).to_shareable(), io.BytesIO()
+    np.savez_compressed(file, T0=np.zeros(64 << 20, np.uint8))
+    bodies = [*map(as_model, sent), arrays]
+    cells.job.register_request_cb(
+        channel=CellChannel.SERVER_COMMAND,
+        topic="get_task",
+        cb=lambda request: new_cell_message({MessageHeaderKey.RETURN_CODE: CellCode.OK}, bodies.pop(0)),
+    )
+
+    def fetch() -> Message:
+        ask = new_cell_message({}, Shareable())
+        return cells.site.send_request(
+            channel=CellChannel.SERVER_COMMAND, target=JOB, topic="get_task", request=ask, timeout=5.0
+        )
+
+    script_process.guard(cells.site, tmp_path / "plan.yaml")
+    try:
+        assert torch.equal(to_parcel(fetch().payload).groups["model"]["w"], SMALL.groups["model"]["w"])
+        forget_most()
+        before = most_held()
+        with pytest.raises(RuntimeError, match="failed to download"):
+            fetch()
+        assert most_held() - before < 100e6
+        monkeypatch.setattr(ArrayDownloadable, "produce_item", lambda self, index: file.getvalue())
+        tracemalloc.start()
+        with pytest.raises(Rejected, match="not what it says"):
+            fetch()
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+        script_process._gates.clear()
+        let_tensors_travel(to_files=True)
 
 
 def test_tensors_that_a_process_has_no_more_are_asked_for_again(cells: Cells) -> None:

@@ -22,6 +22,7 @@ import pytest
 import torch
 from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.client.cell.api import CellClientAPI
 from nvflare.fuel.f3.cellnet.cell import Adapter, Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
@@ -300,6 +301,20 @@ def test_need_of_AskedPiece() -> None:
     """tests/federation/test_lines.py measures what this costs on a long line."""
     source = inspect.getsource(_download_object)
     assert source.count("download_request_thread_pool.submit(") == 1 and "reply = pending_future.result()" in source
+
+
+def test_need_of_before_script_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare's `init` returns when the cell takes messages already."""
+    source, seen = inspect.getsource(CellClientAPI.init), list[str]()
+    assert source.index("_register_control_cbs(self._cell)") < source.index("self._cell.start()")
+    monkeypatch.setattr(CellClientAPI, "_register_control_cbs", lambda api, cell: seen.append(f"NVFlare {cell}"))
+    patches.before_script_connects.cache_clear()
+    begin = seen.append
+    for _ in range(2):  # a script that calls `init` again
+        patches.before_script_connects(begin)
+    CellClientAPI._register_control_cbs(None, "cell")
+    assert seen == ["cell", "NVFlare cell"]
+    patches.before_script_connects.cache_clear()
 
 
 def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:

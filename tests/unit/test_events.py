@@ -1,5 +1,6 @@
 """events.log of a kit: what its processes write, how far it grows, and how `medsilo logs` shows it."""
 
+import json
 import os
 import threading
 from multiprocessing import get_context
@@ -16,7 +17,7 @@ from medsilo.flare import study_events
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.kit_events import GRACE, SETTLED, SILENCE, Attendance, Seen, ServerEvents
 from medsilo.flare.study_events import StudyEvents
-from medsilo.runs import event_reading, events
+from medsilo.runs import event_reading, events, paths
 from medsilo.runs.events import Event, write
 from tests.secure.consortium import wait_until
 from tests.unit.test_provision import kits_of
@@ -133,6 +134,7 @@ def test_a_site_says_once_that_its_part_is_over_also_where_the_study_was_cancell
     for answered in (True, False):
         executor, back = MedsiloExecutor(), list[int]()
         executor.events = StudyEvents(tmp_path, f"job-{answered}", "lungs")
+        executor.folder = tmp_path / f"site-{answered}"  # whose diary the hospital's page shows
         executor.handle_event(EventType.END_RUN, FLContext())  # of a job that it refused
         executor.give_back = lambda back=back: back.append(1)
         executor.events.begin("FedAvg")
@@ -140,9 +142,12 @@ def test_a_site_says_once_that_its_part_is_over_also_where_the_study_was_cancell
             executor.events.end("this site answered the test")
         executor.handle_event(EventType.END_RUN, FLContext())
         assert back == [1]
-    told = ["began", "ended", "began", "ended"]
-    assert columns(tmp_path, 1, 2) == [("INFO", what) for what in told]
-    assert "before the study's last task" in columns(tmp_path, 6)[-1][0]
+        executor._died_between("killed")
+        kinds = [line["kind"] for line in map(json.loads, (executor.folder / paths.DIARY).read_text().splitlines())]
+        assert kinds == ["died"] if answered else ["ended", "died"]
+    told = [("INFO", "began"), ("INFO", "ended"), ("INFO", "failed")]
+    assert columns(tmp_path, 1, 2) == 2 * told
+    assert "before the study's last task" in columns(tmp_path, 6)[-2][0]
 
 
 def test_a_refused_hospital_that_asks_again_is_written_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import math
 import pickle
 import re
 import shutil
@@ -12,6 +13,7 @@ from copy import deepcopy
 from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nvflare.client as flare
@@ -19,7 +21,7 @@ import pytest
 import safetensors.torch
 import torch
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_constant import ReservedKey
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.executors.task_script_runner import TaskScriptRunner
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
@@ -31,12 +33,11 @@ from torch import Tensor, nn
 from medsilo import client, recipes
 from medsilo.client import super_model
 from medsilo.core import model_folders
-from medsilo.core.errors import Lacks, MedsiloError
+from medsilo.core.errors import Lacks, MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Line
-from medsilo.flare import script_errors
-from medsilo.flare.script_errors import ScriptErrors
+from medsilo.flare import script_process
 from medsilo.flare.simulator_workspace import RAISED
 from medsilo.flare.wire import flat, unflat
 from medsilo.learning import layers
@@ -56,6 +57,7 @@ from medsilo_lab.report import page
 from medsilo_lab.report.read import read_all
 from tests.conftest import SITES, make_plan, slow_but
 from tests.inprocess import run
+from tests.unit.test_executor import at_site
 
 BATCH, RATE = 32, 0.05
 IMAGES = ("task.name=synthetic-histology", "task.patients=6", "task.size=32")
@@ -937,6 +939,30 @@ def test_a_server_can_not_name_a_folder_outside_of_the_sites_own(study: str, tmp
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"0.weight": torch.full((4, 2), math.nan)}, "NaN"),
+        ({"0.weight": torch.zeros(4, 2, dtype=torch.float64)}, "float64"),
+        ({"0.weight": torch.zeros(2, 4)}, "shape"),
+        ({"another": torch.zeros(1)}, "another"),
+    ],
+)
+def test_a_server_can_not_send_another_model_than_the_scripts(
+    wrong: dict[str, Tensor], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN came into the script's model, and the site said that its own training had diverged."""
+    known = words(tmp_path, monkeypatch)
+    client.join(known["model"], known["optimizer"], known["loader"])
+    before = deepcopy(known["model"]).state_dict()
+    asked = client.flare.asked[1]
+    client.flare.asked[1] = StudyMessage({"model": asked.groups["model"] | wrong}, asked.facts)
+    with pytest.raises(Refused, match=told) as error:
+        client.is_running()
+    assert "\n" not in str(error.value)
+    assert all(torch.equal(own, before[name]) for name, own in known["model"].state_dict().items())
+
+
 def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Path) -> None:
     """It would be FedAvg under HarmoFL's name."""
     loss = nn.CrossEntropyLoss()
@@ -1257,9 +1283,12 @@ def test_why_a_script_ended_is_in_the_sites_log(
 ) -> None:
     """NVFlare wrote nothing where an import failed or the script exited; the server said that the log says why."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    monkeypatch.setattr(script_errors.LOG, "disabled", False)  # as other tests' NVFlare may have left it
+    monkeypatch.setattr(script_process.LOG, "disabled", False)  # as other tests' NVFlare may have left it
     (tmp_path / "client.py").write_text(f"{line}\n")
-    ScriptErrors().handle_event(EventType.ABOUT_TO_START_RUN, FLContext())
+    monkeypatch.setattr(script_process, "guard", lambda cell, plan: None)
+    context = at_site(tmp_path / "kit", make_plan())
+    context.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_cell=lambda: None))
+    script_process.ScriptProcess().handle_event(EventType.ABOUT_TO_START_RUN, context)
     script = threading.Thread(target=TaskScriptRunner(str(tmp_path), "client.py", redirect_print_to_log=False).run)
     script.start()
     script.join()

@@ -353,6 +353,17 @@ def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:
     note(home.place, {"task": "round", "round": 2}, kind="died", reason=reason)
     assert f"The training process died: {reason}" in visitor.page("/study/study")
     assert f"The training process died: {reason}" in visitor.page("/")
+    note(home.place, kind="ended", reason="the job ended here")
+    assert f"The training process died: {reason}" in visitor.page("/study/study")
+    note(home.place, {"task": "round", "round": 2}, kind="answered")
+    note(home.place, kind="died", reason=reason)  # between two tasks
+    note(home.place, {"task": "round", "round": 3}, kind="answered")
+    shown = visitor.page("/study/study")
+    assert "Waiting for the server; answers to 3 of 4" in shown
+    assert f"<strong>the training process died</strong> between two tasks: {reason}" in shown
+    note(home.place, kind="ended", reason="the job ended here")  # as another hospital refused
+    shown = visitor.page("/study/study")
+    assert "Waiting" not in shown and "ended here before its last task" in shown and "the job ended here" in shown
     write_rows(home, range(1, 401))
     rows = re.findall(r'<tr><th scope="row">(\d+)</th>', visitor.page("/study/study"))
     assert rows == [str(number) for number in range(201, 401)]  # the last ones

@@ -18,7 +18,7 @@ from medsilo.core.errors import DIVERGED, Refused, reading
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_csv, write_passing, write_text
 from medsilo.core.parent_watch import most_held
 from medsilo.core.tensors import Groups, Modules, Tensors, is_finite
-from medsilo.federation.checks import same_layout
+from medsilo.federation.checks import check_received
 from medsilo.learning.compute import Compute
 from medsilo.mixing.forms import PullForm
 from medsilo.plan import Plan
@@ -108,7 +108,7 @@ class SiteState:
         at_home = [own for own in phase.given if own.apply_locally and makes_at_home]
         mine = views([own for own in phase.given if own not in at_home], self.modules)
         once = {group.name for group in phase.once}  # may be left out: the site has it
-        same_layout(groups, {name: mine[name] for name in mine if name not in once or name in groups})
+        check_received(groups, {name: mine[name] for name in mine if name not in once or name in groups}, self.plan)
         for group, tensors in groups.items():
             for name, tensor in tensors.items():
                 mine[group][name].copy_(tensor)

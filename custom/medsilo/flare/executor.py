@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,10 @@ class MedsiloExecutor(Executor):
             GARBAGE.begin()
             has_started()
         elif event_type == EventType.END_RUN and self.give_back:
-            self.events.end("the job ended here before the study's last task; the server knows why")
+            early = "the job ended here before the study's last task; the server knows why"
+            if self.folder and self.events.runs:
+                note(self.folder, kind="ended", reason=early)
+            self.events.end(early)
             self.give_back()
 
     def _guard(self, fl_ctx: FLContext) -> None:
@@ -179,7 +181,13 @@ class MedsiloExecutor(Executor):
         clock = Clock()
         self.events.begin(f"{plan.algorithm.title}, {plan.rounds} rounds")
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
-        return answering(place, permission, self.participant_class, partial(self.events.tell, "failed")), clock
+        return answering(place, permission, self.participant_class, self._died_between), clock
+
+    def _died_between(self, reason: str) -> None:
+        """Write that the process which trains died between two requests."""
+        self.events.tell("failed", reason)
+        if self.folder:
+            note(self.folder, kind="died", reason=reason)
 
     def _among(self, plan: Plan, sites: Sequence[str], site: str) -> Plan:
         """Return the plan for the sites that the server tells, where it names none itself."""

@@ -36,7 +36,7 @@ class LogEntry(RecordPart):
     """A line of log.jsonl of a site: what left, or why nothing did, in the site's own folder."""
 
     at: Seconds = Field(description="when, in seconds since 1970")
-    kind: Literal["began", "answered", "refused", "died"]
+    kind: Literal["began", "answered", "refused", "died", "ended"]
     task: Text = ""
     round: Count = 0
     bytes: Count = Field(0, description="of the tensors that left")
