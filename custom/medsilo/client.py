@@ -34,8 +34,9 @@ from medsilo.learning.compute import LossFunction
 from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.messages import StudyMessage
+from medsilo.script.data import Batch, Data, Evaluate, Metrics, Samples, usual_batch
 from medsilo.script.network import ScriptNetwork
-from medsilo.script.site import Batch, Data, Evaluate, Metrics, Samples, ScriptSite, usual_batch
+from medsilo.script.site import ScriptSite
 from nvflare_reliability.patches import before_script_connects
 
 __all__ = [
@@ -104,8 +105,8 @@ def join(
     plan = load_plan(folder / "config" / paths.PLAN)
     model_folders.look_in(folder / "config")
     output = folder.parents[1] / "medsilo"  # beside NVFlare's folders of jobs, which go with the job
-    data = Data(loader, validation, samples, batch, loss)
-    _site = ScriptSite(plan, flare.get_site_name(), output, model, optimizer, data, evaluate, test, scheduler)
+    data = Data(loader, validation, samples, batch, loss, evaluate, test)
+    _site = ScriptSite(plan, flare.get_site_name(), output, model, optimizer, data, scheduler)
 
 
 def is_running() -> bool:

@@ -49,8 +49,9 @@ from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.messages import FILES, PARTS, Request, StudyMessage
 from medsilo.runs.record import Record
+from medsilo.script.data import Data
 from medsilo.script.network import ScriptNetwork, skeleton
-from medsilo.script.site import Data, ScriptSite
+from medsilo.script.site import ScriptSite
 from medsilo.script.study import INITIAL, plan_of_script
 from medsilo.tasks.objective import Objective
 from medsilo_lab.report import page
@@ -106,8 +107,8 @@ class Script:
         self.loss = Loss(self.own.task.goal)
         given = self.loss if self.own.algorithm.name in GIVES_LOSS else None
         more = {"validation": validation, "loss": given, "test": self.test, **self.given}
-        test, data = more.pop("test"), Data(self.loader, **more)
-        return ScriptSite(self.plan, self.name, self.folder, self.model, optimizer, data, self.evaluate, test)
+        data = Data(self.loader, evaluate=self.evaluate, **more)
+        return ScriptSite(self.plan, self.name, self.folder, self.model, optimizer, data)
 
     def evaluate(self, net: nn.Module) -> float:
         right = [(net(x).argmax(1) == y).double() for x, y in batches(self.data.validation, 64, Compute())]
@@ -777,7 +778,7 @@ def site_of_fedbn(tmp_path: Path, evaluate: Any = None) -> ScriptSite:
     model_folders.look_in(tmp_path)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return ScriptSite(
-        plan, "a", tmp_path, model, optimizer, Data([(torch.randn(6, 2), torch.tensor([0, 1] * 3))]), evaluate
+        plan, "a", tmp_path, model, optimizer, Data([(torch.randn(6, 2), torch.tensor([0, 1] * 3))], evaluate=evaluate)
     )
 
 
@@ -804,9 +805,9 @@ def test_layers_that_a_script_has_frozen_stay_frozen(method: str, tmp_path: Path
     model[1].eval()
     plan = plan_of_script(model, tmp_path, {"name": method}, rounds=1, minimum=1, sites=["a"])
     model_folders.look_in(tmp_path)
-    data = Data([(torch.randn(6, 2), torch.tensor([0, 1] * 3))])
+    data = Data([(torch.randn(6, 2), torch.tensor([0, 1] * 3))], evaluate=lambda net: 0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site = ScriptSite(plan, "a", tmp_path, model, optimizer, data, evaluate=lambda net: 0.5)
+    site = ScriptSite(plan, "a", tmp_path, model, optimizer, data)
     group = {"global": dict(model.state_dict())} if method == "ditto" else {}
     group = group or asked_of(site, "round", 1, 0).groups
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",))
