@@ -17,6 +17,8 @@ from medsilo.check.method_facts import FACTS
 from medsilo.cli import main
 from medsilo.core.yaml_text import load_yaml
 from medsilo.registry import METHODS
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.sources import DataSource
 from results.result_files import rows_of
 from tests.commands import parsed
 from tests.conftest import make_plan
@@ -59,6 +61,28 @@ def test_every_key_of_every_section_is_in_the_plan_s_tables(root: Path) -> None:
         for name, values in plan.resolved().items():
             for key in values if isinstance(values, dict) else ():
                 assert f"`{name}.{key}`" in page or f"`{name}.{key}.name`" in page, f"{name}.{key}"
+
+
+def test_every_key_that_a_page_names_is_one(root: Path) -> None:
+    """As `participation.minimum`, or `threads: 1`. What follows is NVFlare's, Docker's or a layer's own."""
+    others = {"host", "image", "medsilo", "out", "scheme", "use"}
+    rows = [line for made in TABLES.values() for line in made().splitlines() if line.startswith("| `")]
+    known = {key for row in rows for key in re.findall(r"`([\w.]+)`", row.split("|")[1])}
+    sections = {key.partition(".")[0] for key in known if "." in key}
+    parts = {
+        *others,
+        *SiteSettings.model_fields,
+        *DataSource.model_fields,
+        *(part for key in known for part in key.split(".")),
+    }
+    for page in root.glob("docs/**/*.md"):
+        text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?:[:=][^`]*)?`", text):
+            last = key.rpartition(".")[2]
+            if key.split(".")[0] in sections and last not in ("csv", "html", "json", "jsonl", "py", "yaml"):
+                assert key in known or any(own.startswith(f"{key}.") for own in known), f"{page.name}: {key}"
+        for key in re.findall(r"`([a-z_]+): [^`]*`", text):
+            assert key in parts, f"{page.name}: {key}"
 
 
 def text_of(page: Path) -> str:
