@@ -209,7 +209,7 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "pid" not in str(told.value) and "SECRET" not in str(told.value)
         return str(told.value)
 
-    assert "lacks 1 columns of the plan, first 'age'" in words(columns={"patient": "pid", "age": "years"})
+    assert "lacks 1 column of the plan, first 'age'" in words(columns={"patient": "pid", "age": "years"})
     assert "a column that the plan does not read" in words(columns={"patient": "pid", "years": "age"})
     assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "pid"})
     assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "PID"})  # as read

@@ -15,7 +15,7 @@ from nvflare.apis.signal import Signal
 from medsilo.core import model_folders
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.parent_watch import end_with, reuse_blocks
-from medsilo.core.text import is_safe_name, plain
+from medsilo.core.text import counted, is_safe_name, plain
 from medsilo.federation.bounds import Bounds, answer_bounds
 from medsilo.federation.coordinator import Coordinator
 from medsilo.flare import workspace
@@ -151,7 +151,9 @@ class MedsiloController(Controller):
         try:
             with record.led_by(fl_ctx.get_job_id()):
                 self.events.study = record.folder.name
-                self.events.tell("resumed" if resume else "began", f"{plan.algorithm.title}, {plan.rounds} rounds")
+                self.events.tell(
+                    "resumed" if resume else "began", f"{plan.algorithm.title}, {counted(plan.rounds, 'round')}"
+                )
                 tell, kit = partial(self._tell, fl_ctx), workspace.kit_of(fl_ctx, "server")
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, kit)
                 GARBAGE.begin()
@@ -179,7 +181,7 @@ class MedsiloController(Controller):
     def _tell(self, fl_ctx: FLContext, line: Round) -> None:
         missing = plain({**line.refused, **line.lost} or "none")
         self.events.on_round(line.round, {site: line.absence(site) for site in line.asked})
-        self.log_info(fl_ctx, f"round {line.round}: {len(line.answered)} sites answered, missing: {missing}")
+        self.log_info(fl_ctx, f"round {line.round}: {counted(len(line.answered), 'site')} answered, missing: {missing}")
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """End what looks for hospitals; all that the coordinator keeps is on disk after every round."""

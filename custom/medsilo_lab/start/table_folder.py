@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from medsilo.core.errors import DataError
-from medsilo.core.text import is_safe_name
+from medsilo.core.text import counted, is_safe_name
 from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex
 from medsilo.tasks.cells import as_written, without_thousands
 from medsilo.tasks.shares import PARTS
@@ -476,7 +476,8 @@ def found_lines(looks: TableFacts) -> list[str]:
     patients, lines = sum(looks.sites.values()), sum(table.lines for table in looks.tables.values())
     learned = " and ".join(looks.outcomes[next(iter(looks.tables))])
     found = [
-        f"{looks.kind} by a table: {lines} lines of {patients} patients, {len(looks.columns)} columns tell {learned}"
+        f"{looks.kind} by a table: {counted(lines, 'line')} of {counted(patients, 'patient')}, "
+        f"{learned} told by {counted(len(looks.columns), 'column')}"
     ]
     if len(looks.sites) > 1:
         how = f"by column {looks.by_column!r}" if looks.by_column else "each with a table"
