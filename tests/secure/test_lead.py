@@ -212,6 +212,7 @@ def test_a_study_is_resumed_at_once_after_its_job_was_aborted(consortium: Consor
     job = lead.submit(tmp_path / "job", kit, print)
     code, _, err = medsilo("cancel", job, "--kit", kit)
     assert code == 0 and [line for line in err if job in line and "waits" in line]
+    assert f"{LEAD} cancelled it" in str(read_summary(consortium.kit(SERVER) / "medsilo/at-once").reason)
     code, resumed, err = medsilo("resume", job, "--kit", kit)
     try:
         assert code == 0, err

@@ -25,7 +25,7 @@ from medsilo.flare.transport import Away, FlareTransport, Longest
 from medsilo.flare.wire import TASK, as_model, let_tensors_travel, refuse, to_shareable
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
-from medsilo.runs.reading import AFTER, PROGRESS
+from medsilo.runs.reading import AFTER, CANCELS, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.rounds import Progress, Round
 from nvflare_reliability.answer_gate import AnswerGate, is_unread
@@ -69,7 +69,10 @@ class MedsiloController(Controller):
 
     def _tell_lead(self, topic: str, asked: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Return the rounds after the one that is asked from; NVFlare lets the job's submitter and admins ask."""
-        running, after = self.running, asked.get(AFTER) if isinstance(asked, dict) else None
+        asked = asked if isinstance(asked, dict) else {}
+        running, after = self.running, asked.get(AFTER)
+        if self.transport and (who := asked.get(CANCELS)):
+            self.transport.ended_by = plain(who, 80)
         if running is None:
             return {}
         told = Progress(
