@@ -9,7 +9,7 @@ from medsilo.cli import options
 from medsilo.cli.options import option
 from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
-from medsilo.core.text import counted, is_safe_name
+from medsilo.core.text import is_safe_name
 
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
@@ -90,7 +90,7 @@ def test(
     for release, own in zip(opened, told, strict=True):
         score = "no score (too few patients)" if own["score"] is None else f"{release.manifest.metric} {own['score']:g}"
         cases = "few" if own["cases"] is None else own["cases"]
-        screen.say(f"may be mailed to the lead: release {release.hash[:12]}: {score}, {counted(cases, 'case')}")
+        screen.say(f"may be mailed to the lead: release {release.hash[:12]}: {score}, {cases} cases")
     screen.answer(page=page, told=told)
     return 0
 
