@@ -519,6 +519,17 @@ def download(job_id: str, kit: Path, out: Path) -> Path:
                 f"job {job_id} ({status}) left no results: it ended before its study did; "
                 "'nvflare job logs' shows the server's log to a project_admin"
             )
-        if (out / run.name).exists():
-            raise MedsiloError(f"{out / run.name} exists; remove it or choose another --out")
-        return Path(shutil.move(run, out / run.name))
+        if not (out / run.name).exists():
+            return Path(shutil.move(run, out / run.name))
+        _check_earlier(out / run.name, run)
+        return Path(shutil.copytree(run, out / run.name, dirs_exist_ok=True))
+
+
+def _check_earlier(own: Path, run: Path) -> None:
+    """Raise MedsiloError unless a folder is an earlier download of this study, whose files newer ones replace."""
+    before, now = (
+        (path / paths.JOBS).read_text().split() if (path / paths.JOBS).is_file() else [] for path in (own, run)
+    )
+    led_on = before and before == now[: len(before)]
+    if not led_on or own.is_symlink() or any(path.is_symlink() for path in own.rglob("*")):
+        raise MedsiloError(f"{own} exists, and is no earlier download of this study; choose another --out")
