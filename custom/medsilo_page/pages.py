@@ -24,7 +24,7 @@ from medsilo.check.disclosure import describe
 from medsilo.check.spending import spending_lines, spent
 from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
-from medsilo.core.text import duration, size_text
+from medsilo.core.text import counted, duration, size_text
 from medsilo.plan import Plan
 from medsilo.site.accepted_settings import moment
 from medsilo.site.approvals import NOTHING, ApprovalLimits, AskingPlan, Decision
@@ -114,7 +114,7 @@ class SitePages:
         return self._page(
             "plan.html",
             request,
-            f"{plan.algorithm.title}, {plan.rounds} rounds",
+            f"{plan.algorithm.title}, {counted(plan.rounds, 'round')}",
             asked=asked,
             words=plan_in_words(plan),
             plan_text=plan.to_yaml(),

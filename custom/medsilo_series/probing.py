@@ -11,7 +11,7 @@ import numpy as np
 
 from medsilo.extend import CaseIndex, DataError, DatasetLayout, DataSource, TableReader
 from medsilo_series import waves
-from medsilo_series.recordings import Reader, Recording
+from medsilo_series.recordings import Reader, Recording, unit_of
 from medsilo_series.series_folder import SeriesFolder, by_patient
 from medsilo_series.windows import stretches
 
@@ -20,7 +20,7 @@ TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec"
 LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
 PATIENTS = {"patient", "patients", "subject", "subjects", "person", "participant", "pid", "pseudonym", "who"}
 COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
-NAMED_UNITS = {"ms": 1e-3, "us": 1e-6}
+SLOWEST = 1.0  # Hz that is plausible where the times do not say their unit
 USUAL_RATE = 50.0  # Hz, where nothing tells it
 SECONDS = 2.56  # that a window takes, about, of a movement
 SHORTEST = 8  # steps of a window
@@ -42,6 +42,7 @@ class SeriesFacts:
     rows: int  # of a recording, in the median
     stretch: int  # rows of one label without a gap, in the median
     rate: float | None  # Hz
+    unit: float | None  # of the times, in seconds; None where nothing says it, and seconds are supposed
     gaps: int  # recordings with gaps or missing values
     opened: int
     left_out: dict[str, int]  # why -> recordings
@@ -93,7 +94,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         source = source.model_copy(update={"patient": patient})
         listings = {site: CaseIndex.of_recordings(source, place) for site, place in places.items()}
     reader = Reader(SeriesFolder.model_validate({"signals": signals}).limits, source, USUAL_RATE)
-    reader.units = (unit,)
+    reader.units = (unit or 1.0,)
     cases = {site: own.entries for site, own in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
     every, wrong = folder.opened(cases, lambda entry: reader.read(entry.images[0]), left_out)
@@ -129,6 +130,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         int(np.median([len(one.values) for one in every])),
         int(np.median([last - first for one in every for first, last in _pieces(one)])),
         _round_rate(float(np.median(rates))) if rates else None,
+        unit,
         sum(bool(np.isnan(one.values).any() or (one.gaps is not None and one.gaps.any())) for one in every),
         len(every),
         dict(wrong),
@@ -150,8 +152,8 @@ def _round_rate(rate: float) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------- what lies there
-def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[str, Any], tuple[str, ...], float]:
-    """Return what the first recording says of how all are to be read, its signals, and its times' unit in seconds."""
+def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[str, Any], tuple[str, ...], float | None]:
+    """Return what the first recording says of how all are to be read, its signals, and its times' unit, if told."""
     if table.is_file():  # other files may lie there, too
         told = table.read_text("utf-8", errors="replace")
         names = [name for name in names if PurePosixPath(name).name in told] or names
@@ -164,7 +166,7 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[st
     return _columns(folder / names[0], table.is_file())
 
 
-def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...], float]:
+def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...], float | None]:
     head, *below = TableReader.first_lines(path, LINES) or [[]]
     lines = [line for line in below if len(line) == len(head)]
     time, label, patient = (_called(head, words) for words in (TIMES, LABELS, PATIENTS))
@@ -182,7 +184,8 @@ def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...
     found: dict[str, Any] = {"recording_columns": {role: name for role, name in roles.items() if name}}
     if decimal == ",":
         found["decimal"] = decimal
-    unit = NAMED_UNITS.get((time or "").lower().rpartition("_")[2], 1.0)
+    dated = any(not _is_number(cell, decimal) for cell in cells.get(time or "", []))
+    unit = 1.0 if dated else unit_of(time or "")
     return {key: value for key, value in found.items() if value != {}}, signals, unit
 
 
@@ -207,6 +210,8 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
             f"patients of each, or combine rare labels"
         )
     by_time = "by the times of the recordings" if seen.rate else "a guess, as no column has times: correct it"
+    if seen.rate and seen.rate < SLOWEST and not seen.unit:
+        by_time = f"as times are taken for seconds; {1000 * seen.rate:g} if they are milliseconds: correct it"
     gaps = "some recordings have gaps or missing values" if seen.gaps else "none has gaps"
     plan = {
         "task.signals": (list(seen.signals), "all columns of numbers, in turn: leave out those that reveal the answer"),

@@ -17,6 +17,12 @@ KINDS = (*TableReader.PLAIN, ".txt", *waves.ENDINGS)
 MOST_NAMES = 100_000  # of labels or patients in a file
 FEWEST = 0.5, 1.5  # of the usual time between rows: what is shorter or longer is a gap
 UNITS = (1.0, 1e-3, 1e-6)
+NAMED_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def unit_of(column: str) -> float | None:
+    """Return the unit in seconds that a column of times has by its name: ms, time_ms; None where it says none."""
+    return NAMED_UNITS.get(column.lower().rpartition("_")[2])
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,6 @@ class Recording:
 class Reader:
     """One site's way to read its recordings. It keeps the file that was read last."""
 
-    units: tuple[float, ...] = UNITS  # that times may have, in seconds
-
     def __init__(
         self, limits: Mapping[str, tuple[float, float]], source: DataSource, rate: float, label: bool = True
     ) -> None:
@@ -65,6 +69,8 @@ class Reader:
         self.limits, self.source, self.rate = limits, source, source.rate or rate
         roles = {role: source.recording_columns.get(role) for role in ("label", "patient", "time")}
         self.label, self.patients = roles["label"] if label else None, roles["patient"]
+        unit = unit_of(roles["time"] or "")
+        self.units = (unit,) if unit else UNITS  # that times may have, in seconds
         self.texts = tuple(filter(None, (self.label, self.patients)))
         self.names = source.own_names([*limits], roles, "recording_columns")
         self.last: tuple[Path, Recording] | None = None

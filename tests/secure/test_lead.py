@@ -139,8 +139,11 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
         assert holds(run, own) == (site == agrees)
     assert_same_outcome(watched.loop, gathered(consortium, run.name, TEACHING, tmp_path / "secure"))
 
+    (run / "notes.txt").write_text("mine")
+    (run / "summary.json").unlink()
     code, _, err = medsilo("download", job, "--kit", kit, "--out", tmp_path / "runs")
-    assert code == 1 and "exists" in err[0]
+    assert (code, err) == (0, []) and read_summary(run).status == "finished"
+    assert (run / "notes.txt").read_text() == "mine"
 
     gave_back = [
         [one for one in find_in_kit(consortium.kit(party), 1e-9) if job in one.path.name] for party in (SERVER, *SITES)
@@ -212,6 +215,7 @@ def test_a_study_is_resumed_at_once_after_its_job_was_aborted(consortium: Consor
     job = lead.submit(tmp_path / "job", kit, print)
     code, _, err = medsilo("cancel", job, "--kit", kit)
     assert code == 0 and [line for line in err if job in line and "waits" in line]
+    assert f"{LEAD} cancelled it" in str(read_summary(consortium.kit(SERVER) / "medsilo/at-once").reason)
     code, resumed, err = medsilo("resume", job, "--kit", kit)
     try:
         assert code == 0, err

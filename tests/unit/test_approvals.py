@@ -465,10 +465,13 @@ def test_settings_that_promise_nothing_are_not_remembered(home: Home) -> None:
     assert accepted.accept(SiteSettings()) == "" and not accepted.file.exists()
 
 
-def test_an_engineer_says_that_a_change_is_meant(home: Home) -> None:
+def test_an_engineer_says_that_a_change_is_meant(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     checked(home)
     (home.folder / "local/medsilo.yaml").write_text(f"{SETTINGS}threads: 2\n")
     refused(home, "changed since")
+    capsys.readouterr()
+    assert "stops" in checked(home)
+    assert f"KIT is {home.folder} here" in capsys.readouterr().err
     assert "ok local/ is accepted as it is now" in checked(home, "--accept")
     refused(home, "has not approved")
     (home.folder / "local/medsilo.yaml").write_text("device: cpu\n")
@@ -523,7 +526,7 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     told = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in told["decisions"]] == ["approved", "withdrawn", "declined", "approved"]
     for wrong, words in (
-        (["approve", "12345678"], "0 plans that asked here begin with"),
+        (["approve", "12345678"], "begins the hash of 0 plans that asked here"),
         (["approve", home.plan.hash, "--decline", "--rounds", "3"], "has no limits"),
         (["approve", "--decline"], "which plan?"),
         (["approve", home.plan.hash, *job], "is not expected here"),

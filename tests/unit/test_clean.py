@@ -70,10 +70,10 @@ def test_what_a_finished_run_no_longer_needs_is_listed_and_then_goes(
     old = find_old(tmp_path / "runs", 7)
     total = sum(one.bytes for one in old)
     assert main(["prune", str(tmp_path / "runs")]) == 0
-    assert f"may go: {len(old)} files and folders, {total:,} bytes" in capsys.readouterr().out
+    assert f"files and folders that may go: {len(old)}, {total:,} bytes" in capsys.readouterr().out
     assert all(one.path.exists() for one in old) and len(old) >= 3 + 1 + 1
     assert main(["prune", str(tmp_path / "runs"), "--yes"]) == 0
-    assert f"removed: {len(old)} files and folders, {total:,} bytes" in capsys.readouterr().out
+    assert f"files and folders removed: {len(old)}, {total:,} bytes" in capsys.readouterr().out
     left = {path for path in (tmp_path / "runs").rglob("*") if path.is_file() and not path.is_symlink()}
     assert left == kept
     assert main(["report", str(tmp_path / "runs/one")]) == 0

@@ -149,11 +149,11 @@ def test_a_rejection_is_evidence_in_the_kits_own_log(tmp_path: Path) -> None:
     own = MedsiloExecutor()
     own.events = StudyEvents.of(context, "client")
     told = {"task": "join", "round": 0, "study": "lungs", "plan": plan.hash, "sites": SITES, "packages": plan.code}
-    with pytest.raises(Refused, match="has not approved"):
+    with pytest.raises(Refused, match="has not approved.* --kit KIT$"):
         to_parcel(own.execute("medsilo", to_shareable(StudyMessage(facts=told)), context, Signal()))
     [line] = events.read(kit)
     assert line.split("\t")[1:6] == ["WARNING", "refused", "-", "lungs", "job"]
-    assert all(words in line for words in (plan.hash, "of lead@clinic.org", "has not approved"))
+    assert all(words in line for words in (plan.hash, "of lead@clinic.org", "has not approved", f"--kit {kit}"))
 
 
 def test_a_study_goes_on_with_those_who_were_there_when_it_began(tmp_path: Path) -> None:

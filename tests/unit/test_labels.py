@@ -393,5 +393,5 @@ def test_a_table_without_a_column_is_read_as_one_that_is_missing_everywhere(tmp_
     assert read("mean", lacks).survey.absent == ("bmi",)
     with pytest.raises(DataError, match="nothing in this task can"):
         read("leave-out", lacks)
-    with pytest.raises(DataError, match="lacks 1 columns of the plan, first 'bmi'"):
+    with pytest.raises(DataError, match="lacks 1 column of the plan, first 'bmi'"):
         read("mark", source(["age"]))

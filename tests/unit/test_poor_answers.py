@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 from nvflare.apis.fl_exception import FLCommunicationError
-from nvflare.fuel.flare_api.api_spec import NoConnection
+from nvflare.fuel.flare_api.api_spec import JobNotRunning, NoConnection
 
 from medsilo import cli
 from medsilo.core.errors import MedsiloError, Unreachable
@@ -259,8 +259,17 @@ def test_a_server_that_fell_silent_after_it_was_reached_is_not_taken_for_one_tha
 def test_an_abort_waits_for_the_jobs_end_but_not_for_ever(over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVFlare answers at once and goes on saying RUNNING: `resume` right after it was refused."""
     states = iter(["RUNNING", "RUNNING", "FINISHED:ABORTED"] if over else repeat("RUNNING"))
-    session = SimpleNamespace(abort_job=lambda job: None, get_job_meta=lambda job: {"status": next(states)})
+    asked = list[Any]()
+
+    def tell(*told: Any) -> None:
+        asked.append(told)
+        raise JobNotRunning("it is starting")
+
+    session = SimpleNamespace(
+        do_app_command=tell, abort_job=asked.append, get_job_meta=lambda job: {"status": next(states)}
+    )
     monkeypatch.setattr(lead, "connected", lambda kit: nullcontext(session))
+    monkeypatch.setattr(lead, "read_kit", lambda *_: SimpleNamespace(name="lead@clinic"))
     monkeypatch.setattr(lead, "POLL", 0.01)
     monkeypatch.setattr(lead, "ENDING", 0.05)
     said: list[str] = []
@@ -271,6 +280,37 @@ def test_an_abort_waits_for_the_jobs_end_but_not_for_ever(over: bool, monkeypatc
             lead.cancel("the-job", Path(), said.append)
     (line,) = said
     assert "the-job" in line
+    assert asked == [("the-job", "medsilo.progress", {"cancels": "lead@clinic"}), "the-job"]  # first who, then the end
+
+
+def test_a_download_goes_on_into_its_own_folder_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a study that was resumed the second one asked for another --out."""
+    left = "job-1"
+
+    def bring(job: str, folder: str) -> str:
+        run = Path(folder, "got/workspace/medsilo/lungs")
+        run.mkdir(parents=True)
+        (run / paths.JOBS).write_text(left)
+        (run / paths.SUMMARY).write_text(left)
+        return str(run.parents[2])
+
+    session = SimpleNamespace(get_job_status=lambda job: lead.COMPLETED, download_job_result=bring)
+    monkeypatch.setattr(lead, "connected", lambda kit: nullcontext(session))
+    own = lead.download("job-1", tmp_path, tmp_path / "runs")
+    (own / "notes.txt").write_text("mine")
+    left = "job-1\njob-2\n"
+    assert lead.download("job-2", tmp_path, tmp_path / "runs") == own
+    assert (own / paths.SUMMARY).read_text() == left and (own / "notes.txt").read_text() == "mine"
+    for spoil in (
+        lambda: (own / "global").symlink_to(tmp_path),
+        lambda: (own / paths.JOBS).write_text("job-7"),
+        (own / paths.JOBS).unlink,
+    ):
+        spoil()
+        with pytest.raises(MedsiloError, match="no earlier download of this study"):
+            lead.download("job-2", tmp_path, tmp_path / "runs")
+        (own / "global").unlink(missing_ok=True)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["lungs"]
 
 
 @pytest.mark.parametrize("line", ["help", "-h", "help run", "run -h", "nnunet -h", "version", "-V", "--version"])

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -293,6 +294,14 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a column that the plan does not read" in words(recording_columns={**inside, "z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
+    for person in range(4):  # milliseconds in a column of seconds were read as what they are not
+        late = [[1000 * time, *own] for time, *own in rows(person, 4)]
+        write(tmp_path / f"ms/SECRET{person}_1.csv", late, ("time_s", "x", "y", "doing"))
+    with pytest.raises(DataError, match="times say about 0.02 Hz where the plan reads 20"):
+        task.site_data(
+            "a", SITES, 0, source_of(tmp_path / "ms", recording_columns={"time": "time_s", "label": "doing"})
+        )
+    shutil.rmtree(tmp_path / "ms")
     assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, recording_columns={"label": "doing"})
     monkeypatch.setattr(recordings.TableReader, "MOST_CELLS", 3)
     assert "more than 3 numbers (4); divide it" in words()
@@ -432,6 +441,11 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
             write(tmp_path / f"wards/{site}/{ward}.csv", whole, ("who", "time_ms", "x", "y", "Activity"))
     seen = first_sight(DatasetLayout(tmp_path / "wards", "a"))
     assert "6 recordings of 48 patients" in seen.summary[0] and "6 recordings were opened" in seen.summary[2]
+    for person in range(8):  # 20 Hz in milliseconds, which nothing says
+        late = [[1000 * time, *own] for time, *own in rows(person)]
+        write(tmp_path / f"untold/{person}.csv", late, ("time", "x", "y", "Activity"))
+    rate, why = first_sight(DatasetLayout(tmp_path / "untold", "a")).choices.plan["task.rate"]
+    assert rate == RATE / 1000 and f"{RATE:g} if they are milliseconds" in why
     (tmp_path / "odd").mkdir()
     write(tmp_path / "odd/a.csv", [["?", "?"]], ("t", "label"))
     with pytest.raises(DataError, match=r"'label' of a\.csv.*value at most"):

@@ -210,6 +210,17 @@ def test_patients_who_are_sorted_by_their_label_are_no_recording(tmp_path: Path)
     assert found == ["table", "series-folder"]
 
 
+def test_points_between_thousands_beside_a_decimal_comma_are_no_category(tmp_path: Path) -> None:
+    lines = [[f"1.{300 + n}", f"1.{300 + n},5", n % 2] for n in range(40)]
+    write(tmp_path / "cases.csv", ["pid", "leukocytes", "outcome"], lines, delimiter=";")
+    choices = drafted(tmp_path)
+    assert choices.plan["task.columns"][0] == ["leukocytes"] and choices.settings["data.decimal"][0] == ","
+    lines = [[f"P{n}", f"1.{300 + n}", f"{n},5", n % 2] for n in range(40)]
+    write(tmp_path / "cases.csv", ["pid", "leukocytes", "crea", "outcome"], lines, delimiter=";")
+    with pytest.raises(DataError, match="'leukocytes'"):
+        drafted(tmp_path)
+
+
 def test_a_number_is_learned_as_one(tmp_path: Path) -> None:
     """Its range is told to all hospitals in round numbers, which are no patient's."""
     drawn = np.random.default_rng(0)

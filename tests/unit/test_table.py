@@ -134,6 +134,33 @@ def test_numbers_may_be_written_with_a_comma(tmp_path: Path) -> None:
         assert torch.equal(told[kind, "comma"].train.targets, told[kind, "point"].train.targets)
 
 
+def test_points_between_thousands_are_read_where_a_column_shows_what_they_are(tmp_path: Path) -> None:
+    """Beside a decimal comma 1.365,5 was no number, and 1.365 silently 1.365."""
+    plain, german = lines(), lines()
+    for number, (one, other) in enumerate(zip(plain, german, strict=True)):
+        one[1] = 980.5 if number % 3 == 0 else 1365.5 + number if number % 3 == 1 else 12000 + number
+        text = f"{one[1]:,}".replace(",", "+").replace(".", ",").replace("+", ".")
+        other[1] = text.removesuffix(",0")
+    assert [row[1] for row in german[:3]] == ["980,5", "1.366,5", "12.002"]
+    write(tmp_path / "plain", plain)
+    write(tmp_path / "german", german)
+    first, second = (
+        plan_of().task.site_data("a", SITES, 0, source_of(tmp_path / place, decimal=mark)).train.inputs
+        for place, mark in (("plain", "."), ("german", ","))
+    )
+    assert torch.equal(first, second)
+    for other in (["1.365", "2.410"], ["1.365,5", "12.5"]):
+        for number, row in enumerate(german):
+            row[1] = other[number % 2]
+        write(tmp_path / "unclear", german)
+        with pytest.raises(DataError, match="'age': points may stand for thousands or for decimals"):
+            plan_of().task.site_data("a", SITES, 0, source_of(tmp_path / "unclear", decimal=","))
+        for row in german:  # of columns with categories a point says nothing
+            row[1], row[8] = "60,5", row[1]
+        write(tmp_path / "unclear", german)
+        assert len(plan_of().task.site_data("a", SITES, 0, source_of(tmp_path / "unclear", decimal=",")).train) == 18
+
+
 BAD: list[tuple[Callable[[list[list[Any]]], Any], str, str]] = [
     (lambda rows: rows[2].__setitem__(1, "nan "), "left out", "no value of 'age'"),
     (lambda rows: rows[2].__setitem__(1, "1e999"), "left out", "'age' that is not a number"),
@@ -182,7 +209,7 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "pid" not in str(told.value) and "SECRET" not in str(told.value)
         return str(told.value)
 
-    assert "lacks 1 columns of the plan, first 'age'" in words(columns={"patient": "pid", "age": "years"})
+    assert "lacks 1 column of the plan, first 'age'" in words(columns={"patient": "pid", "age": "years"})
     assert "a column that the plan does not read" in words(columns={"patient": "pid", "years": "age"})
     assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "pid"})
     assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "PID"})  # as read

@@ -51,7 +51,9 @@ def check(
         return screen.fail(error, 2)
     found = check(visit, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
     kept = found.write_private(private)
-    screen.say(found.as_text())
+    screen.say(text := found.as_text())
+    if kit and "--kit KIT" in text:  # a path is nothing to mail
+        print(f"KIT is {kit} here", file=sys.stderr)
     if kept:
         print(f"names of files and patients, for this hospital only: {private}", file=sys.stderr)
     screen.answer(**found.as_json())
@@ -127,12 +129,12 @@ def prune(
     else:
         old = find_old(*asked)
     screen.say(*(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}" for one in old))
-    total = f"{len(old)} files and folders, {sum(one.bytes for one in old):,} bytes"
+    total = f"{len(old)}, {sum(one.bytes for one in old):,} bytes"
     if yes:
         remove(old)
-        screen.say(f"removed: {total}")
+        screen.say(f"files and folders removed: {total}")
     else:
-        screen.say(f"may go: {total}" + ("; with --yes they are removed" if old else ""))
+        screen.say(f"files and folders that may go: {total}" + ("; with --yes they are removed" if old else ""))
     screen.answer(files=[asdict(one) for one in old], removed=yes)
 
 

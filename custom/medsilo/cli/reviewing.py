@@ -14,7 +14,7 @@ from medsilo.cli import options
 from medsilo.cli.options import option
 from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
-from medsilo.core.text import plain
+from medsilo.core.text import counted, plain
 
 if TYPE_CHECKING:
     from medsilo.check.at_home import KitAtHome
@@ -200,8 +200,8 @@ def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str,
         return meant, found[0] if found else None
     if len(meant) < 8 or len(found) != 1:
         raise MedsiloError(
-            f"{len(found)} plans that asked here begin with {plain(given, 70)}; give 8 digits of its hash at least, or "
-            "all 64, or the job itself"
+            f"{plain(given, 70)} begins the hash of {counted(len(found), 'plan')} that asked here; give 8 digits at "
+            "least, or all 64, or the job itself"
         )
     return found[0].hash, found[0]
 

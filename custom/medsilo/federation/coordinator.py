@@ -134,7 +134,7 @@ class Coordinator:
     def _check_sites(self) -> None:
         if len(self.sites) < (required := self.plan.participation.required):
             raise ParticipationError(
-                f"{len(self.sites)} sites are there ({', '.join(self.sites) or 'none'}) but the plan needs "
+                f"sites there: {len(self.sites)} ({', '.join(self.sites) or 'none'}) but the plan needs "
                 f"{required}; start the others or lower participation.minimum"
             )
 

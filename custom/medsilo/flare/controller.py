@@ -15,7 +15,7 @@ from nvflare.apis.signal import Signal
 from medsilo.core import model_folders
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.parent_watch import end_with, reuse_blocks
-from medsilo.core.text import is_safe_name, plain
+from medsilo.core.text import counted, is_safe_name, plain
 from medsilo.federation.bounds import Bounds, answer_bounds
 from medsilo.federation.coordinator import Coordinator
 from medsilo.flare import workspace
@@ -25,7 +25,7 @@ from medsilo.flare.transport import Away, FlareTransport, Longest
 from medsilo.flare.wire import TASK, as_model, let_tensors_travel, refuse, to_shareable
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
-from medsilo.runs.reading import AFTER, PROGRESS
+from medsilo.runs.reading import AFTER, CANCELS, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.rounds import Progress, Round
 from nvflare_reliability.answer_gate import AnswerGate, is_unread
@@ -69,7 +69,10 @@ class MedsiloController(Controller):
 
     def _tell_lead(self, topic: str, asked: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Return the rounds after the one that is asked from; NVFlare lets the job's submitter and admins ask."""
-        running, after = self.running, asked.get(AFTER) if isinstance(asked, dict) else None
+        asked = asked if isinstance(asked, dict) else {}
+        running, after = self.running, asked.get(AFTER)
+        if self.transport and (who := asked.get(CANCELS)):
+            self.transport.ended_by = plain(who, 80)
         if running is None:
             return {}
         told = Progress(
@@ -151,7 +154,9 @@ class MedsiloController(Controller):
         try:
             with record.led_by(fl_ctx.get_job_id()):
                 self.events.study = record.folder.name
-                self.events.tell("resumed" if resume else "began", f"{plan.algorithm.title}, {plan.rounds} rounds")
+                self.events.tell(
+                    "resumed" if resume else "began", f"{plan.algorithm.title}, {counted(plan.rounds, 'round')}"
+                )
                 tell, kit = partial(self._tell, fl_ctx), workspace.kit_of(fl_ctx, "server")
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, kit)
                 GARBAGE.begin()
@@ -179,7 +184,7 @@ class MedsiloController(Controller):
     def _tell(self, fl_ctx: FLContext, line: Round) -> None:
         missing = plain({**line.refused, **line.lost} or "none")
         self.events.on_round(line.round, {site: line.absence(site) for site in line.asked})
-        self.log_info(fl_ctx, f"round {line.round}: {len(line.answered)} sites answered, missing: {missing}")
+        self.log_info(fl_ctx, f"round {line.round}: {counted(len(line.answered), 'site')} answered, missing: {missing}")
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """End what looks for hospitals; all that the coordinator keeps is on disk after every round."""

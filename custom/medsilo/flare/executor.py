@@ -23,7 +23,7 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 from medsilo.core.errors import Aborted, Died, Lacks, Refused
 from medsilo.core.files import FILE, make_folder
 from medsilo.core.parent_watch import end_with, reuse_blocks
-from medsilo.core.text import is_safe_name, plain
+from medsilo.core.text import counted, is_safe_name, plain
 from medsilo.federation.bounds import Bounds, request_bounds
 from medsilo.federation.checks import check_engine, check_packages
 from medsilo.federation.limits import Clock
@@ -151,10 +151,10 @@ class MedsiloExecutor(Executor):
                 add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
             died = isinstance(error, Died)
-            self.events.on_answer(reason, died, passes(error))
+            own = reason.replace("--kit KIT", f"--kit {self.events.kit or 'KIT'}")  # what leaves has no path
+            self.events.on_answer(own, died, passes(error))
             if self.folder:
-                kind = "died" if died else "refused"
-                note(self.folder, parcel.facts, kind=kind, reason=reason)
+                note(self.folder, parcel.facts, kind="died" if died else "refused", reason=own)
             return refusal(reason, passes(error), isinstance(error, Lacks))
 
     def _begin(self, parcel: StudyMessage, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
@@ -179,7 +179,7 @@ class MedsiloExecutor(Executor):
         permission.begin()
         self.give_back = self.give_back or acquire_lock(plan, site, settings, self.folder)
         clock = Clock()
-        self.events.begin(f"{plan.algorithm.title}, {plan.rounds} rounds")
+        self.events.begin(f"{plan.algorithm.title}, {counted(plan.rounds, 'round')}")
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
         return answering(place, permission, self.participant_class, self._died_between), clock
 

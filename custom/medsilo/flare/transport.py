@@ -138,6 +138,7 @@ class FlareTransport:
     longest: Longest = float
     wrap: Wrap = to_shareable
     question: _Question | None = None  # that stands
+    ended_by: str = ""  # who said so before it was aborted
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         """Ask all these sites at once; returns those without an accepted answer, and why."""
@@ -182,4 +183,4 @@ class FlareTransport:
 
     def _raise_if_aborted(self) -> None:
         if self.abort_signal.triggered:
-            raise Aborted("the run was aborted")
+            raise Aborted(f"the run was aborted{f' ({self.ended_by} cancelled it)' if self.ended_by else ''}")

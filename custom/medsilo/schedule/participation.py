@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from medsilo.core.section import Feature
 from medsilo.core.tensors import Modules
-from medsilo.core.text import is_safe_name
+from medsilo.core.text import counted, is_safe_name
 
 MOST_SITES = 4096
 MEASURED = {
@@ -93,7 +93,9 @@ class Participation(Feature):
         if both := sorted({*self.sites} & {*self.evaluation_sites}):
             raise ValueError(f"{both[0]} is under sites and under evaluation_sites; remove it from one")
         if self.sites and self.minimum is not None and self.minimum > len(self.sites):
-            raise ValueError(f"minimum {self.minimum} is more than the {len(self.sites)} named sites; lower it")
+            raise ValueError(
+                f"minimum {self.minimum} is more than the {counted(len(self.sites), 'named site')}; lower it"
+            )
         if self.sites and self.when_missing == "continue" and self.minimum in (None, len(self.sites)):
             raise ValueError(
                 f"when_missing 'continue' can't go on while all {len(self.sites)} sites are required; lower minimum"

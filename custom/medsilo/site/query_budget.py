@@ -231,7 +231,7 @@ class QueryBudget:
             others = [other for other in self._running() if other != study]
             if most is not None and len(others) >= most:
                 raise Refused(
-                    f"this hospital works for {len(others)} studies already and takes {most} at once (studies in its "
+                    f"this hospital works for {len(others)} already and takes {most} at once (studies in its "
                     f"{FILE_NAME}); submit the study again when one has ended"
                 )
             with suppress(Timeout):  # where an earlier process of the same study, which is ending, has it

@@ -2,10 +2,13 @@
 
 import math
 import re
+from collections.abc import Sequence
 
+from medsilo.core.errors import DataError
 from medsilo.core.text import composed
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?")
 
 
 def number(cell: str, decimal: str = ".") -> float | None:
@@ -20,6 +23,26 @@ def level(cell: str) -> str:
     text = composed(str(cell).strip())
     value = number(text)
     return str(int(value)) if value is not None and value == int(value) else text
+
+
+def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence[str]:
+    """Return a column's cells without the points between thousands that go with a decimal comma.
+
+    Raises DataError where a point may be either.
+
+    >>> without_thousands("leukocytes", ["1.365,5", "980,5", "12.400"], ",")
+    ['1365,5', '980,5', '12400']
+    """
+    pointed = [cell for cell in cells if "." in cell and (NUMBER.fullmatch(cell) or THOUSANDS.fullmatch(cell))]
+    if decimal == "." or not pointed:
+        return cells
+    alike = all(map(THOUSANDS.fullmatch, pointed))
+    if not alike and all(map(NUMBER.fullmatch, pointed)):  # all decimals
+        return cells
+    marked = (cell for cell in cells if "," in cell or (cell in pointed and cell.count(".") > 1))
+    if not alike or all(number(cell.replace(".", ""), decimal) is None for cell in marked):
+        raise DataError(f"column {name!r}: points may stand for thousands or for decimals; write its numbers without")
+    return [cell.replace(".", "") if THOUSANDS.fullmatch(cell) else cell for cell in cells]
 
 
 def as_written(cell: str, decimal: str) -> str:

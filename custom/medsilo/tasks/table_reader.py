@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, TextIO
 from zipfile import ZipFile
 
 from medsilo.core.errors import DataError
-from medsilo.core.text import composed
+from medsilo.core.text import composed, counted
 from medsilo.tasks.cells import level, number
 
 WINDOWS, PIECE = "cp1252", 2**20
@@ -174,8 +174,8 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] |
     spelt = spelling(head)
     if missing := [name for name in needed if spelt(name) is None]:
         raise DataError(
-            f"the table lacks {len(missing)} columns of the plan, first {needed[missing[0]]!r}; write their local "
-            f"names in data.columns, or add them",
+            f"the table lacks {counted(len(missing), 'column')} of the plan, first {needed[missing[0]]!r}; "
+            "write their local names in data.columns, or add them",
             private=", ".join(missing),
         )
     known = head if besides is None else [name for name in besides if spelt(name) is not None]

@@ -38,7 +38,7 @@ def make(
         return
     new = provision(described, out, renew)
     screen.say(*(f"kit: {out / name}" for name in new))
-    screen.say(f"{len(new)} kits are new; the others are as they were. Keep {out / 'private-root'} to yourself")
+    screen.say(f"new kits: {len(new)}; the others are as they were. Keep {out / 'private-root'} to yourself")
     screen.answer(kits=[out / name for name in new])
 
 

@@ -25,7 +25,7 @@ from medsilo.check.kit import read_kit
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.text import is_safe_name, plain
 from medsilo.runs import paths
-from medsilo.runs.reading import AFTER, GOES_ON, PROGRESS, read_rounds, read_summary
+from medsilo.runs.reading import AFTER, CANCELS, GOES_ON, PROGRESS, read_rounds, read_summary
 from medsilo.runs.rounds import Progress, Round
 from medsilo.runs.schema import Summary
 from nvflare_reliability.kit_patches import connect
@@ -46,6 +46,10 @@ PATIENCE = 600.0  # seconds that watching goes on without a connection
 NEXT = 4.0  # seconds after a job's death in which the server says whether its study goes on by itself
 NOT_CLONED = ("scope", "launcher_spec")  # what NVFlare 2.9 leaves out of a clone of a job
 SILENT = logging.NullHandler()  # what NVFlare says of a connection, our own line says
+NOT_THERE = (  # what NVFlare raises where a job's controller can't be asked, or not by this person
+    *(api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply),
+    api_spec.AuthorizationError,
+)
 Say = Callable[[str], None]
 OnRound = Callable[[Round, Progress], None]  # a round, and the study that it is of
 
@@ -171,6 +175,8 @@ def _why_over(job: dict[str, Any], left: Progress | None, sites: Collection[str]
 def cancel(job_id: str, kit: Path, say: Say) -> str:
     """End a job and wait until it has ended, so that `resume` may follow at once; returns its final status."""
     with connected(kit) as session:
+        with suppress(*NOT_THERE):
+            session.do_app_command(job_id, PROGRESS, {CANCELS: read_kit(kit, "person").name})
         return cancel_in(session, job_id, say)
 
 
@@ -448,10 +454,9 @@ def _is_over(status: str) -> bool:
 def _so_far(session: Session, job_id: str, after: int = 0) -> Progress | None:
     """Return what the controller tells of the rounds after this one; nothing when the job is starting or just ends, and
     to nobody but who submitted it."""
-    nobody = (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply)
     try:
         found = session.do_app_command(job_id, PROGRESS, {AFTER: after})
-    except (*nobody, api_spec.AuthorizationError):
+    except NOT_THERE:
         return None
     try:
         return Progress.model_validate(found) if found else None
@@ -514,6 +519,17 @@ def download(job_id: str, kit: Path, out: Path) -> Path:
                 f"job {job_id} ({status}) left no results: it ended before its study did; "
                 "'nvflare job logs' shows the server's log to a project_admin"
             )
-        if (out / run.name).exists():
-            raise MedsiloError(f"{out / run.name} exists; remove it or choose another --out")
-        return Path(shutil.move(run, out / run.name))
+        if not (out / run.name).exists():
+            return Path(shutil.move(run, out / run.name))
+        _check_earlier(out / run.name, run)
+        return Path(shutil.copytree(run, out / run.name, dirs_exist_ok=True))
+
+
+def _check_earlier(own: Path, run: Path) -> None:
+    """Raise MedsiloError unless a folder is an earlier download of this study, whose files newer ones replace."""
+    before, now = (
+        (path / paths.JOBS).read_text().split() if (path / paths.JOBS).is_file() else [] for path in (own, run)
+    )
+    led_on = before and before == now[: len(before)]
+    if not led_on or own.is_symlink() or any(path.is_symlink() for path in own.rglob("*")):
+        raise MedsiloError(f"{own} exists, and is no earlier download of this study; choose another --out")

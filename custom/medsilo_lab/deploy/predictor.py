@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import make_folder, write_csv, write_json
-from medsilo.core.text import is_safe_name
+from medsilo.core.text import counted, is_safe_name
 from medsilo.learning.compute import Compute
 from medsilo.registry import PluginTable
 from medsilo.runs import paths
@@ -110,7 +110,7 @@ class Predictor(ABC):
         for path in files:
             found = list(predicted(path))
             failed = failures(found)
-            self.say(f"{len(found)} cases" + (f", {failed} of them failed" if failed else ""))
+            self.say(counted(len(found), "case") + (f", {failed} of them failed" if failed else ""))
             rows += found
         write_json(self.out / "predictions.json", {"model": self.source.facts, "cases": rows})
         write_csv(self.out / "predictions.csv", rows, columns)

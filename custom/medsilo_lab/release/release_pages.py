@@ -63,7 +63,7 @@ def write_validation(
         ]
         rows.append(((release.folder.name, f"release {release.hash[:12]}"), cells))
     first, tested = rows[0][1][0]["text"], found[0].test.scores
-    headline = f"Here the model reaches {metric} {first} over {tested.cases} cases."
+    headline = f"Here the model reaches {metric} {first} over {counted(tested.cases, 'case')}."
     if len(found) > 1:
         told = found[1].against(found[0])
         headline = (

@@ -85,7 +85,7 @@ def _context(runs: Sequence[RunResult], name: str) -> str:
         same(runs, lambda run: run.summary.task_title or run.summary.task),
         counted(count, "site"),
         runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
-        same(runs, lambda run: f"{run.summary.rounds.planned} rounds"),
+        same(runs, lambda run: counted(run.summary.rounds.planned, "round")),
         same(runs, lambda run: run.summary.network),
     ]
     return " · ".join(part for part in parts if part)

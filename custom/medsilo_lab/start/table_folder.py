@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from medsilo.core.errors import DataError
-from medsilo.core.text import is_safe_name
+from medsilo.core.text import counted, is_safe_name
 from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex
-from medsilo.tasks.cells import as_written
+from medsilo.tasks.cells import as_written, without_thousands
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.table_reader import ENDINGS, TableReader, spelling
@@ -170,8 +170,12 @@ def _table(path: Path) -> CaseTable | None:
     if twice := [name for name, times in Counter(filter(None, head)).items() if times > 1]:
         raise DataError(f"{path.name} has {head.count(twice[0])} columns {twice[0]!r}; give each its own name")
     cells = {name: tuple(line[place] for line in lines) for place, name in enumerate(head) if name}
-    commas = sum(TableReader.number(cell, ",") is not None for own in cells.values() for cell in own if "," in cell)
-    return CaseTable(path, len(lines), cells, "," if commas else ".")
+    commas = (cell.replace(".", "") for own in cells.values() for cell in own if "," in cell)
+    decimal = "," if any(TableReader.number(cell, ",") is not None for cell in commas) else "."
+    for name in cells:
+        if not any(_says(name, word) for word in PATIENTS):
+            cells[name] = tuple(without_thousands(name, cells[name], decimal))
+    return CaseTable(path, len(lines), cells, decimal)
 
 
 @dataclass(frozen=True)
@@ -472,7 +476,8 @@ def found_lines(looks: TableFacts) -> list[str]:
     patients, lines = sum(looks.sites.values()), sum(table.lines for table in looks.tables.values())
     learned = " and ".join(looks.outcomes[next(iter(looks.tables))])
     found = [
-        f"{looks.kind} by a table: {lines} lines of {patients} patients, {len(looks.columns)} columns tell {learned}"
+        f"{looks.kind} by a table: {counted(lines, 'line')} of {counted(patients, 'patient')}, "
+        f"{learned} told by {counted(len(looks.columns), 'column')}"
     ]
     if len(looks.sites) > 1:
         how = f"by column {looks.by_column!r}" if looks.by_column else "each with a table"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError
 from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex, Entry, check_parts, tell_sheet, without_who_left
-from medsilo.tasks.cells import as_written
+from medsilo.tasks.cells import as_written, without_thousands
 from medsilo.tasks.own.own_numbers import LARGEST, Column, own_labels
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.reading import dealt, divided, folder_of, needed, note_empty_parts, told_in
@@ -131,6 +131,14 @@ class TableRows:
         if "patient" in source.columns:
             needed[self.roles["patient"]] = "patient"
         sheet = TableReader().read(path, needed, tuple(self.roles.values()))
+        numbers = [one.name for one in task.columns if not one.levels and one.name in called]
+        if self.outcome and task.kind != "classification":
+            numbers.append(task._outcomes[0])
+        for name in numbers:
+            own = sheet.columns[called[name]]
+            texts = without_thousands(name, [cells[own] for _, cells in sheet.lines], source.decimal)
+            for (_, cells), text in zip(sheet.lines, texts, strict=True):
+                cells[own] = text
         self.names_patients = self.roles["patient"] in sheet.columns
         for place, cells in sheet.lines:
             self._take(place, dict(zip(sheet.columns, cells, strict=True)), called)
