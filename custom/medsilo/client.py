@@ -27,7 +27,8 @@ from torch.optim import Optimizer
 from medsilo.core import model_folders
 from medsilo.core.errors import Lacks, MedsiloError
 from medsilo.deploy.supermodel import SuperModel
-from medsilo.flare.wire import LACKS, flat, unflat
+from medsilo.flare.script_wire import flat, unflat
+from medsilo.flare.wire import LACKS
 from medsilo.learning.compute import LossFunction
 from medsilo.plan import load_plan
 from medsilo.runs import paths

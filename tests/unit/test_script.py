@@ -37,8 +37,8 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Line
 from medsilo.flare import script_errors
 from medsilo.flare.script_errors import ScriptErrors
+from medsilo.flare.script_wire import flat, unflat
 from medsilo.flare.simulator_workspace import RAISED
-from medsilo.flare.wire import flat, unflat
 from medsilo.learning import layers
 from medsilo.learning.compute import Compute
 from medsilo.learning.loop import batches
