@@ -101,7 +101,7 @@ def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
         yield "disk_free_bytes", {}, shutil.disk_usage(folder).free
     parts: list[Callable[[], Iterator[Sample]]] = []
     if party.party == "server":
-        lines, fates = command_lines(), events.fates(kit)
+        lines, fates = command_lines(), event_reading.fates(kit)
         parts = [partial(_of_run, run, lines, fates) for run in _runs(folder)]
     else:
         parts = [partial(_of_site, kit, party.name), partial(_of_hospital, kit)]
@@ -375,10 +375,10 @@ def _pass_on(kit: Path, tell: Callable[[str, Callable[[], None]], None]) -> None
     last = kit / TOLD
     told = last.read_text("utf-8") if last.is_file() else None
     if told is None:
-        _keep(last, next(reversed(list(events.read(kit))), ""))
+        _keep(last, next(reversed(list(event_reading.read(kit))), ""))
     for line in event_reading.follow(kit, after=told):
-        columns = events.columns_of(line)
-        if columns and (columns[1] == "WARNING" or columns[2] in ("back", *events.LAST)):
+        columns = event_reading.columns_of(line)
+        if columns and (columns[1] == "WARNING" or columns[2] in ("back", *event_reading.LAST)):
             tell(f"medsilo: {event_reading.shown(line)}", partial(_keep, last, line))
 
 

@@ -29,7 +29,8 @@ from medsilo.core import model_folders
 from medsilo.core.errors import Lacks, MedsiloError
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.flare import script_process
-from medsilo.flare.wire import LACKS, flat, let_tensors_travel, unflat
+from medsilo.flare.script_wire import flat, unflat
+from medsilo.flare.wire import LACKS, let_tensors_travel
 from medsilo.learning.compute import LossFunction
 from medsilo.plan import load_plan
 from medsilo.runs import paths

@@ -5,11 +5,11 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import torch
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from medsilo.core import model_folders, optional
 from medsilo.core.errors import MedsiloError, PlanError
@@ -22,18 +22,21 @@ from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form
 from medsilo.mixing.robust import AggregationSettings
 from medsilo.models.network import Network, parameters_of
-from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages, table_of
+from medsilo.registry import AGGREGATIONS, ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages, table_of
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.declared import PrivacyOffer, Private
 from medsilo.schedule.layer import Layer
 from medsilo.schedule.participation import Participation, names_for
 from medsilo.schedule.phase import ModelFactory, Phase, Schedule
-from medsilo.schedule.secure_aggregation import SecureAggregationSettings
-from medsilo.schedule.transport import TransportSettings
 from medsilo.tasks.task import Task
+
+if TYPE_CHECKING:  # its package brings it
+    from medsilo.schedule.sealing import SecureAggregation
 
 NAMING = ("from", "question", "plans")  # keys of network and task that may name a file beside the plan
 LONGEST_LINE = 300  # bytes of a line in the lead's words
+MEASURED_LINE = 4000  # kbit/s: the value that stands for "as measured"
+CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every update that leaves a hospital."
 
 
 class ModelSelection(Feature):
@@ -60,6 +63,80 @@ def _one_line(text: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
+
+
+class TransportSettings(Feature):
+    """Settings of the tensors on their way."""
+
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
+    )
+    slowest: int = Field(
+        MEASURED_LINE,
+        ge=8,
+        le=1_000_000,
+        description="kbit/s of the slowest line, of which ten seconds' worth is sent in one piece. Leave 4000, the "
+        "default, and pieces have 1 MiB, of which two seconds' worth of the line's own speed are on their way",
+    )
+
+    @property
+    def rate(self) -> float | None:
+        """The bytes a second of the slowest line, as the plan sets it; None where lines are measured."""
+        return None if self.slowest == MEASURED_LINE else self.slowest * 1000 / 8
+
+    def packed(self, tensor: Tensor) -> Tensor:
+        """A tensor as it travels: float32 is rounded when the plan says so, all else stays as it is."""
+        return tensor.bfloat16() if self.precision == "bfloat16" and tensor.dtype == torch.float32 else tensor
+
+
+class SecureAggregationSettings(Feature):
+    """A plan's `secure_aggregation`: whether hospitals mask what they send, so that the server reads sums only."""
+
+    mode: Literal["none", "pairwise"] = Field(
+        "none",
+        description="whether hospitals send what the server cannot read. `pairwise`: it learns sums only",
+    )
+    threshold: int | None = Field(
+        None,
+        ge=2,
+        le=256,
+        description="of `pairwise`: how many (t) of the K hospitals have to stay until a round is opened, more than "
+        "half; t - 1 may help a server that follows the protocol, and it learns no more than they know; `null`: 2K/3, "
+        "rounded down, and one",
+    )
+    clip: float = Field(
+        65536.0,
+        gt=0,
+        le=1e11,  # with it, the masked numbers of as many hospitals as there can be are 1e-5 apart at most
+        description="the largest number that is masked, whatever its sign; a hospital with a larger one is refused",
+    )
+
+    @property
+    def implementation(self) -> "SecureAggregation | None":
+        """Return how hospitals mask; None where they send in clear. Raises PlanError where its package is not here."""
+        if self.mode == "none":
+            return None
+        if self.mode not in AGGREGATIONS:
+            raise PlanError(
+                f"secure_aggregation.mode: {self.mode} is in no package that is installed here; install "
+                "medsilo_secagg, or set secure_aggregation.mode=none"
+            )
+        found: SecureAggregation = AGGREGATIONS[self.mode]()
+        return found
+
+    @property
+    def promises(self) -> list[str]:
+        """Return what it protects against, and against whom it does not: the same wherever it is said."""
+        return [*self.implementation.promises] if self.implementation else [CLEAR]
+
+    @property
+    def times_as_large(self) -> int:
+        """Return how many times its bytes a tensor may take when it is masked, at most."""
+        return self.implementation.times_as_large if self.implementation else 1
+
+    def leaves(self, plan: Any) -> Iterable[str]:
+        if self.mode == "none":
+            yield CLEAR
 
 
 class StudyDescription(Section):
@@ -230,11 +307,6 @@ class Plan(Section):
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included."""
         return self.model_dump(mode="json")
-
-    @property
-    def by_key(self) -> dict[str, Any]:
-        """Every key as it is written after --set, with its value."""
-        return dict(keys_of(self.resolved()))
 
     def to_yaml(self) -> str:
         """The resolved plan as it is written to every run."""

@@ -272,14 +272,6 @@ NETWORKS = Registry(
     },
 )
 
-COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
-
-# What reports of a finished run: gets its folder, and returns a table for the terminal and the page that it wrote.
-REPORTS = PluginTable("medsilo.reports", "types:FunctionType", {})
-
-# What serves a hospital's own page on its machine: gets the kit and a port, and returns a server.
-PAGES = PluginTable("medsilo.pages", "types:FunctionType", {})
-
 # Layers that a plan names; those that always stand there are in federation/site_stack.py and server_stack.py.
 LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {"canary": "medsilo.check.canary:Canary"})
 

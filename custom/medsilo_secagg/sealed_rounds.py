@@ -12,10 +12,9 @@ from torch import Tensor
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.mixing.forms import Form, MeanForm
-from medsilo.plan import Plan
+from medsilo.plan import Plan, SecureAggregationSettings
 from medsilo.runs.messages import MOST_CASES
 from medsilo.schedule.phase import Group, Phase, views
-from medsilo.schedule.secure_aggregation import SecureAggregationSettings
 from medsilo_secagg import letters
 from medsilo_secagg.fixed_point import CARRIER, FixedPoint, Flat
 from medsilo_secagg.letters import Names, SecAggMessage, SiteName

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from time import monotonic
 
+from msgpack import OutOfData, Unpacker, UnpackException
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
@@ -37,12 +38,7 @@ DEEPEST = 100  # levels of a body: FOBS adds two around each object
 DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)  # sections that say where tensors are fetched from
 CUT = "its answer can't be read: it was cut short"
 LONGEST_REFERENCE = 10_000  # bytes of such a section
-# Bytes behind the code of a value without parts; of a text or bytes, bytes of its length; of a list or map, likewise.
-FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
-FIXED |= {0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
-TEXTS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-EXTENDED = {0xC7: 1, 0xC8: 2, 0xC9: 4}
-LISTS, MAPS = {0xDC: 2, 0xDD: 4}, {0xDE: 2, 0xDF: 4}
+LISTS, MAPS = {*range(0x90, 0xA0), 0xDC, 0xDD}, {*range(0x80, 0x90), 0xDE, 0xDF}  # msgpack's codes of these
 
 
 def check_outline(blob: Sequence[bytes], most: MessageLimits, origin: str) -> None:
@@ -93,46 +89,40 @@ def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> 
 
 def check_body(body: bytes, most: int) -> None:
     """Raise Rejected unless these bytes are one msgpack value of at most so many values in all, not nested too deep."""
+    reader = Unpacker(max_buffer_size=0)  # it makes nothing of what it reads here
+    reader.feed(body)
     left = [1]  # values to come, by level
-    place = seen = 0
+    seen = 0
     while left:
         if not left[-1]:
             left.pop()
             continue
-        if place >= len(body):
-            raise Rejected(CUT)
         left[-1] -= 1
-        parts, place = _step(body, place)
+        parts = _parts(reader, body)
         seen += 1
         if seen + parts > most:  # what a list announces counts at once: it takes memory when its length is known
             raise Rejected(f"its answer has more than {most} values")
         left.append(parts)
         if len(left) > DEEPEST:
             raise Rejected(f"its answer is nested more than {DEEPEST} deep")
-    if place != len(body):
-        raise Rejected(CUT if place > len(body) else "its answer can't be read: its body is not one value")
+    if reader.tell() != len(body):
+        raise Rejected("its answer can't be read: its body is not one value")
 
 
-def _step(body: bytes, place: int) -> tuple[int, int]:
-    """Return how many values the one at this place announces, and where the next one begins."""
-    code, place = body[place], place + 1
-    if code < 0x80 or code >= 0xE0:  # small numbers
-        return 0, place
-    if code < 0x90:
-        return 2 * (code & 0x0F), place
-    if code < 0xA0:
-        return code & 0x0F, place
-    if code < 0xC0:
-        return 0, place + (code & 0x1F)
-    if code in FIXED:
-        return 0, place + FIXED[code]
-    for table, parts in ((TEXTS, 0), (EXTENDED, 0), (LISTS, 1), (MAPS, 2)):
-        if code in table:
-            width = table[code]
-            number = int.from_bytes(body[place : place + width], "big")
-            skipped = 0 if parts else number + (table is EXTENDED)
-            return parts * number, place + width + skipped
-    raise Rejected("its answer can't be read: it holds what is no value")
+def _parts(reader: Unpacker, body: bytes) -> int:
+    """Read what a value begins with, and return how many values a list or a mapping announces."""
+    try:
+        code = body[reader.tell()]
+        if code in LISTS:
+            return reader.read_array_header()
+        if code in MAPS:
+            return 2 * reader.read_map_header()
+        reader.skip()
+        return 0
+    except (OutOfData, IndexError) as error:
+        raise Rejected(CUT) from error
+    except (UnpackException, ValueError) as error:
+        raise Rejected("its answer can't be read: it holds what is no value") from error
 
 
 LOG = logging.getLogger(__name__)

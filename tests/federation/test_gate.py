@@ -54,7 +54,8 @@ from medsilo.core.mmap_store import Spill
 from medsilo.core.parent_watch import forget_most, most_held
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
 from medsilo.flare import script_process
-from medsilo.flare.wire import META, TASK, _ArrivalFile, as_model, let_tensors_travel, refuse, to_parcel, to_shareable
+from medsilo.flare.script_wire import as_model
+from medsilo.flare.wire import META, TASK, _ArrivalFile, let_tensors_travel, refuse, to_parcel, to_shareable
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import StudyMessage
 from medsilo.script.study import plan_of_script

@@ -19,9 +19,10 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import LONGEST
 from medsilo.core.yaml_text import dump_yaml, load_yaml
 from medsilo.federation.checks import check_forms
-from medsilo.flare import wire
-from medsilo.flare.wire import META, flat, let_tensors_travel, to_parcel, to_shareable, unflat
-from medsilo.plan import PlanError, parse_plan
+from medsilo.flare import script_wire
+from medsilo.flare.script_wire import flat, unflat
+from medsilo.flare.wire import META, let_tensors_travel, to_parcel, to_shareable
+from medsilo.plan import PlanError, keys_of, parse_plan
 from medsilo.runs.messages import DEEPEST, Request, StudyMessage, check_values
 from tests.conftest import make_plan
 from tests.property.drawn import examples
@@ -89,9 +90,9 @@ def test_a_parcel_comes_back_as_it_went(parcel: StudyMessage) -> None:
 
 
 @examples(40)
-@given(parcels, st.sampled_from([8, wire.PIECE]), st.booleans())
+@given(parcels, st.sampled_from([8, script_wire.PIECE]), st.booleans())
 def test_a_parcel_of_a_training_script_comes_back_as_it_went(parcel: StudyMessage, most: int, filtered: bool) -> None:
-    with patch.object(wire, "PIECE", most):
+    with patch.object(script_wire, "PIECE", most):
         tensors, meta = flat(parcel)
     assert all(tensor.nbytes <= most for tensor in tensors.values())
     assert_same(
@@ -100,7 +101,7 @@ def test_a_parcel_of_a_training_script_comes_back_as_it_went(parcel: StudyMessag
 
 
 def test_a_script_that_leaves_out_a_piece_is_refused() -> None:
-    large = torch.arange(2.5 * wire.PIECE / 4).reshape(5, -1)
+    large = torch.arange(2.5 * script_wire.PIECE / 4).reshape(5, -1)
     tensors, meta = flat(StudyMessage({"model": {"w": large}}, {"samples": 1}))
     assert len(tensors) == 3 and torch.equal(unflat(tensors, meta).groups["model"]["w"], large)
     for name in tensors:
@@ -269,7 +270,7 @@ def test_a_plan_comes_back_as_it_went_with_its_hash(plan: Any, draw: random.Rand
 @given(st.sampled_from(PLANS), st.sampled_from([*CHANGES]), st.data())
 def test_plans_of_other_values_have_other_hashes(plan: Any, key: str, data: st.DataObject) -> None:
     one, other = (plan.with_changes([f"{key}={json.dumps(data.draw(CHANGES[key]))}"]) for _ in range(2))
-    assert (one.by_key[key] == other.by_key[key]) == (one.hash == other.hash)
+    assert (dict(keys_of(one.resolved()))[key] == dict(keys_of(other.resolved()))[key]) == (one.hash == other.hash)
 
 
 def sections(value: Any, where: tuple = ()) -> list[tuple]:

@@ -28,7 +28,7 @@ from medsilo import cli
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs import event_reading
-from medsilo.runs.events import LAST, columns_of
+from medsilo.runs.event_reading import LAST, columns_of
 from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
 from tests.conftest import SITES, make_plan, mounted

@@ -13,9 +13,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.cli import main
-from medsilo.flare import study_events
+from medsilo.flare import site_events
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.kit_events import GRACE, SETTLED, SILENCE, Attendance, Seen, ServerEvents
+from medsilo.flare.site_events import SiteEvents
 from medsilo.flare.study_events import StudyEvents
 from medsilo.runs import event_reading, events, paths
 from medsilo.runs.events import Event, write
@@ -94,8 +95,8 @@ def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:
 
 def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk fails at another file each time, and may take one in between."""
-    study, now = StudyEvents(tmp_path, "job-1", "lungs"), 0.0
-    monkeypatch.setattr(study_events.time, "monotonic", lambda: now)
+    study, now = SiteEvents(tmp_path, "job-1", "lungs"), 0.0
+    monkeypatch.setattr(site_events.time, "monotonic", lambda: now)
     for number in (40, 41, 42):
         study.on_answer(f"state-{number}.safetensors could not be written: the disk is full", passing=True)
         study.on_answer("killed", died=True, passing=True)
@@ -104,7 +105,7 @@ def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monk
             study.on_answer()
     told = [("refused", "state-40.safetensors"), ("failed", "killed"), ("refused", "weights")]
     assert [(what, text.split()[0]) for what, text in columns(tmp_path, 2, 6)] == told
-    now = study_events.QUIET + 1
+    now = site_events.QUIET + 1
     study.on_answer("state-43.safetensors could not be written: the disk is full", passing=True)
     assert len(columns(tmp_path, 1)) == 3  # it never answered
     now *= 3
@@ -116,15 +117,15 @@ def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monk
 
 def test_a_server_that_provokes_many_errors_does_not_fill_the_log(tmp_path: Path) -> None:
     """Else it could push out the evidence of what was asked before."""
-    study = StudyEvents(tmp_path, "job-1", "lungs")
+    study = SiteEvents(tmp_path, "job-1", "lungs")
     for number in range(1000):
         study.on_answer(f"the surplus tensor {chr(97 + number % 26) * (1 + number // 26)}")
-    assert len(columns(tmp_path, 2)) == study_events.MOST_KINDS
+    assert len(columns(tmp_path, 2)) == site_events.MOST_KINDS
 
 
 def test_a_site_whose_process_for_the_job_died_says_so_when_another_begins(tmp_path: Path) -> None:
     for job in ("job-1", "job-1", "job-2"):
-        StudyEvents(tmp_path, job, "lungs").begin("FedAvg")
+        SiteEvents(tmp_path, job, "lungs").begin("FedAvg")
     assert columns(tmp_path, 2, 5) == [
         *[("began", "job-1"), ("failed", "job-1"), ("resumed", "job-1"), ("began", "job-2")]
     ]
@@ -133,7 +134,7 @@ def test_a_site_whose_process_for_the_job_died_says_so_when_another_begins(tmp_p
 def test_a_site_says_once_that_its_part_is_over_also_where_the_study_was_cancelled(tmp_path: Path) -> None:
     for answered in (True, False):
         executor, back = MedsiloExecutor(), list[int]()
-        executor.events = StudyEvents(tmp_path, f"job-{answered}", "lungs")
+        executor.events = SiteEvents(tmp_path, f"job-{answered}", "lungs")
         executor.folder = tmp_path / f"site-{answered}"  # whose diary the hospital's page shows
         executor.handle_event(EventType.END_RUN, FLContext())  # of a job that it refused
         executor.give_back = lambda back=back: back.append(1)

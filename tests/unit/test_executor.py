@@ -18,11 +18,11 @@ from medsilo.federation.limits import Clock
 from medsilo.federation.refusals import public_reason
 from medsilo.flare.controller import MedsiloController
 from medsilo.flare.executor import Busy, MedsiloExecutor
+from medsilo.flare.site_events import SiteEvents
 from medsilo.flare.site_settings import settings_of_site
-from medsilo.flare.study_events import StudyEvents
 from medsilo.flare.wire import to_parcel, to_shareable
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs import events
+from medsilo.runs import event_reading
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
@@ -147,11 +147,11 @@ def test_a_rejection_is_evidence_in_the_kits_own_log(tmp_path: Path) -> None:
         '{"submitter_name": "lead@clinic.org"}'
     )
     own = MedsiloExecutor()
-    own.events = StudyEvents.of(context, "client")
+    own.events = SiteEvents.of(context, "client")
     told = {"task": "join", "round": 0, "study": "lungs", "plan": plan.hash, "sites": SITES, "packages": plan.code}
     with pytest.raises(Refused, match="has not approved.* --kit KIT$"):
         to_parcel(own.execute("medsilo", to_shareable(StudyMessage(facts=told)), context, Signal()))
-    [line] = events.read(kit)
+    [line] = event_reading.read(kit)
     assert line.split("\t")[1:6] == ["WARNING", "refused", "-", "lungs", "job"]
     assert all(words in line for words in (plan.hash, "of lead@clinic.org", "has not approved", f"--kit {kit}"))
 

@@ -11,7 +11,9 @@ import pytest
 
 import medsilo
 from medsilo import extend, registry
-from medsilo.cli import all_commands, main
+from medsilo.cli import PLUGGED_IN, all_commands, main
+from medsilo.cli.reviewing import PAGES
+from medsilo.cli.running import REPORTS
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.tasks.inference import Inference
 from medsilo_lab.deploy.exporter import EXPORTERS, export
@@ -114,8 +116,8 @@ def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: 
 
 def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
     tables = [value for value in vars(registry).values() if isinstance(value, registry.PluginTable)]
-    assert len(tables) == 8
-    for table in (*tables, EXPORTERS, DATASET_PROBES, PREDICTORS):
+    assert len(tables) == 5
+    for table in (*tables, PLUGGED_IN, REPORTS, PAGES, EXPORTERS, DATASET_PROBES, PREDICTORS):
         for name in table:
             assert table[name] is not None and table.package_of(name) is None
     assert {"release make", "nnunet plan"} <= {one.name for own in all_commands().values() for one in own}

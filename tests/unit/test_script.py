@@ -38,8 +38,8 @@ from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Line
 from medsilo.flare import script_process
+from medsilo.flare.script_wire import flat, unflat
 from medsilo.flare.simulator_workspace import RAISED
-from medsilo.flare.wire import flat, unflat
 from medsilo.learning import layers
 from medsilo.learning.compute import Compute
 from medsilo.learning.loop import batches

@@ -9,7 +9,7 @@ from medsilo.check.kit import Kit
 from medsilo.check.result import APPROVAL, Finding
 from medsilo.core.package import in_words
 from medsilo.core.text import plain
-from medsilo.plan import Plan
+from medsilo.plan import Plan, keys_of
 from medsilo.site.accepted_settings import AcceptedSettings, check_there
 from medsilo.site.approvals import ApprovalLimits, study_in_words
 from medsilo.site.settings import SiteSettings
@@ -89,7 +89,7 @@ def packages_in_words(plan: Plan) -> str:
 
 def difference(plan: Plan, before: Plan) -> list[tuple[str, str, str]]:
     """Return each key that differs, with the value before and the one now."""
-    old, new = before.by_key, plan.by_key
+    old, new = (dict(keys_of(own.resolved())) for own in (before, plan))
     differ = [key for key in sorted(old | new) if old.get(key, ABSENT) != new.get(key, ABSENT)]
     return [(key, _shown(old.get(key, ABSENT)), _shown(new.get(key, ABSENT))) for key in differ]
 

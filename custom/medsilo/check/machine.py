@@ -67,7 +67,8 @@ def check_disk(output: Path, plan: Plan | None, free: Callable[[Path], int]) -> 
 def weights_of(plan: Plan) -> tuple[int, int]:
     """Bytes of all the method's networks, and of what optimizers keep beside them at most."""
     weights = sum(tensor.nbytes for module in plan.layout().values() for tensor in module.state_dict().values())
-    return weights, plan.training.memories * weights
+    remembered = int(plan.training.momentum > 0) if plan.training.optimizer == "sgd" else 2  # numbers of each weight
+    return weights, remembered * weights
 
 
 def kept(plan: Plan) -> int:

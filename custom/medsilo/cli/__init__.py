@@ -23,7 +23,7 @@ from medsilo.cli import hospital, reviewing, running
 from medsilo.cli.show import Command, command, failure
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
-from medsilo.registry import COMMANDS as PLUGGED_IN
+from medsilo.registry import PluginTable
 
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only if everything succeeded."
 Example = tuple[Callable[..., int | None], str]
@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
     ),
     "Lists and templates": ((reviewing.list_, ""),),
 }
+PLUGGED_IN = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
 HELP = {"help_option_names": ["--help", "-h"]}
 # What other programs call it: words that are typed in the first hour.
 OTHERWISE = {

@@ -15,6 +15,7 @@ from medsilo.cli.options import option
 from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted, plain
+from medsilo.registry import PluginTable
 
 if TYPE_CHECKING:
     from medsilo.check.at_home import KitAtHome
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 HEXADECIMAL = "0123456789abcdefABCDEF"
 LINK, REFERENCE = re.compile(r"\[([^]]*)\]\([^)]*\)"), re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # in Markdown
 SAID = {"when": "worth a try", "leaves": "leaves a hospital", "bytes": "bytes a round", "work": "extra work"}
-SITE_PAGE = "site"  # among the entry points of pages
+# What serves a hospital's own page on its machine: gets the kit and a port, and returns a server.
+PAGES, SITE_PAGE = PluginTable("medsilo.pages", "types:FunctionType", {}), "site"
 HOURS = {"h": 1, "d": 24, "w": 168}
 INDENT = " " * 14  # of what belongs to a plan, below its hash
 
@@ -116,8 +118,6 @@ def _list(screen: Console, kit: Path) -> None:
 
 def _show_page(screen: Console, kit: Path, port: int) -> None:
     screen.in_lines = True
-    from medsilo.registry import PAGES
-
     if SITE_PAGE not in PAGES:
         raise MedsiloError("the package medsilo_page is not installed; decide without --page")
     try:

@@ -10,12 +10,16 @@ from medsilo.cli.options import option
 from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted
+from medsilo.registry import PluginTable
 from medsilo.runs import paths
 from medsilo.runs.progress import StudyProgress
 
 if TYPE_CHECKING:
     from medsilo.plan import Plan
     from medsilo.site.settings import SiteSettings
+
+# What reports of a finished run: gets its folder, and returns a table for the terminal and the page that it wrote.
+REPORTS = PluginTable("medsilo.reports", "types:FunctionType", {})
 
 
 def run(
@@ -129,13 +133,12 @@ def run_study(
 
 def conclude(screen: Console, folder: Path) -> None:
     """Say how a run ended: what is installed to report of runs writes its page and its table, else the score."""
-    from medsilo.registry import REPORTS
     from medsilo.runs.outliers import standing_out
     from medsilo.runs.reading import read_rounds, read_summary
 
     screen.doing("writing the report")
     summary, outliers = read_summary(folder), standing_out(read_rounds(folder, growing=True))
-    told = [REPORTS[name](folder) for name in REPORTS]
+    told = [report(folder) for report in REPORTS.values()]
     screen.say(*(f"\n{table}" for table, _ in told))
     if not told and summary.pooled_test is not None:
         screen.say(f"\ntest score: {summary.pooled_test:.3f} ({summary.metric})")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from medsilo.federation.file_supply import FileSupply, SuppliedSite
     from medsilo.federation.ledger_watch import LedgerWatch
     from medsilo.federation.private_site import PrivateNumbers, PrivateSite
+    from medsilo.flare.script_wire import as_model, unflat
     from medsilo.learning.amplitude import AmplitudeNorm
     from medsilo.learning.class_weights import balanced, weighted
     from medsilo.learning.compute import Compute, part_of

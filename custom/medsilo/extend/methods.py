@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         WeighingMethod,
         copy_into,
         learning_weights,
+        require,
         zeros_like,
     )
     from medsilo.methods.fedavg import Averaging, FedAvg, Weighting
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from medsilo.mixing.mixers import Aggregator, UniformMean
     from medsilo.mixing.personal import Identity
     from medsilo.mixing.server import DynamicStep
-    from medsilo.schedule.algorithm import BY_ITSELF, require
+    from medsilo.schedule.algorithm import BY_ITSELF
     from medsilo.schedule.declared import Private
     from medsilo.schedule.outcome import Outcome, OwnModels
     from medsilo.schedule.phase import Average, ModelFactory, Ranges, ServerSide, network, site_mean

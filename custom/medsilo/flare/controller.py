@@ -12,7 +12,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from medsilo.core import model_folders
+from medsilo.core import model_folders, optional
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.parent_watch import end_with, reuse_blocks
 from medsilo.core.text import counted, is_safe_name, plain
@@ -22,7 +22,7 @@ from medsilo.flare import workspace
 from medsilo.flare.study_events import StudyEvents
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.transport import Away, FlareTransport, Longest
-from medsilo.flare.wire import TASK, as_model, let_tensors_travel, refuse, to_shareable
+from medsilo.flare.wire import TASK, let_tensors_travel, refuse, to_shareable
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, CANCELS, PROGRESS
@@ -147,7 +147,7 @@ class MedsiloController(Controller):
             if plan.participation.limit is None:  # and the server's own process tells who is there
                 longest = lambda timeout: LONGEST if presence.sites else timeout  # noqa: E731
         transport = self.transport = FlareTransport(
-            self, fl_ctx, abort_signal, away, longest, as_model if plan.task.scripted else to_shareable
+            self, fl_ctx, abort_signal, away, longest, optional.as_model if plan.task.scripted else to_shareable
         )
         self.gate.allow(answer_bounds(plan))
         RetryingRequests(self.gate.cell, timeouts_of(plan))

@@ -33,8 +33,8 @@ from medsilo.federation.protection import acquire_lock
 from medsilo.federation.refusals import details, passes, public_reason
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.federation.site_stack import answering
+from medsilo.flare.site_events import SiteEvents
 from medsilo.flare.site_settings import settings_of_site
-from medsilo.flare.study_events import StudyEvents
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, submitter_of
@@ -79,7 +79,7 @@ class MedsiloExecutor(Executor):
         self.folder: Path | None = None  # of this site in the study
         self.give_back: Callable[[], None] | None = None  # the study's place at this hospital
         self.gate: Gate | None = None  # where the job's plan can be read
-        self.events = StudyEvents(None)
+        self.events = SiteEvents(None)
         self.measured = False  # the plan sets no limit for an answer
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
 
@@ -90,7 +90,7 @@ class MedsiloExecutor(Executor):
             os.umask(0o077)  # logs, too, are for this account alone
             end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
             self._guard(fl_ctx)
-            self.events = StudyEvents.of(fl_ctx, "client")
+            self.events = SiteEvents.of(fl_ctx, "client")
             GARBAGE.begin()
             has_started()
         elif event_type == EventType.END_RUN and self.give_back:

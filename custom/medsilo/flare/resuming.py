@@ -22,8 +22,8 @@ from nvflare.apis.job_def_manager_spec import JobDefManagerSpec
 from medsilo.core.errors import MedsiloError
 from medsilo.core.yaml_text import load_yaml
 from medsilo.flare.workspace import kit_folder, output_folder, settings_of_server
-from medsilo.runs import events, paths
-from medsilo.runs.events import Event
+from medsilo.runs import event_reading, paths
+from medsilo.runs.events import Event, What, write
 from medsilo.runs.reading import GOES_ON
 from medsilo.runs.record import Record
 from medsilo.schedule.participation import Participation
@@ -135,7 +135,7 @@ class Resuming:
 
     def begin(self) -> None:
         """Take what died with the server, and go on from now on."""
-        fates = events.fates(self.kit)
+        fates = event_reading.fates(self.kit)
         with self.engine.new_context() as fl_ctx:
             for job in self._jobs().get_jobs_by_status(list(DIED), fl_ctx):
                 self.take(job, "the server, or its process for the job, was ended", fates.get(job.job_id))
@@ -148,7 +148,7 @@ class Resuming:
         status = str(job.meta.get(JobMetaKey.STATUS.value, "")) if job else ""
         if job and status.startswith("FINISHED:") and status != RunStatus.FINISHED_COMPLETED:
             told = f"the job's process ended as {status.removeprefix('FINISHED:')}"
-            self.take(job, told, events.fates(self.kit).get(job_id, "began"))
+            self.take(job, told, event_reading.fates(self.kit).get(job_id, "began"))
 
     def take(self, job: Job, why: str, fate: str | None) -> None:
         """Go on with a job's study when that is possible, and write down whether that is so.
@@ -162,16 +162,16 @@ class Resuming:
             if ended and not ended.hopeless:
                 self.due[job.job_id] = Due(ended, time.monotonic() + min(PAUSE * 2**ended.times, LONGEST))
                 told = f"{why}; it goes on by itself, {ended.turn} times"
-                what: events.What = "waits" if fate in events.LAST else "failed"
-                events.write(self.kit, Event(what, told, study=ended.record.folder.name, job=job.job_id))
+                what: What = "waits" if fate in event_reading.LAST else "failed"
+                write(self.kit, Event(what, told, study=ended.record.folder.name, job=job.job_id))
                 # for who watches the job; the disk may be full
                 with suppress(Exception), self.engine.new_context() as fl_ctx:
                     self._jobs().update_meta(job.job_id, {GOES_ON: ended.turn}, fl_ctx)
                 return
             if ended and ended.rules.resume:
                 why = f"{why}; {ended.hopeless}"
-        if fate in events.RUNNING:
-            events.write(self.kit, Event("failed", why, job=job.job_id, needs_somebody=True))
+        if fate in event_reading.RUNNING:
+            write(self.kit, Event("failed", why, job=job.job_id, needs_somebody=True))
 
     def _study_of(self, job: Job) -> Ended | None:
         """Return the study of a job that died: one that it led, or that it was to go on with."""

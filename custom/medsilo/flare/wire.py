@@ -1,10 +1,8 @@
 """A parcel as NVFlare carries it: a DXO collection with one WEIGHTS member per group.
 
-So NVFlare's own filters (a site's privacy policies, quantisation) see every tensor; facts travel as meta. For a user's
-own training script it is one DXO of kind WEIGHTS with names "group/tensor": a model of NVFlare's Client API.
+So NVFlare's own filters (a site's privacy policies, quantisation) see every tensor; facts travel as meta.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,14 +12,14 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
+from medsilo.core import optional
 from medsilo.core.errors import Lacks, MedsiloError, Passing, Refused
 from medsilo.core.mmap_store import TYPES, Spill
 from medsilo.core.text import plain
 from medsilo.runs.messages import StudyMessage
-from nvflare_reliability.chunking import MARK, ChunkedTensors, PlainArrays, PlainTensors, in_one, in_pieces
+from nvflare_reliability.chunking import ChunkedTensors, PlainArrays, PlainTensors
 from nvflare_reliability.errors import Rejected
 from nvflare_reliability.patches import send_tensors_by
-from nvflare_reliability.timeouts import PIECE
 
 META = "medsilo"
 TASK = "medsilo"  # the name of every task
@@ -58,35 +56,6 @@ def to_shareable(parcel: StudyMessage) -> Shareable:
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 
-def as_model(parcel: StudyMessage) -> Shareable:
-    """Wrap a parcel for a training script."""
-    return DXO(DataKind.WEIGHTS, *flat(parcel)).to_shareable()
-
-
-def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a parcel's tensors by "group/name", in pieces that NVFlare's http driver takes (4 MiB), and its meta."""
-    tensors = {f"{group}/{name}": own for group, groups in parcel.groups.items() for name, own in groups.items()}
-    dtypes = {group: {name: str(own.dtype) for name, own in groups.items()} for group, groups in parcel.groups.items()}
-    return in_pieces(tensors, PIECE), {META: {"facts": parcel.facts, "dtypes": dtypes}}
-
-
-def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
-    """Return the parcel of a model that came to a script, or from one; raises Refused where it is none."""
-    try:
-        if LACKS in meta:
-            raise Lacks(plain(str(meta[LACKS])))
-        content = meta[META]
-        groups: dict[str, dict[str, Any]] = {str(group): {} for group in content["dtypes"]}
-        for name, value in tensors.items():
-            group, _, own = name.partition("/")
-            groups[group][own] = _as_sent(value, content["dtypes"][group][own.rsplit(MARK, 2)[0]])
-        return StudyMessage({group: in_one(own) for group, own in groups.items()}, dict(content["facts"]))
-    except Rejected as error:
-        raise Refused(str(error)) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Refused(f"the answer is not a message of medsilo ({type(error).__name__})") from error
-
-
 ENDS = {  # what NVFlare answers for a site whose code did not
     ReturnCode.TASK_RESULT_FILTER_ERROR: "a privacy filter of the site held the answer back",
     ReturnCode.TASK_ABORTED: "the site's training stopped before it sent an answer",
@@ -109,12 +78,12 @@ def to_parcel(shareable: Shareable) -> StudyMessage:
     try:
         collection = from_shareable(shareable)
         if collection.data_kind == DataKind.WEIGHTS:
-            return unflat(collection.data, collection.meta)
+            return optional.unflat(collection.data, collection.meta)
         if collection.data_kind != DataKind.COLLECTION:
             raise ValueError(collection.data_kind)
         content, members = collection.meta[META], collection.data.items()
         groups = {
-            group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in member.data.items()}
+            group: {name: as_sent(value, content["dtypes"][group][name]) for name, value in member.data.items()}
             for group, member in members
         }
         return StudyMessage(groups, dict(content["facts"]))
@@ -122,7 +91,7 @@ def to_parcel(shareable: Shareable) -> StudyMessage:
         raise Refused(f"the answer is not a message of medsilo ({type(error).__name__})") from error
 
 
-def _as_sent(value: Any, dtype: str) -> Any:
+def as_sent(value: Any, dtype: str) -> Any:
     """Some of NVFlare's filters turn tensors into numpy arrays, counts into fractions, and values into half of their
     bytes: that is undone here. What is no tensor, or no number of its type, is refused later, by name."""
     tensor = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value

@@ -77,17 +77,12 @@ def publish_refusal(reason: str, fl_ctx: FLContext) -> None:
     write_text(Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / paths.REFUSED, reason)
 
 
-def results_of_job(fl_ctx: FLContext) -> Path:
-    """Return the part of NVFlare's own run folder where the lead finds results."""
-    return Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / "medsilo"
-
-
 def publish(run: Path, fl_ctx: FLContext) -> None:
     """Copy into NVFlare's own run folder, which the lead can download, what no hospital keeps to itself.
 
     The server's checkpoints stay behind: they may hold hospitals' personal models.
     """
-    destination = results_of_job(fl_ctx) / run.name
+    destination = Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / "medsilo" / run.name
     for name in paths.PUBLISHED:
         if (run / name).is_dir():
             shutil.copytree(run / name, destination / name)

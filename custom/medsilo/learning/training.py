@@ -1,7 +1,7 @@
 """Describe how a site trains: the numbers of the plan's `training` section and the optimizer that follows from them."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,13 +14,6 @@ if TYPE_CHECKING:
 
 POWER = 0.9  # of nnU-Net's schedule
 MOST_EPOCHS = 100_000  # of a study at each site
-# The numbers that belong to one optimizer and say little about another: what is usual for each, where --set chooses it.
-USUAL: Mapping[str, Mapping[str, Any]] = {
-    "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
-    "adam": {"learning_rate": 0.001, "weight_decay": 0.0},
-    "adamw": {"learning_rate": 0.001, "weight_decay": 0.01},
-}
-OWN_NUMBERS = ("learning_rate", "weight_decay", "momentum", "nesterov", "betas")
 Beta = Annotated[float, Field(ge=0, lt=1)]
 ClassWeights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=2, max_length=4096)]
 
@@ -137,11 +130,6 @@ class Training(Feature):
     def make_optimizer(self, parameters: "Iterable[nn.Parameter]") -> "optim.Optimizer":
         """The torch optimizer of this plan."""
         return optional.optimizer_of(self, parameters)
-
-    @property
-    def memories(self) -> int:
-        """The numbers that the optimizer remembers of each weight."""
-        return 2 if self.optimizer != "sgd" else int(self.momentum > 0)
 
     @property
     def paced(self) -> bool:

@@ -24,10 +24,11 @@ from medsilo.learning.statistics import (
     statistics_from,
     statistics_of,
 )
+from medsilo.methods.bases import require, require_features
 from medsilo.methods.pretraining import Pretraining
 from medsilo.mixing.mixers import Aggregator
 from medsilo.mixing.personal import ComparedOnly, SimilarityMix
-from medsilo.schedule.algorithm import BY_ITSELF, Algorithm, require, require_features
+from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import FURTHEST, Facts, Group, ModelFactory, Phase, Ranges, ServerSide, network, site_mean
 from medsilo.schedule.train_context import TrainContext

@@ -1,4 +1,4 @@
-"""Bases of several methods: a mean beside own models, a server's step, weights that follow from updates."""
+"""Bases of several methods: a mean beside own models, a server's step, weights from updates; networks they need."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -10,7 +10,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules, Tensors
+from medsilo.learning.layers import head_names
 from medsilo.learning.loop import TrainStep
 from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.late import Shares, StalenessWeightedMean, at_most
@@ -169,3 +171,19 @@ class WeighingMethod(Algorithm):
         return [
             f"algorithm.largest_share {self.largest_share:g} leaves {len(sites)} hospitals no choice: all count alike"
         ]
+
+
+def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:
+    """Raise a PlanError if a method that keeps a kind of layer at the sites finds none in this network."""
+    if not names:
+        raise PlanError(f"algorithm.name: {method} keeps {layer} at the sites, but this network has none; {remedy}")
+
+
+def require_features(model: nn.Module, method: str) -> None:
+    """Raise a PlanError if a method needs layers before the head, and this network has none."""
+    heads = head_names(model)
+    if not heads or not without(model.state_dict(), heads):
+        raise PlanError(
+            f"algorithm.name: {method} needs features, and this network has no layer before its last; choose a deeper "
+            "one, such as network.name=mlp for a table"
+        )

@@ -8,7 +8,7 @@ from medsilo.core.tensors import Modules
 from medsilo.learning.layers import batch_norm_layers, batch_norm_names
 from medsilo.learning.statistics import running_statistics
 from medsilo.methods.adafed import StatisticsMixture
-from medsilo.schedule.algorithm import require
+from medsilo.methods.bases import require
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
 

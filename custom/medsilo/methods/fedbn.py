@@ -4,8 +4,8 @@ from typing import ClassVar, Literal
 
 from medsilo.core.tensors import Modules
 from medsilo.learning.layers import local_norm_names
+from medsilo.methods.bases import require
 from medsilo.methods.fedavg import Averaging
-from medsilo.schedule.algorithm import require
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import Group, network
 

@@ -7,8 +7,8 @@ from torch import nn
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.learning.layers import head_layers, head_names
+from medsilo.methods.bases import require, require_features
 from medsilo.methods.fedavg import Averaging
-from medsilo.schedule.algorithm import require, require_features
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import Group, network
 

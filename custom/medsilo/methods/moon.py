@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from medsilo.core.tensors import Modules
 from medsilo.learning.steps import frozen_features, with_features
+from medsilo.methods.bases import require_features
 from medsilo.methods.fedavg import FedAvg
-from medsilo.schedule.algorithm import require_features
 from medsilo.schedule.phase import ModelFactory
 from medsilo.schedule.train_context import TrainContext
 

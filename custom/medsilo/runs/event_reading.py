@@ -8,9 +8,36 @@ from pathlib import Path
 from typing import TextIO
 
 from medsilo.core.text import plain
-from medsilo.runs.events import NAME, columns_of, is_of, read
+from medsilo.runs.events import KEPT, NAME
 
 POLL = 0.5  # seconds between two looks for new lines
+COLUMNS = 7
+RUNNING, LAST = ("began", "resumed"), ("ended", "failed")  # a job, and the last words of one
+
+
+def read(kit: Path, of: str = "") -> Iterator[str]:
+    """Yield the lines of a kit, the oldest first. of: the study, or the job, that they are of."""
+    for path in (*(kit / f"{NAME}.{number}" for number in range(KEPT, 0, -1)), kit / NAME):
+        if path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                yield from (line.rstrip("\n") for line in file if is_of(line, of))
+
+
+def fates(kit: Path) -> dict[str, str]:
+    """Return by job whether the last that was written of it is that it runs, or has ended."""
+    found = (columns for columns in map(columns_of, read(kit)) if columns and columns[2] in RUNNING + LAST)
+    return {columns[5]: columns[2] for columns in found}
+
+
+def columns_of(line: str) -> list[str] | None:
+    """Return a line's columns; None of one that is damaged."""
+    columns = line.rstrip("\n").split("\t", COLUMNS - 1)
+    return columns if len(columns) == COLUMNS else None
+
+
+def is_of(line: str, of: str) -> bool:
+    """Return whether a line is of a study or a job."""
+    return not of or of in line.split("\t", COLUMNS - 1)[4:6]
 
 
 def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:

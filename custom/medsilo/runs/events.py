@@ -7,7 +7,6 @@ who, study, job, text.
 import logging
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
@@ -24,8 +23,6 @@ LARGEST, KEPT = 1 << 20, 4  # bytes of the file until it is set aside, and how m
 WAIT = 5.0  # seconds that an event waits for other processes of the kit
 TEXT = 500  # bytes of a reason
 What = Literal["started", "joined", "away", "back", "refused", "began", "resumed", "waits", "ended", "failed"]
-COLUMNS = 7
-RUNNING, LAST = ("began", "resumed"), ("ended", "failed")  # a job, and the last words of one
 LOG = logging.getLogger(__name__)
 
 
@@ -69,28 +66,3 @@ class _Rolling(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise  # the exception that is being handled: `write` says it in one line
-
-
-def read(kit: Path, of: str = "") -> Iterator[str]:
-    """Yield the lines of a kit, the oldest first. of: the study, or the job, that they are of."""
-    for path in (*(kit / f"{NAME}.{number}" for number in range(KEPT, 0, -1)), kit / NAME):
-        if path.is_file():
-            with path.open(encoding="utf-8", errors="replace") as file:
-                yield from (line.rstrip("\n") for line in file if is_of(line, of))
-
-
-def fates(kit: Path) -> dict[str, str]:
-    """Return by job whether the last that was written of it is that it runs, or has ended."""
-    found = (columns for columns in map(columns_of, read(kit)) if columns and columns[2] in RUNNING + LAST)
-    return {columns[5]: columns[2] for columns in found}
-
-
-def columns_of(line: str) -> list[str] | None:
-    """Return a line's columns; None of one that is damaged."""
-    columns = line.rstrip("\n").split("\t", COLUMNS - 1)
-    return columns if len(columns) == COLUMNS else None
-
-
-def is_of(line: str, of: str) -> bool:
-    """Return whether a line is of a study or a job."""
-    return not of or of in line.split("\t", COLUMNS - 1)[4:6]

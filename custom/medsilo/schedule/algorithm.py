@@ -11,12 +11,11 @@ from torch.optim import Optimizer
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules
-from medsilo.learning.layers import head_names
 from medsilo.learning.training import Training
 from medsilo.schedule.additions import INPUT, Amplitude, Perturbation
 from medsilo.schedule.declared import Private
 from medsilo.schedule.outcome import OneModel, Outcome, OwnModels
-from medsilo.schedule.phase import Group, ModelFactory, Phase, Schedule, without
+from medsilo.schedule.phase import Group, ModelFactory, Phase, Schedule
 from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -210,21 +209,5 @@ def _value_at(plan: Any, key: str, wanted: Any) -> Any:
     return own
 
 
-def require_features(model: nn.Module, method: str) -> None:
-    """Raise a PlanError if a method needs layers before the head, and this network has none."""
-    heads = head_names(model)
-    if not heads or not without(model.state_dict(), heads):
-        raise PlanError(
-            f"algorithm.name: {method} needs features, and this network has no layer before its last; choose a deeper "
-            "one, such as network.name=mlp for a table"
-        )
-
-
 # What "paper" says of a method that its paper describes without these additions.
 BY_ITSELF: Mapping[str, Any] = {"algorithm.amplitude": None, "algorithm.perturbation": None}
-
-
-def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:
-    """Raise a PlanError if a method that keeps a kind of layer at the sites finds none in this network."""
-    if not names:
-        raise PlanError(f"algorithm.name: {method} keeps {layer} at the sites, but this network has none; {remedy}")

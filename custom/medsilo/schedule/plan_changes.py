@@ -1,17 +1,23 @@
 """Changes of a plan that somebody types: `a.b=value` after --set, and names for hospitals that are all made here."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from medsilo.core.errors import PlanError, YamlError
 from medsilo.core.text import plain
 from medsilo.core.wording import SHOWN
 from medsilo.core.yaml_text import load_yaml
-from medsilo.learning.training import OWN_NUMBERS, USUAL
 from medsilo.registry import TABLES
 from medsilo.schedule.participation import MOST_SITES, names_for
 
 OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
+# The numbers that belong to one optimizer and say little about another: what is usual for each, where --set chooses it.
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
+    "adam": {"learning_rate": 0.001, "weight_decay": 0.0},
+    "adamw": {"learning_rate": 0.001, "weight_decay": 0.01},
+}
+OWN_NUMBERS = ("learning_rate", "weight_decay", "momentum", "nesterov", "betas")
 
 
 def change(values: dict[str, Any], changes: Iterable[str]) -> None:
