@@ -48,7 +48,7 @@ NEWER = ["silobn", "fedrdn", *WEIGHED, "condistfl", "cyclic", "fedrep", "feddyn"
 # keep and send what fedper, fine-tuning, scaffold, ditto and fedavg do
 AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
 MOST = float(os.environ.get("MOST_SECONDS", 2.0))  # of processor, of a default test
-BESIDE = 2.0  # how much more beside others
+BESIDE = 3.0  # how much more beside others
 QUIET = 0.024  # seconds of processor that `pace` takes on the core for which MOST is said
 LOADED = 100  # modules; what first loads so many takes the seconds of its imports
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
