@@ -7,9 +7,14 @@ from pathlib import Path
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_text
 from medsilo.flare.job_source import SHIPPED, PlanSource, shipped_plans
-from medsilo.flare.jobs import NO_CODE, NO_CODE_TEXT, PLAN, plan_of, write_job
+from medsilo.flare.jobs import NO_CODE, PLAN, plan_of, write_job
 
 JOBS = Path(__file__).resolve().parent
+NO_CODE_TEXT = """\
+This job brings no code: it uses the classes of the installed medsilo. NVFlare accepts a job's classes if the job has a
+folder `app/custom`, or if the site's `class_allow_list` names them. `medsilo submit` leaves this folder out, because
+some hospitals accept no job with code.
+"""
 
 
 def write(folder: Path) -> None:

@@ -10,9 +10,19 @@ import numpy as np
 import SimpleITK
 from PIL import Image
 
+from medsilo_lab.start.choices import Choices
 from results.convert import ACTIVITIES, CHANNELS
 
 RANDOM = np.random.default_rng
+
+
+def nested(choices: Choices) -> dict[str, Any]:
+    """Return choices as mappings within each other."""
+    values: dict[str, Any] = {}
+    for name, (value, _) in choices.items():
+        section, _, key = name.rpartition(".")
+        (values.setdefault(section, {}) if section else values)[key] = value
+    return values
 
 
 def picture(path: Path, values: np.ndarray, **options: Any) -> None:

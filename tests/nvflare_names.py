@@ -1,6 +1,7 @@
 """What the package uses of NVFlare: names, kept in tests/nvflare-uses.json, and texts of files that both sides read.
 
     python -m tests.nvflare_names --write   # keep the names that the source uses now
+    python -m tests.nvflare_names --known   # of what nvflare_reliability is made for, keep the installed NVFlare's code
 
 tests/federation/test_nvflare_names.py holds the file to the source, and the installed NVFlare to the file, so that who
 tries another one (`make upgrade`) reads what is gone. What NVFlare does with its names, the tests of studies show, and
@@ -14,10 +15,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from medsilo.core.package import PLACE
+from nvflare_reliability import kit_patches, patches  # noqa: F401 - which say what they are made for
+from nvflare_reliability.compatibility import KNOWN, PLACES, hash_of
 from tests.nvflare_uses import has, is_module, uses_of
 
 MODULES = "nvflare"
@@ -153,10 +157,22 @@ def lost_keys(said: str) -> Iterator[str]:
             yield f"{key.text!r} is gone; we rely on it: {key.means}"
 
 
+def add_installed() -> None:
+    """Add the installed NVFlare to those that are known, once all tests passed with it."""
+    known = json.loads(KNOWN.read_text("utf-8")) if KNOWN.exists() else {}
+    places = sorted({place for own in PLACES.values() for place in own})
+    for place in places:
+        known[place] = known.get(place, {}) | {version("nvflare"): hash_of(place)}
+    KNOWN.write_text(json.dumps({place: known[place] for place in places}, indent=2) + "\n", "utf-8")
+
+
 def main() -> int:
     """Keep what is used now, or say what the installed NVFlare lacks, a line each; 1 when there is something."""
     if "--write" in sys.argv[1:]:
         RECORDED.write_text(json.dumps(sorted(used()), indent=0) + "\n", "utf-8")
+        return 0
+    if "--known" in sys.argv[1:]:
+        add_installed()
         return 0
     gone = [use for use in json.loads(RECORDED.read_text("utf-8")) if not stands(use)]
     print(*gone, sep="\n")

@@ -225,8 +225,7 @@ def _sentence(watched: StudyMoment) -> str:
         return f"{how}: {watched.stopped.reason}"
     rounds = f"answers to {watched.round} of {watched.began.rounds if watched.began else '?'} rounds have left"
     if watched.ended:
-        early = "" if watched.tested else " before its last task, and its lead can read why"
-        return f"The study has ended here{early}; {rounds}."
+        return f"{watched.ended}; {rounds}."
     if watched.work is None:
         return f"Waiting for the server; {rounds}."
     share = "" if watched.work.share is None else f" {watched.work.share:.0%}"

@@ -46,14 +46,11 @@ class StudyMoment:
         return next((line for line in reversed(self.diary) if line.kind == "began"), None)
 
     @property
-    def tested(self) -> bool:
-        """Return whether the last thing was the answer to the test."""
-        return bool(self.diary) and (self.diary[-1].kind, self.diary[-1].task) == ("answered", "test")
-
-    @property
-    def ended(self) -> bool:
-        """Return whether the study has ended here, with or without its test."""
-        return self.tested or (bool(self.diary) and self.diary[-1].kind == "ended")
+    def ended(self) -> str:
+        """Return how the study has ended here; nothing while it goes on."""
+        last = (self.diary[-1].kind, self.diary[-1].task) if self.diary else ("", "")
+        early = "The study has ended here before its last task, and its lead can read why"
+        return {("answered", "test"): "The study has ended here", ("ended", ""): early}.get(last, "")
 
     @property
     def stopped(self) -> LogEntry | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from medsilo.extend import CaseIndex, DataError, DatasetLayout, DataSource, TableReader
 from medsilo_series import waves
-from medsilo_series.recordings import Reader, Recording, unit_of
+from medsilo_series.recordings import Reader, Recording, units_of
 from medsilo_series.series_folder import SeriesFolder, by_patient
 from medsilo_series.windows import stretches
 
@@ -25,6 +25,7 @@ USUAL_RATE = 50.0  # Hz, where nothing tells it
 SECONDS = 2.56  # that a window takes, about, of a movement
 SHORTEST = 8  # steps of a window
 FEWEST, MOST_CLASSES = 2, 254
+Described = tuple[dict[str, Any], tuple[str, ...], tuple[float, ...]]  # settings, signals, units of the times
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class SeriesFacts:
     rows: int  # of a recording, in the median
     stretch: int  # rows of one label without a gap, in the median
     rate: float | None  # Hz
-    unit: float | None  # of the times, in seconds; None where nothing says it, and seconds are supposed
+    supposed: bool  # that times are seconds, as nothing says it
     gaps: int  # recordings with gaps or missing values
     opened: int
     left_out: dict[str, int]  # why -> recordings
@@ -78,7 +79,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
     places = {site: folder.path / top for site, top in folder.sites_of(tops).items()} or {"": folder.path}
     hospitals = tuple(filter(None, places))
     table = next(iter(places.values())) / (beside.name if beside else DataSource.TABLE)
-    described, signals, unit = _described(folder.path, names, table)
+    described, signals, units = _described(folder.path, names, table)
     source = DataSource.model_validate(
         {"folder": folder.path, **described, **(beside.described("recording") if beside else {})}
     )
@@ -94,7 +95,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         source = source.model_copy(update={"patient": patient})
         listings = {site: CaseIndex.of_recordings(source, place) for site, place in places.items()}
     reader = Reader(SeriesFolder.model_validate({"signals": signals}).limits, source, USUAL_RATE)
-    reader.units = (unit or 1.0,)
+    reader.units = units[:1]
     cases = {site: own.entries for site, own in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
     every, wrong = folder.opened(cases, lambda entry: reader.read(entry.images[0]), left_out)
@@ -130,7 +131,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         int(np.median([len(one.values) for one in every])),
         int(np.median([last - first for one in every for first, last in _pieces(one)])),
         _round_rate(float(np.median(rates))) if rates else None,
-        unit,
+        len(units) > 1,
         sum(bool(np.isnan(one.values).any() or (one.gaps is not None and one.gaps.any())) for one in every),
         len(every),
         dict(wrong),
@@ -152,8 +153,8 @@ def _round_rate(rate: float) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------- what lies there
-def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[str, Any], tuple[str, ...], float | None]:
-    """Return what the first recording says of how all are to be read, its signals, and its times' unit, if told."""
+def _described(folder: Path, names: Sequence[str], table: Path) -> Described:
+    """Return what the first recording says of how all are to be read."""
     if table.is_file():  # other files may lie there, too
         told = table.read_text("utf-8", errors="replace")
         names = [name for name in names if PurePosixPath(name).name in told] or names
@@ -162,39 +163,32 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[st
         raise DataError(f"recordings have several endings, {', '.join(sorted(endings))}; keep one kind in the folder")
     ending = endings.pop()
     if ending in waves.ENDINGS:
-        return {}, waves.wave_of(folder / names[0]).names, 1.0
+        return {}, waves.wave_of(folder / names[0]).names, (1.0,)
     return _columns(folder / names[0], table.is_file())
 
 
-def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...], float | None]:
-    head, *below = TableReader.first_lines(path, LINES) or [[]]
+def _columns(path: Path, by_table: bool) -> Described:
+    number, (head, *below) = TableReader.number, TableReader.first_lines(path, LINES) or [[]]
     lines = [line for line in below if len(line) == len(head)]
     time, label, patient = (_called(head, words) for words in (TIMES, LABELS, PATIENTS))
     cells = {name: [line[place] for line in lines if line[place]] for place, name in enumerate(head)}
-    decimal = "," if any("," in cell for own in cells.values() for cell in own if _is_number(cell, ",")) else "."
-    taken = {time, label, patient}
-    signals = tuple(
-        name
-        for name, own in cells.items()
-        if name not in taken and name.lower() not in COUNTERS and own and all(_is_number(c, decimal) for c in own)
-    )
+    commas = any("," in cell and number(cell, ",") is not None for own in cells.values() for cell in own)
+    decimal = "," if commas else "."
+    numbers = {name for name, own in cells.items() if own and all(number(cell, decimal) is not None for cell in own)}
+    others = {time, label, patient}
+    signals = tuple(name for name in cells if name in numbers - others and name.lower() not in COUNTERS)
     if not signals:
         raise DataError("the first recording has no column of numbers; its first line has to name the columns")
     roles = {"time": time} if by_table else {"time": time, "label": label, "patient": patient}
     found: dict[str, Any] = {"recording_columns": {role: name for role, name in roles.items() if name}}
-    if decimal == ",":
+    if commas:
         found["decimal"] = decimal
-    dated = any(not _is_number(cell, decimal) for cell in cells.get(time or "", []))
-    unit = 1.0 if dated else unit_of(time or "")
-    return {key: value for key, value in found.items() if value != {}}, signals, unit
+    units = units_of(time or "") if time in numbers else (1.0,)  # of dates
+    return {key: value for key, value in found.items() if value != {}}, signals, units
 
 
 def _called(names: Sequence[str], words: set[str]) -> str | None:
     return next((name for name in names if name.lower() in words), None)
-
-
-def _is_number(cell: str, decimal: str) -> bool:
-    return TableReader.number(cell, decimal) is not None
 
 
 # ---------------------------------------------------------------------------------------------------- choices
@@ -210,7 +204,7 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
             f"patients of each, or combine rare labels"
         )
     by_time = "by the times of the recordings" if seen.rate else "a guess, as no column has times: correct it"
-    if seen.rate and seen.rate < SLOWEST and not seen.unit:
+    if seen.rate and seen.rate < SLOWEST and seen.supposed:
         by_time = f"as times are taken for seconds; {1000 * seen.rate:g} if they are milliseconds: correct it"
     gaps = "some recordings have gaps or missing values" if seen.gaps else "none has gaps"
     plan = {

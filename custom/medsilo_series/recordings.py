@@ -20,9 +20,10 @@ UNITS = (1.0, 1e-3, 1e-6)
 NAMED_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
-def unit_of(column: str) -> float | None:
-    """Return the unit in seconds that a column of times has by its name: ms, time_ms; None where it says none."""
-    return NAMED_UNITS.get(column.lower().rpartition("_")[2])
+def units_of(column: str) -> tuple[float, ...]:
+    """Return the units, in seconds, that a column of times may have: one where its name says it, as ms or time_ms."""
+    named = NAMED_UNITS.get(column.lower().rpartition("_")[2])
+    return (named,) if named else UNITS
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,7 @@ class Reader:
         self.limits, self.source, self.rate = limits, source, source.rate or rate
         roles = {role: source.recording_columns.get(role) for role in ("label", "patient", "time")}
         self.label, self.patients = roles["label"] if label else None, roles["patient"]
-        unit = unit_of(roles["time"] or "")
-        self.units = (unit,) if unit else UNITS  # that times may have, in seconds
+        self.units = units_of(roles["time"] or "")
         self.texts = tuple(filter(None, (self.label, self.patients)))
         self.names = source.own_names([*limits], roles, "recording_columns")
         self.last: tuple[Path, Recording] | None = None

@@ -1,7 +1,6 @@
 """For each part, the functions of NVFlare that it was made for; where these differ, the part says so when it begins.
 
-`python -m nvflare_reliability.kit_patches` adds the installed NVFlare to those that are known, once all tests passed
-with it.
+In a clone, `python -m tests.nvflare_names --known` adds the installed NVFlare to those that are known.
 """
 
 import ast

@@ -4,13 +4,11 @@ patches.py says what holds for each part, and has those of a job. Neither side o
 """
 
 import gc
-import json
 import logging
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from importlib.metadata import version
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +30,7 @@ from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
 from nvflare.private.fed.utils.fed_utils import extract_participants
 from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
-from nvflare_reliability.compatibility import KNOWN, PLACES, hash_of, made_for
+from nvflare_reliability.compatibility import made_for
 
 if TYPE_CHECKING:
     from nvflare.fuel.flare_api.flare_api import Session
@@ -277,18 +275,3 @@ def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         subprocess.Popen = own  # type: ignore[misc]
-
-
-def add_installed() -> None:
-    """Add the installed NVFlare to those that are known."""
-    known = json.loads(KNOWN.read_text("utf-8")) if KNOWN.exists() else {}
-    places = sorted({place for own in PLACES.values() for place in own})
-    for place in places:
-        known[place] = known.get(place, {}) | {version("nvflare"): hash_of(place)}
-    KNOWN.write_text(json.dumps({place: known[place] for place in places}, indent=2) + "\n", "utf-8")
-
-
-if __name__ == "__main__":
-    import nvflare_reliability.patches  # noqa: F401 - whose functions of NVFlare are added, too
-
-    add_installed()

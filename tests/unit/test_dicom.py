@@ -32,11 +32,11 @@ from medsilo_dicom.objects import MadeBy, class_report, code_of, report, segment
 from medsilo_dicom.predicting import DicomSeries
 from medsilo_dicom.series import ImageSeries, mask_as_scanned, read_again, scan_of_series, values_of
 from medsilo_lab.deploy.model_card import CARD, CARD_DATA, interval_of
-from medsilo_lab.start.choices import nested
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight
 from tests import dicoms
 from tests.dicoms import DAMAGE, NAME, change, write_contours, write_segmentation, write_series, write_study
 from tests.hospital import affine_of, ball
+from tests.layouts import nested
 
 STRUCTURES = {"kidney": code_of("kidney"), "tumour": code_of("tumour"), "thing": code_of("thing")}
 MAKER = MadeBy("medsilo tests", "1", "ab" * 32)

@@ -23,12 +23,12 @@ from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks.sources import DataSource
-from medsilo_lab.start.choices import nested
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight
 from medsilo_series import recordings
 from medsilo_series.recordings import Coded, Recording
 from medsilo_series.windows import Cutting, cut
 from tests import inprocess
+from tests.layouts import nested
 
 SITES = ("a", "b")
 SIGNALS = ("x", "y")

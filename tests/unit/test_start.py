@@ -21,13 +21,14 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.case_index import CaseIndex
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.start import trial
-from medsilo_lab.start.choices import Draft, nested
+from medsilo_lab.start.choices import Draft
 from medsilo_lab.start.dataset_facts import DatasetFacts, look_at, patient_in
 from medsilo_lab.start.dataset_layout import OF_PLAN, OF_SETTINGS, DatasetLayout, in_yaml, look, text_of
 from medsilo_lab.start.folder_layout import layout_of, layout_of_folder
 from medsilo_lab.study.verdict_file import read_verdict
 from tests.conftest import make_plan
 from tests.hospital import ball, photograph, write_balls, write_pixels, write_table
+from tests.layouts import nested
 from tests.unit.test_docs import commands
 
 PATIENTS = [f"p{number:02}" for number in range(18)]

@@ -15,10 +15,11 @@ from medsilo.core.errors import DataError
 from medsilo.plan import load_plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.table_reader import TableReader
-from medsilo_lab.start.choices import Draft, nested
+from medsilo_lab.start.choices import Draft
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, write_start
 from medsilo_lab.study.verdict_file import read_verdict
 from tests.hospital import photograph, write_pixels
+from tests.layouts import nested
 from tests.unit.test_provision import kits_of
 
 HEAD = ["nr", "pid", "alter", "größe", "stadium", "note", "time", "status"]

@@ -27,11 +27,6 @@ CUSTOM = Path("app/custom")
 # A job without code has this file where code would be: NVFlare takes its classes for the job's own then, and asks a
 # site's class_allow_list for none. What is submitted has it not, and a hospital's list holds.
 NO_CODE = CUSTOM / "README.md"
-NO_CODE_TEXT = """\
-This job brings no code: it uses the classes of the installed medsilo. NVFlare accepts a job's classes if the job has a
-folder `app/custom`, or if the site's `class_allow_list` names them. `medsilo submit` leaves this folder out, because
-some hospitals accept no job with code.
-"""
 JOBS = Path("jobs")  # where a job is looked for by its name alone
 
 

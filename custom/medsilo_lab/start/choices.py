@@ -61,15 +61,6 @@ def in_order(choices: Choices) -> Choices:
     return {key: choices[key] for key in keys}
 
 
-def nested(choices: Choices) -> dict[str, Any]:
-    """Return choices as mappings within each other."""
-    values: dict[str, Any] = {}
-    for name, (value, _) in choices.items():
-        section, _, key = name.rpartition(".")
-        (values.setdefault(section, {}) if section else values)[key] = value
-    return values
-
-
 def trained_of(patients: Mapping[str, int]) -> list[str]:
     """Return the hospitals that can train: those with patients enough, or all where these are too few."""
     enough = [site for site, count in patients.items() if count >= LEAST_TRAINED]
