@@ -23,10 +23,11 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, Died, Lacks, Refused
 from medsilo.core.files import FILE, make_folder
+from medsilo.core.package import ENGINE, facts_of
 from medsilo.core.parent_watch import end_with, reuse_blocks
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import Bounds, request_bounds
-from medsilo.federation.checks import check_engine, check_packages
+from medsilo.federation.checks import check_packages
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
@@ -162,7 +163,8 @@ class MedsiloExecutor(Executor):
             raise Refused("the study's name has odd characters")
         self.events.study = study
         served = parcel.facts.get("packages")
-        check_engine(served)
+        engine = served.get(ENGINE) if isinstance(served, dict) else None
+        check_packages({ENGINE: facts_of(ENGINE)}, {ENGINE: engine})  # of another medsilo it may not even read the plan
         settings = settings_of_site(fl_ctx)
         submitted = plan_of_job(fl_ctx, settings)
         self.events.plan = submitted.hash
