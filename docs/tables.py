@@ -36,12 +36,11 @@ from medsilo.mixing import rules
 from medsilo.mixing.robust import AggregationSettings, RobustRule
 from medsilo.models.network import Network
 from medsilo.plan import ModelSelection, Plan, SecureAggregationSettings, StudyDescription, TransportSettings
-from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import paths, rounds, schema, site_files
 from medsilo.schedule.declared import PrivacyOffer
 from medsilo.schedule.participation import Participation
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import PrivacyRequirements, SiteSettings
 from medsilo_lab.study import verdict_file
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
 from nvflare_reliability.timeouts import Timeouts, limits

@@ -21,11 +21,11 @@ from filelock import FileLock, Timeout
 
 from medsilo.core.files import load_facts, save_tensors
 from medsilo.federation.account import PrivacyAccount
-from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.privacy.mechanisms import Charge, Gaussian, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.messages import StudyMessage
 from medsilo.site.ledger import CountedStudy, Ledger, Spending
+from medsilo.site.settings import PrivacyRequirements
 
 TRACED = (
     "site/ledger.py",

@@ -87,11 +87,6 @@ def begin(modules: Sequence[str], lasting: bool) -> None:
     ensure_running()
 
 
-def site(name: str) -> Any:
-    """Return a site's process, as it was started last; None where it is no fork."""
-    return forked.SITES.get(name)
-
-
 def _be_site(arguments: Sequence[str], environment: Mapping[str, str], folder: str, begun: Connection) -> None:
     forked.begun = begun
     os.setsid()

@@ -17,9 +17,8 @@ from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.flare.jobs import CUSTOM, canonical_job, write_job
 from medsilo.plan import Plan
-from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.runs.record import Record
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import PrivacyRequirements, SiteSettings
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.sites import CPU

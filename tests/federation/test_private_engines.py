@@ -13,11 +13,10 @@ from medsilo.federation.inprocess import Loop
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.site_context import SiteContext
 from medsilo.flare import simulator
-from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
 from medsilo.site.ledger import Ledger, ledgers
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import PrivacyRequirements, SiteSettings
 from tests.conftest import SITES
 from tests.federation.test_simulator import CPU, assert_same_outcome
 from tests.unit.test_private_training import promised, same, tensors_of

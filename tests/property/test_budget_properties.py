@@ -16,11 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from medsilo.core.errors import Refused
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.site.ledger import SLACK, CountedStudy, Ledger, Spending
 from medsilo.site.query_budget import ANSWERS, QueryBudget, Requester
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import PrivacyRequirements, SiteSettings
 from tests.property.drawn import FIXED
 
 DELTA, NOISE = 1e-5, {"one": 10.0, "two": 20.0, "three": 12.5}  # of each study, for one answer

@@ -13,9 +13,10 @@ from pydantic import ValidationError
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
 from medsilo.privacy.accounting import epsilon, noise_for
-from medsilo.privacy.guarantees import PrivacyGuarantee, PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyGuarantee
 from medsilo.privacy.mechanisms import Charge, Gaussian, Geometric, Mechanism, Public, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
+from medsilo.site.settings import PrivacyRequirements
 
 # noise, rate, steps, delta: each noise, and much and little of the data many and few times
 SAMPLED = [(0.7, 0.01, 1000, 1e-3), (1.0, 0.3, 40, 1e-5), (3.0, 0.01, 1000, 1e-5)]

@@ -13,10 +13,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.cli import main
-from medsilo.flare import site_events
-from medsilo.flare.executor import MedsiloExecutor
+from medsilo.flare import executor as executing
+from medsilo.flare.executor import MedsiloExecutor, SiteEvents
 from medsilo.flare.kit_events import GRACE, SETTLED, SILENCE, Attendance, Seen, ServerEvents
-from medsilo.flare.site_events import SiteEvents
 from medsilo.flare.study_events import StudyEvents
 from medsilo.runs import event_reading, events, paths
 from medsilo.runs.events import Event, write
@@ -96,7 +95,7 @@ def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:
 def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk fails at another file each time, and may take one in between."""
     study, now = SiteEvents(tmp_path, "job-1", "lungs"), 0.0
-    monkeypatch.setattr(site_events.time, "monotonic", lambda: now)
+    monkeypatch.setattr(executing.time, "monotonic", lambda: now)
     for number in (40, 41, 42):
         study.on_answer(f"state-{number}.safetensors could not be written: the disk is full", passing=True)
         study.on_answer("killed", died=True, passing=True)
@@ -105,7 +104,7 @@ def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monk
             study.on_answer()
     told = [("refused", "state-40.safetensors"), ("failed", "killed"), ("refused", "weights")]
     assert [(what, text.split()[0]) for what, text in columns(tmp_path, 2, 6)] == told
-    now = site_events.QUIET + 1
+    now = executing.QUIET + 1
     study.on_answer("state-43.safetensors could not be written: the disk is full", passing=True)
     assert len(columns(tmp_path, 1)) == 3  # it never answered
     now *= 3
@@ -120,7 +119,7 @@ def test_a_server_that_provokes_many_errors_does_not_fill_the_log(tmp_path: Path
     study = SiteEvents(tmp_path, "job-1", "lungs")
     for number in range(1000):
         study.on_answer(f"the surplus tensor {chr(97 + number % 26) * (1 + number // 26)}")
-    assert len(columns(tmp_path, 2)) == site_events.MOST_KINDS
+    assert len(columns(tmp_path, 2)) == executing.MOST_KINDS
 
 
 def test_a_site_whose_process_for_the_job_died_says_so_when_another_begins(tmp_path: Path) -> None:

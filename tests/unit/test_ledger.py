@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.privacy.mechanisms import Charge, Gaussian, Public
 from medsilo.site.ledger import OWN_KEY, CountedStudy, Ledger, LedgerEntry, Spending, ledgers
+from medsilo.site.settings import PrivacyRequirements
 from tests.histories import DATA, MOST_LINES, Job, dying, ended, live
 
 DELTA = 1e-5

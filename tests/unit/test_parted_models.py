@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.learning.class_weights import balanced_softmax
-from medsilo.learning.layers import head_names, names_of_last_layers
+from medsilo.learning.layers import head_names
 from medsilo.learning.steps import learning_only
 from medsilo.registry import METHODS
+from medsilo.schedule.structures import names_of_last_layers
 from medsilo.site.settings import make_settings
 from tests import inprocess
 from tests.conftest import SITES, make_plan

@@ -18,14 +18,14 @@ from medsilo.federation import inprocess
 from medsilo.federation.private_site import PrivateNumbers
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon, geometric_for
-from medsilo.privacy.guarantees import PrivacyGuarantee, PrivacyRequirements
+from medsilo.privacy.guarantees import PrivacyGuarantee
 from medsilo.privacy.mechanisms import Charge, Geometric
 from medsilo.runs.paths import BEST, NOISY_COUNTS, site_folder
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import SiteResult
 from medsilo.site.query_budget import PARTS, QueryBudget, data_set
-from medsilo.site.settings import make_settings
+from medsilo.site.settings import PrivacyRequirements, make_settings
 from medsilo.tasks.sources import DataSource
 from tests.hospital import NAMES, write_photos
 from tests.unit.test_account import PRIVATE, ask, settings_of, site, standing, weights

@@ -14,12 +14,11 @@ from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.methods.fedavg import FedAvg
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.privacy.mechanisms import SampledGaussian
 from medsilo.registry import METHODS
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.declared import Private
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import PrivacyRequirements, SiteSettings
 from tests.conftest import SITES, make_plan, slow_but
 
 GROUP = ["network.name=activity-cnn", "network.norm=group"]

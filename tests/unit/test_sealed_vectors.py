@@ -10,9 +10,8 @@ import torch
 from medsilo_secagg import letters
 from medsilo_secagg.fixed_point import FixedPoint, Flat
 from medsilo_secagg.identity import Unsigned
-from medsilo_secagg.keeping import Secrets, Turn
 from medsilo_secagg.masks import context_of, own_mask
-from medsilo_secagg.member import Member
+from medsilo_secagg.member import Member, Secrets, Turn
 from medsilo_secagg.relay import MaskedSums
 from medsilo_secagg.shamir import SHARE
 from medsilo_secagg.streams import add_streams

@@ -18,13 +18,12 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509 import Certificate, load_pem_x509_certificate
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.site.accepted_settings import AcceptedSettings
 from medsilo.site.approvals import ApprovalLimits, approvals_of
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import PrivacyRequirements, SiteSettings
 from medsilo.site.signed import digest_of, fingerprint, line_of, opened, read_signed, signed
 from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, own_key, public_text, read_pair, sign_with
 from medsilo_secagg.identity import SEALING, check_certified

@@ -12,7 +12,6 @@ from medsilo.runs.paths import HOSPITAL
 from medsilo.site.approvals import Approvals, AskingPlan, PlanCode, approvals_of
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import Ledger, ledger_of
-from medsilo.site.policy import ways_around
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
 
@@ -46,11 +45,6 @@ class KitAtHome:
     def files(self) -> KitFiles:
         """The files that the kit signs with."""
         return files_of(self.kit)
-
-    @property
-    def around(self) -> list[str]:
-        """The ways in which a job may reach this hospital's own files."""
-        return [what for what, _ in ways_around(self.local)]
 
     def ledger(self, data: str) -> Ledger:
         """Return the ledger of a data set, as the kit's key signs it."""

@@ -10,11 +10,11 @@ from medsilo.federation.limits import LEAST_LEARNING, asked_of, learning_per_ans
 from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
 from medsilo.plan import Plan
-from medsilo.privacy.guarantees import PROTECTIVE_EPSILON, PrivacyRequirements, Told
+from medsilo.privacy.guarantees import PROTECTIVE_EPSILON
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget, data_set
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import PrivacyRequirements, SiteSettings, Told
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from medsilo.core.text import epsilon_text
 from medsilo.privacy.accounting import epsilon_of
-from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.site.ledger import Ledger, LedgerStanding
+from medsilo.site.settings import PrivacyRequirements
 
 DELTA = 1e-5  # where neither the hospital nor its ledger names one
 

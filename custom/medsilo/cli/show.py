@@ -138,7 +138,7 @@ class Console:
         with suppress(OSError):  # a pipe that nobody reads any more
             while not self._ended.wait(LOOK):
                 if self._doing and self._print is None and time.monotonic() - self._said >= self._silence:
-                    self._told_aside(self._doing()) if self._aside else self.say(self._doing())
+                    self.aside(self._doing()) if self._aside else self.say(self._doing())
 
     def warn(self, line: str) -> None:
         """Show what went wrong."""
@@ -147,14 +147,11 @@ class Console:
     def note(self, line: str) -> None:
         """Say on a terminal what is being waited for; a pipe gets results only."""
         if sys.stderr.isatty():
-            self._told_aside(f"{line} ...")
+            self.aside(f"{line} ...")
             self.doing(line, aside=True)
 
     def aside(self, line: str) -> None:
         """Say on stderr what is being done, to people and to logs."""
-        self._told_aside(line)
-
-    def _told_aside(self, line: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
         self._said = time.monotonic()
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from medsilo.core.tensors import Modules, Tensors
     from medsilo.learning.class_weights import balanced_softmax
     from medsilo.learning.compute import labels_in, marks_in
-    from medsilo.learning.layers import batch_norm_buffer_names, head_layers, head_names, names_of_last_layers
+    from medsilo.learning.layers import batch_norm_buffer_names, head_layers, head_names
     from medsilo.learning.loop import OutputLoss, TrainStep
     from medsilo.learning.optimizers import uncompiled
     from medsilo.learning.partial_labels import absent_in
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from medsilo.schedule.declared import Private
     from medsilo.schedule.outcome import Outcome, OwnModels
     from medsilo.schedule.phase import Average, ModelFactory, Ranges, ServerSide, network, site_mean
+    from medsilo.schedule.structures import names_of_last_layers
     from medsilo.schedule.train_context import TrainContext
 
 NAMES = places_in(__file__)

@@ -6,18 +6,12 @@ from typing import Any
 from torch import Tensor
 
 from medsilo.core.errors import Refused
-from medsilo.core.package import ENGINE, facts_of, in_words, name_that_differs
+from medsilo.core.package import in_words, name_that_differs
 from medsilo.core.tensors import Groups, is_finite
 from medsilo.core.text import plain
 from medsilo.plan import Plan
 from medsilo.runs.messages import same_names
 from medsilo.schedule.phase import Group, Ranges
-
-
-def check_engine(server: Any) -> None:
-    """Raise Refused unless this site runs the server's medsilo: another one may not even read its plan."""
-    served = server.get(ENGINE) if isinstance(server, dict) else None
-    check_packages({ENGINE: facts_of(ENGINE)}, {ENGINE: served})
 
 
 def check_packages(site: Any, server: Any) -> None:

@@ -26,14 +26,14 @@ from medsilo.learning.loop import steps_in
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import geometric_for, noise_for
-from medsilo.privacy.guarantees import PrivacyGuarantee, PrivacyRequirements, Told, Unit
+from medsilo.privacy.guarantees import PrivacyGuarantee, Unit
 from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Geometric, Public, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import NOISY_COUNTS
 from medsilo.schedule.phase import Phase
 from medsilo.site.party import FILE_NAME
 from medsilo.site.query_budget import PARTS
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import PrivacyRequirements, SiteSettings, Told
 from medsilo.tasks.site_data import SiteData, patients_of, records_of
 
 DIGITS = 4  # of a score with noise

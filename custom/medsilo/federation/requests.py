@@ -51,7 +51,6 @@ class Retry:
         """sites: those that train; pause: waits so many seconds; lost: hears of every site that did not answer, as it
         may not have what it was sent."""
         self.inner, self.rules, self.sites, self.pause, self.lost = inner, rules, sites, pause, lost
-        self.required = rules.required
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         started = time.monotonic()
@@ -92,7 +91,7 @@ class Retry:
 
     def breach(self, exchange: Exchange, where: str) -> str | None:
         """Return how an exchange breaks what the plan agreed on; None when it doesn't."""
-        needed, required = self.sites, self.required
+        needed, required = self.sites, self.rules.required
         if self.rules.when_missing == "stop":
             needed, required = exchange.asked, len(exchange.asked)
         replies = len(exchange.replies.keys() & set(needed))

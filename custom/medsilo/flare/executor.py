@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,10 +23,11 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, Died, Lacks, Refused
 from medsilo.core.files import FILE, make_folder
+from medsilo.core.package import ENGINE, facts_of
 from medsilo.core.parent_watch import end_with, reuse_blocks
 from medsilo.core.text import counted, is_safe_name, plain
 from medsilo.federation.bounds import Bounds, request_bounds
-from medsilo.federation.checks import check_engine, check_packages
+from medsilo.federation.checks import check_packages
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
@@ -33,15 +35,18 @@ from medsilo.federation.protection import acquire_lock
 from medsilo.federation.refusals import details, passes, public_reason
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.federation.site_stack import answering
-from medsilo.flare.site_events import SiteEvents
-from medsilo.flare.site_settings import settings_of_site
+from medsilo.flare.study_events import StudyEvents
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
-from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, submitter_of
+from medsilo.flare.workspace import file_of_job, kit_of, output_folder, plan_of_job, settings_folder, submitter_of
 from medsilo.plan import Plan
 from medsilo.runs import paths
+from medsilo.runs.event_reading import RUNNING, fates
 from medsilo.runs.messages import MOST_ROUNDS, Request, StudyMessage
 from medsilo.runs.own_files import LogEntry
+from medsilo.site.accepted_settings import AcceptedSettings, check_there
+from medsilo.site.party import FILE_NAME
+from medsilo.site.settings import SiteSettings
 from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.forked import has_started
 from nvflare_reliability.message_limits import Gate
@@ -60,6 +65,49 @@ def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> N
         descriptor = os.open(folder / paths.DIARY, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE)
         with os.fdopen(descriptor, "ab") as file:
             file.write(json.dumps(line).encode() + b"\n")
+
+
+QUIET = 600.0  # seconds: an error that a site reported is reported again only after so long without it
+MOST_KINDS = 20  # of errors that one job may write down, so that a server which provokes them fills no log
+
+
+class SiteEvents(StudyEvents):
+    """Writes how a study goes at this site."""
+
+    def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
+        super().__init__(kit, job, study)
+        self.runs = False  # this site's last word was that it began
+        self.wrong = dict[str, float]()  # what keeps this site from its answers, and when it did last
+
+    def begin(self, text: str) -> None:
+        """Write that a site begins with a job, or goes on with one; and that its process ended, if without a word."""
+        before = fates(self.kit).get(self.job) if self.kit else None
+        if before in RUNNING:
+            self.tell("failed", "this site's process for the job was ended; another goes on")
+        self.tell("resumed" if before else "began", text)
+        self.runs = True
+
+    def end(self, text: str) -> None:
+        """Write once that this site's part in the job is over."""
+        if self.runs:
+            self.runs = False
+            self.tell("ended", text)
+
+    def on_answer(self, wrong: str = "", died: bool = False, passing: bool = False) -> None:
+        """Write why this site can't answer, once until it can again for a while. wrong: why, where it could not.
+
+        died, passing: the kind of error, told once whatever its text: a full disk fails at another file each time.
+        """
+        now = time.monotonic()
+        if not wrong:
+            self.wrong = {kind: then for kind, then in self.wrong.items() if now - then < QUIET}
+            return
+        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)  # numbers differ each time
+        if kind not in self.wrong:
+            if len(self.wrong) == MOST_KINDS:
+                return
+            self.tell("failed" if died else "refused", wrong, needs_somebody=True)
+        self.wrong[kind] = now
 
 
 STOOD_STILL = 600.0  # seconds without work after which a site gives up an answer, where the plan sets no limit
@@ -164,7 +212,8 @@ class MedsiloExecutor(Executor):
             raise Refused("the study's name has odd characters")
         self.events.study = study
         served = parcel.facts.get("packages")
-        check_engine(served)
+        engine = served.get(ENGINE) if isinstance(served, dict) else None
+        check_packages({ENGINE: facts_of(ENGINE)}, {ENGINE: engine})  # of another medsilo it may not even read the plan
         settings = settings_of_site(fl_ctx)
         submitted = plan_of_job(fl_ctx, settings)
         self.events.plan = submitted.hash
@@ -248,3 +297,32 @@ def _await(work: Future, stop: Callable[[], None]) -> Shareable:
             if work.done():  # the work itself raised a TimeoutError
                 raise
             stop()
+
+
+def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
+    """The medsilo.yaml in the kit's `local/` folder, which studies do not change; a simulated site may have its own.
+
+    Raises MedsiloError where a hospital's kit has none, or where it changed and nobody said so.
+    """
+    local, kit = settings_folder(fl_ctx), kit_of(fl_ctx)
+    if kit is None:
+        own = local / fl_ctx.get_identity_name()
+        return SiteSettings.read(own if (own / FILE_NAME).is_file() else local)
+    if not (local / FILE_NAME).exists() and _needs_no_settings(fl_ctx):
+        AcceptedSettings(kit).check()  # it has not just gone
+        return SiteSettings()
+    check_there(local)
+    settings = SiteSettings.read(local)
+    AcceptedSettings(kit).begin(settings)
+    return settings
+
+
+def _needs_no_settings(fl_ctx: FLContext) -> bool:
+    """Return whether settings say nothing of the job's data: they are synthetic, or a training script's own.
+
+    So it runs with a kit such as `nvflare poc` makes.
+    """
+    if not file_of_job(fl_ctx, paths.PLAN).exists():
+        return False
+    task = plan_of_job(fl_ctx, SiteSettings()).task
+    return task.synthetic or task.scripted

@@ -292,6 +292,7 @@ def last_error(log: Path) -> str:
 def main() -> int:
     """Run NVFlare's simulator; a process of its own, since it changes folders and starts processes."""
     from nvflare_reliability import fork_server
+    from nvflare_reliability import forked as forks
     from nvflare_reliability.kit_patches import patient_simulator, sites_started_by
 
     def until_begun(site: str, once: Callable[[], Any]) -> Any:
@@ -302,16 +303,16 @@ def main() -> int:
             try:
                 ended = once()
             except OSError:  # it hung up before it was told anything; then NVFlare forgets the process
-                if own := fork_server.site(site):
+                if own := forks.SITES.get(site):
                     own.kill()
                 ended = True, None, site
-            if (own := fork_server.site(site)) is None:
+            if (own := forks.SITES.get(site)) is None:
                 logging.getLogger(__name__).warning("this NVFlare starts %s by itself, and no faster", site)
                 return ended
             if ended[1] or own.begun:
                 return ended
             logging.getLogger(__name__).warning("another program answered in the place of %s", site)
-        if own := fork_server.site(site):
+        if own := forks.SITES.get(site):
             own.given_up = True
         return ended
 

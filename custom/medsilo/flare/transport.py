@@ -33,13 +33,10 @@ Away = Callable[[], Mapping[str, str]]  # the sites that nobody waits for, and w
 class _Question:
     """One question to some sites: a task for each, and how it went. NVFlare's threads call it back."""
 
-    controller: Controller
+    transport: "FlareTransport"
     outgoing: Outgoing
     receive: Receive
     timeout: float
-    away: Away
-    longest: Longest
-    wrap: Wrap
     gone: dict[str, str] = field(default_factory=dict)  # sites that nobody waits for any more, and why
     begun: float = field(default_factory=monotonic)
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -61,7 +58,7 @@ class _Question:
         return task
 
     def _before_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        client_task.task.data = self.wrap(self.outgoing(client_task.client.name))
+        client_task.task.data = self.transport.wrap(self.outgoing(client_task.client.name))
 
     def _after_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         client_task.task.data = Shareable()  # NVFlare holds its own reference until the site has it
@@ -76,7 +73,7 @@ class _Question:
         except MedsiloError as error:
             self.refused[site] = Missing.refused(error)
         except Exception as error:
-            self.controller.log_exception(fl_ctx, f"while merging the answer of {site}")
+            self.transport.controller.log_exception(fl_ctx, f"while merging the answer of {site}")
             self.refused[site] = Missing("refused", f"{type(error).__name__} at the server; its log says more")
         self._has_answered(site, fl_ctx)
 
@@ -95,7 +92,7 @@ class _Question:
         except MedsiloError as error:
             self.refused[site] = Missing.refused(error)
         self._has_answered(site, fl_ctx)
-        self.controller.cancel_task(self.tasks[site], TaskCompletionStatus.CANCELLED)
+        self.transport.controller.cancel_task(self.tasks[site], TaskCompletionStatus.CANCELLED)
 
     def wait(self) -> None:
         """Wait for an answer, and for none longer than a moment."""
@@ -105,16 +102,15 @@ class _Question:
     def is_over(self) -> bool:
         """Return whether waiting is over: each site has answered or can't any more, or the time is up."""
         ended = {site for site, task in self.tasks.items() if task.completion_status is not None}
-        self.gone |= {site: why for site, why in self.away().items() if site in self.tasks}
-        return len(ended | self.answered | self.gone.keys()) == len(
-            self.tasks
-        ) or monotonic() > self.begun + self.longest(self.timeout)
+        self.gone |= {site: why for site, why in self.transport.away().items() if site in self.tasks}
+        time_is_up = monotonic() > self.begun + self.transport.longest(self.timeout)
+        return time_is_up or len(ended | self.answered | self.gone.keys()) == len(self.tasks)
 
     def cancel(self) -> None:
         """Take back the tasks that no site has answered."""
         for task in self.tasks.values():
             if task.completion_status is None:
-                self.controller.cancel_task(task, TaskCompletionStatus.CANCELLED)
+                self.transport.controller.cancel_task(task, TaskCompletionStatus.CANCELLED)
 
     def missing(self) -> dict[str, Missing]:
         """Return the sites whose answer was not accepted, or never came."""
@@ -143,9 +139,7 @@ class FlareTransport:
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         """Ask all these sites at once; returns those without an accepted answer, and why."""
         missing = self._absent(sites)
-        question = self.question = _Question(
-            self.controller, outgoing, receive, timeout, self.away, self.longest, self.wrap
-        )
+        question = self.question = _Question(self, outgoing, receive, timeout)
         for site in sites:
             if site not in missing:
                 task = question.task_for(site)

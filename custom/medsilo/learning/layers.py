@@ -56,15 +56,6 @@ def head_names(module: nn.Module) -> list[str]:
     return _names_within(module, set(head_layers(module)))
 
 
-def names_of_last_layers(module: nn.Module, count: int) -> list[str]:
-    """Names of the parameters of the last layers that have any, in the order in which the network registers them."""
-    owned = [
-        [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters(recurse=False)]
-        for prefix, layer in module.named_modules()
-    ]
-    return [name for names in list(filter(None, owned))[-count:] for name in names]
-
-
 def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
     """Every batch norm, in the order in which the network registers them."""
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]

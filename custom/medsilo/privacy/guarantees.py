@@ -1,17 +1,18 @@
-"""What a study promises of privacy, and what a hospital demands. mechanisms.py has what is released for it."""
+"""What a study promises of privacy. mechanisms.py has what is released for it; a hospital demands in its settings."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from medsilo.core.section import Section
 
+if TYPE_CHECKING:  # a hospital alone demands
+    from medsilo.site.settings import PrivacyRequirements
+
 Reason = Annotated[str, Field(min_length=1, max_length=200)]
 Unit: TypeAlias = Literal["record", "patient"]
 Epsilon = Annotated[float, Field(gt=0, le=1000)]
 Delta = Annotated[float, Field(ge=1e-12, le=0.1)]
-# What may leave beside tensors: numbers of cases; losses and scores over a part of the cases.
-Told: TypeAlias = Literal["counts", "train", "validation", "test"]
 # The largest ε of a study at which noise replaces a hospital's floors; above it noise protects little, and both hold.
 PROTECTIVE_EPSILON = 10.0
 
@@ -35,15 +36,3 @@ class PrivacyGuarantee(Section):
             return self
         epsilon, delta = min(self.epsilon, demands.epsilon), min(self.delta, demands.delta)
         return PrivacyGuarantee(epsilon=epsilon, delta=delta, unit="patient")
-
-
-class PrivacyRequirements(Section):
-    """`privacy` in a hospital's medsilo.yaml: what it demands for its patients of every study, and of all together."""
-
-    epsilon: Epsilon = Field(description="ε that all studies on the same data may cost together")
-    delta: Delta = Field(description="δ at which that ε is counted; less than 1 / number of patients")
-    public: dict[Told, Reason] = Field(
-        {},
-        description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: "
-        "numbers of cases and of patients; `train`, `validation`, `test`: scores and losses over these cases",
-    )

@@ -1,39 +1,21 @@
 """The end of a study. The engine knows this interface only; a method says which outcome is its own."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
-from torch import Tensor, nn
+from torch import nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.schedule.phase import Facts, Phase, ServerSide
-from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # only a site rounds
-    from medsilo.core.rounding import Resolution
-    from medsilo.learning.compute import Compute
+if TYPE_CHECKING:  # the other side's
+    from medsilo.schedule.train_context import SiteEnd
 
 Part = Literal["validation", "test"]
-
-
-@dataclass(frozen=True)
-class SiteEnd:
-    """A site, as an outcome finds it."""
-
-    plan: Any  # the study's; plans stand above this room
-    site: str
-    modules: Modules  # with what was delivered
-    folder: Path  # the site's own in the study
-    task: Task
-    compute: "Compute"
-    validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the cases once, in their order
-    suppressed: Collection[Part]  # parts with too few cases to tell anything of
-    resolution: "Mapping[str, Resolution]"  # how finely numbers over a part are told
-    stop: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -100,15 +82,15 @@ class Outcome:
         return details
 
     # At a site
-    def take(self, end: SiteEnd, told: Facts) -> Facts | None:
+    def take(self, end: "SiteEnd", told: Facts) -> Facts | None:
         """Take over what was delivered; returns what the server is told of it."""
         return None
 
-    def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
+    def tested(self, end: "SiteEnd", model: nn.Module, told: Facts) -> nn.Module:
         """Return the model that is tested; by default `model`, the one that was selected in the rounds."""
         return model
 
-    def after_test(self, end: SiteEnd, model: nn.Module) -> Facts | None:
+    def after_test(self, end: "SiteEnd", model: nn.Module) -> Facts | None:
         """Return what the server is told of the test beside scores."""
         return None
 

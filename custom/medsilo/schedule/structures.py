@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.tensors import Groups
-from medsilo.learning.layers import names_of_last_layers
 from medsilo.mixing.by_element import MeanByElement
 from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
 from medsilo.schedule.phase import ServerSide
@@ -58,3 +57,12 @@ def outputs_of(model: nn.Module, outputs: int) -> Mapping[str, int]:
 def _along(numbers: Tensor, axis: int, shape: torch.Size) -> Tensor:
     """Return a tensor of a shape with these numbers along an axis."""
     return numbers.reshape([-1 if place == axis else 1 for place in range(len(shape))]).expand(shape)
+
+
+def names_of_last_layers(module: nn.Module, count: int) -> list[str]:
+    """Names of the parameters of the last layers that have any, in the order in which the network registers them."""
+    owned = [
+        [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters(recurse=False)]
+        for prefix, layer in module.named_modules()
+    ]
+    return [name for names in list(filter(None, owned))[-count:] for name in names]

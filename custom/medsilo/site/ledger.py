@@ -32,11 +32,11 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, sync_names
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
-from medsilo.privacy.guarantees import PrivacyRequirements
 from medsilo.privacy.mechanisms import Charge, Mechanism
 from medsilo.site.kit import KitFiles
 from medsilo.site.party import FILE_NAME
 from medsilo.site.query_budget import LockedFolder, QueryBudget
+from medsilo.site.settings import PrivacyRequirements
 from medsilo.site.signed import S, Signature, line_of, opened, read_signed, signed, write_signed
 from medsilo.site.signing import PrivateKey, UseKey, own_key, public_text
 

@@ -9,7 +9,8 @@ from pydantic import Field, field_validator
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.rounding import Resolution
-from medsilo.privacy.guarantees import PrivacyRequirements
+from medsilo.core.section import Section
+from medsilo.privacy.guarantees import Delta, Epsilon, Reason
 from medsilo.site.party import FILE_NAME, PartySettings
 from medsilo.tasks.sources import DataSource
 
@@ -22,8 +23,22 @@ TRAIN_ANSWERS = 2000  # losses over training cases that leave at least, per lead
 TESTS = 20  # times as many scores over validation cases leave as over test cases
 SCORE_ROUNDING = 2  # patients whose influence is a score's step, of patients' data
 DataPart = Literal["train", "validation", "test"]
+# What may leave beside tensors: numbers of cases; losses and scores over a part of the cases.
+Told = Literal["counts", "train", "validation", "test"]
 # Where one person owns all sites, as in the simulator: nobody else sees the numbers, so that they are exact.
 ALL_MINE = dict[str, Any](pictures=True, share_personal_model=True, packages=("*",), public_data=True, studies=None)
+
+
+class PrivacyRequirements(Section):
+    """`privacy` in a hospital's medsilo.yaml: what it demands for its patients of every study, and of all together."""
+
+    epsilon: Epsilon = Field(description="ε that all studies on the same data may cost together")
+    delta: Delta = Field(description="δ at which that ε is counted; less than 1 / number of patients")
+    public: dict[Told, Reason] = Field(
+        {},
+        description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: "
+        "numbers of cases and of patients; `train`, `validation`, `test`: scores and losses over these cases",
+    )
 
 
 class SiteSettings(PartySettings):

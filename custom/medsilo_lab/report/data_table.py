@@ -32,14 +32,14 @@ def _sample(rows: Sequence[Sequence[int | None]], unit: str) -> str:
 
 
 def _rows(
-    sites: Sequence[str], rows: Sequence[Sequence[int | None]], shaded: float, unknown: str = "–"
+    sites: Sequence[str], rows: Sequence[Sequence[int | None]], shaded: float
 ) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return counts as cells, the darker, the larger their share of the site's."""
     told = []
     for site, counts in zip(sites, rows, strict=True):
         whole = sum(filter(None, counts)) or 1
         shares = [(count or 0) / whole for count in counts]
-        texts = [unknown if count is None else str(count) for count in counts]
+        texts = ["–" if count is None else str(count) for count in counts]
         asides = [f"{share:.0%}" if shaded and count else "" for count, share in zip(counts, shares, strict=True)]
         cells = [cell(*one, "heat") for one in zip(counts, texts, asides, strict=True)]
         told.append((site, [one | {"heat": shaded * share} for one, share in zip(cells, shares, strict=True)]))

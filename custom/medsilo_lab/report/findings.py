@@ -48,14 +48,14 @@ def finding(runs: Sequence[RunResult]) -> str:
     (run,) = runs
     if run.failed:
         return f"{run.label} failed"
-    if not _telling(run):
+    if not run.summary.telling:
         return f"{run.label}: no site has a test score"
     return f"{run.label} reaches a mean test {run.summary.metric} {_mean_in_words(run)}"
 
 
 def _mean_in_words(run: RunResult) -> str:
     """Return the mean test score; between which numbers it is where rounding could change what it says."""
-    mean, off = run.summary.mean_test, statistics.fmean(run.step(site) / 2 for site in _telling(run))
+    mean, off = run.summary.mean_test, statistics.fmean(run.step(site) / 2 for site in run.summary.telling)
     if mean is None or off < COARSE:
         return f"of {number(mean)}"
     return f"between {number(max(mean - off, 0.0))} and {number(min(mean + off, 1.0))}"
@@ -67,7 +67,7 @@ def answer(runs: Sequence[RunResult]) -> str:
         ranks = "medsilo.compare" if all(run.summary.task == "script" for run in runs) else "'medsilo compare'"
         return f"{_why_unranked(runs)} {ranks} ranks methods."
     (run,) = runs
-    telling = _telling(run)
+    telling = run.summary.telling
     if run.failed or not telling:
         return "No site has a test score."
     over = f"over {len(telling)} sites" if len(telling) > 1 else "at the one site"
@@ -108,10 +108,6 @@ def _means_by_seed(runs: Sequence[RunResult]) -> dict[str, dict[int | None, floa
 def repeats_seeds(runs: Sequence[RunResult]) -> bool:
     """Return whether a method has runs of several seeds here."""
     return any(len(own) > 1 for own in _means_by_seed(runs).values())
-
-
-def _telling(run: RunResult) -> list[str]:
-    return [site for site in run.sites if run.score(site) is not None]
 
 
 def notices(runs: Sequence[RunResult]) -> list[Notice]:

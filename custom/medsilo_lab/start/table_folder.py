@@ -254,12 +254,9 @@ def _spelt_alike(tables: Mapping[str, CaseTable]) -> dict[str, CaseTable]:
     return found
 
 
-def _patients(table: CaseTable, by: str | None = None) -> list[str]:
-    """Return the patient of each line; or the hospital of each patient, by a column."""
-    names = table.cells[table.patient] if table.patient else tuple(map(str, range(table.lines)))
-    if by is None:
-        return list(names)
-    return list({name: TableReader.level(site) for name, site in zip(names, table.cells[by], strict=True)}.values())
+def _patients(table: CaseTable) -> Sequence[str]:
+    """Return the patient of each line."""
+    return table.cells[table.patient] if table.patient else [*map(str, range(table.lines))]
 
 
 def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str, ...]]]:

@@ -1,5 +1,6 @@
 """A comparison as cells: one run for every row and seed. A finished cell is never run again."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -11,17 +12,18 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
-from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.errors import MedsiloError, PlanError, reading
 from medsilo.core.parent_watch import end_family, end_with
+from medsilo.core.text import plain
+from medsilo.core.yaml_text import load_yaml
 from medsilo.federation import inprocess
-from medsilo.plan import Plan
+from medsilo.plan import Plan, keys_of
 from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_provenance
 from medsilo.runs.record import Record, alone
 from medsilo.runs.schema import STOPPED, Summary
 from medsilo.site.settings import SiteSettings
-from medsilo_lab.study.differing import plan_differences
 
 ALONE, POOLED = "local", "central"  # what no federation makes; others are held against it
 LET_GO = 30.0  # seconds in which processes of a comparison that was killed have ended
@@ -247,3 +249,27 @@ def base_plan() -> dict[str, Any]:
         "training": {"rounds": 10, "batch_size": 16, "learning_rate": 0.02, "momentum": 0.9, "weight_decay": 0.0001},
         "participation": {"sites": ["hospital-a", "hospital-b", "hospital-c"]},
     }
+
+
+MOST_KEYS, LONGEST_VALUE = 3, 80  # in one line
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the keys whose values differ, each with both values; "" where none does. A key that lacks is null."""
+    keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    words = [f"{key} {_shown(old.get(key))}, now {_shown(new.get(key))}" for key in keys[:MOST_KEYS]]
+    return "; ".join([*words, *([f"and {len(keys) - MOST_KEYS} more"] if len(keys) > MOST_KEYS else [])])
+
+
+def plan_differences(run: Path, plan: Plan) -> str:
+    """Return how the plan of the run in a folder differs from this one; "" where it does not, or no run began there."""
+    path = run / paths.PLAN
+    if not path.exists():
+        return ""
+    with reading(f"{paths.PLAN} of run {run.name}"):
+        there = dict(keys_of(load_yaml(path.read_text(encoding="utf-8"))))
+    return differences(there, dict(keys_of(json.loads(json.dumps(plan.resolved())))))
+
+
+def _shown(value: Any) -> str:
+    return plain(json.dumps(value, ensure_ascii=False), LONGEST_VALUE)

@@ -14,8 +14,7 @@ from medsilo.plan import keys_of
 from medsilo.runs import paths
 from medsilo.runs.reading import read_provenance
 from medsilo.site.settings import EachSites, SiteSettings
-from medsilo_lab.study.cells import ANOTHER_FOLDER, Cell
-from medsilo_lab.study.differing import differences
+from medsilo_lab.study.cells import ANOTHER_FOLDER, Cell, differences
 from medsilo_lab.study.verdict_file import read_verdict
 
 # Settings that decide how fast a run is, or whether it begins at all, and never a number of it.
