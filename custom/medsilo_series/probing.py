@@ -167,7 +167,9 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[st
 def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...], float]:
     head, *below = TableReader.first_lines(path, LINES) or [[]]
     lines = [line for line in below if len(line) == len(head)]
-    time, label, patient = (_called(head, words) for words in (TIMES, LABELS, PATIENTS))
+    time, label, patient = (
+        next((name for name in head if name.lower() in words), None) for words in (TIMES, LABELS, PATIENTS)
+    )
     cells = {name: [line[place] for line in lines if line[place]] for place, name in enumerate(head)}
     decimal = "," if any("," in cell for own in cells.values() for cell in own if _is_number(cell, ",")) else "."
     taken = {time, label, patient}
@@ -184,10 +186,6 @@ def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...
         found["decimal"] = decimal
     unit = NAMED_UNITS.get((time or "").lower().rpartition("_")[2], 1.0)
     return {key: value for key, value in found.items() if value != {}}, signals, unit
-
-
-def _called(names: Sequence[str], words: set[str]) -> str | None:
-    return next((name for name in names if name.lower() in words), None)
 
 
 def _is_number(cell: str, decimal: str) -> bool:
