@@ -20,7 +20,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
 import torch
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE
 from nvflare.apis.job_def import ALL_SITES
+from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
 from nvflare.client.config import ExchangeFormat
 from nvflare.job_config.api import FedJob
@@ -189,9 +191,10 @@ class MethodRecipe(Recipe):
         for site in names or (ALL_SITES,):
             given = self._runner | self._sites.get(site, {})
             runner = {RENAMED.get(name, name): value for name, value in given.items()}
-            self._job.to(ScriptRunner(**runner, server_expected_format=ExchangeFormat.PYTORCH), site)
-            self._job.to(ScriptProcess(), site)
-            self._job.to(limits(timeouts_of(self.plan), "site"), site)
+            script = ScriptRunner(**runner, server_expected_format=ExchangeFormat.PYTORCH)
+            logged = ConvertToFedEvent([ANALYTIC_EVENT_TYPE])  # to the server's tracker, as with NVFlare's recipes
+            for part in (script, ScriptProcess(), logged, limits(timeouts_of(self.plan), "site")):
+                self._job.to(part, site)
             # To all sites goes what the server has.
             for name in (paths.PLAN, INITIAL) if site == ALL_SITES else (paths.PLAN,):
                 self._job.add_file_to(str(Path(self._files.name) / name), site, app_folder_type="config")

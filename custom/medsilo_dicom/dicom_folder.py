@@ -1,7 +1,7 @@
 """A hospital's own DICOM studies, as they were exported: series in any nesting, with segmentations or contours."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -68,11 +68,13 @@ class DicomFolder(VolumeFolder):
             raise DataError(
                 "task dicom-folder reads one channel and no table; give data.images as one pattern or leave it out"
             )
-        files, links = CaseIndex.files_below(folder)
-        return self.listed(read_tree(files.values()), {path: name for name, path in files.items()}, source, links)
+        files, problems = CaseIndex.files_below(folder)
+        listing = self.listed(read_tree(files.values()), {path: name for name, path in files.items()}, source)
+        listing.problems += problems
+        return listing
 
-    def listed(self, tree: Tree, names: Mapping[Path, str], source: DataSource, links: Sequence[str] = ()) -> CaseIndex:
-        """Return the cases of a tree. names: of its files, from the folder; links: folders that are not followed."""
+    def listed(self, tree: Tree, names: Mapping[Path, str], source: DataSource) -> CaseIndex:
+        """Return the cases of a tree. names: of its files, from the folder."""
         listing = CaseIndex()
         if not tree.images:
             listing.add("left out", UNREADABLE, [names[path] for path in tree.unreadable])
@@ -87,7 +89,7 @@ class DicomFolder(VolumeFolder):
         _tell_identifiers(listing, tree, names)
         if source.patient is not None:
             listing.tell_patients(source)
-        return listing.ordered(source, links)
+        return listing.ordered(source)
 
     def _add(
         self,

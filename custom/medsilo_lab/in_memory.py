@@ -350,7 +350,8 @@ class _Read(Dataset):
         self.inner, self.targets = inner, targets
         first = inner[0]
         self.shape = np.shape(_pair(first)[0])
-        named = [inner[case][PATIENT] for case in range(len(inner))] if _is_named(first) else range(len(inner))
+        by_name = isinstance(first, Mapping) and PATIENT in first
+        named = [inner[case][PATIENT] for case in range(len(inner))] if by_name else range(len(inner))
         self.patients = tuple(map(str, getattr(inner, "patients", named)))
 
     def __len__(self) -> int:
@@ -361,10 +362,6 @@ class _Read(Dataset):
         if np.shape(values) != self.shape:
             raise DataError(f"sites: case {case} has the shape {np.shape(values)}, case 0 {self.shape}; give all one")
         return _tensor(values).float(), self.targets.of(target, self.shape)
-
-
-def _is_named(sample: Any) -> bool:
-    return isinstance(sample, Mapping) and PATIENT in sample
 
 
 def _pair(sample: Any) -> tuple[Any, Any]:

@@ -170,7 +170,9 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> Described:
 def _columns(path: Path, by_table: bool) -> Described:
     number, (head, *below) = TableReader.number, TableReader.first_lines(path, LINES) or [[]]
     lines = [line for line in below if len(line) == len(head)]
-    time, label, patient = (_called(head, words) for words in (TIMES, LABELS, PATIENTS))
+    time, label, patient = (
+        next((name for name in head if name.lower() in words), None) for words in (TIMES, LABELS, PATIENTS)
+    )
     cells = {name: [line[place] for line in lines if line[place]] for place, name in enumerate(head)}
     commas = any("," in cell and number(cell, ",") is not None for own in cells.values() for cell in own)
     decimal = "," if commas else "."
@@ -185,10 +187,6 @@ def _columns(path: Path, by_table: bool) -> Described:
         found["decimal"] = decimal
     units = units_of(time or "") if time in numbers else (1.0,)  # of dates
     return {key: value for key, value in found.items() if value != {}}, signals, units
-
-
-def _called(names: Sequence[str], words: set[str]) -> str | None:
-    return next((name for name in names if name.lower() in words), None)
 
 
 # ---------------------------------------------------------------------------------------------------- choices

@@ -188,7 +188,7 @@ class StreamLimits:
         ended = {key: task for own in self.known.values() for key, task in own.items() if _has_ended(task)}
         self.ended = {key: self.ended.get(key, now) for key in ended}
         for key, task in ended.items():
-            if now - self.ended[key] > _kept_for(task):
+            if now - self.ended[key] > task.completed_task_ttl:
                 task._remove_task()
 
 
@@ -202,10 +202,6 @@ def _has_ended(task: RxTask) -> bool:
 
 def _keep_without_thread(task: RxTask) -> None:
     task.cleanup_timer = NO_THREAD
-
-
-def _kept_for(task: RxTask) -> float:
-    return task.completed_task_ttl
 
 
 def _waiting(task: RxTask) -> int:

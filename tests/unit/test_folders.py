@@ -1,5 +1,6 @@
 """A hospital's own folder: which cases it holds, how they are split, what the network reads, what is refused."""
 
+import ctypes
 import json
 import shutil
 import struct
@@ -7,6 +8,8 @@ import subprocess
 import sys
 import unicodedata
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -853,6 +856,36 @@ def test_a_folder_that_is_a_link_is_not_entered(balls: Path, tmp_path: Path) -> 
     survey = told(volumes(), source(tmp_path / "data", images="**/images/*", labels="**/labels/*"))
     assert sum(part.cases for part in survey.parts.values()) == 9
     assert [p.what.split(",")[0] for p in survey.problems if p.severity == "left out"] == ["folders are links"]
+
+
+@contextmanager
+def bound_by_modes() -> Iterator[None]:
+    """Let the modes of files bind this thread, as they bind all but root."""
+    kernel, version, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    kernel.capget(version, sets)
+    before = sets[0]
+    sets[0] &= ~0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
+    kernel.capset(version, sets)
+    try:
+        yield
+    finally:
+        sets[0] = before
+        kernel.capset(version, sets)
+
+
+def test_what_this_account_may_not_read_is_left_out_and_said(balls: Path, tmp_path: Path) -> None:
+    """A closed folder's cases were missing without a word, and a closed file was called damaged."""
+    for kind in ("images", "labels"):
+        shutil.copytree(balls / kind, tmp_path / "data" / kind)
+        shutil.copytree(balls / kind, tmp_path / "data/older" / kind)
+    (tmp_path / "data/older").chmod(0)
+    (tmp_path / "data/images/p1.nii.gz").chmod(0)
+    with bound_by_modes():
+        survey = told(volumes(), source(tmp_path / "data", images="**/images/*", labels="**/labels/*"))
+    (tmp_path / "data/older").chmod(0o700)
+    problems = {problem.what: problem.private for problem in survey.problems if problem.severity == "left out"}
+    assert sorted(problems.values()) == [("older",), ("p1",)]
+    assert all("account" in what for what in problems)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 
@@ -110,6 +111,29 @@ def test_classes_and_folders_may_be_spelt_otherwise(tmp_path: Path) -> None:
         source = SiteSettings.read(place_of(tmp_path / "study", site)).data
         survey = plan.task.survey(site, plan.participation.sites, 0, source)
         assert survey.usable and sum(part.cases for part in survey.parts.values()) == 24
+
+
+def test_a_class_in_other_letters_is_spelt_as_a_hospital_is(tmp_path: Path) -> None:
+    """Gutartig stood beside b-sartig."""
+    for label, name in enumerate(("Gutartig", "bösartig")):
+        for number in range(12):
+            write_pixels(tmp_path / "data" / name / f"{label}{number}.png", photograph(number)[0])
+    plan, data = written(tmp_path / "data")
+    assert plan.task.labels == ("Gutartig", "boesartig")  # type: ignore[attr-defined]
+    assert data["label_map"]["bösartig"] == "boesartig"
+
+
+def test_the_channels_of_one_file_are_not_called_files(tmp_path: Path) -> None:
+    write_balls(tmp_path / "data", [f"p{number}" for number in range(12)])
+    for path in (tmp_path / "data/images").iterdir():
+        image = nibabel.load(path)
+        nibabel.save(nibabel.Nifti1Image(np.stack([image.get_fdata()] * 2, -1), image.affine), path)
+    plan, _ = written(tmp_path / "data")
+    assert plan.task.modalities == ("channel-0", "channel-1")  # type: ignore[attr-defined]
+    (line,) = [
+        line for line in (tmp_path / "study/job/app/config/plan.yaml").read_text().splitlines() if "modalities" in line
+    ]
+    assert "one file each" not in line
 
 
 def recordings(folder: Path, names: Iterable[str]) -> None:

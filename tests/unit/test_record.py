@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.errors import MedsiloError
-from medsilo.runs import record
+from medsilo.runs import paths, record
+from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record, new_rounds
 from medsilo.runs.rounds import Round
 from tests.unit.test_report import summary_of
@@ -84,3 +85,13 @@ def test_only_what_ended_well_is_finished(tmp_path: Path) -> None:
     assert run.finished() is None
     run.write_summary(summary_of("fedavg", "FedAvg", {"a": 0.5}))
     assert run.finished() == run.summary()
+
+
+def test_nvflares_folder_around_a_run_names_the_run_in_it(tmp_path: Path) -> None:
+    """As its simulator leaves it, and as 'nvflare job download' brings it."""
+    for place in ("server/medsilo/one", "job/workspace/medsilo/one"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / paths.SUMMARY).write_text("{}")
+    for folder, told in ((tmp_path, "server/medsilo/one"), (tmp_path / "job", "workspace/medsilo/one")):
+        with pytest.raises(MedsiloError, match=f"give {told} in it"):
+            read_summary(folder)

@@ -20,6 +20,7 @@ import nvflare.client as flare
 import pytest
 import safetensors.torch
 import torch
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -712,6 +713,18 @@ def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatc
     }
     assert given == {"app_site-1": "--data one", "app_site-2": "--all"}
     assert len(list((tmp_path / "jobs").rglob(f"app_site-*/config/{paths.PLAN}"))) == 2
+
+
+def test_what_a_script_logs_goes_to_the_servers_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare's add_experiment_tracking put a tracker at the server, to which no site sent anything."""
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text("")
+    recipe = recipes.FedAvgRecipe(model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
+    set_per_site_config(recipe, {site: {"train_args": f"--data {site}"} for site in ("a", "b")})
+    recipe.export("jobs")
+    for own in configs(tmp_path / "jobs").values():
+        events = [part["args"]["events_to_convert"] for part in own["components"] if "ToFedEvent" in part["path"]]
+        assert events == [[ANALYTIC_EVENT_TYPE]]
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:

@@ -227,3 +227,8 @@ def test_the_last_lines_give_each_hospital_s_verdict(tmp_path: Path, capsys: pyt
     words += " of the training)"
     assert lines[1] == f"  a: {words}; about 14 test patients (now 5) would show a difference of 20.0 points"
     assert lines[2] == f"  b: {words}; more than 1,000 test patients (now 5) would show a difference of 20.0 points"
+
+
+def test_a_difference_that_rounds_to_nothing_is_not_below_it() -> None:
+    """A comparison of equal models said −0.0 points."""
+    assert [points(value) for value in (-1e-17, -0.0004, -0.0006, 0.001)] == ["+0.0", "+0.0", "−0.1", "+0.1"]

@@ -61,11 +61,10 @@ def read_text(folder: Path, file: str, kind: str = "run") -> str:
     try:
         return (folder / file).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise MedsiloError(
-            f"{kind.capitalize()} '{name}' has no {file}: give a complete {kind} folder, or repeat the {kind} if it "
-            "was interrupted",
-            str(folder),
-        ) from None
+        below = sorted(folder.glob(f"*/medsilo/*/{file}"))  # in a workspace of NVFlare's, or a job that it downloaded
+        remedy = f"give a complete {kind} folder, or repeat the {kind} if it was interrupted"
+        remedy = f"give {below[-1].parent.relative_to(folder)} in it" if below else remedy
+        raise MedsiloError(f"{kind.capitalize()} '{name}' has no {file}: {remedy}", str(folder)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise MedsiloError(f"{file} of {kind} '{name}' cannot be read: check its permissions", str(error)) from None
 

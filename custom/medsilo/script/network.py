@@ -201,7 +201,7 @@ class ScriptNetwork(Network):
         )
         if described != own:
             odd = sorted(name for name in {*described, *own} if described.get(name) != own.get(name))
-            remedy = "give both the same model, compiled in both or in none"
+            remedy = "give both the same model, wrapped or compiled in both or in none"
             if type(model).__name__ in WRAPPERS:
                 remedy = f"join with the network inside of {type(model).__name__}, and train by either"
             raise MedsiloError(f"join: the script's model is not the recipe's: {', '.join(odd[:3])} differ; {remedy}")

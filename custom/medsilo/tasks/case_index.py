@@ -21,6 +21,7 @@ ANYWHERE = "**/*"  # recordings
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
+CLOSED = "folders can't be opened; let the account of this process read them"
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
 
 
@@ -95,28 +96,30 @@ class CaseIndex:
         self.entries = [entry for entry in self.entries if entry.name not in names]
 
     @staticmethod
-    def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    def files_below(folder: Path) -> tuple[dict[str, Path], list[Problem]]:
         """All files below a folder by their path from there, without hidden ones, pipes and devices, which nobody may
-        open; and the folders that are links."""
-        found, links = {}, []
-        for place, folders, files in walk(folder):
+        open; and what is wrong with folders that are not read."""
+        found, links, closed = {}, [], []
+        for place, folders, files in walk(folder, onerror=lambda error: closed.append(Path(error.filename).name)):
             folders[:] = [name for name in folders if not name.startswith(".")]
             links += [name for name in folders if Path(place, name).is_symlink()]
             for path in (Path(place, name) for name in files if not name.startswith(".")):
                 if path.is_file() or not path.exists():  # a link into nothing is told of later
                     found[composed(path.relative_to(folder).as_posix())] = path
-        return dict(sorted(found.items())), links
+        passed_by = {LINKS: links, CLOSED: closed}
+        problems = [Problem("left out", why, len(own), tuple(own)) for why, own in passed_by.items() if own]
+        return dict(sorted(found.items())), problems
 
     @staticmethod
     def of_cases(source: DataSource, folder: Path, masks: bool) -> "CaseIndex":
         """Return the cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
         source.check_columns()
-        names, links = CaseIndex.files_below(folder)
+        names, problems = CaseIndex.files_below(folder)
         if table := table_of(source, names, source.images or source.labels):
             columns = source.columns.get("image", "image")
             images = (columns,) if isinstance(columns, str) else columns
-            return _by_table(source, folder, table, names, images, masks).ordered(source, links)
-        return _by_pattern(source, names, masks).ordered(source, links)
+            return _by_table(source, folder, table, names, images, masks).ordered(source, problems)
+        return _by_pattern(source, names, masks).ordered(source, problems)
 
     @staticmethod
     def of_recordings(source: DataSource, folder: Path) -> "CaseIndex":
@@ -125,13 +128,12 @@ class CaseIndex:
         The label of one that no table names is its folder's name.
         """
         source.check_columns()
-        names, links = CaseIndex.files_below(folder)
+        names, problems = CaseIndex.files_below(folder)
         if table := table_of(source, names, None):
             within = [source.column(role) for role in ("label", "patient") if role in source.recording_columns]
             if not isinstance(file := source.columns.get("image", "recording"), str):
                 raise DataError("data.columns.image: a recording is one file; name one column")
-            found = _by_table(source, folder, table, names, (file,), False, within)
-            return found.ordered(source, links)
+            return _by_table(source, folder, table, names, (file,), False, within).ordered(source, problems)
         listing = CaseIndex()
         known = {name: path for name, path in names.items() if name.lower().endswith(CaseIndex.RECORDINGS)}
         for name, path in _matching(ANYWHERE, known, listing).items():
@@ -140,12 +142,12 @@ class CaseIndex:
             raise DataError("there is no recording in the data folder; put CSV, Parquet, WFDB or EDF there")
         if "patient" not in source.recording_columns:
             listing.tell_patients(source)
-        return listing.ordered(source, links)
+        return listing.ordered(source, problems)
 
-    def ordered(self, source: DataSource, links: Sequence[str]) -> Self:
-        """Return itself in order, without what leads out of the folder. links: folders that are not followed."""
+    def ordered(self, source: DataSource, further: Sequence[Problem] = ()) -> Self:
+        """Return itself in order, without what leads out of the folder. further: problems of its folders."""
         self.entries.sort(key=lambda entry: entry.name)
-        self.add("left out", LINKS, links)
+        self.problems += further
         refuse_links(self, source.folder)
         self.check_patients(source)
         return self

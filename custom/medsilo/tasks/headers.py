@@ -19,6 +19,7 @@ SEQUENCE_ENDS = (ITEM, 0xE0DD)
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # a few megabytes may become any number when a library opens them
 UNKNOWN = 0xFFFFFFFF  # a length that delimiters tell
 MOST = 1_000_000  # elements
+CLOSED = "an image can't be read: this process's account may not; let it read the file"
 DAMAGED = "an image can't be read: it is damaged or no image; copy or export it again"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from os import R_OK, access
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.headers import DAMAGED, check_dicom, check_size, is_dicom, open_reader, tags_in
+from medsilo.tasks.headers import CLOSED, DAMAGED, check_dicom, check_size, is_dicom, open_reader, tags_in
 
 MOST_VOLUMES = 32  # along a fourth axis, which are channels
 SAME_PLACE = 1e-2  # in millimetres
@@ -52,7 +53,8 @@ class Scan:
         except DataError:
             raise
         except Exception as error:  # readers of images raise anything over damaged files
-            raise DataError(DAMAGED, str(error).strip()) from error
+            closed = path.exists() and not access(path, R_OK, effective_ids=True)
+            raise DataError(CLOSED if closed else DAMAGED, str(error).strip()) from error
 
     @classmethod
     def of_channels(cls, paths: Sequence[Path]) -> Self:

@@ -46,7 +46,8 @@ def submit(
     """Submit a job to a consortium, or write it into a folder as it would be submitted.
 
     Waits until all hospitals have joined (at most 2 minutes), says why one can't, and prints the job's id. With --out
-    nothing is sent: that is for NVFlare's own tools, and for hospitals that review a job before they run it.
+    nothing is sent: that is for NVFlare's own tools, and for hospitals that review a job before they run it. The job
+    has no code, so it runs where NVFlare's list of classes has medsilo's, as in kits of 'medsilo kits'.
 
     With --canary each hospital says within two minutes whether its package fits and its data can be read. It names
     its GPUs and its memory, and its line is measured. The command ends with 1 unless all are ready.

@@ -103,7 +103,7 @@ def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> li
                 kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(others.items()))
                 say(f"left out: {others.total()} files that are no images ({kinds})")
     if not found:
-        raise MedsiloError("no images; give image files, DICOM folders, or folders that hold them")
+        raise MedsiloError("no images; give image files, DICOM folders, or the folders that directly hold them")
     return found
 
 

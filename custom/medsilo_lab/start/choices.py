@@ -11,7 +11,7 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo_lab.start.dataset_facts import DatasetFacts, ranges
 from medsilo_lab.start.fitting import Fit
-from medsilo_lab.start.wording import LEAST_NAMED, plans_words, renamed, yes_last
+from medsilo_lab.start.wording import LEAST_NAMED, plain, plans_words, renamed, yes_last
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (min_patients_per_metric)
 LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED
@@ -112,7 +112,7 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
         return Choice(names, why), dict(zip(values, names, strict=True))
     words = plans_words(looks.patients_of)
     own = yes_last(sorted(set(words.values())))
-    names = [name if NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9._+ -]", "-", name).strip("-._+ ") for name in own]
+    names = [name if NAME.fullmatch(name) else plain(name) for name in own]
     if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
         raise DataError("classes have names that differ in punctuation only; use letters and digits", ", ".join(own))
     if len(own) < FEWEST:
@@ -139,10 +139,11 @@ def channels_of(looks: DatasetFacts) -> Choices:
         return {"task.colours": ("rgb" if channels == 3 else "grey", told)}
     if looks.layout.named and len(own := looks.layout.named.channels) == channels == len(set(own)) and all(own):
         return {"task.modalities": (list(own), "as dataset.json calls them")}
-    names = looks.layout.channels
-    names = names if len(names) == channels else tuple(f"channel-{number}" for number in range(channels))
-    several = "one file each, in this order" if len(names) > 1 else "call it what it is, for example t2 or ct"
-    return {"task.modalities": (list(names), several)}
+    if len(files := looks.layout.channels) == channels:
+        told = "one file each, in this order" if channels > 1 else "call it what it is, for example t2 or ct"
+        return {"task.modalities": (list(files), told)}
+    names = [f"channel-{number}" for number in range(channels)]
+    return {"task.modalities": (names, "as each file has them, in this order: call them what they are")}
 
 
 def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None:

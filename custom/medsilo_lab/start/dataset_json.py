@@ -1,6 +1,5 @@
 """The names of channels and structures in dataset.json, as nnU-Net and the Medical Segmentation Decathlon write it."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medsilo.core.errors import DataError
 from medsilo.core.files import read_bounded
+from medsilo_lab.start.wording import plain
 
 FILE = "dataset.json"
 LARGEST = 1 << 24  # bytes; it lists every case of the Decathlon
@@ -51,17 +51,11 @@ def _read(path: Path) -> DatasetNames:
         raise DataError(f"{FILE} can't be read; correct or remove it", f"{path}: {error}") from error
     named = file.channel_names or file.modality
     pairs = named.items() if isinstance(named, dict) else enumerate(named)
-    channels = [
-        _plain(name) for _, name in sorted(pairs, key=lambda pair: int(pair[0]) if str(pair[0]).isdecimal() else 0)
-    ]
+    ordered = sorted(pairs, key=lambda pair: int(pair[0]) if str(pair[0]).isdecimal() else 0)
+    channels = tuple(plain(name).lower() for _, name in ordered)
     by_value = {value: name for name, value in file.labels.items() if isinstance(value, int)} or {
         int(value): name for value, name in file.labels.items() if value.isdecimal() and isinstance(name, str)
     }
     whole = len(by_value) == len(file.labels)
-    structures = tuple(sorted((value, _plain(name)) for value, name in by_value.items() if value)) if whole else ()
-    return DatasetNames(tuple(name.lower() for name in channels), structures)
-
-
-def _plain(name: str) -> str:
-    """Return a name as a plan may have it."""
-    return re.sub(r"[^A-Za-z0-9._+ -]+", "-", name).strip("-._+ ")[:63]
+    structures = tuple(sorted((value, plain(name)) for value, name in by_value.items() if value)) if whole else ()
+    return DatasetNames(channels, structures)

@@ -4,7 +4,6 @@ No image is opened here. One more kind of folder is one more function in `KINDS`
 """
 
 import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +15,8 @@ from medsilo.tasks.case_index import SUFFIXES, TABLE, CaseIndex
 from medsilo.tasks.headers import check_dicom, is_dicom
 from medsilo_lab.start.dataset_json import DatasetNames, dataset_names
 from medsilo_lab.start.file_table import FileTable, table_of_files
+from medsilo_lab.start.wording import plain
 
-UMLAUTS = str.maketrans(
-    {"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o", "ł": "l"}
-)
 DICOM = ".dcm"
 IMAGE_WORDS = {"image", "images", "imagestr", "img", "imgs", "scan", "scans", "volume", "volumes"}
 LABEL_WORDS = {"label", "labels", "labelstr", "mask", "masks", "seg", "segs", "segmentation", "segmentations", "gt"}
@@ -70,18 +67,19 @@ def layout_of_folder(folder: Path, target: str | None = None) -> FolderLayout:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise DataError(f"the folder {what}; give the one that holds the images", private=str(folder))
-    names, _ = CaseIndex.files_below(folder)
+    names, problems = CaseIndex.files_below(folder)
+    also = "".join(f"; {problem.what} ({problem.count})" for problem in problems)
     items = items_of(names)
-    if not items:
-        there = Counter(Path(name).suffix.lower() or "no suffix" for name in names)
-        found = ", ".join(f"{count} {suffix}" for suffix, count in there.most_common(SHOWN)) or "nothing"
-        raise DataError(f"no image lies in the folder, which has {found}; medsilo reads {READ}", private=str(folder))
     try:
+        if not items:
+            there = Counter(Path(name).suffix.lower() or "no suffix" for name in names)
+            found = ", ".join(f"{count} {suffix}" for suffix, count in there.most_common(SHOWN)) or "nothing"
+            raise DataError(f"no image lies in the folder, which has {found}; medsilo reads {READ}", str(folder))
         return replace(layout_of(items), named=dataset_names(names))
-    except DataError:
+    except DataError as error:
         if table := table_of_files(names, items, target):
             return FolderLayout(f"images, and a table of them, {table.name}", table=table)
-        raise
+        raise DataError(f"{error}{also}", error.private) from error
 
 
 def items_of(names: Mapping[str, Path]) -> list[str]:
@@ -350,8 +348,4 @@ def safe_name(text: str) -> str:
     >>> safe_name("Süd Klinik"), safe_name("st-anna")
     ('Sued-Klinik', 'st-anna')
     """
-    if is_safe_name(text):
-        return text
-    spelt = text.translate(UMLAUTS)
-    letters = unicodedata.normalize("NFKD", spelt).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", letters).strip("-_")[:63]
+    return text if is_safe_name(text) else plain(text, "_-")

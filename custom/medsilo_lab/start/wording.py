@@ -43,7 +43,19 @@ YES = frozenset(
     ill sick diseased krank dead died deceased tot verstorben
     """.split()  # noqa: SIM905 - as above
 )
-PLAIN = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L"})  # letters that Unicode does not take apart
+PLAIN = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L", "ø": "o"})  # letters that Unicode does not take apart
+UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
+
+
+def plain(text: str, also: str = "._+ -") -> str:
+    """Return a text in letters and digits of ASCII and in `also`: by default as a label in a plan.
+
+    >>> plain("Süd Klinik", "_-"), plain("bösartig (G3)")
+    ('Sued-Klinik', 'boesartig -G3')
+    """
+    spelt = unicodedata.normalize("NFC", text).translate(UMLAUTS).translate(PLAIN)
+    letters = unicodedata.normalize("NFKD", spelt).encode("ascii", "ignore").decode()
+    return re.sub(f"[^A-Za-z0-9{also}]+", "-", letters).strip(also)[:63]
 
 
 def names_somebody(column: str) -> bool:

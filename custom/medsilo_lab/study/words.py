@@ -18,7 +18,7 @@ def repetitions(number: int) -> str:
 
 def points(value: float) -> str:
     """Return a difference in points, with its sign."""
-    return f"{100 * value:+.1f}".replace("-", "−")
+    return f"{round(100 * value, 1) + 0.0:+.1f}".replace("-", "−")  # and never −0.0
 
 
 def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
