@@ -16,8 +16,8 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError, PlanError, Refused
 from medsilo.core.text import plain
 from medsilo.federation.private_site import PrivateNumbers
-from medsilo.flare.executor import settings_of_site
 from medsilo.flare.jobs import write_job
+from medsilo.flare.site_settings import settings_of_site
 from medsilo.flare.workspace import plan_of_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.privacy.guarantees import PrivacyGuarantee

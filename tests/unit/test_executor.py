@@ -17,7 +17,8 @@ from medsilo.core.errors import DataError, Died, MedsiloError, Refused
 from medsilo.federation.limits import Clock
 from medsilo.federation.refusals import public_reason
 from medsilo.flare.controller import MedsiloController
-from medsilo.flare.executor import Busy, MedsiloExecutor, SiteEvents, settings_of_site
+from medsilo.flare.executor import Busy, MedsiloExecutor, SiteEvents
+from medsilo.flare.site_settings import settings_of_site
 from medsilo.flare.wire import to_parcel, to_shareable
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs import event_reading

@@ -21,7 +21,7 @@ from medsilo.runs import paths
 from medsilo.runs.messages import MessageFacts
 from medsilo.schedule.outcome import Outcome, Part, ServerEnd
 from medsilo.schedule.phase import Facts, Group, Phase
-from medsilo.schedule.train_context import SiteEnd
+from medsilo.schedule.site_end import SiteEnd
 from medsilo.tasks.task import check_absent
 
 ALWAYS_COMMON = 1.0  # gamma: no confidence is above it

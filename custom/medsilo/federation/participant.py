@@ -39,7 +39,7 @@ from medsilo.runs import paths
 from medsilo.runs.messages import LETTERED, Request
 from medsilo.runs.provenance import write_provenance
 from medsilo.schedule.phase import Phase
-from medsilo.schedule.train_context import SiteEnd
+from medsilo.schedule.site_end import SiteEnd
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.site_data import SiteData
 

@@ -35,18 +35,16 @@ from medsilo.federation.protection import acquire_lock
 from medsilo.federation.refusals import details, passes, public_reason
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.federation.site_stack import answering
+from medsilo.flare.site_settings import settings_of_site
 from medsilo.flare.study_events import StudyEvents
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
-from medsilo.flare.workspace import file_of_job, kit_of, output_folder, plan_of_job, settings_folder, submitter_of
+from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, submitter_of
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.event_reading import RUNNING, fates
 from medsilo.runs.messages import MOST_ROUNDS, Request, StudyMessage
 from medsilo.runs.own_files import LogEntry
-from medsilo.site.accepted_settings import AcceptedSettings, check_there
-from medsilo.site.party import FILE_NAME
-from medsilo.site.settings import SiteSettings
 from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.forked import has_started
 from nvflare_reliability.message_limits import Gate
@@ -297,32 +295,3 @@ def _await(work: Future, stop: Callable[[], None]) -> Shareable:
             if work.done():  # the work itself raised a TimeoutError
                 raise
             stop()
-
-
-def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
-    """The medsilo.yaml in the kit's `local/` folder, which studies do not change; a simulated site may have its own.
-
-    Raises MedsiloError where a hospital's kit has none, or where it changed and nobody said so.
-    """
-    local, kit = settings_folder(fl_ctx), kit_of(fl_ctx)
-    if kit is None:
-        own = local / fl_ctx.get_identity_name()
-        return SiteSettings.read(own if (own / FILE_NAME).is_file() else local)
-    if not (local / FILE_NAME).exists() and _needs_no_settings(fl_ctx):
-        AcceptedSettings(kit).check()  # it has not just gone
-        return SiteSettings()
-    check_there(local)
-    settings = SiteSettings.read(local)
-    AcceptedSettings(kit).begin(settings)
-    return settings
-
-
-def _needs_no_settings(fl_ctx: FLContext) -> bool:
-    """Return whether settings say nothing of the job's data: they are synthetic, or a training script's own.
-
-    So it runs with a kit such as `nvflare poc` makes.
-    """
-    if not file_of_job(fl_ctx, paths.PLAN).exists():
-        return False
-    task = plan_of_job(fl_ctx, SiteSettings()).task
-    return task.synthetic or task.scripted

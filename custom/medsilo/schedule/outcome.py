@@ -13,7 +13,7 @@ from medsilo.core.tensors import Modules
 from medsilo.schedule.phase import Facts, Phase, ServerSide
 
 if TYPE_CHECKING:  # the other side's
-    from medsilo.schedule.train_context import SiteEnd
+    from medsilo.schedule.site_end import SiteEnd
 
 Part = Literal["validation", "test"]
 

@@ -1,22 +1,18 @@
-"""What a method finds at a site: its tools in a round, and the end of the study."""
+"""A method's tools at a site that trains."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.rounding import Resolution
 from medsilo.core.tensors import Modules
 from medsilo.learning.compute import Compute, LossFunction
 from medsilo.learning.loop import ObjectiveFunction, OutputLoss, Step, TrainStep, lesson, plain_step
 from medsilo.learning.training import Training
-from medsilo.schedule.outcome import Part
-from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:  # only under a promise of privacy
     from medsilo.learning.private import PrivateSteps
@@ -72,19 +68,3 @@ class TrainContext:
         most = max(1, math.ceil(share * self.training.steps_of_round(self.steps)))
         epochs = enumerate(range(0, most, self.steps))
         return [self.epoch(lessons, number, most - done) for number, done in epochs][-1]
-
-
-@dataclass(frozen=True)
-class SiteEnd:
-    """A site, as an outcome finds it."""
-
-    plan: Any  # the study's; plans stand above this room
-    site: str
-    modules: Modules  # with what was delivered
-    folder: Path  # the site's own in the study
-    task: Task
-    compute: Compute
-    validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the cases once, in their order
-    suppressed: Collection[Part]  # parts with too few cases to tell anything of
-    resolution: Mapping[str, Resolution]  # how finely numbers over a part are told
-    stop: Callable[[], None]
