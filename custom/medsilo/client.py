@@ -38,7 +38,7 @@ from medsilo.runs.messages import StudyMessage
 from medsilo.script.data import Batch, Data, Evaluate, Metrics, Samples, usual_batch
 from medsilo.script.network import ScriptNetwork
 from medsilo.script.site import ScriptSite
-from nvflare_reliability.patches import before_script_connects
+from nvflare_reliability.kit_patches import before_script_connects
 
 __all__ = [
     *("init", "is_evaluate", "is_running", "is_submit_model", "is_train", "join", "networks", "receive", "send"),

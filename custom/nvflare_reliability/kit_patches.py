@@ -1,6 +1,6 @@
-"""NVFlare's inner parts, in the processes that start jobs: a kit's own, a person's and the simulator's.
+"""NVFlare's inner parts, in the processes that start jobs (a kit's, a person's, the simulator's) and in a script's own.
 
-patches.py says what holds for each part, and has those of a job. Neither side of a study imports these.
+patches.py says what holds for each part, and has those of a job. Controller and executor do not import these.
 """
 
 import gc
@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -275,3 +276,18 @@ def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         subprocess.Popen = own  # type: ignore[misc]
+
+
+@cache
+@made_for("nvflare.client.cell.api:CellClientAPI.init", "nvflare.client.cell.api:CellClientAPI._register_control_cbs")
+def before_script_connects(begin: Callable[[Cell], None]) -> None:
+    """Have the cell of a training script's own process given to a function of ours before anything comes in."""
+    from nvflare.client.cell.api import CellClientAPI
+
+    own = CellClientAPI._register_control_cbs
+
+    def register(api: object, cell: Cell) -> None:
+        begin(cell)
+        own(api, cell)
+
+    CellClientAPI._register_control_cbs = register

@@ -9,7 +9,6 @@ log says so when the part begins.
 import gc
 import threading
 from collections.abc import Callable
-from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -369,21 +368,6 @@ class AskedPiece:
             }
             message = new_cell_message({}, {_PropKey.REF_ID: self.tensors, **all_came})
             cell.fire_and_forget(OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC, source, message, optional=True)
-
-
-@cache
-@made_for("nvflare.client.cell.api:CellClientAPI.init", "nvflare.client.cell.api:CellClientAPI._register_control_cbs")
-def before_script_connects(begin: Callable[[Cell], None]) -> None:
-    """Have the cell of a training script's own process given to a function of ours before anything comes in."""
-    from nvflare.client.cell.api import CellClientAPI
-
-    own = CellClientAPI._register_control_cbs
-
-    def register(api: object, cell: Cell) -> None:
-        begin(cell)
-        own(api, cell)
-
-    CellClientAPI._register_control_cbs = register
 
 
 def has_stopped(cell: Cell) -> bool:

@@ -308,13 +308,13 @@ def test_need_of_before_script_connects(monkeypatch: pytest.MonkeyPatch) -> None
     source, seen = inspect.getsource(CellClientAPI.init), list[str]()
     assert source.index("_register_control_cbs(self._cell)") < source.index("self._cell.start()")
     monkeypatch.setattr(CellClientAPI, "_register_control_cbs", lambda api, cell: seen.append(f"NVFlare {cell}"))
-    patches.before_script_connects.cache_clear()
+    kit_patches.before_script_connects.cache_clear()
     begin = seen.append
     for _ in range(2):  # a script that calls `init` again
-        patches.before_script_connects(begin)
+        kit_patches.before_script_connects(begin)
     CellClientAPI._register_control_cbs(None, "cell")
     assert seen == ["cell", "NVFlare cell"]
-    patches.before_script_connects.cache_clear()
+    kit_patches.before_script_connects.cache_clear()
 
 
 def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from medsilo.core.errors import Refused
 from medsilo.core.package import in_words, name_that_differs
 from medsilo.core.tensors import Groups, is_finite
 from medsilo.core.text import plain
-from medsilo.plan import Plan
 from medsilo.runs.messages import same_names
 from medsilo.schedule.phase import Group, Ranges
 
@@ -33,18 +32,6 @@ def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> No
                 raise Refused(f"{group}/{name} is a {type(tensor).__name__}, not a tensor")
             if tensor.shape != like.shape:
                 raise Refused(f"{group}/{name} has shape {list(tensor.shape)}, expected {list(like.shape)}")
-
-
-def check_received(groups: Groups, expected: Groups, plan: Plan) -> None:
-    """Raise Refused at a site unless the server sends just these tensors, in their types, with finite numbers."""
-    same_layout(groups, expected)
-    for group, tensors in groups.items():
-        for name, tensor in tensors.items():
-            like = expected[group][name].new_empty(0)
-            if tensor.dtype not in (like.dtype, plan.transport.packed(like).dtype):
-                raise Refused(f"the server sends {group}/{name} as {tensor.dtype}, expected {like.dtype}; ask the lead")
-            if not is_finite(tensor):
-                raise Refused(f"the server sends NaN or infinity in {group}/{name}; ask the lead")
 
 
 def check_ranges(group: str, tensors: Mapping[str, Tensor], ranges: Ranges) -> None:

@@ -18,7 +18,7 @@ from medsilo.core.errors import DIVERGED, Refused, reading
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_csv, write_passing, write_text
 from medsilo.core.parent_watch import most_held
 from medsilo.core.tensors import Groups, Modules, Tensors, is_finite
-from medsilo.federation.checks import check_received
+from medsilo.federation.checks import same_layout
 from medsilo.learning.compute import Compute
 from medsilo.mixing.forms import PullForm
 from medsilo.plan import Plan
@@ -99,6 +99,16 @@ class SiteState:
                     raise Refused(f"{DIVERGED} in round {number}: {name} is NaN or infinite; lower the learning rate")
 
     # ------------------------------------------------------------------ tensors in and out
+    def _check_numbers(self, groups: Groups, mine: Groups) -> None:
+        """Raise Refused unless the server's tensors have the types of these, and finite numbers."""
+        for group, tensors in groups.items():
+            for name, tensor in tensors.items():
+                like = mine[group][name].new_empty(0)
+                if tensor.dtype not in (like.dtype, self.plan.transport.packed(like).dtype):
+                    raise Refused(f"the server sends {group}/{name} as {tensor.dtype}, not {like.dtype}; ask the lead")
+                if not is_finite(tensor):
+                    raise Refused(f"the server sends NaN or infinity in {group}/{name}; ask the lead")
+
     @torch.no_grad()
     def take_over(self, groups: Groups, phase: Phase, makes_at_home: bool = False) -> None:
         """Put what arrived into the networks, in place: the optimizers keep hold of their parameters.
@@ -108,7 +118,8 @@ class SiteState:
         at_home = [own for own in phase.given if own.apply_locally and makes_at_home]
         mine = views([own for own in phase.given if own not in at_home], self.modules)
         once = {group.name for group in phase.once}  # may be left out: the site has it
-        check_received(groups, {name: mine[name] for name in mine if name not in once or name in groups}, self.plan)
+        same_layout(groups, {name: mine[name] for name in mine if name not in once or name in groups})
+        self._check_numbers(groups, mine)
         for group, tensors in groups.items():
             for name, tensor in tensors.items():
                 mine[group][name].copy_(tensor)
