@@ -271,6 +271,7 @@ class AnswerGate(Gate):
                 self.failed[sender] += 1
                 if self.failed[sender] < MOST_FAILED:
                     raise TryAgain(one_line(error)) from error
+                del self.failed[sender]
                 told = f"its tensors could not be fetched, {MOST_FAILED} times in a row; the site's own log says why"
                 raise Rejected(told) from error
             LOG.warning("an answer of %s can't be read", one_line(origin), exc_info=True)

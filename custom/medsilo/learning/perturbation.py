@@ -12,11 +12,9 @@ from torch.optim import Optimizer
 from medsilo.learning.loop import Closure, Step
 from medsilo.learning.steps import keeping_statistics
 
-TINY = 1e-12  # beside the norm of a gradient that may be nothing
-
 
 class PerturbedOptimizer(Optimizer):
-    """Eqs. 6 and 7 around any torch optimizer: δ = α g / (‖g‖ + ε), then the base's step from θ with ∇ℓ(θ + δ).
+    """Eqs. 6 and 7 around any torch optimizer: δ = α g / (‖g‖ + eps), then the base's step from θ with ∇ℓ(θ + δ).
 
     base: the optimizer that steps; its weight decay sees the unperturbed θ and is no part of g.
     alpha: α, the length of the perturbation; the norm is one over all parameters together.
@@ -34,11 +32,11 @@ class PerturbedOptimizer(Optimizer):
     True
     """
 
-    def __init__(self, base: Optimizer, alpha: float, module: nn.Module | None = None) -> None:
+    def __init__(self, base: Optimizer, alpha: float, eps: float = 1e-12, module: nn.Module | None = None) -> None:
         if not alpha >= 0:
             raise ValueError(f"alpha is {alpha}: the length of a perturbation is not negative")
         super().__init__(base.param_groups, base.defaults)
-        self.base, self.alpha, self.module = base, alpha, module
+        self.base, self.alpha, self.eps, self.module = base, alpha, eps, module
         self._follow_base()
 
     def _follow_base(self) -> None:
@@ -49,7 +47,7 @@ class PerturbedOptimizer(Optimizer):
 
         closure: clears the gradients, computes the loss on the same batch and its gradients, returns the loss.
         """
-        loss = perturbed_gradients(self, closure, self.alpha, self.module)
+        loss = perturbed_gradients(self, closure, self.alpha, self.eps, self.module)
         self.base.step()
         return loss
 
@@ -73,14 +71,14 @@ class PerturbedOptimizer(Optimizer):
 
 @torch.no_grad()
 def perturbed_gradients(
-    optimizer: Optimizer, closure: Closure, alpha: float, module: nn.Module | None = None
+    optimizer: Optimizer, closure: Closure, alpha: float, eps: float = 1e-12, module: nn.Module | None = None
 ) -> Tensor:
     """Leave ∇ℓ(θ + δ) in the weights of an optimizer; returns the loss at θ. With α = 0 there is one pass."""
     with torch.enable_grad():
         loss = closure()
     moved = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if moved and alpha:
-        elsewhere = _perturbed(moved, alpha)
+        elsewhere = _perturbed(moved, alpha, eps)
         optimizer.zero_grad()
         keeping = keeping_statistics(module) if module is not None else nullcontext()
         with _standing_at(moved, elsewhere), keeping, torch.enable_grad():
@@ -88,12 +86,12 @@ def perturbed_gradients(
     return loss
 
 
-def _perturbed(moved: list[Tensor], alpha: float) -> Sequence[Tensor]:
+def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor]:
     """Return θ + δ of Eq. 6; the gradients, no longer needed, become δ."""
     gradients = [p.grad for p in moved if p.grad is not None]
     norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
     norm = torch.linalg.vector_norm(torch.stack(norms))
-    torch._foreach_mul_(gradients, alpha / (norm + TINY))
+    torch._foreach_mul_(gradients, alpha / (norm + eps))
     return torch._foreach_add(moved, gradients)
 
 

@@ -25,13 +25,16 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.lazy import lazily
 from medsilo.mixing.contributions import Contributions, fold
 from medsilo.mixing.forms import Form, Mean, MeanForm
 from medsilo.mixing.layout import Block, Layout, Tensors, numbers_of, spread
 
-if TYPE_CHECKING:  # only a study with a defence needs one
+if TYPE_CHECKING:  # only some studies need these; scripts find them here
     from medsilo.mixing.defence import Shield
+    from medsilo.mixing.personal import Identity, SimilarityMix, SoftPull  # noqa: F401
 
+__getattr__ = lazily(__name__, __file__)
 RUNNING = ("running_mean", "running_var")  # torch's names of running statistics
 
 
