@@ -227,10 +227,11 @@ def test_a_diverged_round_is_refused_and_leaves_no_trace(tmp_path: Path) -> None
     for one in (site, other):
         one.answer(server.ask("round", 1))
     before = tensors_and_facts(tmp_path / "a").keys()
-    bad = {"model": {name: torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else tensor
-                     for name, tensor in server.groups["model"].items()}}  # fmt: skip
-    with pytest.raises(Refused, match=r"the model's output is NaN"):
-        site.answer(server.ask("round", 2, groups=bad))
+    for value, told in ((torch.nan, "the server sends NaN or infinity in model/"), (1e30, "diverged in round 2")):
+        bad = {"model": {name: torch.full_like(tensor, value) if tensor.is_floating_point() else tensor
+                         for name, tensor in server.groups["model"].items()}}  # fmt: skip
+        with pytest.raises(Refused, match=told):
+            site.answer(server.ask("round", 2, groups=bad))
     assert tensors_and_facts(tmp_path / "a").keys() == before
     assert_same_reply(site.answer(server.ask("round", 2)), other.answer(server.ask("round", 2)))
 
