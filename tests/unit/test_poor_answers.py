@@ -18,7 +18,7 @@ from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api.api_spec import JobNotRunning, NoConnection
 
 from medsilo import cli
-from medsilo.core.errors import MedsiloError, Unreachable
+from medsilo.core.errors import MedsiloError
 from medsilo.flare.simulator import Needs, Starting
 from medsilo.plan import load_plan
 from medsilo.runs import paths
@@ -241,7 +241,7 @@ def test_a_server_that_answers_too_late_is_named(
     monkeypatch.setattr("medsilo_lab.consortium.lead.read_kit", lambda *_: SimpleNamespace(name="l", host="h", port=1))
     late = FLCommunicationError("failed to challenge server: timeout: ")
     monkeypatch.setattr("medsilo_lab.consortium.lead.connect", Mock(side_effect=late))
-    with pytest.raises(Unreachable, match="h:1.*is it started"), lead.connected(tmp_path):
+    with pytest.raises(lead.Unreachable, match="h:1.*is it started"), lead.connected(tmp_path):
         pass
 
 
@@ -251,7 +251,7 @@ def test_a_server_that_fell_silent_after_it_was_reached_is_not_taken_for_one_tha
     """A job that it has no room for gets no answer."""
     monkeypatch.setattr("medsilo_lab.consortium.lead.read_kit", lambda *_: SimpleNamespace(name="l", host="h", port=1))
     monkeypatch.setattr("medsilo_lab.consortium.lead.connect", Mock())
-    with pytest.raises(Unreachable, match="h:1 does not answer any more.*full"), lead.connected(tmp_path):
+    with pytest.raises(lead.Unreachable, match="h:1 does not answer any more.*full"), lead.connected(tmp_path):
         raise NoConnection("cannot connect to server: failed to submit")
 
 

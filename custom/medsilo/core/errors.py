@@ -92,10 +92,6 @@ class Aborted(MedsiloError):
     """The run was told to stop."""
 
 
-class Unreachable(MedsiloError):
-    """The server does not answer; it may later."""
-
-
 @contextmanager
 def reading(what: str) -> Iterator[None]:
     """Say in one line that a file of ours is damaged, whatever goes wrong over its content."""

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from medsilo import __version__
 from medsilo.check.kit import read_kit
-from medsilo.core.errors import MedsiloError, Unreachable
+from medsilo.core.errors import MedsiloError
 from medsilo.core.text import is_safe_name, plain
 from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, CANCELS, GOES_ON, PROGRESS, read_rounds, read_summary
@@ -52,6 +52,10 @@ NOT_THERE = (  # what NVFlare raises where a job's controller can't be asked, or
 )
 Say = Callable[[str], None]
 OnRound = Callable[[Round, Progress], None]  # a round, and the study that it is of
+
+
+class Unreachable(MedsiloError):
+    """The server does not answer; it may later."""
 
 
 @contextmanager
