@@ -368,22 +368,24 @@ def _as_yaml(plan: str) -> str:
     return dump_yaml(json.loads(plan))
 
 
-def load_plan(path: Path | str, changes: Iterable[str] = (), allowed: Collection[str] = ANY) -> Plan:
+def load_plan(
+    path: Path | str, changes: Iterable[str] = (), allowed: Collection[str] = ANY, method: Algorithm | None = None
+) -> Plan:
     """Read a plan.yaml, apply `a.b=value` changes, and check everything.
 
     allowed: the installed packages that may bring a method, task or network beside medsilo's; by default all.
+    method: takes the place of the plan's where that is another.
 
     >>> load_plan("jobs/fedavg/app/config/plan.yaml", ["training.rounds=3"]).rounds
     3
     """
-    return parse_plan(read_plan(path), changes, allowed)
+    return parse_plan(read_plan(path, method), changes, allowed)
 
 
 def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = False) -> Any:
     """Return what a plan.yaml and the files that it names say, before anything of it is checked.
 
-    method: takes the place of the plan's where that is another. beside: it may name files in its own folder only, as
-    another party's plan.
+    method: as in `load_plan`. beside: it may name files in its own folder only, as another party's plan.
     """
     path = Path(path)
     try:
