@@ -60,7 +60,10 @@ _site: ScriptSite | None = None  # that this process's script trains
 
 
 def init(*given: Any, **more: Any) -> Any:
-    """Begin as NVFlare does. From here on the server may send what the plan needs, and no more."""
+    """Begin as NVFlare does. From here on the server may send what the plan needs, and no more.
+
+    >>> init()
+    """
     let_tensors_travel(plainly=True)
     before_script_connects(_guard)
     return flare.init(*given, **more)

@@ -422,6 +422,9 @@ class Flare:
     def is_running(self) -> bool:
         return len(self.sent) < len(self.asked)
 
+    def init(self) -> None:
+        pass
+
     def receive(self) -> FLModel:
         tensors, meta = flat(self.asked[len(self.sent)])
         return FLModel(params=tensors, meta=meta)
@@ -441,6 +444,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     (tmp_path / INITIAL).rename(tmp_path / "app/config" / INITIAL)
     monkeypatch.syspath_prepend(tmp_path / "app/custom")
     monkeypatch.setattr(client, "_site", None)
+    monkeypatch.setattr(client, "before_script_connects", lambda begin: None)
     monkeypatch.setattr(client, "flare", Flare(plan.among(("a",)), {"model": deepcopy(model).state_dict()}))
     loader = [(torch.randn(6, 2), torch.tensor([0, 1] * 3))]
 
