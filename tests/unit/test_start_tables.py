@@ -216,6 +216,10 @@ def test_points_between_thousands_beside_a_decimal_comma_are_no_category(tmp_pat
     write(tmp_path / "cases.csv", ["pid", "leukocytes", "outcome"], lines, delimiter=";")
     choices = drafted(tmp_path)
     assert choices.plan["task.columns"][0] == ["leukocytes"] and choices.settings["data.decimal"][0] == ","
+    lines = [[f"P{n}", f"1,{300 + n}.5", f"{n}.5", n % 2] for n in range(40)]  # as in English: no decimal comma
+    write(tmp_path / "cases.csv", ["pid", "leukocytes", "crea", "outcome"], lines, delimiter=";")
+    choices = drafted(tmp_path)
+    assert choices.plan["task.columns"][0] == ["crea"] and "data.decimal" not in choices.settings
     lines = [[f"P{n}", f"1.{300 + n}", f"{n},5", n % 2] for n in range(40)]
     write(tmp_path / "cases.csv", ["pid", "leukocytes", "crea", "outcome"], lines, delimiter=";")
     with pytest.raises(DataError, match="'leukocytes'"):

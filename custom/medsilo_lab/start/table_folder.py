@@ -12,7 +12,7 @@ from typing import Any
 from medsilo.core.errors import DataError
 from medsilo.core.text import counted, is_safe_name
 from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex
-from medsilo.tasks.cells import as_written, without_thousands
+from medsilo.tasks.cells import THOUSANDS, as_written, without_thousands
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.table_reader import ENDINGS, TableReader, spelling
@@ -170,8 +170,10 @@ def _table(path: Path) -> CaseTable | None:
     if twice := [name for name, times in Counter(filter(None, head)).items() if times > 1]:
         raise DataError(f"{path.name} has {head.count(twice[0])} columns {twice[0]!r}; give each its own name")
     cells = {name: tuple(line[place] for line in lines) for place, name in enumerate(head) if name}
-    commas = (cell.replace(".", "") for own in cells.values() for cell in own if "," in cell)
-    decimal = "," if any(TableReader.number(cell, ",") is not None for cell in commas) else "."
+    commas = [cell for own in cells.values() for cell in own if "," in cell]
+    decimal = (
+        "," if any(THOUSANDS.fullmatch(cell) or TableReader.number(cell, ",") is not None for cell in commas) else "."
+    )
     for name in cells:
         if not any(_says(name, word) for word in PATIENTS):
             cells[name] = tuple(without_thousands(name, cells[name], decimal))
