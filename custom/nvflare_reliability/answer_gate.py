@@ -131,7 +131,7 @@ Reject = Callable[[Shareable, str], None]
 # What a hospital's answer may be; of the others, some let NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
 READERS = 256  # answers that are read at the same time; nearly all that a reader does is wait
-MOST_FAILED = 5  # answers in a row whose tensors could not be fetched; a process that began anew fails once
+MOST_FAILED = 5  # answers of a site in a row whose tensors could not be fetched; after its restart one is usual
 FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)  # all that a hospital may ask of a job
 
 

@@ -92,10 +92,19 @@ class Loss(nn.Module):
 
 
 class Script:
-    """A site with a training script, which is started anew for each answer if `anew`."""
+    """A site with a training script, which starts again for each answer if it `restarts`."""
 
-    def __init__(self, own: Plan, plan: Plan, site: str, folder: Path, anew: bool, given: Mapping[str, Any]) -> None:
-        self.own, self.plan, self.name, self.folder, self.anew, self.given = own, plan, site, folder, anew, given
+    def __init__(
+        self, own: Plan, plan: Plan, site: str, folder: Path, restarts: bool, given: Mapping[str, Any]
+    ) -> None:
+        self.own, self.plan, self.name, self.folder, self.restarts, self.given = (
+            own,
+            plan,
+            site,
+            folder,
+            restarts,
+            given,
+        )
         self.data = own.task.site_data(site, SITES, own.seed, None)
         self.started: ScriptSite | None = None
 
@@ -121,7 +130,7 @@ class Script:
         )
 
     def answer(self, parcel: StudyMessage, stop: object) -> StudyMessage:
-        site = self.started = self.start() if self.anew or not self.started else self.started
+        site = self.started = self.start() if self.restarts or not self.started else self.started
         self.loader.round = parcel.facts["round"]
         if (reply := site.ask(parcel)) is not None:
             return reply
@@ -134,7 +143,9 @@ class Script:
         return site.finish()
 
 
-def scripted(own: Plan, folder: Path, anew: bool = False, **given: Any) -> tuple[Record, dict[str, dict[str, Tensor]]]:
+def scripted(
+    own: Plan, folder: Path, restarts: bool = False, **given: Any
+) -> tuple[Record, dict[str, dict[str, Tensor]]]:
     """Run the same study as `own` by scripts; returns its record, and each site's last model. given: to `join`."""
     model = own.build_networks()["model"]
     method = own.algorithm.model_dump(mode="json")
@@ -143,18 +154,18 @@ def scripted(own: Plan, folder: Path, anew: bool = False, **given: Any) -> tuple
         model, folder / "job", method, rounds=own.training.rounds, minimum=2, sites=SITES, input_shape=shape
     )
     model_folders.look_in(folder / "job")
-    sites = {site: Script(own, plan, site, folder / site, anew, given) for site in SITES}
+    sites = {site: Script(own, plan, site, folder / site, restarts, given) for site in SITES}
     record = Record(folder / "runs" / "study")
     Coordinator(plan, SITES, Line(sites), record, "in-process").run()
     kept = paths.site_folder
     return record, {site: load_tensors(kept(folder / site / "study", site) / paths.LAST)[0] for site in SITES}
 
 
-def check_equal(own: Plan, folder: Path, nearly: float = 0.0, anew: bool = False) -> Record:
+def check_equal(own: Plan, folder: Path, nearly: float = 0.0, restarts: bool = False) -> Record:
     """The script's tensors are those of medsilo's own job."""
     study = run(own)
     expected = study.models
-    record, found = scripted(own, folder, anew)
+    record, found = scripted(own, folder, restarts)
     summary = record.summary()
     assert summary
     for site, own_result in study.summary.sites.items():
@@ -167,14 +178,14 @@ def check_equal(own: Plan, folder: Path, nearly: float = 0.0, anew: bool = False
 
 
 @pytest.mark.parametrize(
-    ("method", "anew"),
+    ("method", "restarts"),
     [("fedbn", False)]
     + [(name, True) for name in ("fedbn", "scaffold", "fednova", "fedadam", "ditto", "moon")]
     + [pytest.param(name, False, marks=pytest.mark.long) for name in ("ditto", "scaffold")]
     + [pytest.param(name, True, marks=pytest.mark.long) for name in ("fedper", "fedprox", "feddyn")],
 )
-def test_a_script_ends_with_the_tensors_of_medsilos_own_job(method: str, anew: bool, tmp_path: Path) -> None:
-    check_equal(make_plan(method, "training.rounds=3"), tmp_path, anew=anew)
+def test_a_script_ends_with_the_tensors_of_medsilos_own_job(method: str, restarts: bool, tmp_path: Path) -> None:
+    check_equal(make_plan(method, "training.rounds=3"), tmp_path, restarts=restarts)
 
 
 @pytest.mark.parametrize("method", ["apfl", pytest.param("pfedme", marks=pytest.mark.long), "fedsm-extra"])
@@ -182,15 +193,15 @@ def test_methods_that_train_networks_together_pass_over_the_scripts_loader(metho
     check_equal(make_plan(method, "training.rounds=3"), tmp_path)
 
 
-@pytest.mark.parametrize("anew", [pytest.param(False, marks=pytest.mark.long), True])
-def test_harmofl_of_a_script_is_medsilos_own(anew: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarts", [pytest.param(False, marks=pytest.mark.long), True])
+def test_harmofl_of_a_script_is_medsilos_own(restarts: bool, tmp_path: Path) -> None:
     """Its steps are plain ones."""
-    check_equal(make_plan("harmofl", *IMAGES, "training.rounds=3"), tmp_path, anew=anew)
+    check_equal(make_plan("harmofl", *IMAGES, "training.rounds=3"), tmp_path, restarts=restarts)
 
 
-@pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_fedsm_of_a_script_ends_with_a_super_model(anew: bool, tmp_path: Path) -> None:
-    record = check_equal(make_plan("fedsm", "training.rounds=3"), tmp_path, anew=anew)
+@pytest.mark.parametrize("restarts", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_fedsm_of_a_script_ends_with_a_super_model(restarts: bool, tmp_path: Path) -> None:
+    record = check_equal(make_plan("fedsm", "training.rounds=3"), tmp_path, restarts=restarts)
     told = record.summary().details.super_model
     assert sum(sum(own.values()) for own in told.validated.values()) > 0
     own = make_plan("fedsm", "training.rounds=3")
@@ -206,13 +217,13 @@ def test_adafeds_of_a_script_are_medsilos_own_but_for_the_order_of_sums(method: 
     check_equal(make_plan(method, "training.rounds=3", *source), tmp_path, nearly=1e-6)
 
 
-def ends_of(method: str, anew: bool, folder: Path) -> dict[str, Tensor]:
+def ends_of(method: str, restarts: bool, folder: Path) -> dict[str, Tensor]:
     """Train one site by a script with groups of weights, a schedule, mixed precision and clipping; its last round."""
     torch.manual_seed(0)
     cases = torch.utils.data.TensorDataset(torch.randn(24, 2), torch.tensor([0, 1] * 12))
     plan, site, sent = None, None, {}
     for number in range(1, 4):
-        if anew or site is None:
+        if restarts or site is None:
             torch.manual_seed(1)
             model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 2))
             plan = plan or plan_of_script(model, folder, {"name": method}, rounds=3, minimum=1, sites=["a"])
@@ -250,7 +261,7 @@ GIVEN = {"fedavg": ["model"], "ditto": ["global"]}
 
 @pytest.mark.parametrize("method", list(GIVEN))
 def test_a_script_with_a_schedule_and_mixed_precision_goes_on_after_each_start(method: str, tmp_path: Path) -> None:
-    steady, restarted = (ends_of(method, anew, tmp_path / str(anew)) for anew in (False, True))
+    steady, restarted = (ends_of(method, restarts, tmp_path / str(restarts)) for restarts in (False, True))
     assert steady.keys() == restarted.keys()
     assert all(torch.equal(steady[name], restarted[name]) for name in steady)
 

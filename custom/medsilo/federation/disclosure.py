@@ -1,4 +1,4 @@
-"""Disclosure: the layer that decides what of a site's numbers leaves, how finely, and what is counted as told.
+"""Disclosure: the layer that decides what of a site's numbers leaves, how it is rounded, and what counts as reported.
 
 Scores, losses, counts, choices of a threshold, and numbers of cases: a participant finds them
 exactly (exact.py), and every field of an answer is made of that here. Where a plan promises privacy, private_site.py

@@ -82,7 +82,7 @@ class Protection:
         return self.book.near(self.asker.data, parts, self.settings.least(False))
 
     def resolution(self, names: Sequence[str]) -> Resolution:
-        """Return how finely numbers over these cases are told. names: the patient of each."""
+        """Return how coarsely numbers over these cases are rounded. names: the patient of each."""
         return self.settings.resolution(names, self.plan.task.synthetic)
 
     def note(self, **parts: int) -> None:

@@ -7,7 +7,7 @@ From outside to inside, an order passes
     isolation       a process of its own, whose death is an answer; what is exact or in clear never leaves it
     ledger          an answer that is charged leaves once, after its charge is written
     layers of the plan, in its order
-    disclosure      makes the answer of what was found exactly: what of it may leave, and how finely
+    disclosure      makes the answer of what was found exactly: what of it may leave, and how it is rounded
     participant     does the study, exactly; tensors come and go in the plan's envelope (secure aggregation)
 
 and an answer passes them the other way round. The site's `UpdateCodec` (place.py) is inside of a round, since secure

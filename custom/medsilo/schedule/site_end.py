@@ -26,5 +26,5 @@ class SiteEnd:
     compute: Compute
     validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the cases once, in their order
     suppressed: Collection[Part]  # parts with too few cases to tell anything of
-    resolution: Mapping[str, Resolution]  # how finely numbers over a part are told
+    resolution: Mapping[str, Resolution]  # how coarsely numbers over a part are rounded
     stop: Callable[[], None]

@@ -132,7 +132,7 @@ class SiteSettings(PartySettings):
         return self.least(synthetic) if self.protects(synthetic) else 1
 
     def resolution(self, names: Sequence[str], synthetic: bool) -> Resolution:
-        """Return how finely numbers over these cases are told. names: the patient of each."""
+        """Return how coarsely numbers over these cases are rounded. names: the patient of each."""
         return Resolution.over(names, self.patients_in_step(synthetic), self.count_unit(synthetic))
 
     def least(self, synthetic: bool) -> int:
