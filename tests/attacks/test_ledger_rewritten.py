@@ -184,6 +184,7 @@ def place_of(root: Path, photos: Path, kit: KitFiles | None = None) -> SiteConte
     return SiteContext(parse_plan(PRIVATE), "a", ["a"], settings, site_folder(root / "study", "a"), kit=kit)
 
 
+@pytest.mark.slow
 def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path) -> None:
     """Ledger and kit were put back: what the server keeps is signed by the hospital, which then sends nothing."""
     files = make_kit(tmp_path / "kit", "a")
@@ -368,6 +369,7 @@ def test_odd_heads_in_answers_are_refused_and_change_nothing_of_others(tmp_path:
     assert 0 < taken < 150  # others are well formed: of another ledger, or as they were
 
 
+@pytest.mark.slow
 def test_odd_heads_in_requests_are_refused_or_count_for_nothing(photos: Path, tmp_path: Path) -> None:
     drawn, place = random.Random(1), place_of(tmp_path, photos, make_kit(tmp_path / "kit", "a"))
     site = training_site(place)

@@ -335,6 +335,7 @@ def movements(folder: Path, setting: Setting, unit: Unit, part: str) -> list[flo
     return moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["patient", "record"])
 @pytest.mark.parametrize("name", slow_but(["table", "series", "photos"], list(SETTINGS), ["masks-pieces"]))
 def test_one_patient_moves_a_sum_by_one_bound(name: str, unit: Unit, tmp_path: Path) -> None:
@@ -347,6 +348,7 @@ def test_one_patient_who_is_tested_moves_no_sum(name: str, tmp_path: Path) -> No
     assert max(movements(tmp_path, SETTINGS[name], "patient", "test")) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["fedrdn"], list(OF_METHODS), ()))
 def test_one_patient_moves_a_sum_of_every_method_by_one_bound(name: str, tmp_path: Path) -> None:
     method, privacy = OF_METHODS[name]

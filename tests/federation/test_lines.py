@@ -100,6 +100,7 @@ def test_connections_that_were_lost_keep_no_handle_beyond_a_job(cells: Cells) ->
         gc.enable()
 
 
+@pytest.mark.slow
 def test_a_round_of_adapters_is_their_bytes_and_one_in_a_hundred_at_most() -> None:
     """All that a hospital's line carries for an answer, headers and acknowledgements included."""
     cells = Cells(Line())
@@ -259,6 +260,7 @@ def test_a_site_that_never_says_that_there_are_no_more_costs_one_thread(
     assert codes == [ReturnCode.OK] and len(cells.got) == 2
 
 
+@pytest.mark.slow
 def test_a_quick_line_carries_several_pieces_in_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reply costs both ends the same work, which was half of a large round."""
     given: list[int] = []

@@ -97,6 +97,7 @@ def test_each_patch_file_applies_to_nvflare_s_own_source() -> None:
     assert len(PATCHED) >= 15
 
 
+@pytest.mark.slow
 def test_a_part_says_once_that_nvflare_is_another(
     cell: Cell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,6 +205,7 @@ def test_need_of_StreamLimits(cell: Cell) -> None:
     assert "Timer" in inspect.getsource(byte_receiver.RxTask)
 
 
+@pytest.mark.slow
 def test_need_of_Replies(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """An answer whose tensors are refused by ending their stream is not heard of before its time limit."""
     refused: list[tuple] = []

@@ -44,6 +44,7 @@ def alone(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedP
     return done
 
 
+@pytest.mark.slow
 def test_a_hospital_decides_without_the_lab(tmp_path: Path) -> None:
     home = Home(tmp_path / "kit")
     kit, command = ["--kit", str(home.folder)], ("-m", "medsilo.cli")

@@ -99,6 +99,7 @@ def alike(mine: Sequence[int], theirs: Sequence[int]) -> float:
     return float(stats.chi2_contingency([[own[value] for value in usual] for own in counts]).pvalue)
 
 
+@pytest.mark.slow
 def test_geometric_noise_is_opendps() -> None:
     theirs, wider = (opendp.m.make_laplace(*whole_numbers(), scale=scale)([0] * DRAWS) for scale in (3.0, 3.6))
     source = NoiseSource()

@@ -126,6 +126,7 @@ def test_steps_cost_what_opacus_two_accountants_say(noise: float, rate: float, s
     assert ours <= rdp.get_epsilon(delta) <= 1.5 * ours
 
 
+@pytest.mark.slow
 def test_noise_for_a_target_is_opacus() -> None:
     theirs = calibration.get_noise_multiplier(
         target_epsilon=2.0, target_delta=1e-5, sample_rate=0.1, steps=100, accountant="prv", epsilon_tolerance=0.05

@@ -52,6 +52,7 @@ def test_a_shares_interval_is_between_jeffreys_and_clopper_and_pearsons(patients
 
 
 # ---------------------------------------------------------------------------------------------------- differences
+@pytest.mark.slow
 def test_holms_correction_is_statsmodels() -> None:
     random = np.random.default_rng(1)
     for number in (1, 3, 12):

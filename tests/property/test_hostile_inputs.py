@@ -242,6 +242,7 @@ def test_settings(place: Path, data: st.DataObject) -> None:
         SiteSettings.read(place)
 
 
+@pytest.mark.slow
 @hostile(0.1)
 @given(st.data())
 def test_consortia(place: Path, data: st.DataObject) -> None:
@@ -275,6 +276,7 @@ def spoken(place: Path) -> Spoken:
     return [(one, site.answer(one)) for one in sent]
 
 
+@pytest.mark.slow
 @hostile(0.2)
 @given(st.data())
 def test_answers_of_a_site(spoken: Spoken, data: st.DataObject) -> None:
@@ -315,6 +317,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return _images(tmp_path_factory.mktemp("images"))
 
 
+@pytest.mark.slow
 @hostile(0.3)
 @given(st.data())
 def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> None:

@@ -129,6 +129,7 @@ def test_a_parcel_that_a_filter_of_nvflare_changed_gets_its_types_back(parcel: S
     assert_same(parcel, to_parcel(collection.to_shareable()))
 
 
+@pytest.mark.slow
 @examples(100)
 @given(st.data())
 def test_a_message_that_is_no_parcel_is_refused(data: st.DataObject) -> None:
@@ -252,6 +253,7 @@ changed = st.builds(
 )
 
 
+@pytest.mark.slow
 @examples(15)
 @given(changed, st.randoms(use_true_random=False))
 def test_a_plan_comes_back_as_it_went_with_its_hash(plan: Any, draw: random.Random) -> None:

@@ -64,6 +64,7 @@ def standing(root: Path) -> LedgerStanding:
 
 
 # ---------------------------------------------------------------------------------------------------- whole studies
+@pytest.mark.slow
 def test_a_study_is_charged_answer_by_answer_and_keeps_its_promise(photos: Path, tmp_path: Path) -> None:
     summary = run(tmp_path / "study", photos)
     found = standing(tmp_path)
@@ -84,6 +85,7 @@ def test_a_study_is_charged_answer_by_answer_and_keeps_its_promise(photos: Path,
     assert {charge.of.kind for entry in found.entries for charge in entry.charges} == {"sampled-gaussian", "public"}
 
 
+@pytest.mark.slow
 def test_what_is_not_declared_public_is_not_told(photos: Path, tmp_path: Path) -> None:
     run(tmp_path / "silent", photos)
     silent = Record(tmp_path / "silent").rounds()[0].sites["a"]
@@ -114,6 +116,7 @@ def test_a_hospital_that_demands_privacy_gets_it_or_does_not_join(photos: Path, 
         settings_of(photos, public={"weights": "why not"})
 
 
+@pytest.mark.slow
 def test_where_a_plan_promises_and_the_hospital_demands_nothing_it_is_still_counted(
     photos: Path, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def sampled_event(noise: float, rate: float, steps: int) -> dp_event.DpEvent:
 
 
 # ---------------------------------------------------------------------------------------------------- ε
+@pytest.mark.slow
 @pytest.mark.parametrize("noise, rate, steps, delta", SAMPLED)
 def test_sampled_steps_cost_what_dp_accounting_says(noise: float, rate: float, steps: int, delta: float) -> None:
     ours = epsilon([charge(SampledGaussian(noise=noise, rate=rate, steps=steps))], delta)
@@ -67,6 +68,7 @@ def test_steps_over_all_units_are_releases() -> None:
     assert both == pytest.approx(get_epsilon_gaussian(1 / math.sqrt(3 / 16 + 3 / 4), 1e-5), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_different_mechanisms_together() -> None:
     mixed = [
         charge(SampledGaussian(noise=1.2, rate=0.05, steps=200)),

@@ -260,6 +260,7 @@ def test_batch_norm_stays_or_is_mixed_or_is_averaged(share: str, tmp_path: Path)
 
 
 # ------------------------------------------------------------------------------------------------ resuming
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "stop_in"), slow_but([("adafed", 1), ("f-adafed", 2)], product(VARIANTS, [1, 2, 3, 4]))
 )
@@ -337,6 +338,7 @@ def test_f_from_a_file(tmp_path: Path) -> None:
         inprocess.run(plan)
 
 
+@pytest.mark.slow
 def test_models_can_start_from_f() -> None:
     scores = []
     for start in ("false", "true"):

@@ -128,6 +128,7 @@ def test_adapted_networks_begin_as_they_were_and_merge_into_one_layer_each() -> 
             assert torch.allclose(plain(inputs.double()), after, rtol=1e-9, atol=1e-9), name
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_one_line(backbone: dict[str, Any], tmp_path: Path) -> None:
     for wrong, told in (
         ({"train": "haed"}, "network.train: 'haed' names no parameter"),
@@ -247,6 +248,7 @@ def test_a_round_has_the_bytes_of_what_trains(backbone: dict[str, Any], tmp_path
     assert states and all("qkv.weight" not in name for own in states for name in own)
 
 
+@pytest.mark.slow
 def test_privacy_clips_and_noises_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
     promise = {"epsilon": 3.0, "delta": 0.001}
     plan = tuned_plan(network={"from": backbone}, privacy=promise)
@@ -267,6 +269,7 @@ def test_privacy_clips_and_noises_what_trains_alone(backbone: dict[str, Any], tm
     assert all(not torch.equal(noisy[name], own) for name, own in plan.build_networks()["model"].state_dict().items())
 
 
+@pytest.mark.slow
 def test_sealed_sums_hold_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
     open_, sealed = (
         inprocess.run(tuned_plan(network={"from": backbone}, secure_aggregation=how), folder=tmp_path / str(number))
@@ -291,6 +294,7 @@ def test_the_disclosure_and_a_robust_mean_see_what_trains_alone(backbone: dict[s
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known_key")
 def test_the_ledger_charges_adapters_what_it_charges_a_whole_network(tmp_path: Path) -> None:
     """A step's price hangs on noise and chance, not on how many numbers it moves; frozen ones are never charged."""

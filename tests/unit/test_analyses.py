@@ -89,6 +89,7 @@ def test_every_filter_of_a_direction_has_the_norm_of_the_models() -> None:
     assert all(map(torch.equal, again, direction.values())) and not torch.equal(other[0], again[0])
 
 
+@pytest.mark.slow
 def test_the_centre_is_the_models_own_loss(finished: Callable[..., Path]) -> None:
     run = only(finished("fedbn"))  # each site has a model of its own
     asked = Question(CPU, cases=20, steps=1)
@@ -237,6 +238,7 @@ def test_what_an_amplitude_tells_by_itself() -> None:
     torch.testing.assert_close(flat, image.mean((1, 2), keepdim=True).expand(2, 8, 8))
 
 
+@pytest.mark.slow
 def test_real_images_are_drawn_only_where_the_site_allows(
     finished: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +265,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but(["profile"], FIGURES, ()))
 def test_the_command_writes_figures_and_their_numbers(
     kind: str, finished: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture

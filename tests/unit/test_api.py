@@ -186,6 +186,7 @@ def test_a_model_of_another_study_is_refused_though_it_fits(method: str, file: s
         runs[1].models[SITES[0]]
 
 
+@pytest.mark.slow
 def test_a_plan_may_be_given_in_every_form(tmp_path: Path, root: Path) -> None:
     plan = make_plan("fedavg", *SMALL, "training.rounds=1")
     (tmp_path / "plan.yaml").write_text(plan.to_yaml())
@@ -415,6 +416,7 @@ def test_monais_samples_and_labels_with_an_axis_are_cases_as_pairs_are() -> None
     assert dealt.cases["patient"].nunique() == 3 and len(dealt.cases) == 6  # both cases of each
 
 
+@pytest.mark.slow
 def test_a_loss_object_gets_the_targets_that_it_can_take() -> None:
     net, both = normed(), DiceCELoss(to_onehot_y=True, softmax=True)
     with_axis, without = MonaiData(samples(1)), pairs(samples(1))
@@ -497,6 +499,7 @@ def test_a_new_package_works_as_it_is_written(kind: str, tmp_path: Path) -> None
 
 
 # ---------------------------------------------------------------------------------------------------- a comparison
+@pytest.mark.slow
 def test_a_comparison_is_that_of_the_command_line(tmp_path: Path) -> None:
     said: list[str] = []
     rows = ["local", "fedavg", "little: algorithm.name=fedavg training.learning_rate=0.001"]
@@ -536,6 +539,7 @@ def test_images_are_predicted_as_by_the_command_line(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- pages
+@pytest.mark.slow
 def test_the_pages_code_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     known: dict[str, Any] = {"__name__": "__main__"}

@@ -116,6 +116,7 @@ def test_an_attack_harms_and_a_defence_helps(attack: str, defence: str) -> None:
     assert_held(attack, defence)
 
 
+@pytest.mark.slow
 @together
 def test_the_record_names_whom_it_should() -> None:
     bad = set(Cell(TINY, "fedavg", "sign flip x10", 1, PLAIN, 0).bad_sites)

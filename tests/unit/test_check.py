@@ -695,6 +695,7 @@ def test_a_hospital_with_too_few_patients_reads_what_to_do(balls: Path) -> None:
     assert "min_patients_per_metric" in stop.what and "lower it" in stop.remedy
 
 
+@pytest.mark.slow
 def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     """First before any study, then after one, of which another lead learns counts and no name."""
     photos, kit = write_photos(tmp_path / "photos", NAMES), tmp_path / "kit"

@@ -57,6 +57,7 @@ def probabilities(run: Path, site: str, plan: Plan, inputs: torch.Tensor) -> tor
         return model.eval()(inputs).softmax(1)
 
 
+@pytest.mark.slow
 def test_every_sites_models_are_scored_together_and_alone(runs: list[Path]) -> None:
     own, shared, supermodel = runs
     kept = {path: path.read_bytes() for run in runs for path in run.rglob("*") if path.is_file()}

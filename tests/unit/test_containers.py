@@ -116,6 +116,7 @@ def test_the_entry_point_starts_a_kit_and_medsilo(containers: Path, kits: Path, 
     assert (done.returncode, done.stdout) == (0, "medsilo list\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["k8s", pytest.param("docker", marks=pytest.mark.slow)])
 def test_a_prepared_kit_keeps_the_sites_policies(runtime: str, containers: Path, kits: Path, tmp_path: Path) -> None:
     config = containers / "kubernetes.yaml"

@@ -213,6 +213,7 @@ def survey_of(folder: Path, **data) -> Survey:
 DOZEN = ("missing", "end missing", "twice", "phases", "two in one", "tilt", "localiser", "multi-frame", "colour", "cut")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [(*DOZEN, "claims", "nobody"), pytest.param(tuple(DAMAGE), marks=pytest.mark.slow)])
 def test_no_damaged_study_trains_and_none_stops_the_others(kinds: tuple[str, ...], tmp_path: Path) -> None:
     for number in range(4):
@@ -241,6 +242,7 @@ def test_where_nothing_matches_it_is_said(tmp_path: Path) -> None:
     assert "fits data.images" in other.problems[0].what and not other.usable
 
 
+@pytest.mark.slow
 def test_structures_have_the_plans_names_or_the_hospitals(tmp_path: Path) -> None:
     files = write_study(tmp_path / "s0", "p0", 0, label="BALL ")  # as the plan, in other letters
     for number in (1, 2, 3):
@@ -594,6 +596,7 @@ def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: p
     assert "Meier" not in shown and NAME not in shown and '"n1"' not in shown
 
 
+@pytest.mark.slow
 def test_folders_of_patients_are_no_hospitals_and_targets_no_second_label(tmp_path: Path) -> None:
     for patient in range(12):
         files = write_study(tmp_path / "archive" / f"{patient:03}", f"n{patient}", patient)

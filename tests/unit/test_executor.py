@@ -41,6 +41,7 @@ class Abort(Signal):
         return time.monotonic() > self.when
 
 
+@pytest.mark.slow
 def test_training_that_stands_still_is_given_up_and_slow_training_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes that train here: one spins, one is stopped as a frozen machine stops it."""
     monkeypatch.setattr("medsilo.flare.executor.LOOK", 0.2)

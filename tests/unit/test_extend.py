@@ -162,6 +162,7 @@ def round_by_hand(plan: Plan, model: nn.Module, site: str, cases: Dataset, numbe
                 parameter -= plan.training.learning_rate * gradient
 
 
+@pytest.mark.slow
 def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: Path, tmp_path: Path) -> None:
     plan = make_plan("lg-fedavg", *GAIT, "training.momentum=0")
     settings = SiteSettings(device="cpu", data=data, packages=[NAME])  # type: ignore[arg-type]
@@ -209,6 +210,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_allowed(acme: Path) -> No
     assert parse_plan(values, allowed=["Acme_Gait"]).task.name == NAME
 
 
+@pytest.mark.slow
 def test_the_simulator_refuses_what_its_settings_do_not_name(acme: Path, data: Path, tmp_path: Path) -> None:
     plan = make_plan("fedavg", *GAIT)
     with pytest.raises(MedsiloError, match="does not allow package acme-gait"):
@@ -370,6 +372,7 @@ def test_a_class_that_comes_from_elsewhere_is_refused(acme: Path, seen: Callable
         sys.path.remove(str(place))
 
 
+@pytest.mark.slow
 def test_a_tasks_own_network_is_listed_too(seen: Callable[[Path], None], tmp_path: Path) -> None:
     entries = files_of_page()["pyproject.toml"]
     cut = entries[: entries.index('[project.entry-points."medsilo.networks"]')]

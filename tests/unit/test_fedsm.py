@@ -340,6 +340,7 @@ def right(model: nn.Module, inputs: Tensor, targets: Tensor) -> np.ndarray:
         return (model.eval()(inputs).argmax(1) == targets).numpy()
 
 
+@pytest.mark.slow
 def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_the_super_model_s(
     tmp_path: Path,
 ) -> None:
@@ -391,6 +392,7 @@ def refusing(study: Study, *sites: str) -> Study:
     return study
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsm", "fedsm-extra", "fedsm-ensemble"])
 def test_personal_models_go_only_to_hospitals_that_agreed_and_only_of_those(method: str, tmp_path: Path) -> None:
     plan = planned(method=method)

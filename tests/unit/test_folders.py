@@ -505,6 +505,7 @@ def test_chances_and_strengths_of_augmentation_are_those_that_it_names() -> None
 
 
 # ---------------------------------------------------------------------------------------------------- the cache
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["memory", "disk", "both", "none", "small"])
 def test_every_cache_gives_the_same_cases(cache: str, balls: Path, tmp_path: Path) -> None:
     task = volumes(dimensions=2, size=[16, 16], target_spacing=[2, 2])
@@ -720,6 +721,7 @@ def test_16_bits_are_read_as_8(tmp_path: Path) -> None:
     assert dark == [[], [], [tuple(PATIENTS)]]
 
 
+@pytest.mark.slow
 def test_masks_with_values_that_no_label_stands_for_stop_training_until_they_are_mapped(tmp_path: Path) -> None:
     for number, patient in enumerate(PATIENTS):
         image, mask = ball((12, 24, 20), (2.0, 2.0, 3.0), number)

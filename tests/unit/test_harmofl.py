@@ -183,6 +183,7 @@ def test_a_super_model_takes_the_step_and_not_the_layer(method: str) -> None:
     assert make_plan(method, *SMALL, HALVES[1]).algorithm.perturbation
 
 
+@pytest.mark.slow
 def test_a_super_model_s_experts_learn_with_the_step() -> None:
     weights = [
         inprocess.run(make_plan("fedsm", *SMALL, "training.rounds=2", *half))
@@ -407,6 +408,7 @@ def test_truncation_is_refused_when_too_few_images_are_left(tmp_path: Path) -> N
         site.answer(first_round(site.participant.place.plan, train_cases=4).parcel({}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["harmofl", "pfedme"])
 def test_running_statistics_are_not_stepped_beyond_their_mean(method: str) -> None:
     """A server's step of 3 made negative variances of them, and all outputs NaN."""

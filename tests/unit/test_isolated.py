@@ -146,6 +146,7 @@ def test_a_memory_limit_is_a_refusal_and_the_next_round_is_well(isolated_site: S
         site.answer(server.ask("round", 3, {"model": {"w": torch.zeros(2**28)}}))  # no room for what arrives
 
 
+@pytest.mark.slow
 def test_a_trainer_that_dies_between_two_rounds_costs_nothing_and_is_told(isolated_site: Sites) -> None:
     plan, told = make_plan("fedavg", *SMALL), list[str]()
     server, site = Server(plan), isolated_site(plan, tell=told.append)

@@ -68,6 +68,7 @@ def test_a_job_goes_to_the_hospitals_that_the_plan_names(
     assert json.loads((job / "meta.json").read_text())["deploy_map"] == {"app": addressed}
 
 
+@pytest.mark.slow
 @over_all("method", FEDERATED)
 def test_jobs_differ_in_their_method_only(method: str) -> None:
     reference = plan_of(JOBS / "fedavg").resolved()

@@ -282,6 +282,7 @@ def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: P
     assert "'liver' can't be absent; ant, post" in said("c", unannotated=["liver"])
 
 
+@pytest.mark.slow
 def test_one_table_says_which_hospital_has_what_and_tells_no_small_count_by_a_sum(
     hospitals: Path, tmp_path: Path
 ) -> None:
@@ -303,6 +304,7 @@ def test_one_table_says_which_hospital_has_what_and_tells_no_small_count_by_a_su
     assert all(str(count).startswith(("at least", "at most")) for count in few["ant"][:2])
 
 
+@pytest.mark.slow
 def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
     hospitals: Path, study: tuple[StudyResult, Path], tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ __all__ = ["installed"]  # a fixture
 NOBODY: Any = None
 
 
+@pytest.mark.slow
 def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
     """Asked again, a hospital sends what left before. Noise outside of the ledger would be new each time, for the price
     of one answer: the mean of many answers has none."""

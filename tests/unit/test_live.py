@@ -186,6 +186,7 @@ def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: p
 
 
 # ---------------------------------------------------------------------------------------------------- silence
+@pytest.mark.slow
 def test_a_command_that_has_begun_is_never_silent_for_long(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

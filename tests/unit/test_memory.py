@@ -20,6 +20,7 @@ print(most - before, most_held() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not parent_watch.STATUS.exists(), reason="reads the peak memory from Linux's /proc")
 def test_what_was_freed_counts_until_it_is_forgotten() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=600, check=True)

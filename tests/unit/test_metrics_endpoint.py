@@ -319,6 +319,7 @@ def test_events_that_cannot_be_written_are_told(kits: Path, tmp_path: Path, monk
         assert set(metrics.troubles(kit, 1e-9)) == {("events", "localhost")}
 
 
+@pytest.mark.slow
 def test_the_program_serves_this_machine_alone_and_tells(
     kits: Path, root: Path, hook: tuple[str, list[dict[str, str]]]
 ) -> None:

@@ -253,6 +253,7 @@ def labels_of(target: torch.Tensor) -> torch.Tensor:
     return partial_labels.labels_in(target)
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_regions_is_refused(tumours: tuple[Path, Any]) -> None:
     with pytest.raises(PlanError, match="regions that overlap"):
         plan_of(tumours[1], TUMOUR, "fedsm-ensemble")

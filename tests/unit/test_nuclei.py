@@ -137,6 +137,7 @@ def test_unusable_data_are_refused_without_names_of_files(spoil: str, tmp_path: 
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_harmofl_runs_on_drawn_tiles(folder: Path, tmp_path: Path) -> None:
     changes = ["task.size=32", "training.rounds=2", "network.features=[4, 8]"]
     plan = load_plan(ROOT / "jobs/harmofl/plans/nuclei-small.yaml", changes)

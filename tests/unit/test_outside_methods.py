@@ -61,6 +61,7 @@ def elastic(tau: float, decay: float) -> tuple[Local, Server]:
     return local, server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uniform", [False, True])
 def test_elastic_aggregation_is_its_algorithm(uniform: bool) -> None:
     weighting = ["algorithm.weighting=uniform"] if uniform else []
@@ -84,6 +85,7 @@ def test_elastic_aggregation_refuses_a_sensitivity_below_0(tmp_path: Path) -> No
         sensitivity.check(values)
 
 
+@pytest.mark.slow
 def test_it_comes_through_the_registry_and_resumes(tmp_path: Path) -> None:
     plan = planned("training.rounds=3")
     assert list(plan.packages) == ["outside-methods"]

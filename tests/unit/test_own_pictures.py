@@ -88,6 +88,7 @@ def predicted(kind: str, tmp_path: Path, *options: str) -> tuple[Path, list[dict
     return tmp_path / "out", json.loads((tmp_path / "out/predictions.json").read_text())["cases"]
 
 
+@pytest.mark.slow
 def test_structures_have_their_names_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     data_of("volumes", tmp_path / "data")
     out, rows = predicted("volumes", tmp_path)
@@ -97,6 +98,7 @@ def test_structures_have_their_names_everywhere(tmp_path: Path, capsys: pytest.C
     assert "tumour: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_masks_have_the_hospitals_own_values(tmp_path: Path) -> None:
     """Also values that a byte does not hold."""
     data_of("volumes", tmp_path / "data")
@@ -112,6 +114,7 @@ def test_masks_have_the_hospitals_own_values(tmp_path: Path) -> None:
     assert task.labels == ("ball", "tumour") and {0} < values <= {0, 7, 300}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
 def test_predict_draws_what_it_found(kind: str, tmp_path: Path) -> None:
     data_of(kind, tmp_path / "data")

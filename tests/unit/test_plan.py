@@ -301,6 +301,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_resolved_plan_is_the_plan(tmp_path: Path, subtests: pytest.Subtests) -> None:
     for method, task in PAIRS:
         with subtests.test(method=method, task=task):
@@ -437,6 +438,7 @@ sys.exit("the child waits without end")
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_forked_after_a_plan_was_read_can_compute() -> None:
     """As the simulator's sites are. Threads of a forked process wait for those that computed before the fork."""
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}

@@ -63,6 +63,7 @@ def test_a_plan_that_cannot_work_is_refused_before_nvflare_starts(
     assert not (here / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_classifier_does_not_segment() -> None:
     with pytest.raises(MedsiloError, match=r"small-cnn gives 2 scores.*needs a map"):
         make_plan("fedavg", "task.name=synthetic-prostate", "network.name=small-cnn")

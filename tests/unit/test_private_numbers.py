@@ -43,6 +43,7 @@ def numbers(folder: Path, patients: int = 40, plan: Plan | None = None, **demand
 
 
 # ---------------------------------------------------------------------------------------------------- the noise
+@pytest.mark.slow
 def test_the_noise_on_a_score_has_the_scale_of_its_account(tmp_path: Path) -> None:
     own, values = numbers(tmp_path, public={"counts": "known"}), torch.full((40,), 0.5)
     found = np.array([own.score("validation", 1, values, 0.0, 1.0) for _ in range(4000)])
@@ -146,6 +147,7 @@ def test_a_study_with_noisy_numbers_tells_nothing_exact_and_is_charged(photos: P
     assert 1.95 < standing(tmp_path).epsilon(1e-3) <= 2.0
 
 
+@pytest.mark.slow
 def test_what_a_hospital_declares_public_costs_nothing_beside_noise(photos: Path, tmp_path: Path) -> None:
     run(tmp_path / "study", photos, public={"counts": "known", "test": "agreed"})
     charges = [charge for entry in standing(tmp_path).entries for charge in entry.charges if entry.kind == "charged"]
@@ -228,6 +230,7 @@ def offered(root: Path, data: Path, epsilon: float = 1000.0, **settings: Any) ->
     return inprocess.run(plan, folder=root, settings=own).summary().sites["a"]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("private", [None, {"epsilon": 1000.0, "delta": 1e-3}])
 def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_path: Path) -> None:
     """Not at a hospital that demands no privacy, nor where ε is above what it counts as noise."""
@@ -246,6 +249,7 @@ def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_p
     )  # and answers are counted
 
 
+@pytest.mark.slow
 def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
     """A lead who asks for the same score again and again learns the rounded one, and no digit more."""
     plan = parse_plan(

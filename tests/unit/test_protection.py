@@ -80,6 +80,7 @@ def true_loss(photos: Path) -> float:
         return float(plan.task.goal.loss(model(inputs[None]), target[None]))
 
 
+@pytest.mark.slow
 def test_without_protection_two_studies_tell_a_patients_loss_to_five_digits(
     asks: Asks, photos: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_by_default_both_studies_tell_of_the_same_patients(asks: Asks, photos: P
     assert len(warnings) == 1 and "(0.6, 0.2, 0.2); task.shares" in warnings[0]
 
 
+@pytest.mark.slow
 def test_exact_numbers_and_another_seed_move_nobody_either(
     asks: Asks, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +229,7 @@ def test_a_part_of_few_patients_tells_nothing_however_many_images(tmp_path: Path
     assert site.participant.disclosure.suppressed == ["validation"]
 
 
+@pytest.mark.slow
 def test_of_models_that_tie_by_rounding_the_last_is_kept_and_of_equal_ones_the_first(
     asks: Asks, photos: Path, tmp_path: Path
 ) -> None:
@@ -295,6 +298,7 @@ def test_patients_take_turns_only_in_the_parts_that_the_hospital_names(
     assert summary.finished and summary.sites["a"].test["accuracy"] is not None
 
 
+@pytest.mark.slow
 def test_sites_of_one_size_are_cut_in_steps_and_always_alike(photos: Path, tmp_path: Path) -> None:
     settings = make_settings({"device": "cpu", "data": photos}, "x")
     kept = []
@@ -347,6 +351,7 @@ def test_a_study_that_is_refused_draws_nothing_for_good(tmp_path: Path) -> None:
     assert not (tmp_path / "_hospital/a/parts.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_check_foretells_the_split_and_writes_none(photos: Path, tmp_path: Path) -> None:
     settings = make_settings({"device": "cpu", "data": photos}, "x")
     book, plan = QueryBudget(tmp_path / "_hospital/a"), parse_plan(STUDY)

@@ -125,6 +125,7 @@ def test_keys_are_private_and_the_root_stays_with_the_lead(tmp_path: Path) -> No
     assert not any(root_key.encode() in path.read_bytes() for path in elsewhere)
 
 
+@pytest.mark.slow
 def test_the_server_gets_further_names_with_a_renewed_certificate(tmp_path: Path) -> None:
     kits_of(tmp_path)
     others, named = contents(tmp_path / "kits/st-anna"), put("server", "other_names", ["fl2.example.org"])
@@ -148,6 +149,7 @@ def test_a_changed_kit_of_a_person_does_not_connect(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_newcomer_leaves_the_others_kits_untouched(tmp_path: Path) -> None:
     kits_of(tmp_path)
     kits = tmp_path / "kits"
@@ -240,6 +242,7 @@ def test_a_hospital_behind_relays_knows_the_nearest_and_trusts_the_root(tmp_path
     assert (told["fqcn"], told["connection_security"]) == ("relay-top.relay-n", "mtls")
 
 
+@pytest.mark.slow
 def test_a_hospital_moves_behind_a_relay_and_back_with_a_renewed_kit(tmp_path: Path) -> None:
     kits_of(tmp_path)
     north, others = tmp_path / "kits/north", contents(tmp_path / "kits/st-anna")

@@ -44,6 +44,7 @@ def holds(folder: Path, model: dict[str, Tensor]) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsm", "fedsm-extra", "fedsm-ensemble"])
 def test_the_download_has_the_models_of_those_that_agreed_and_no_others(method: str, tmp_path: Path) -> None:
     study = Study(make_plan(method, *SMALL), tmp_path / "run")

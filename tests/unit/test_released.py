@@ -89,6 +89,7 @@ def test_all_cases_of_a_hospital_that_did_not_join_are_tested(
     assert (here / "elsewhere" / "validation.html").is_file()
 
 
+@pytest.mark.slow
 def test_several_kinds_of_models_are_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

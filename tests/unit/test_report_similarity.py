@@ -43,6 +43,7 @@ def test_a_damaged_matrix_is_named(weights: object, tmp_path: Path) -> None:
         read_all([run])
 
 
+@pytest.mark.slow
 def test_weights_are_recorded_when_they_change(tmp_path: Path) -> None:
     small = ["task.persons=6", "task.windows=12", "task.steps=32", "training.batch_size=8", "training.rounds=4"]
     matrices = {}

@@ -17,6 +17,7 @@ from tests import inprocess
 from tests.conftest import make_plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ditto", "fedsm"])
 def test_only_the_site_that_works_has_networks_and_every_bit_is_the_same(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

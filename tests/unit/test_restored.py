@@ -63,6 +63,7 @@ def restored(method: str, backed_up: int, run: Path, backup: Path) -> None:
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fedsm", "adafed")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedbn", *SLOW])
 def test_the_numbers_are_the_undisturbed_ones_where_the_state_is_there(method: str, tmp_path: Path) -> None:
     """Batch norms, personal networks and optimizers of every hospital are those after the tenth round."""
@@ -74,6 +75,7 @@ def test_the_numbers_are_the_undisturbed_ones_where_the_state_is_there(method: s
         assert "went back to round 10" in words and "had done 14" in words and "after round 10" in words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backed_up", "nearest"), [(11, 10), (3, 10)])
 def test_a_hospital_goes_on_from_its_nearest_state_and_says_which(backed_up: int, nearest: int, tmp_path: Path) -> None:
     restored("fedbn", backed_up, tmp_path / "run", tmp_path / "backup")

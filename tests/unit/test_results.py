@@ -196,6 +196,7 @@ def activity(tmp_path: Path, places: Places) -> tuple[Page, list[Comparison], Pl
     return page, comparisons("tiny", page, own), own
 
 
+@pytest.mark.slow
 def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     activity: tuple[Page, list[Comparison], Places],
 ) -> None:

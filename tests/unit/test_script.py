@@ -188,17 +188,20 @@ def test_a_script_ends_with_the_tensors_of_medsilos_own_job(method: str, restart
     check_equal(make_plan(method, "training.rounds=3"), tmp_path, restarts=restarts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["apfl", pytest.param("pfedme", marks=pytest.mark.long), "fedsm-extra"])
 def test_methods_that_train_networks_together_pass_over_the_scripts_loader(method: str, tmp_path: Path) -> None:
     check_equal(make_plan(method, "training.rounds=3"), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", [pytest.param(False, marks=pytest.mark.long), True])
 def test_harmofl_of_a_script_is_medsilos_own(restarts: bool, tmp_path: Path) -> None:
     """Its steps are plain ones."""
     check_equal(make_plan("harmofl", *IMAGES, "training.rounds=3"), tmp_path, restarts=restarts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fedsm_of_a_script_ends_with_a_super_model(restarts: bool, tmp_path: Path) -> None:
     record = check_equal(make_plan("fedsm", "training.rounds=3"), tmp_path, restarts=restarts)
@@ -278,6 +281,7 @@ class OtherUnits(Script):
         return self.factor * super().test(net)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lower_is_better", [False, True])
 def test_a_metric_may_be_of_any_size(lower_is_better: bool, tmp_path: Path) -> None:
     own = make_plan("fedavg")
@@ -322,6 +326,7 @@ def networks() -> list[nn.Module]:
     ]
 
 
+@pytest.mark.slow
 def test_a_description_has_the_tensors_norms_and_head_of_its_network() -> None:
     for model in networks():
         found = skeleton(ScriptNetwork.model_validate_json(json.dumps(described(model))).layers)
@@ -562,6 +567,7 @@ def test_only_the_model_that_joined_is_sent(tmp_path: Path, monkeypatch: pytest.
     assert client.flare.sent[-1].metrics == {"validation": 0.5}
 
 
+@pytest.mark.slow
 def test_the_example_of_a_super_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = make_plan("fedsm")
     run(own, folder=tmp_path / "study")
@@ -1251,6 +1257,7 @@ def test_what_the_end_of_a_study_needs_is_asked_for_at_the_join(
         ScriptSite(plan, "a", tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1), Data([], **given))
 
 
+@pytest.mark.slow
 def test_choices_over_validation_cases_are_not_called_choices_over_test_cases(tmp_path: Path) -> None:
     own = make_plan("fedsm", "training.rounds=1")
     record, _ = scripted(own, tmp_path, test=None)

@@ -140,6 +140,7 @@ def test_too_few_to_open_a_sum_end_the_study_with_the_reason(tmp_path: Path) -> 
         lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", script)
 
 
+@pytest.mark.slow
 def test_a_hospital_that_comes_late_is_in_the_next_sum(tmp_path: Path) -> None:
     """It has not seen the first weights, and its masks cancel: of means, and of personal models."""
 
@@ -171,6 +172,7 @@ def first_time(task: str, number: int, gone: Missing, works: bool) -> Script:
 LETTERS = [("agree", 0), ("offer", 2), ("round", 2), ("unmask", 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("works", [False, True], ids=["not made", "lost on its way"])
 @pytest.mark.parametrize("task, number", slow_but([("round", 2)], LETTERS, ()))
 def test_a_lost_answer_is_asked_for_again_where_the_plan_waits(
@@ -182,12 +184,14 @@ def test_a_lost_answer_is_asked_for_again_where_the_plan_waits(
     assert coordinator.rounds[-1].answered == HOSPITALS
 
 
+@pytest.mark.slow
 def test_a_process_that_died_is_asked_once_more_where_the_plan_stops(tmp_path: Path) -> None:
     died = Missing("refused", "the training process died", passing=True)
     lead(plan_of("fedsm", "pairwise"), tmp_path / "run", first_time("round", 2, died, True))
     assert furthest(tmp_path / "run", clear("fedsm", "there")) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task, number", slow_but([("round", 2)], LETTERS[:3], ()))  # to unmask, three are enough
 def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
     task: str, number: int, tmp_path: Path

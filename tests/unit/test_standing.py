@@ -166,6 +166,7 @@ def flipped(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) ->
     return [(site, reply)]
 
 
+@pytest.mark.slow
 def test_a_site_that_sends_the_other_way_is_named_and_no_other(tmp_path: Path):
     study = Study(make_plan("fedavg", *ALIKE, "task.persons=15"), tmp_path / "run", flipped)
     study.run()
@@ -181,6 +182,7 @@ def test_a_site_that_sends_the_other_way_is_named_and_no_other(tmp_path: Path):
     assert said and all(B in part and A not in part and C not in part for part in said)
 
 
+@pytest.mark.slow
 def test_honest_hospitals_that_differ_are_not_named(tmp_path: Path):
     study = Study(make_plan("fedsm", *DIFFERENT), tmp_path / "run")
     study.run()

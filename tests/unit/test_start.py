@@ -287,6 +287,7 @@ def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
     assert nested(draft.plan)["task"]["labels"] == ["c0", "c1"] and "images" not in nested(draft.settings)["data"]
 
 
+@pytest.mark.slow
 def test_volumes_get_a_spacing_and_pieces_of_their_shape(tmp_path: Path) -> None:
     thick = write_balls(tmp_path / "thick", PATIENTS[:9], shape=(20, 48, 40))
     plan = nested(drafted(thick).plan)

@@ -70,6 +70,7 @@ def run_section(folder: Path, name: str) -> tuple[str, Page]:
     return found.group(), Page(found.group())
 
 
+@pytest.mark.slow
 def test_frequencies_and_the_threshold_are_the_run_s(copy: Study) -> None:
     tell(copy, FEDSM, tested=TESTED, curve=CURVE, threshold=CURVE[1][0], agreed=[A, B])
     text, parsed = run_section(folder_of(copy, FEDSM, 0), "super-models")

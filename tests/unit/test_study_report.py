@@ -42,6 +42,7 @@ def summaries(study: Study, title: str) -> list[Summary]:
     return [read_summary(study.folder / f"{title}-{seed}") for seed in SEEDS]
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_summaries(study: Study) -> None:
     for row in verdict_of(study).rows:
         runs = summaries(study, row.title)

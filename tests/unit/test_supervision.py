@@ -58,6 +58,7 @@ def test_every_kit_that_runs_has_a_unit_that_systemd_takes(kits: Path, tmp_path:
     assert exposed.returncode == 0, exposed.stdout[-300:]
 
 
+@pytest.mark.slow
 def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(kits: Path, tmp_path: Path) -> None:
     """NVFlare's own gives up after five."""
     kit = tmp_path / "kit"

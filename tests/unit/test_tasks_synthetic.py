@@ -1,5 +1,6 @@
 """Claims of each synthetic task: which shifts it has, where the label lives, and that its files are real."""
 
+import pytest
 import torch
 
 from medsilo.tasks.synthetic.activity import SyntheticActivity
@@ -38,6 +39,7 @@ def histogram(cases, classes=6):
 # --- histology
 
 
+@pytest.mark.slow
 def test_histology_sites_differ_under_shift_only():
     gap = {
         shift: largest_gap(map(colours, loaded(SyntheticHistology(shift=shift, patients=30)))) for shift in (0, 0.5, 1)
@@ -68,6 +70,7 @@ def test_labels_differ_under_label_shift_only():
     assert gap(shift="none", alpha=0.1) < 0.15
 
 
+@pytest.mark.slow
 def test_devices_differ_between_families_and_not_inside_one():
     first, second, third, fourth = map(sensors, loaded(SyntheticActivity(shift="feature")))
     inside = max(mean_gap(first, third), mean_gap(second, fourth))  # persons differ, devices do not

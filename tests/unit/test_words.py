@@ -24,6 +24,7 @@ def found() -> list[Sentence]:
     return everything()
 
 
+@pytest.mark.slow
 def test_texts_get_no_worse(found: list[Sentence]) -> None:
     """Who makes them better lowers MOST."""
     counts = counted(found)
