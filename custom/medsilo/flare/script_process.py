@@ -1,4 +1,4 @@
-"""The process in which a user's own script trains: its gate towards the server, and why the script ended.
+"""The process in which a user's own script trains: its gate towards the server, what it logs, and why it ended.
 
 NVFlare receives in it: the site's own process or, with launch_external_process, one of the script's.
 """
@@ -9,9 +9,12 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, TrackConst
+from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.fuel.f3.cellnet.cell import Cell
 
 from medsilo.federation.bounds import Bounds, request_bounds
@@ -25,14 +28,21 @@ LOG = logging.getLogger(__name__)
 _gates: list[Gate] = []  # the one of this process
 
 
-class ScriptProcess(FLComponent):
-    """A part of a recipe's job at each site."""
+class ScriptProcess(ConvertToFedEvent):
+    """A part of a recipe's job at each site. What the script logs goes to the server's tracker, as in NVFlare."""
+
+    def __init__(self) -> None:
+        super().__init__([ANALYTIC_EVENT_TYPE])
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Guard and listen, before the script starts and the first task is asked for."""
         if event_type == EventType.ABOUT_TO_START_RUN:
             threading.excepthook = write_error
             guard(fl_ctx.get_engine().get_cell(), file_of_job(fl_ctx, paths.PLAN))
+        elif event_type == ANALYTIC_EVENT_TYPE:  # MONAI's names are an enum, which the server does not know
+            logged = from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA)).data
+            logged[TrackConst.TRACK_KEY] = str.__str__(logged[TrackConst.TRACK_KEY])
+        super().handle_event(event_type, fl_ctx)
 
 
 def guard(cell: Cell, plan: Path) -> None:
