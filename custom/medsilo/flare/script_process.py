@@ -12,8 +12,9 @@ from pathlib import Path
 from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, TrackConst
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.fuel.f3.cellnet.cell import Cell
 
@@ -25,6 +26,7 @@ from medsilo.runs import paths
 from nvflare_reliability.message_limits import Gate
 
 LOG = logging.getLogger(__name__)
+ENDED = "the training script ended within a round; let it loop while is_running(), and call send() in each round"
 _gates: list[Gate] = []  # the one of this process
 
 
@@ -42,7 +44,13 @@ class ScriptProcess(ConvertToFedEvent):
         elif event_type == ANALYTIC_EVENT_TYPE:  # MONAI's names are an enum, which the server does not know
             logged = from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA)).data
             logged[TrackConst.TRACK_KEY] = str.__str__(logged[TrackConst.TRACK_KEY])
+        elif event_type == EventType.AFTER_TASK_EXECUTION and _failed(fl_ctx.get_prop(FLContextKey.TASK_RESULT)):
+            LOG.error("SystemExit: %s", ENDED)
         super().handle_event(event_type, fl_ctx)
+
+
+def _failed(answer: Shareable) -> bool:
+    return answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
 
 
 def guard(cell: Cell, plan: Path) -> None:
