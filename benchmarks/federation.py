@@ -347,7 +347,7 @@ def imports() -> None:
     print(f"{'import torch':<16} {torch:>6.2f}")
     for name, arguments in (
         ("import medsilo", ("-c", "import medsilo")),
-        ("medsilo --help", ("-m", "medsilo.cli", "--help")),
+        ("medsilo --help", ("-m", "medsilo", "--help")),
     ):
         seconds = _seconds(*arguments)
         print(f"{name:<16} {seconds:>6.2f}   {seconds / torch:.2f}   {_goal(seconds, 1.0)} seconds", flush=True)

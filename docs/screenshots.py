@@ -48,7 +48,7 @@ def main() -> None:
 
 def medsilo(*arguments: str) -> None:
     """Run a command of the package that this Python has."""
-    subprocess.run([sys.executable, "-m", "medsilo.cli", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "medsilo", *arguments], check=True)
 
 
 def numbers_of(study: Path) -> str:

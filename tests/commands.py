@@ -26,7 +26,7 @@ def processor_seconds(arguments: Sequence[str]) -> float:
     seconds = []
     for _ in range(3):
         before = sum(os.times()[2:4])  # of ended children
-        subprocess.run([sys.executable, "-m", "medsilo.cli", *arguments], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "medsilo", *arguments], check=True, stdout=subprocess.DEVNULL)
         seconds.append(sum(os.times()[2:4]) - before)
     return min(seconds)
 

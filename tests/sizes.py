@@ -131,7 +131,7 @@ def files_in_a_round(folder: Path) -> set[str]:
     job = ["run", "fedavg", "--set", f"training.rounds={ROUNDS}", "--engine", "simulator", "--out"]
     for attempt in ("runs", "more-runs"):  # CPython 3.11's profiler once made a call in C fail with SystemError
         told.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "medsilo.cli", *job, attempt]
+        command = [sys.executable, "-m", "medsilo", *job, attempt]
         program = subprocess.Popen(command, env={**os.environ, **seen}, stdout=subprocess.PIPE, cwd=folder)
         shown, _ = program.communicate()
         if program.returncode == 0:

@@ -20,9 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
 import torch
-from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE
 from nvflare.apis.job_def import ALL_SITES
-from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
 from nvflare.client.config import ExchangeFormat
 from nvflare.job_config.api import FedJob
@@ -192,8 +190,7 @@ class MethodRecipe(Recipe):
             given = self._runner | self._sites.get(site, {})
             runner = {RENAMED.get(name, name): value for name, value in given.items()}
             script = ScriptRunner(**runner, server_expected_format=ExchangeFormat.PYTORCH)
-            logged = ConvertToFedEvent([ANALYTIC_EVENT_TYPE])  # to the server's tracker, as with NVFlare's recipes
-            for part in (script, ScriptProcess(), logged, limits(timeouts_of(self.plan), "site")):
+            for part in (script, ScriptProcess(), limits(timeouts_of(self.plan), "site")):
                 self._job.to(part, site)
             # To all sites goes what the server has.
             for name in (paths.PLAN, INITIAL) if site == ALL_SITES else (paths.PLAN,):

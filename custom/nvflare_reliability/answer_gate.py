@@ -167,6 +167,12 @@ class AnswerGate(Gate):
         patches.look_at_messages(self.cell, self._inspect)
         self.watch_fetching()
 
+    def end_readers(self) -> None:
+        """End the threads that read until now, of which NVFlare warns at a job's end; others read what still comes."""
+        with self.lock:
+            self.readers.shutdown(wait=False)
+            self.readers = ThreadPoolExecutor(READERS, "answers")
+
     def _inspect(self, message: Message) -> Message | None:
         """Look at a request before it is decoded; what is returned is sent back in its place.
 
@@ -204,9 +210,9 @@ class AnswerGate(Gate):
         with self.lock:
             taken = self.open[origin] < MOST_OPEN
             self.open[origin] += taken
-        if taken:
-            self.readers.submit(self._pass_on, origin, future, stream)
-        else:
+            if taken:
+                self.readers.submit(self._pass_on, origin, future, stream)
+        if not taken:
             patches.end_stream(stream, f"{MOST_OPEN} answers of this site are open already")
 
     def _pass_on(self, origin: str, future: StreamFuture, stream: Stream) -> None:

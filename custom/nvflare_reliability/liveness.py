@@ -17,6 +17,7 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 LOG = logging.getLogger(__name__)
 CHANNEL, TOPIC = "reliability", "liveness"
+UNKNOWN = "No callback is registered"  # what NVFlare says of a channel without a listener
 LOOK = 1.0  # seconds between two looks of a job
 GRACE = 4.0  # seconds without connection and word until a hospital is away: a connection that broke is often made again
 SILENCE = 30.0  # seconds that every hospital may say nothing: the process of a job says something every ten
@@ -71,7 +72,9 @@ class Liveness:
         where = {"channel": CHANNEL, "topic": TOPIC, "target": FQCN.ROOT_SERVER}
         reply = self.cell.send_request(**where, request=request, timeout=5.0, optional=True)
         if reply.get_header(MessageHeaderKey.RETURN_CODE) != CellCode.OK:
-            return  # it has no such component
+            if UNKNOWN in str(reply.get_header(MessageHeaderKey.ERROR)):
+                self.ended.set()  # a kit without such a component, whose logs get a warning for each look
+            return
         for name, told in reply.payload.items():
             self._learn(name, **told)
 

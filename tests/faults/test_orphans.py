@@ -57,7 +57,7 @@ def forks(process: subprocess.Popen) -> list[psutil.Process]:
 def command(folder: Path, *arguments: str) -> Iterator[subprocess.Popen]:
     """A command as a user starts it; whatever is left of it is ended."""
     with (folder / "said.txt").open("w") as said:
-        process = subprocess.Popen([sys.executable, "-m", "medsilo.cli", *arguments], stdout=said, stderr=said)
+        process = subprocess.Popen([sys.executable, "-m", "medsilo", *arguments], stdout=said, stderr=said)
     family: list[psutil.Process] = []
     try:
         yield process

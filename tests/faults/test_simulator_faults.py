@@ -174,7 +174,7 @@ def plan_job(folder: Path, plan: Plan) -> Path:
 
 def kill_after_round(job: Path, out: Path, name: str, round_number: int) -> None:
     """Start `medsilo run` as a user does, and kill all its processes without warning."""
-    command = [sys.executable, "-m", "medsilo.cli", "run", str(job), "--out", str(out), "--name", name]
+    command = [sys.executable, "-m", "medsilo", "run", str(job), "--out", str(out), "--name", name]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 180

@@ -65,6 +65,7 @@ from nvflare_reliability.chunking import ChunkedTensors, _Chunks
 from nvflare_reliability.cleanup import MOST as SERVERS_MOST
 from nvflare_reliability.cleanup import BoundedStreams
 from nvflare_reliability.errors import Rejected
+from nvflare_reliability.liveness import Liveness
 from nvflare_reliability.message_limits import MOST_OPEN, Gate
 from nvflare_reliability.patches import BUFFER, GARBAGE, MOST_KEPT, MOST_LEFT, MOST_STREAMS, StreamLimits
 from tests.conftest import make_plan
@@ -502,6 +503,30 @@ def test_who_leaves_answers_hanging_keeps_few_readers(cells: Cells, no_exit: lis
         cells.throw(piece(stream, 1, StreamDataType.FINAL, 8, b"half"))
     wait_until(lambda: not cells.gate.open, 5, "the end of all of them")
     assert cells.takes() and no_exit == []
+
+
+def reading() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("answers_")}
+
+
+def test_readers_end_with_the_study_and_late_answers_are_still_read(cells: Cells, no_exit: list[int]) -> None:
+    """NVFlare warns of each thread that is left when the process of a job ends."""
+    assert cells.takes()
+    before = reading()
+    cells.gate.end_readers()
+    wait_until(lambda: not before & reading(), 5, "the end of the readers")
+    assert before and cells.takes() and no_exit == []
+
+
+def test_a_server_that_can_not_tell_who_is_there_is_asked_once(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a kit that NVFlare made, in whose logs each question leaves a warning; one that is silent is asked on."""
+    presence = Liveness(cells.job, {}, sync=lambda: None, silence=420.0)
+    with monkeypatch.context() as away:
+        away.setattr(cells.job, "send_request", lambda **asked: make_reply(CellCode.COMM_ERROR, error="timeout"), False)
+        presence.look()
+    assert not presence.ended.is_set()
+    presence.look()
+    assert presence.ended.is_set() and not presence.away()
 
 
 def finished() -> list[RxTask]:

@@ -47,7 +47,7 @@ def alone(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedP
 @pytest.mark.slow
 def test_a_hospital_decides_without_the_lab(tmp_path: Path) -> None:
     home = Home(tmp_path / "kit")
-    kit, command = ["--kit", str(home.folder)], ("-m", "medsilo.cli")
+    kit, command = ["--kit", str(home.folder)], ("-m", "medsilo")
     shown = alone(tmp_path, *command, "--help").stdout
     assert all(f"  {name} " in shown for name in ("run", "check", "approve", "ledger", "disclosure", "list"))
     assert "  compare " not in shown and "  submit " not in shown
@@ -70,9 +70,9 @@ def test_a_name_of_the_lab_says_what_to_install(tmp_path: Path) -> None:
 def test_a_hospital_checks_and_trains_without_the_lab(root: Path, tmp_path: Path) -> None:
     job, small = str(root / "jobs/fedavg"), ("--set", "task.patients=4", "--set", "training.rounds=2")
     site = ("--site", "hospital-a")
-    checked = alone(tmp_path, "-m", "medsilo.cli", "check", job, *small, *site, "--json")
+    checked = alone(tmp_path, "-m", "medsilo", "check", job, *small, *site, "--json")
     assert json.loads(checked.stdout)["go"] is True
-    ran = alone(tmp_path, "-m", "medsilo.cli", "run", job, *small, "--name", "study", "--device", "cpu")
+    ran = alone(tmp_path, "-m", "medsilo", "run", job, *small, "--name", "study", "--device", "cpu")
     run = tmp_path / "runs/study"
     summary = read_summary(run)
     assert (summary.finished, summary.engine, summary.rounds.done) == (True, "simulator", 2)

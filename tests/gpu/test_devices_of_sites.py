@@ -81,7 +81,7 @@ def test_networks_answer_alike_when_torch_changes_how_they_run(device: str, chan
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_several_processes_share_a_device_and_end_with_the_same_bits(device: str, root: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "medsilo.cli", "run", str(root / "jobs/fedavg"), "--engine", "inprocess"]
+    command = [sys.executable, "-m", "medsilo", "run", str(root / "jobs/fedavg"), "--engine", "inprocess"]
     command += ["--device", device, "--set", "training.rounds=2", "--set", "task.patients=6", "-o", str(tmp_path)]
     runs = [subprocess.Popen([*command, "--name", str(number)], stdout=subprocess.DEVNULL) for number in range(2)]
     assert [run.wait(300) for run in runs] == [0, 0]
@@ -95,7 +95,7 @@ def test_several_processes_share_a_device_and_end_with_the_same_bits(device: str
 def test_nvflares_simulator_ends_with_the_bits_of_one_process(
     device: str, method: str, root: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "medsilo.cli", "run", str(root / "jobs" / method), "--device", device]
+    command = [sys.executable, "-m", "medsilo", "run", str(root / "jobs" / method), "--device", device]
     command += ["--set", "training.rounds=2", "--set", "task.patients=6", "-o", str(tmp_path)]
     for engine in ("inprocess", "simulator"):
         subprocess.run([*command, "--name", engine, "--engine", engine], check=True, timeout=300)

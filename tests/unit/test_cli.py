@@ -117,7 +117,7 @@ def test_another_nvflare_is_told_with_what_to_install(line: str, root: Path, tmp
     told.write_text("Metadata-Version: 2.1\nName: nvflare\nVersion: 2.8.0\n")
     (tmp_path / "consortium.yaml").write_text((root / "provisioning/consortium.yaml").read_text())
     seen = {**os.environ, "PYTHONPATH": os.pathsep.join((str(told.parents[1]), str(root / "custom")))}
-    command = [sys.executable, "-m", "medsilo.cli", *line.split()]
+    command = [sys.executable, "-m", "medsilo", *line.split()]
     done = subprocess.run(command, cwd=tmp_path, env=seen, capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert re.search(r"nvflare is 2\.8\.0 .*pip install nvflare==2\.9", done.stderr.splitlines()[-1])
@@ -268,11 +268,11 @@ def test_names_are_completed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(root)
     environment = {"_MEDSILO_COMPLETE": "complete_bash", "COMP_WORDS": "medsilo nnunet p", "COMP_CWORD": "2"}
     done = subprocess.run(
-        [sys.executable, "-m", "medsilo.cli"], env={**os.environ, **environment}, capture_output=True, text=True
+        [sys.executable, "-m", "medsilo"], env={**os.environ, **environment}, capture_output=True, text=True
     )
     assert done.stdout.split() == ["plan"]
     named = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # a test may have no shell above it
-    words = [sys.executable, "-m", "medsilo.cli", "--show-completion", "bash"]
+    words = [sys.executable, "-m", "medsilo", "--show-completion", "bash"]
     shown = subprocess.run(words, env=named, capture_output=True)
     assert b"_MEDSILO_COMPLETE" in shown.stdout
 
@@ -347,7 +347,7 @@ def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
     import pty
 
     main_end, own_end = pty.openpty()
-    command = [sys.executable, "-m", "medsilo.cli", "run", "fedavg", "--engine", "inprocess", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "medsilo", "run", "fedavg", "--engine", "inprocess", "--out", str(tmp_path)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     process = subprocess.Popen([*command, *SMALL], stdout=own_end, stderr=own_end, cwd=root, env=environment)
     os.close(own_end)

@@ -101,7 +101,7 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp
     command += ["--seeds", "0", "--at-once", "1", "--set", "training.rounds=3", "--out"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main([*command, str(whole)]) == 0
-    started = [sys.executable, "-m", "medsilo.cli", *command, str(killed)]
+    started = [sys.executable, "-m", "medsilo", *command, str(killed)]
     process = subprocess.Popen(started, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 60
     while not (killed / "fedavg-0").exists():

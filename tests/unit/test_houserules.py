@@ -233,7 +233,7 @@ def modules_after(root: Path, *commands: list[str], code: int = 0) -> set[str]:
         "import json, runpy, sys\n"
         f"for arguments in {list(commands)!r}:\n"
         "    sys.argv, code = ['medsilo', *arguments], 0\n"
-        "    try:\n        runpy.run_module('medsilo.cli', run_name='__main__')\n"
+        "    try:\n        runpy.run_module('medsilo', run_name='__main__')\n"
         "    except SystemExit as end:\n        code = end.code or 0\n"
         f"    assert code == {code}, (arguments, code)\n"
         "print('MODULES', json.dumps(sorted(sys.modules)))\n"

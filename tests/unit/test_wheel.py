@@ -87,7 +87,7 @@ def index_takes(wheel: Path) -> None:
 def refused(*installed: Path) -> bool:
     """Return whether a command of the lab is not known where these were installed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, installed))}
-    command = [sys.executable, "-m", "medsilo.cli", "compare", "--help"]
+    command = [sys.executable, "-m", "medsilo", "compare", "--help"]
     done = subprocess.run(command, cwd=installed[0], env=environment, capture_output=True, text=True)
     assert done.returncode == 0 or "'compare' is no command" in done.stderr, done.stderr
     return done.returncode != 0

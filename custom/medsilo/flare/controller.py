@@ -187,7 +187,8 @@ class MedsiloController(Controller):
         self.log_info(fl_ctx, f"round {line.round}: {counted(len(line.answered), 'site')} answered, missing: {missing}")
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """End what looks for hospitals; all that the coordinator keeps is on disk after every round."""
+        """End what looks for hospitals and reads answers; what the coordinator keeps is on disk after every round."""
+        self.gate.end_readers()
         if self.presence:
             self.presence.ended.set()
 

@@ -1,4 +1,4 @@
-"""python -m medsilo.cli."""
+"""python -m medsilo."""
 
 import sys
 
