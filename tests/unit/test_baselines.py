@@ -258,6 +258,20 @@ def test_scaffold_is_refused_with_adam_unless_the_plan_says_so() -> None:
     assert run.summary.status == "finished"
 
 
+def test_scaffolds_control_holds_a_decay_only_where_it_is_in_the_gradient(tmp_path: Path) -> None:
+    """After one step c_i is that step's gradient: of adam with the decay in it, of adamw without."""
+
+    def control(optimizer: str, decay: float) -> Tensor:
+        numbers = ["training.momentum=0", "training.rounds=1", "training.local_steps=1", "algorithm.optimizer=any"]
+        numbers += [f"training.optimizer={optimizer}", f"training.weight_decay={decay}"]
+        participants = sites_of(plan := make_plan("scaffold", *SMALL, *numbers), tmp_path / f"{optimizer}-{decay}")
+        listen(plan, tmp_path / f"{optimizer}-{decay}", participants)
+        return next(participants[SITES[0]].participant.state.modules["own-control"].parameters())
+
+    torch.testing.assert_close(control("adamw", 0.5), control("adamw", 0.0), rtol=0, atol=0)
+    assert not torch.allclose(control("adam", 0.5), control("adam", 0.0), atol=1e-3)
+
+
 # ---------------------------------------------------------------------------------------------------- MOON
 
 

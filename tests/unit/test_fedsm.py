@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import medsilo
 from medsilo.core.errors import DataError, ParticipationError, PlanError
 from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
 from medsilo.federation.channel import Missing
@@ -229,6 +230,17 @@ def test_what_a_selector_cannot_tell_apart_is_refused() -> None:
         planned("participation.sites=[a, global]")
     with pytest.raises(PlanError, match="algorithm.selector: the selector vgg11 cannot read"):
         planned("algorithm.selector=vgg11")
+
+
+def test_a_selector_that_cannot_read_the_cases_is_refused_before_anything_starts() -> None:
+    """Without convolutions the selector is one for tables; and each of its poolings halves an image."""
+    images = np.random.default_rng(0).normal(size=(2, 10, 1, 4, 4)).astype("float32")
+    sites = {site: (own, np.arange(10) % 2) for site, own in zip("ab", images, strict=True)}
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    deep = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    for model in (flat, deep):
+        with pytest.raises(PlanError, match=r"algorithm\.selector:.*\[1, 4, 4\].*larger cases"):
+            medsilo.run(method="fedsm", task="classification", sites=sites, model=model, device="cpu")
 
 
 def test_the_paper_s_selector_has_its_size() -> None:

@@ -5,7 +5,7 @@ Equations and lines of Alg. 1 are the paper's; Alg. 2, how the super model answe
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
@@ -33,7 +33,7 @@ from medsilo.mixing.mixers import Aggregator, mixer_of
 from medsilo.mixing.personal import Identity, PersonalModelPool, SoftPull
 from medsilo.mixing.server import FedAdam
 from medsilo.models.architectures import ActivityCnn, Mlp, SmallCnn, Vgg11
-from medsilo.models.network import Network
+from medsilo.models.network import Network, output_of
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.declared import Private
 from medsilo.schedule.outcome import Outcome
@@ -125,6 +125,19 @@ class ModelsAndSelector(Algorithm):
             raise PlanError(
                 f"algorithm.name: {self.name} chooses a model for each case, and risks of two models cannot be "
                 f"compared; choose fedavg, or ditto for personal models"
+            )
+
+    def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
+        """The selector reads the task's cases: it is chosen by the network's convolutions, and needs some size."""
+        yield from super().conflicts(plan, networks)
+        if (shape := plan.task.shape) is None:
+            return
+        try:
+            output_of(networks["selector"], shape)
+        except (RuntimeError, ValueError):
+            yield (
+                f"algorithm.selector: the selector {self.selector} cannot read cases of shape {list(shape)}; choose "
+                "a network with convolutions, or larger cases"
             )
 
     def warnings(self, sites: Sequence[str]) -> list[str]:

@@ -68,7 +68,9 @@ class Scaffold(ServerStep):
         model = bench.modules["model"]
         control, own = (list(bench.modules[name].parameters()) for name in ("control", "own-control"))
         shifts = [c - c_i for c, c_i in zip(control, own, strict=True)]
-        shift = Shift(learning_weights(model), shifts, bench.training.weight_decay)
+        # adamw's decay is apart from the gradient, so it is no part of what the steps met
+        decay = 0.0 if bench.training.optimizer == "adamw" else bench.training.weight_decay
+        shift = Shift(learning_weights(model), shifts, decay)
         with correcting(bench.optimizers["model"], shift):
             loss = bench.train()
         with torch.no_grad():

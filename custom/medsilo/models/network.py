@@ -115,7 +115,7 @@ class Network(Feature):
         if shape is None:
             return
         try:
-            found = _output_of(networks["model"], shape)
+            found = output_of(networks["model"], shape)
         except (RuntimeError, ValueError, IndexError, TypeError):
             yield (
                 f"network.name: {self.name} can't read the inputs of task {task.name}, of shape {list(shape)}; choose "
@@ -136,7 +136,7 @@ def parameters_of(networks: Mapping[str, nn.Module]) -> int:
     return sum(tensor.numel() for network in networks.values() for tensor in network.parameters())
 
 
-def _output_of(model: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
+def output_of(model: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
     """Two cases of a task's shape go through a network: without values, where those would be many.
 
     Without values torch loads its compiler first, which takes a second: longer than most plans with them. In one
