@@ -93,8 +93,7 @@ class SecureAggregationSettings(Feature):
     """A plan's `secure_aggregation`: whether hospitals mask what they send, so that the server reads sums only."""
 
     mode: Literal["none", "pairwise"] = Field(
-        "none",
-        description="whether hospitals send what the server cannot read. `pairwise`: it learns sums only",
+        "none", description="whether hospitals send what the server cannot read. `pairwise`: it learns sums only"
     )
     threshold: int | None = Field(
         None,
@@ -216,14 +215,8 @@ class Plan(Section):
         self.algorithm.check(networks)
         self.algorithm.check_training(self.training)
         self.algorithm.check_task(self.task)
-        own: list[Feature | Algorithm] = [
-            self.model_selection,
-            self.algorithm,
-            self.training,
-            self.network,
-            *self.features,
-        ]
-        for part in own:
+        own: list[Feature | Algorithm] = [self.model_selection, self.algorithm, self.training, self.network]
+        for part in (*own, *self.features):
             for conflict in part.conflicts(self, dict(networks)):
                 raise PlanError(conflict)
         return self
@@ -232,11 +225,8 @@ class Plan(Section):
     def features(self) -> list[Feature]:
         """All that is optional in this plan, in the order in which it is asked."""
         secure = self.secure_aggregation
-        own = (
-            *(self.participation, self.aggregation, self.transport, secure, secure.implementation, self.privacy),
-            *self.layers,
-        )
-        return [feature for feature in own if feature is not None]
+        own = (self.participation, self.aggregation, self.transport, secure, secure.implementation, self.privacy)
+        return [feature for feature in (*own, *self.layers) if feature is not None]
 
     @property
     def has_threshold(self) -> bool:

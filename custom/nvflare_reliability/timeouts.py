@@ -31,10 +31,7 @@ class Timeouts:
 
 def limits(timeouts: Timeouts, side: Literal["server", "site"]) -> dict[str, float]:
     """Return NVFlare's limits that a job's configuration sets for one side."""
-    held = {
-        "tensor_download_chunk_size": timeouts.piece,
-        "streaming_idle_timeout": max(600.0, 2.0 * timeouts.silence),
-    }
+    held = {"tensor_download_chunk_size": timeouts.piece, "streaming_idle_timeout": max(600.0, 2.0 * timeouts.silence)}
     if side == "site":
         return held | {"max_runner_sync_timeout": max(60.0, timeouts.silence)}
     return held | {"dead_client_grace_period": max(60.0, timeouts.silence, timeouts.away)}

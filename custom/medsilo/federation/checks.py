@@ -58,10 +58,7 @@ def check_forms(groups: Groups, expected: Groups) -> None:
 
 
 def check_numbers(
-    groups: Groups,
-    declared: Sequence[Group],
-    ranges: Mapping[str, Ranges],
-    finite: Mapping[str, Collection[str]],
+    groups: Groups, declared: Sequence[Group], ranges: Mapping[str, Ranges], finite: Mapping[str, Collection[str]]
 ) -> None:
     """Raise Refused unless all numbers are finite and possible.
 

@@ -16,14 +16,7 @@ import torch
 from medsilo.core.package import machine_facts
 from medsilo.core.rounding import Resolution
 from medsilo.federation.protection import Protection
-from medsilo.federation.raw_results import (
-    ExactDelivery,
-    ExactMessage,
-    ExactResult,
-    ExactRound,
-    ExactScores,
-    ExactTest,
-)
+from medsilo.federation.raw_results import ExactDelivery, ExactMessage, ExactResult, ExactRound, ExactScores, ExactTest
 from medsilo.federation.site_context import SiteContext
 from medsilo.runs.messages import Counted
 from medsilo.site.party import FILE_NAME
@@ -149,12 +142,7 @@ class Disclosure:
         elif self.tells("test"):
             counts = self.counts(scored.measures)
             loss, score = self.loss("test", scored.loss, scored.measures), self.score("test", scored.score)
-        return {
-            "test": finite(score),
-            "test_loss": finite(loss),
-            "selected": selected,
-            "counts": counts,
-        }
+        return {"test": finite(score), "test_loss": finite(loss), "selected": selected, "counts": counts}
 
     def loss_within(self, loss: float, samples: int) -> float | None:
         """Return a loss over training cases that a method asks for within a round, and count it."""

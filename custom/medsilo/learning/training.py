@@ -51,10 +51,7 @@ class Training(Feature):
     nesterov: bool = Field(False, description="whether that momentum is Nesterov's")
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="decay rates of `adam` and `adamw`")
     weight_decay: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="weight decay: within the gradient for `sgd` and `adam`, apart from it for `adamw`",
+        0.0, ge=0, le=1, description="weight decay: within the gradient for `sgd` and `adam`, apart from it for `adamw`"
     )
     schedule: Literal["constant", "poly", "cosine"] = Field(
         "constant",

@@ -266,10 +266,7 @@ def check_values(values: Any, most: int) -> None:
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
     """Raise Refused, naming the first few, when names are missing or surplus."""
-    for problem, names in (
-        ("lacks", set(expected) - set(given)),
-        ("has the surplus", set(given) - set(expected)),
-    ):
+    for problem, names in (("lacks", set(expected) - set(given)), ("has the surplus", set(given) - set(expected))):
         if names:
             shown = ", ".join(sorted(plain(str(name), 80) for name in names)[:3]) + (", ..." if len(names) > 3 else "")
             raise Refused(f"{what}: {problem} {shown}")

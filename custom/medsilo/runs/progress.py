@@ -20,11 +20,7 @@ GRACE = 5.0  # seconds that are never late
 NAMED = 5  # sites in a line
 STARTING = "still starting"
 AnyPart = TypeVar("AnyPart", bound="BaseModel")
-ASKED_FOR = {
-    "join": "joining",
-    "deliver": "taking over the outcome",
-    "test": "testing",
-}
+ASKED_FOR = {"join": "joining", "deliver": "taking over the outcome", "test": "testing"}
 
 
 @dataclass(frozen=True)

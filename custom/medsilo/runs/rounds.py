@@ -38,8 +38,7 @@ class SiteRound(RecordPart):
     bytes_up: Count = Field(0, description="bytes of the tensors that the site sent")
     bytes_down: Count = Field(0, description="bytes of the tensors that the site got")
     updates: dict[str, SentUpdate] = Field(
-        {},
-        description="group of tensors → `norm` and `cosine` of the site's update, see below",
+        {}, description="group of tensors → `norm` and `cosine` of the site's update, see below"
     )
     share: Share | None = Field(
         None,

@@ -110,8 +110,7 @@ class SiteResult(RecordPart):
         "as the site reported them on joinings warnings",
     )
     absent: list[Text] = Field(
-        [],
-        description="the plan's structures and columns that the site lacks, as it reported on joining",
+        [], description="the plan's structures and columns that the site lacks, as it reported on joining"
     )
     steps: dict[str, Amount] = Field(
         {}, description="`validation` and `test` → the steps in which the site's scores leave, where it rounds them"
@@ -144,8 +143,7 @@ class SiteResult(RecordPart):
         "missing in `figures`; it is never 0. Means leave such a site out, and the other sites choose the best round",
     )
     decisions: Decisions | None = Field(
-        None,
-        description="a classification's decisions on the test cases, where classes are distinguished, see below",
+        None, description="a classification's decisions on the test cases, where classes are distinguished, see below"
     )
     bytes_up: Count | None = Field(None, description="bytes of the tensors that the site sent in all rounds")
     bytes_down: Count | None = Field(None, description="bytes of the tensors that it got in all rounds")
@@ -194,8 +192,7 @@ class SuperModelFacts(RecordPart):
         {}, description="site → model → how often it was chosen for validation cases, with γ = 0"
     )
     tested: dict[str, dict[str, Count]] = Field(
-        {},
-        description="the same for test cases with the chosen γ; windows count where images are seen through windows",
+        {}, description="the same for test cases with the chosen γ; windows count where images are seen through windows"
     )
 
 

@@ -4,13 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from medsilo.runs.fields import (
-    Amount,
-    Count,
-    RecordPart,
-    Seed,
-    Text,
-)
+from medsilo.runs.fields import Amount, Count, RecordPart, Seed, Text
 
 
 class Readiness(RecordPart):
