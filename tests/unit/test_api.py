@@ -223,6 +223,14 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
             lambda: medsilo.run(sites={"a": ([[0.0]] * 9, [0, 1, 0] * 3)}, model=nn.Linear(3, 2)),
             "can't read the inputs",
         ),
+        (
+            lambda: medsilo.run(
+                sites={"a": ([[0.0]] * 9, [0, 1, 0] * 3)},
+                model=nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)),  # cannot learn from one case
+                changes="training.batch_size=1",
+            ),
+            "its numbers, training.batch_size or",
+        ),
         (lambda: medsilo.run(small.plan, model=nn.Conv2d), "takes in_channels, out_channels, kernel_size; let it take"),
         (
             lambda: medsilo.run(sites={"a": ([[0.0]] * 40, [0, 1] * 20)}, loss=of_each_case),

@@ -70,8 +70,8 @@ class Training(Feature):
         None,
         gt=0,
         le=1e6,
-        description="the greatest norm of a mini-batch's gradient over all of a network's weights; a larger one is "
-        "scaled down. `null`: any",
+        description="the greatest norm of a mini-batch's gradient of the loss over all of a network's weights; a larger "
+        "one is scaled down, before a method corrects it. `null`: any",
     )
     truncate: bool = Field(
         False,

@@ -33,7 +33,7 @@ from medsilo.mixing.mixers import Aggregator, mixer_of
 from medsilo.mixing.personal import Identity, PersonalModelPool, SoftPull
 from medsilo.mixing.server import FedAdam
 from medsilo.models.architectures import ActivityCnn, Mlp, SmallCnn, Vgg11
-from medsilo.models.network import Network, output_of
+from medsilo.models.network import Network, tried
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.declared import Private
 from medsilo.schedule.outcome import Outcome
@@ -133,7 +133,7 @@ class ModelsAndSelector(Algorithm):
         if (shape := plan.task.shape) is None:
             return
         try:
-            output_of(networks["selector"], shape)
+            tried(networks["selector"].eval(), shape)
         except (RuntimeError, ValueError):
             yield (
                 f"algorithm.selector: the selector {self.selector} cannot read cases of shape {list(shape)}; choose "

@@ -114,16 +114,18 @@ class Network(Feature):
         task, shape = plan.task, plan.task.shape
         if shape is None:
             return
+        alone = plan.training.batch_size == 1
         try:
-            found = output_of(networks["model"], shape)
+            if alone:  # from which batch norm has to learn
+                tried(networks["model"].train(), shape, 1)
+            found = tuple(tried(networks["model"].eval(), shape).shape[1:])
         except (RuntimeError, ValueError, IndexError, TypeError):
             yield (
                 f"network.name: {self.name} can't read the inputs of task {task.name}, of shape {list(shape)}; choose "
-                "another network, its numbers or task.size"
+                f"another network, its numbers{', training.batch_size' if alone else ''} or task.size"
             )
             return
-        needed = task.goal.output_of(shape)
-        if needed != found:
+        if (needed := task.goal.output_of(shape)) != found:
             other = task.default_network()
             yield (
                 f"network.name: {self.name} gives {_in_words(found)}, and task {task.name} needs {_in_words(needed)}; "
@@ -136,22 +138,20 @@ def parameters_of(networks: Mapping[str, nn.Module]) -> int:
     return sum(tensor.numel() for network in networks.values() for tensor in network.parameters())
 
 
-def output_of(model: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
-    """Two cases of a task's shape go through a network: without values, where those would be many.
+@torch.no_grad()
+def tried(model: nn.Module, shape: Sequence[int], cases: int = 2) -> Any:
+    """Return what a network makes of cases of a task's shape: without values, where those would be many.
 
     Without values torch loads its compiler first, which takes a second: longer than most plans with them. In one
     thread: a process that is forked from one whose threads have computed would wait for these without end.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    little = sum(tensor.numel() for _, tensor in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK
-    place = "cpu" if little else "meta"
-    own = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors} if little else {}
+    place = "cpu" if sum(own.numel() for _, own in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK else "meta"
+    weights = {name: torch.zeros(own.shape, dtype=own.dtype, device=place) for name, own in tensors}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.no_grad():
-            case = torch.zeros(2, *shape, device=place)
-            return tuple(torch.func.functional_call(model.eval(), own, (case,)).shape[1:])
+        return torch.func.functional_call(model, weights, torch.zeros(cases, *shape, device=place))
     finally:
         torch.set_num_threads(threads)
 
