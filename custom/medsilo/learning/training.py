@@ -70,8 +70,8 @@ class Training(Feature):
         None,
         gt=0,
         le=1e6,
-        description="the greatest norm of a mini-batch's gradient over all of a network's weights, before a method corrects "
-        "it; a larger one is scaled down. `null`: any",
+        description="the greatest norm of a mini-batch's gradient over all of a network's weights, before a method "
+        "corrects it; a larger one is scaled down. `null`: any",
     )
     truncate: bool = Field(
         False,
@@ -80,8 +80,8 @@ class Training(Feature):
     )
     class_weights: Literal["none", "balanced"] | ClassWeights = Field(
         "none",
-        description="weight of each class in the cross entropy of training, whose mean is over cases; scores know none. "
-        "`balanced`: each site by its own training cases, N / (K · n), which it tells nobody; or numbers, one for each "
+        description="weight of each class in the cross entropy of training, whose mean is over cases; scores know "
+        "none. `balanced`: each site by its own training cases, N / (K · n), which it tells nobody; or numbers, one for each "
         "class (of masks: the background first)",
     )
     optimizer_state: Literal["keep", "reset"] = Field(
