@@ -81,8 +81,8 @@ class Training(Feature):
     class_weights: Literal["none", "balanced"] | ClassWeights = Field(
         "none",
         description="weight of each class in the cross entropy of training, whose mean is over cases; scores know "
-        "none. `balanced`: each site by its own training cases, N / (K · n), which it tells nobody; or numbers, one for each "
-        "class (of masks: the background first)",
+        "none. `balanced`: each site by its own training cases, N / (K · n), which it tells nobody; or numbers, one "
+        "for each class (of masks: the background first)",
     )
     optimizer_state: Literal["keep", "reset"] = Field(
         "keep", description="what happens to momentum when new weights arrive: keep it, or start afresh"
