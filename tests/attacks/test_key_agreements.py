@@ -54,6 +54,7 @@ def signer_in(kit: Path, kind: str = "client") -> Certified:
     return signer
 
 
+@pytest.mark.slow
 def test_the_server_its_lead_and_relays_count_as_no_hospitals(tmp_path: Path) -> None:
     """All of them have certificates of the same root, and a plan may name them."""
     kits_of(tmp_path, put("relays", [NORTH, TOP]))

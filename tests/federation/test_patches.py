@@ -165,6 +165,7 @@ def cell() -> Iterator[Cell]:
         del StatsPoolManager.pools[name]
 
 
+@pytest.mark.slow
 def test_need_of_hold_less(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Afterwards a message has a small buffer, and one that only quick lines carry goes in few frames."""
     made: list[int] = []
@@ -268,6 +269,7 @@ def test_need_of_reply_once(cell: Cell) -> None:
     assert [asked["reliable"] for asked in sent] == [False, True]
 
 
+@pytest.mark.slow
 def test_need_of_end_reply(cells: Cells) -> None:  # noqa: F811
     """A request that timed out leaves what has begun to come of its reply."""
     request = Message({}, b"")

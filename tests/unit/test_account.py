@@ -160,6 +160,7 @@ def same(one: StudyMessage, other: StudyMessage) -> bool:
     return all(tensor.equal(other.groups["model"][name]) for name, tensor in one.groups["model"].items())
 
 
+@pytest.mark.slow
 def test_the_same_request_gets_the_same_answer_from_the_disk_and_costs_nothing(photos: Path, tmp_path: Path) -> None:
     first = site(tmp_path, photos)
     request = ask(first.participant.place.plan, weights(first), 1)
@@ -200,6 +201,7 @@ def interrupt(*given: Any, **named: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 def test_a_study_that_dies_at_the_ledger_goes_on_and_is_charged_for_what_left(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
@@ -239,6 +241,7 @@ def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp
 
 
 # ---------------------------------------------------------------------------------------------------- what people see
+@pytest.mark.slow
 def test_the_ledger_shows_and_verifies(photos: Path, tmp_path: Path) -> None:
     run(tmp_path / "study", photos, "privacy.epsilon=0.5")
     book = QueryBudget(tmp_path / "_hospital/a")

@@ -227,6 +227,7 @@ def test_f_adafed_shares_no_data_and_sends_running_statistics_in_the_middle(tmp_
     assert summary.details.pretraining is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "changes", "phases"),
     [

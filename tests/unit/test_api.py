@@ -262,6 +262,16 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
         small.table  # noqa: B018
 
 
+def test_a_selector_that_cannot_read_the_cases_is_refused_before_anything_starts() -> None:
+    """Without convolutions the selector is one for tables; and each of its poolings halves an image."""
+    sites = {site: (torch.zeros(10, 1, 4, 4), [0, 1] * 5) for site in "ab"}
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    deep = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    for model in (flat, deep):
+        with pytest.raises(MedsiloError, match=r"algorithm\.selector:.*\[1, 4, 4\].*larger cases"):
+            medsilo.run(method="fedsm", task="classification", sites=sites, model=model, device="cpu")
+
+
 # ---------------------------------------------------------------------------------------------------- one's own
 WIDTH = 8
 
@@ -410,6 +420,7 @@ def weights(run: medsilo.Run, site: str = "a") -> torch.Tensor:
     return torch.cat([value.flatten() for value in run.models[site].state_dict().values()])
 
 
+@pytest.mark.slow
 def test_monais_samples_and_labels_with_an_axis_are_cases_as_pairs_are() -> None:
     net = normed()
     of = [MonaiData(samples(1)), pairs(samples(1)), samples(1)]

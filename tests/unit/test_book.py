@@ -228,6 +228,7 @@ def test_studies_at_once_over_processes(photos: Path, tmp_path: Path) -> None:
             holder.wait()
 
 
+@pytest.mark.slow
 def test_a_place_is_free_again_when_a_study_ends(photos: Path, tmp_path: Path) -> None:
     for number in range(4):
         run(tmp_path / f"study-{number}", photos, studies=1)

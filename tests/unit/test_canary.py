@@ -84,6 +84,7 @@ def test_the_lead_reads_what_is_wrong_at_each_hospital() -> None:
     assert CanaryResult(False, "it is not connected").line("south").startswith("south: not reached")
 
 
+@pytest.mark.slow
 def test_a_canary_is_for_synthetic_data(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="canary is for synthetic data"):
         load_plan("jobs/fedavg/plans/image-folder.yaml", ['layers=[{"name": "canary"}]'])

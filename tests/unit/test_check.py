@@ -203,6 +203,7 @@ def test_a_full_disk_stops(tmp_path: Path) -> None:
     assert not check(visit(free_disk=lambda path: 10)).go
 
 
+@pytest.mark.slow
 def test_what_a_run_keeps_is_no_more_than_foretold(tmp_path: Path) -> None:
     plan = make_plan("fedsm", *SMALL)
     inprocess.run(plan, folder=tmp_path, settings=CPU)
@@ -607,6 +608,7 @@ def test_faults_of_windows(changes: dict, severity: str, words: str, tmp_path: P
     assert report.go is (severity != "stops")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "counts"), [({}, []), ({"naevus": "benign"}, ["benign", "malignant"])])
 def test_labels_that_the_plan_lacks_are_no_class_of_it(own: dict, counts: list[str], tmp_path: Path) -> None:
     """The screen may be mailed: it says what is wrong, and nothing about classes that nobody has."""

@@ -75,6 +75,7 @@ def test_every_sites_models_are_scored_together_and_alone(runs: list[Path]) -> N
     assert {path: path.read_bytes() for path in kept} == kept
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_together_is_one_line(runs: list[Path], tmp_path: Path) -> None:
     inprocess.run(make_plan("fedavg", *SMALL, sites=list(SITES[:2])), folder=tmp_path / "fewer")
     inprocess.run(make_plan("fedavg", *SMALL[:-2], "task.steps=64"), folder=tmp_path / "longer")

@@ -120,6 +120,7 @@ class Killed(BaseException):
     """A process that is killed writes no summary."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ["killed", "stopped"])
 def test_a_comparison_goes_on_inside_a_run(stop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the numbers of one that was never stopped."""
@@ -278,6 +279,7 @@ with alone(Path(sys.argv[1]), "x"):
 """
 
 
+@pytest.mark.slow
 def test_two_comparisons_never_work_in_one_folder(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """The second says so at once; when the first is killed, the system lets go."""
     out = tmp_path / "study"

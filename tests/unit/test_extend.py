@@ -250,6 +250,7 @@ def test_a_site_refuses_a_package_that_its_settings_do_not_name(
         asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n", packages=without)
 
 
+@pytest.mark.slow
 def test_the_check_of_a_site_asks_its_settings(acme: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "plan.yaml").write_text(make_plan("fedavg", *GAIT).to_yaml())
     for settings, code in (("", 2), ("packages: [acme-gait]\n", 1)):  # 1: there are no data
@@ -278,6 +279,7 @@ def test_another_version_or_other_files_are_refused(acme: Path, seen: Callable[[
         assert make_plan("fedavg", *GAIT).hash != plan.hash
 
 
+@pytest.mark.slow
 def test_a_package_that_is_not_installed_is_named(acme: Path, tmp_path: Path, seen: Any) -> None:
     values = make_plan("fedavg", *GAIT).resolved()
     sys.path.remove(str(acme))

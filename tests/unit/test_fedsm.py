@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import medsilo
 from medsilo.core.errors import DataError, ParticipationError, PlanError
 from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
 from medsilo.federation.channel import Missing
@@ -232,17 +231,6 @@ def test_what_a_selector_cannot_tell_apart_is_refused() -> None:
         planned("algorithm.selector=vgg11")
 
 
-def test_a_selector_that_cannot_read_the_cases_is_refused_before_anything_starts() -> None:
-    """Without convolutions the selector is one for tables; and each of its poolings halves an image."""
-    images = np.random.default_rng(0).normal(size=(2, 10, 1, 4, 4)).astype("float32")
-    sites = {site: (own, np.arange(10) % 2) for site, own in zip("ab", images, strict=True)}
-    flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
-    deep = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
-    for model in (flat, deep):
-        with pytest.raises(PlanError, match=r"algorithm\.selector:.*\[1, 4, 4\].*larger cases"):
-            medsilo.run(method="fedsm", task="classification", sites=sites, model=model, device="cpu")
-
-
 def test_the_paper_s_selector_has_its_size() -> None:
     """Sec. 3.1.2's volume: VGG-11 of one channel and 6 hospitals has 128.8 million weights."""
     with torch.device("meta"):
@@ -322,6 +310,7 @@ FALSE_SUMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spoil", "reason"), FALSE_SUMS.values(), ids=FALSE_SUMS)
 def test_false_sums_are_refused(spoil: Callable[[dict[str, Tensor]], Tensor], reason: str, tmp_path: Path) -> None:
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -472,6 +461,7 @@ def test_a_hospital_with_too_few_validation_cases_is_left_out_of_gamma_s_curve(t
 
 
 # ---------------------------------------------------------------------------------------------------- evaluation sites
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsm", "fedsm-extra", "fedavg", "harmofl"])
 def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: Path) -> None:
     changes = ["task.name=synthetic-histology", "task.patients=4"] if method == "harmofl" else SMALL
@@ -568,6 +558,7 @@ def test_the_ensemble_mixes_probabilities() -> None:
     np.testing.assert_allclose(found.exp().numpy(), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsm-extra", "fedsm-ensemble"])
 def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> None:
     plan = planned("training.rounds=3", "algorithm.selector_rounds=2", method=method)

@@ -235,6 +235,7 @@ def sizes(parts: dict[str, str]) -> list[int]:
     return [list(parts.values()).count(part) for part in PARTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", range(5))
 def test_parts_are_at_their_shares_at_hospital_size(split: int) -> None:
     assert sizes(parts_of(16, split)) == [10, 3, 3] and sizes(parts_of(25, split)) == [15, 5, 5]

@@ -43,6 +43,7 @@ def equals_so_many_at_once(method: str, folder: Path, *changes: str) -> None:
     assert_same_outcome(folder / "at-once", found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ONE_OF_EACH)
 def test_a_longer_run_is_that_of_so_many_rounds_at_once(method: str, tmp_path: Path) -> None:
     equals_so_many_at_once(method, tmp_path)
@@ -74,6 +75,7 @@ def test_a_longer_run_says_where_it_is_another(method: str, changes: list[str], 
     assert told in longer.difference and any(told in line for line in cautions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "changes", "why"),
     [

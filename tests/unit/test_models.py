@@ -98,6 +98,7 @@ def test_weights_come_from_the_global_generator_alone(name):
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_builds_without_memory_and_with_the_same_tensors(name):
     with torch.device("meta"):
@@ -115,6 +116,7 @@ def test_activity_cnn_has_the_papers_layers():
     assert shapes == [(16, 27, 9), (32, 16, 9), (64, 32), (10, 64)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NORMED)
 def test_batch_statistics_are_used_at_all_times_and_nothing_of_them_is_kept(name):
     module = NETWORKS[name](norm="batch-statistics").build(INPUTS[name][0], 3)

@@ -46,6 +46,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture, *more: str) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "told",
     [

@@ -52,6 +52,7 @@ def test_noise_on_one_group_changes_what_leaves_and_nothing_else(tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 def test_noise_is_charged_to_the_ledger_round_by_round(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES)
     plan = parse_plan(PRIVATE, [NOISE % (60.0, 1.0)])

@@ -55,6 +55,7 @@ def data_of(kind: str, folder: Path) -> dict:
     return {"folder": str(folder), "label_map": {"255": "disc"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_hospital_sees_its_best_median_and_worst_test_case(kind: str, tmp_path: Path) -> None:
     own = {"device": "cpu", "pictures": True, "min_patients_per_metric": 1}

@@ -114,6 +114,7 @@ def test_harmofl_s_numbers() -> None:
     assert plans[2].training.betas == (0.9, 0.99)
 
 
+@pytest.mark.slow
 def test_fedsm_s_numbers() -> None:
     for name, plan in loaded("fedsm", *SELECTOR).items():  # the paper's selector takes seconds to make
         retinal = name.endswith("retinal")

@@ -420,6 +420,7 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor], statistics: bool 
     return max(float((one[name] - other[name]).abs().max()) for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["ditto", "apfl"], PERSONAL, ()))
 def test_half_precision_at_a_site(method: str) -> None:
     changes = ["algorithm.adaptive=true"] if method == "apfl" else []

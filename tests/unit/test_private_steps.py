@@ -128,6 +128,7 @@ def test_gradients_of_cases_are_those_of_a_loop(network: tuple[nn.Module, Tensor
     assert all(weight.grad is None for weight in model.parameters())
 
 
+@pytest.mark.slow
 def test_no_case_moves_the_sum_by_more_than_the_bound(network: tuple[nn.Module, Tensor, Tensor]) -> None:
     """Of every network: the sum with and without each case, with a bound that cuts all and one that cuts some."""
     model, inputs, targets = network

@@ -84,6 +84,7 @@ def test_policies_and_storage_are_in_place(tmp_path: Path) -> None:
     assert theirs.pop("lead") == {**default.pop("lead"), "app_command": "n:submitter"} and theirs == default
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "tries", "pause", "tried", "over"),
     [
@@ -187,6 +188,7 @@ def test_renewal_gives_a_new_certificate_and_keeps_the_rest(tmp_path: Path) -> N
         kits_of(tmp_path, renew=("nort",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

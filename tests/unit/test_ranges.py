@@ -48,6 +48,7 @@ def assert_blamed(study: Study, told: str) -> None:
     assert [summary.sites[site].contributed for site in SITES] == [2, 2, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "group", "ending", "value", "told"),
     [
@@ -68,6 +69,7 @@ def test_impossible_statistics_cost_their_sender_the_round(
     assert_blamed(study, told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [1e30, -1.0, 32 * 32 * 10 * 1.01])
 def test_an_amplitude_that_no_images_have_blames_who_sent_it(value: float, tmp_path: Path) -> None:
     plan = make_plan("harmofl", *IMAGES, *GO_ON)

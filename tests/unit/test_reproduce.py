@@ -16,6 +16,7 @@ COMMANDS = re.findall(r"^    medsilo (.+)$", TEXT, re.MULTILINE)
 BY_SIZE = [pytest.param(line, marks=pytest.mark.long) if "compare --plan" in line else line for line in COMMANDS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", BY_SIZE)
 def test_the_command_is_one(command: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)

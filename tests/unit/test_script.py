@@ -185,7 +185,8 @@ def check_equal(own: Plan, folder: Path, nearly: float = 0.0, restarts: bool = F
 @pytest.mark.parametrize(
     ("method", "restarts"),
     [("fedbn", False)]
-    + [(name, True) for name in ("fedbn", "scaffold", "fednova", "fedadam", "ditto", "moon")]
+    + [(name, True) for name in ("fedbn", "scaffold", "ditto")]
+    + [pytest.param(name, True, marks=pytest.mark.slow) for name in ("fednova", "fedadam", "moon")]
     + [pytest.param(name, False, marks=pytest.mark.long) for name in ("ditto", "scaffold")]
     + [pytest.param(name, True, marks=pytest.mark.long) for name in ("fedper", "fedprox", "feddyn")],
 )

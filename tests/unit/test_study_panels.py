@@ -82,6 +82,7 @@ def test_frequencies_and_the_threshold_are_the_run_s(copy: Study) -> None:
     assert "Threshold γ: 0.7." in text and f"the global model answers for them: {C}." in text
 
 
+@pytest.mark.slow
 def test_the_validation_cases_are_told_as_they_were_chosen(panels_study: Study) -> None:
     folder = folder_of(panels_study, FEDSM, 0)
     parsed, told = run_section(folder, "super-models")[1], read_summary(folder).details.super_model.validated

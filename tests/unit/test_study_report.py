@@ -54,6 +54,7 @@ def test_scores_are_those_of_the_summaries(study: Study) -> None:
             assert 0 <= found.low <= found.mean <= found.high <= 1
 
 
+@pytest.mark.slow
 def test_differences_are_those_of_the_summaries(study: Study) -> None:
     found = {row.title: row for row in verdict_of(study).rows}
     assert found["fedavg"].against is None

@@ -62,6 +62,7 @@ def study(tmp_path: Path, method: str, kind: str, patients: int, part: str = "")
     return summary, site
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "kind", "patients", "part"),
     [
