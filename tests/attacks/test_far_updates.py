@@ -91,6 +91,7 @@ def led(folder: Path, method: str, group: str, times: Times, *changes: str) -> t
     return study, study.run() and study.rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "group", "begins", "changes"),
     [

@@ -175,6 +175,7 @@ def test_the_same_request_gets_the_same_answer_from_the_disk_and_costs_nothing(p
     assert standing(tmp_path).epsilon(1e-3) > spent
 
 
+@pytest.mark.slow
 def test_noise_is_new_in_every_attempt(photos: Path, tmp_path: Path) -> None:
     answers = []
     for number in range(2):
@@ -230,6 +231,7 @@ def test_a_study_that_dies_at_the_ledger_goes_on_and_is_charged_for_what_left(
     assert 1.9 < found.epsilon(1e-3) <= 2.0
 
 
+@pytest.mark.slow
 def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp_path: Path) -> None:
     one = site(tmp_path, photos, epsilon=2.2)
     model = weights(one)

@@ -389,6 +389,7 @@ def test_f_adafed_needs_two_rounds_and_running_statistics() -> None:
         METHODS["f-adafed"]().check({"model": torch.nn.BatchNorm1d(3, track_running_stats=False)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

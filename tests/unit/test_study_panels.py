@@ -19,7 +19,7 @@ from medsilo_lab.study.compare import Study
 from tests.conftest import SITES
 from tests.unit.test_report import Page, save, summary_of
 
-pytestmark = pytest.mark.xdist_group("panels")  # one study serves them all
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # one study serves them all
 
 FEDSM = "fedsm:pull=0.6"
 A, B, C = SITES
@@ -70,7 +70,6 @@ def run_section(folder: Path, name: str) -> tuple[str, Page]:
     return found.group(), Page(found.group())
 
 
-@pytest.mark.slow
 def test_frequencies_and_the_threshold_are_the_run_s(copy: Study) -> None:
     tell(copy, FEDSM, tested=TESTED, curve=CURVE, threshold=CURVE[1][0], agreed=[A, B])
     text, parsed = run_section(folder_of(copy, FEDSM, 0), "super-models")
@@ -82,7 +81,6 @@ def test_frequencies_and_the_threshold_are_the_run_s(copy: Study) -> None:
     assert "Threshold γ: 0.7." in text and f"the global model answers for them: {C}." in text
 
 
-@pytest.mark.slow
 def test_the_validation_cases_are_told_as_they_were_chosen(panels_study: Study) -> None:
     folder = folder_of(panels_study, FEDSM, 0)
     parsed, told = run_section(folder, "super-models")[1], read_summary(folder).details.super_model.validated
