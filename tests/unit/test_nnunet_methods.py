@@ -25,7 +25,8 @@ OTHERWISE: dict[str, dict[str, Any]] = {  # than by its name alone
 # another server's step, another state, other weights: nnU-Net's networks see what one of the other methods gives them
 ALIKE = (
     *("fedprox", "fedavgm", "fedyogi", "fedadagrad", "fedrep", "fedbabu", "feddyn", "fedlws", "fedawa", "mr-mtl"),
-    *("cyclic", "d-adafed", "fine-tuning", "fedsm-ensemble", "local"),
+    *("cyclic", "d-adafed", "fine-tuning", "fedsm-ensemble", "local", "moon", "apfl", "pfedme", "per-fedavg", "fedala"),
+    *("fednova", "fedadam", "fedsm-extra", "condistfl", "feddg-ga", "fedce"),
 )
 REFUSED = {
     "silobn": "keeps batch norm's statistics",

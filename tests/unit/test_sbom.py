@@ -50,7 +50,7 @@ def test_the_image_holds_the_licence_of_each_package_that_the_locks_pin(root: Pa
     assert f"!{TABLE}" in (containers / "Dockerfile.dockerignore").read_text().splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_bill_names_every_package_of_the_lock_with_hashes_and_licence(root: Path, tmp_path: Path) -> None:
     for name in ("one.json", "two.json"):
         done = ran(root, "write", LOCK, TABLE, tmp_path / name)

@@ -8,7 +8,7 @@ import pytest
 
 from medsilo.core.lazy import places_in
 from tests import seats
-from tests.conftest import make_plan
+from tests.conftest import make_plan, slow_but
 from tests.seats import SEATS, modules, stale
 from tests.sizes import ROUND_FILES, from_a_run, from_the_source, reached, table
 from tests.unit.test_approvals import make_kit
@@ -103,12 +103,12 @@ plan = parse_plan({"algorithm": {"name": "fedavg"}, "participation": {"sites": [
 assert answer_bounds(plan) and plan.code and plan.parameters and plan.to_yaml() and plan.task.goal.layout
 print(*sys.modules, sep="\\n")
 """
+TASKS = ["synthetic-activity", "synthetic-prostate", "image-folder", "nifti-folder", "table"]
 READING = {"cache", "case_index", "headers", "scans", "site_data", "sources", "splits", "survey", "table_reader"}
 READING |= {"own.augmentation", "own.image_patches", "own.image_reading", "own.reading", "own.table_rows"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["synthetic-activity", "synthetic-prostate", "image-folder", "nifti-folder", "table"])
+@pytest.mark.parametrize("task", slow_but((), TASKS, ["nifti-folder", "table"]))
 def test_a_server_reads_what_a_plan_says_and_loads_nothing_that_reads_cases(task: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SERVER, repr({"task": {"name": task}})], capture_output=True, text=True
