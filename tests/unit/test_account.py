@@ -184,6 +184,7 @@ def test_noise_is_new_in_every_attempt(photos: Path, tmp_path: Path) -> None:
     assert not same(*answers)
 
 
+@pytest.mark.slow
 def test_a_state_that_was_not_charged_is_not_used(photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
     first = site(tmp_path, photos)
     request = ask(first.participant.place.plan, weights(first), 1)

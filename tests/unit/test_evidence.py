@@ -240,6 +240,7 @@ def test_intervals_of_a_score_cover_what_other_patients_give(name: str, patients
     assert intervals.covered_score(name, patients, 200) >= 0.93
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting", [one for one in intervals.COVERED if one.patients in (2, 8)], ids=lambda one: one.words
 )

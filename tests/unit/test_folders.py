@@ -37,6 +37,7 @@ from medsilo.tasks.shares import PARTS
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo_lab.deploy.predict import scan_of
+from tests.conftest import slow_but
 from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume
 
 SECRET = "jane-doe"
@@ -601,7 +602,7 @@ BAD_VOLUMES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "spoil", "words"), BAD_VOLUMES)
+@pytest.mark.parametrize(("kind", "spoil", "words"), slow_but(BAD_VOLUMES[::3], BAD_VOLUMES, BAD_VOLUMES))
 def test_a_bad_volume_is_left_out_and_the_rest_goes_on(
     kind: str, spoil, words: str, balls: Path, tmp_path: Path
 ) -> None:
