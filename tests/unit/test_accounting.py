@@ -160,8 +160,9 @@ def test_mechanisms_are_bounded() -> None:
     for values in ({"noise": 0}, {"noise": math.nan}, {"noise": -1}, {"noise": 1, "count": 0}, {"noise": 1, "x": 1}):
         with pytest.raises(ValidationError):
             Gaussian.model_validate(values)
-    with pytest.raises(ValidationError):
-        SampledGaussian(noise=1, rate=1.5, steps=1)
+    for rate in (0, 1.5):
+        with pytest.raises(ValidationError):
+            SampledGaussian(noise=1, rate=rate, steps=1)
     assert checked(Charge, {"what": "x", "of": {"kind": "geometric", "scale": 2.0}}, "x").of == Geometric(scale=2.0)
 
 
