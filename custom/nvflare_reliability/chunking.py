@@ -465,6 +465,11 @@ class RetryingRequests:
         self.lines: defaultdict[str, Pace] = defaultdict(Pace)  # by who has the tensors
         self.informed = set[str]()  # senders that know that all has come; for one that does not, the next waits
 
+    def end_fetchers(self) -> None:
+        """End the threads that fetched until now, of which NVFlare warns at a job's end; others fetch what is late."""
+        ended, self.fetchers = self.fetchers, ThreadPoolExecutor(256, "pieces")
+        ended.shutdown(wait=False)
+
     def request(self, *given: Any, **asked: Any) -> Message:
         """Send a request and return the reply, in the place of NVFlare's cell."""
         if asked.get("channel") == OBJ_DOWNLOADER_CHANNEL:

@@ -505,17 +505,13 @@ def test_who_leaves_answers_hanging_keeps_few_readers(cells: Cells, no_exit: lis
     assert cells.takes() and no_exit == []
 
 
-def reading() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("answers_")}
-
-
 def test_readers_end_with_the_study_and_late_answers_are_still_read(cells: Cells, no_exit: list[int]) -> None:
     """NVFlare warns of each thread that is left when the process of a job ends."""
     assert cells.takes()
-    before = reading()
+    begun = {*cells.gate.readers._threads}
     cells.gate.end_readers()
-    wait_until(lambda: not before & reading(), 5, "the end of the readers")
-    assert before and cells.takes() and no_exit == []
+    wait_until(lambda: not begun & {*threading.enumerate()}, 5, "the end of the readers")
+    assert begun and cells.takes() and no_exit == []
 
 
 def test_a_server_that_can_not_tell_who_is_there_is_asked_once(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,18 @@ def test_a_round_of_adapters_is_their_bytes_and_one_in_a_hundred_at_most() -> No
     cells.stop()
 
 
+def test_threads_that_fetch_end_with_the_study_and_late_tensors_still_come(cells: Cells) -> None:
+    """NVFlare warns of each thread that is left when the process of a job ends."""
+    requests = RetryingRequests(cells.job, GRANTED)
+    assert cells.send(answer_of(LARGE), timeout=60) == ReturnCode.OK
+    begun = {*requests.fetchers._threads}
+    requests.end_fetchers()
+    wait_until(lambda: not begun & {*threading.enumerate()}, 5, "the end of the threads")
+    assert begun and cells.send(answer_of(LARGE), timeout=60) == ReturnCode.OK
+    came = to_parcel(cells.got[-1]).groups["model"]
+    assert all(torch.equal(own, came[name]) for name, own in LARGE.groups["model"].items())
+
+
 @pytest.mark.slow
 def test_a_cut_costs_no_more_than_the_piece_that_it_cut(cells: Cells) -> None:
     for cell in (cells.job, cells.site):

@@ -54,6 +54,7 @@ class MedsiloController(Controller):
         self.running: Coordinator | None = None
         self.transport: FlareTransport | None = None
         self.presence: Liveness | None = None
+        self.requests: RetryingRequests | None = None
         self.events = StudyEvents(None)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -150,7 +151,7 @@ class MedsiloController(Controller):
             self, fl_ctx, abort_signal, away, longest, optional.as_model if plan.task.scripted else to_shareable
         )
         self.gate.allow(answer_bounds(plan))
-        RetryingRequests(self.gate.cell, timeouts_of(plan))
+        self.requests = RetryingRequests(self.gate.cell, timeouts_of(plan))
         try:
             with record.led_by(fl_ctx.get_job_id()):
                 self.events.study = record.folder.name
@@ -189,6 +190,8 @@ class MedsiloController(Controller):
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """End what looks for hospitals and reads answers; what the coordinator keeps is on disk after every round."""
         self.gate.end_readers()
+        if self.requests:
+            self.requests.end_fetchers()
         if self.presence:
             self.presence.ended.set()
 
