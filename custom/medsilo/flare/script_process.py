@@ -26,7 +26,10 @@ from medsilo.runs import paths
 from nvflare_reliability.message_limits import Gate
 
 LOG = logging.getLogger(__name__)
-ENDED = "the training script ended within a round; let it loop while is_running(), and call send() in each round"
+ENDED = (
+    "the training script ended within a round; where no line above says why, let it loop while is_running(), and call "
+    "send() in each round"
+)
 _gates: list[Gate] = []  # the one of this process
 
 
@@ -35,6 +38,7 @@ class ScriptProcess(ConvertToFedEvent):
 
     def __init__(self) -> None:
         super().__init__([ANALYTIC_EVENT_TYPE])
+        self._told = False  # that the script ended: every later round fails, too
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Guard and listen, before the script starts and the first task is asked for."""
@@ -44,13 +48,12 @@ class ScriptProcess(ConvertToFedEvent):
         elif event_type == ANALYTIC_EVENT_TYPE:  # MONAI's names are an enum, which the server does not know
             logged = from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA)).data
             logged[TrackConst.TRACK_KEY] = str.__str__(logged[TrackConst.TRACK_KEY])
-        elif event_type == EventType.AFTER_TASK_EXECUTION and _failed(fl_ctx.get_prop(FLContextKey.TASK_RESULT)):
-            LOG.error("SystemExit: %s", ENDED)
+        elif event_type == EventType.AFTER_TASK_EXECUTION and not self._told:
+            answer: Shareable = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+            self._told = answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+            if self._told:
+                LOG.error("SystemExit: %s", ENDED)
         super().handle_event(event_type, fl_ctx)
-
-
-def _failed(answer: Shareable) -> bool:
-    return answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
 
 
 def guard(cell: Cell, plan: Path) -> None:
