@@ -14,6 +14,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cryptography.hazmat.primitives import serialization
 from nvflare.apis.client import Client
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import ALL_SITES
@@ -181,6 +182,8 @@ def bound_audit() -> None:
     "nvflare.fuel.flare_api.flare_api:Session.try_connect",
     "nvflare.fuel.f3.drivers.tcp_driver:TcpDriver.connect",
     "nvflare.fuel.f3.communicator:load_comm_drivers",
+    "nvflare.fuel.f3.cellnet.credential_manager:CredentialManager.get_local_key",
+    "nvflare.lighter.utils:load_private_key_file",
 )
 def connect(user: str, kit: Path, timeout: float) -> "Session":
     """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds.
@@ -192,7 +195,7 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
     ConfigService.initialize({}, [str(kit / "startup")])  # else it looks for files in all folders below the current one
     session = Session(username=user, startup_path=str(kit))
     try:
-        with _only_tcp() if session.api.scheme == "tcp" else nullcontext():
+        with _each_key_once(), _only_tcp() if session.api.scheme == "tcp" else nullcontext():
             session.try_connect(timeout)
     except BaseException:  # Ctrl-C too: an open connection keeps Python from ending
         closing = threading.Thread(target=session.close, daemon=True)
@@ -203,6 +206,17 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
             closing.join(1.0)
         raise
     return session
+
+
+@contextmanager
+def _each_key_once() -> Iterator[None]:
+    """Read a person's key once where NVFlare 2.9 reads it four times; each time all its primes are tested."""
+    load, once = serialization.load_pem_private_key, cache(serialization.load_pem_private_key)
+    serialization.load_pem_private_key = lambda data, password, backend=None: once(data, password)
+    try:
+        yield
+    finally:
+        serialization.load_pem_private_key = load
 
 
 @contextmanager

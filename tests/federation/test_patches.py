@@ -20,11 +20,14 @@ from unittest.mock import MagicMock
 import nvflare
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.client.cell.api import CellClientAPI
 from nvflare.fuel.f3.cellnet.cell import Adapter, Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
+from nvflare.fuel.f3.cellnet.credential_manager import CredentialManager
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
@@ -39,6 +42,7 @@ from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs.dots import TENSOR_DOWNLOAD
+from nvflare.lighter.utils import load_private_key_file
 from nvflare.private.fed.app.simulator import simulator_runner
 from nvflare.private.fed.server import job_runner
 from nvflare.private.fed.server.fed_server import FederatedServer
@@ -419,6 +423,25 @@ def test_a_connection_is_closed_when_a_command_is_stopped(tmp_path: Path, monkey
     with pytest.raises(KeyboardInterrupt):
         kit_patches.connect("lead", tmp_path, 1.0)
     assert len(closed) == 1
+
+
+def test_a_connection_reads_a_key_once(tmp_path: Path) -> None:
+    """NVFlare's two places that read it, each twice a connection; another key and what comes later are read anew."""
+    keys = []
+    for name in ("a", "b"):
+        pem = rsa.generate_private_key(65537, 2048).private_bytes(
+            Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()
+        )
+        (tmp_path / name).write_bytes(pem)
+        keys.append(pem)
+    manager = object.__new__(CredentialManager)
+    manager.local_key = keys[0]
+    with kit_patches._each_key_once():
+        first = load_private_key_file(tmp_path / "a")
+        assert manager.get_local_key() is first
+        other = load_private_key_file(tmp_path / "b")
+    assert other.private_numbers() != first.private_numbers()
+    assert load_private_key_file(tmp_path / "a") is not first
 
 
 def test_need_of_sites_started_by(tmp_path: Path) -> None:
