@@ -211,8 +211,12 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
 @contextmanager
 def _each_key_once() -> Iterator[None]:
     """Read a person's key once where NVFlare 2.9 reads it four times; each time all its primes are tested."""
-    load, once = serialization.load_pem_private_key, cache(serialization.load_pem_private_key)
-    serialization.load_pem_private_key = lambda data, password, backend=None: once(data, password)
+    load, of_data = serialization.load_pem_private_key, cache(serialization.load_pem_private_key)
+
+    def once(data: bytes, password: bytes | None, backend: object = None) -> Any:
+        return of_data(data, password)
+
+    serialization.load_pem_private_key = once  # type: ignore[assignment]
     try:
         yield
     finally:
