@@ -112,6 +112,7 @@ def foreign(own: dict[str, Any]) -> None:
     own["certificates"], own["signature"] = [each.hex() for each in stranger.certificates], stranger.sign(b"x").hex()
 
 
+@pytest.mark.slow
 @over_all("change", [odd_signature, other_keys, nobodys, garbage, foreign])
 def test_keys_that_are_signed_falsely_cost_their_sender_its_place_and_nobody_else(
     change: Callable[[dict[str, Any]], None], tmp_path: Path

@@ -46,7 +46,7 @@ def test_a_class_that_our_files_name_is_there(path: str) -> None:
     assert stands(f"{MODULES}.{path}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_keys_of_files_still_mean_something() -> None:
     assert list(lost_keys(texts_of_nvflare())) == []
 
@@ -111,7 +111,7 @@ def keys_of(value: object) -> set[str]:
 
 
 # ---------------------------------------------------------------------------------------------------- a seeded break
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_name_that_nvflare_renamed_is_named(root: Path, tmp_path: Path) -> None:
     """A copy of NVFlare in which a function and a method have other names, wherever NVFlare uses them itself."""
     broken = {

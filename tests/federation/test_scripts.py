@@ -52,7 +52,7 @@ def gains(summary: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("external", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_hello_fedbn_keeps_each_sites_batch_norm(external: bool, root: Path, tmp_path: Path) -> None:
     """external: by a process of the script's own, whose tensors the server refused to fetch."""
     script = (root / "examples/hello-fedbn/client.py").read_text()

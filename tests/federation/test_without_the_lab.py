@@ -66,7 +66,7 @@ def test_a_name_of_the_lab_says_what_to_install(tmp_path: Path) -> None:
     assert "medsilo-lab" in alone(tmp_path, "-c", "from medsilo.extend import Predictor", code=1).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_hospital_checks_and_trains_without_the_lab(root: Path, tmp_path: Path) -> None:
     job, small = str(root / "jobs/fedavg"), ("--set", "task.patients=4", "--set", "training.rounds=2")
     site = ("--site", "hospital-a")

@@ -78,7 +78,7 @@ def test_networks_answer_alike_when_torch_changes_how_they_run(device: str, chan
     torch.testing.assert_close(answer, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 def test_several_processes_share_a_device_and_end_with_the_same_bits(device: str, root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "medsilo", "run", str(root / "jobs/fedavg"), "--engine", "inprocess"]

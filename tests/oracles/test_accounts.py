@@ -51,6 +51,7 @@ STUDIES: dict[str, Sequence[Mechanism]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
 def test_renyis_account_is_a_close_bound(name: str, delta: float) -> None:

@@ -116,6 +116,7 @@ def test_training_goes_to_opacus_weights() -> None:
 STEPS = [(0.7, 0.01, 500, 1e-3), (1.0, 0.3, 40, 1e-5), (3.0, 0.05, 1000, 1e-5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta"), STEPS)
 def test_steps_cost_what_opacus_two_accountants_say(noise: float, rate: float, steps: int, delta: float) -> None:
     """PRV's ε is known to 0.01; Rényi's is an upper bound, which is never below."""

@@ -161,6 +161,7 @@ def lines_of(pair: Consortium, study: str) -> list[tuple[str, str, str]]:
     return [(columns[1], columns[2], columns[6]) for columns in read]
 
 
+@pytest.mark.long
 def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consortium, tmp_path: Path) -> None:
     plan = make_plan("fedbn", "training.rounds=30", "participation.resume=3", sites=TWO)
     record, until_round = prepared(pair, plan, tmp_path, "by-itself")

@@ -53,6 +53,7 @@ def kinds(pair: Consortium, party: str) -> list[str]:
     return [line.split("\t")[2] for line in event_reading.read(pair.kit(party), "seconds")]
 
 
+@pytest.mark.long
 def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -263,7 +263,8 @@ def test_batch_norm_stays_or_is_mixed_or_is_averaged(share: str, tmp_path: Path)
 # ------------------------------------------------------------------------------------------------ resuming
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "stop_in"), slow_but([("adafed", 1), ("f-adafed", 2)], product(VARIANTS, [1, 2, 3, 4]))
+    ("method", "stop_in"),
+    slow_but([("adafed", 1), ("f-adafed", 2)], product(VARIANTS, [1, 2, 3, 4]), [("adafed", 3), ("d-adafed", 4)]),
 )
 def test_a_study_that_stops_anywhere_goes_on_with_the_same_numbers(method: str, stop_in: int, tmp_path: Path) -> None:
     """Inside the measure phase (round 1; round 2 of f-AdaFed), in the first weighted round, and later."""

@@ -89,7 +89,7 @@ def test_every_filter_of_a_direction_has_the_norm_of_the_models() -> None:
     assert all(map(torch.equal, again, direction.values())) and not torch.equal(other[0], again[0])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_centre_is_the_models_own_loss(finished: Callable[..., Path]) -> None:
     run = only(finished("fedbn"))  # each site has a model of its own
     asked = Question(CPU, cases=20, steps=1)
@@ -165,6 +165,7 @@ def drift_order(plan: Plan, site: str) -> list[list[int]]:
     return [places[first : first + 8] for first in range(0, cases, 8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["harmofl", "fedbn"])
 def test_a_replay_is_the_run_and_measures_what_travels(method: str, finished: Callable[..., Path]) -> None:
     run = only(finished(method))
@@ -238,7 +239,7 @@ def test_what_an_amplitude_tells_by_itself() -> None:
     torch.testing.assert_close(flat, image.mean((1, 2), keepdim=True).expand(2, 8, 8))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_real_images_are_drawn_only_where_the_site_allows(
     finished: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,7 +266,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", slow_but(["profile"], FIGURES, ()))
 def test_the_command_writes_figures_and_their_numbers(
     kind: str, finished: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture

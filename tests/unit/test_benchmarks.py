@@ -71,7 +71,7 @@ def test_what_sealing_costs(bench: Bench) -> None:
         assert not sealing.keeps_bounds(slow, sealing.Cost(400, 0, 0.1, 0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_beside_nnunets_trainer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
     from benchmarks import nnunet

@@ -56,6 +56,7 @@ def values_of(folder: Path, name: str) -> np.ndarray:
 
 
 # Resizing and windows, volumes and slices: each once in the slow ring, all pairs before a release.
+@pytest.mark.long
 @pytest.mark.parametrize("kind", before_a_release(["volumes in windows", "slices resized"], SEGMENTS))
 def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path, run_bundle: RunBundle) -> None:
     make_images(tmp_path / "images")

@@ -155,6 +155,7 @@ def test_a_comparison_goes_on_inside_a_run(stop: str, tmp_path: Path, monkeypatc
     assert not list(cell.folder.glob("checkpoints"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["another package", "a failure", "a damaged checkpoint"])
 def test_what_a_run_can_not_go_on_from_begins_anew(fault: str, tmp_path: Path) -> None:
     settings = SiteSettings(device="cpu")

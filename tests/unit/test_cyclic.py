@@ -18,6 +18,7 @@ from tests.unit.test_coordinator import GO_ON, LOST, A, Answers, B, C, Study, as
 ROUNDS = 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["fixed", "drawn"])
 def test_a_model_goes_from_hospital_to_hospital(order: str, tmp_path: Path) -> None:
     plan = make_plan("cyclic", *SMALL, f"training.rounds={ROUNDS}", f"algorithm.order={order}")

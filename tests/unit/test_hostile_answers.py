@@ -324,7 +324,7 @@ HOSTILE = [
         task,
         *case,
         id=f"{method}-{task}-{name}",
-        marks=[pytest.mark.long] if table in TABLES and method != METHODS[0] else [],
+        marks=[] if method == METHODS[0] else pytest.mark.long if table in TABLES else pytest.mark.slow,
     )
     for method, task, table in [
         *((method, "join", JOIN) for method in METHODS),

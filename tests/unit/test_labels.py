@@ -216,6 +216,7 @@ def server_rest(server: ServerSide) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ a study
+@pytest.mark.slow
 def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyResult, Path]) -> None:
     summary = study[0].summary
     assert {site: own.absent for site, own in summary.sites.items()} == {"a": ["post"], "b": ["ant"], "c": []}
@@ -332,7 +333,7 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
         assert never in told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", [pytest.param("fedbn", marks=pytest.mark.long), "fedsm"])
 def test_methods_with_personal_models_find_structures_that_their_hospital_did_not_draw(
     method: str, hospitals: Path, tmp_path: Path
@@ -360,6 +361,7 @@ def test_a_hospital_that_lacks_what_the_plan_has_not_is_refused(
         run(plan_of(), settings=each(hospitals, OWN))
 
 
+@pytest.mark.slow
 def test_what_nobody_has_ends_the_study_and_the_page_says_whose_scores_differ(
     hospitals: Path, study: tuple[StudyResult, Path]
 ) -> None:

@@ -116,7 +116,7 @@ def enlarged(drawn: Federation, times: float) -> Federation:
     return replace(drawn, hospitals={site: list(map(larger, cases)) for site, cases in drawn.hospitals.items()})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_where_numbers_cover_cases_the_keys_that_this_may_change_are_named() -> None:
     """Of the keys that differ from the plans of exact numbers, on federations that mix two protocols."""
     differ, missed, named, told = 0, 0, 0, 0
@@ -146,7 +146,7 @@ def test_plans_are_those_of_data_in_one_place(home: Path, number: int) -> None:
     plans_are_those_of_one_place(home, number)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_there_is_a_cascade_where_nnunet_plans_one(home: Path) -> None:
     """Volumes grow until nnU-Net looks at them twice."""
     asked = [(KINDS.index(kind), times) for kind in ("ct", "two modalities") for times in (1, 1.2, 1.35, 2)]

@@ -74,6 +74,7 @@ def values_in(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.asanyarray(image.dataobj), image.affine
 
 
+@pytest.mark.long
 def test_nnunet_and_medsilo_find_the_same_masks(trained: Path, images: Path, tmp_path: Path) -> None:
     masks_are_nnunets(trained, images, tmp_path)
 
@@ -210,6 +211,7 @@ class WatchedParticipant(Participant):
     trainer_kind = Watched
 
 
+@pytest.mark.long
 def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     hospitals: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +267,7 @@ def test_each_patient_is_tested_in_one_fold(hospitals: tuple[Path, Any]) -> None
     assert sorted(tested) == [f"graz-{case:03}" for case in range(4)]
 
 
+@pytest.mark.long
 def test_folds_are_exported_into_one_model_whose_networks_answer_together(
     hospitals: tuple[Path, Any], images: Path, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def test_adafed_s_numbers() -> None:
             assert (dealt.alpha, dealt.minimum, plan.task.shares) == (0.1, 40, (0.45, 0.05, 0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["fedsm-extra/retinal"], SMALL, ()))
 def test_they_run(name: str, tmp_path: Path) -> None:
     make, *changes = SMALL[name]

@@ -169,6 +169,7 @@ def rows_of(found: result_files.Study) -> set[str]:
     return {line["configuration"] for table in found.tables for line in table.lines()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", slow_but((), [name for name in PAGES if name != "shift"], ["study-nuclei"]))
 def test_every_page_is_made(name: str, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "nnunet":
@@ -196,7 +197,7 @@ def activity(tmp_path: Path, places: Places) -> tuple[Page, list[Comparison], Pl
     return page, comparisons("tiny", page, own), own
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     activity: tuple[Page, list[Comparison], Places],
 ) -> None:

@@ -108,7 +108,7 @@ READING = {"cache", "case_index", "headers", "scans", "site_data", "sources", "s
 READING |= {"own.augmentation", "own.image_patches", "own.image_reading", "own.reading", "own.table_rows"}
 
 
-@pytest.mark.parametrize("task", slow_but((), TASKS, ["nifti-folder", "table"]))
+@pytest.mark.parametrize("task", slow_but((), TASKS, ["table"]))
 def test_a_server_reads_what_a_plan_says_and_loads_nothing_that_reads_cases(task: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SERVER, repr({"task": {"name": task}})], capture_output=True, text=True

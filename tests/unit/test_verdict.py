@@ -149,6 +149,7 @@ def test_four_test_patients_decide_nothing(tmp_path: Path) -> None:
         assert one.needed and one.needed.of == "test patients" and 4 < (one.needed.number or 0) < 100
 
 
+@pytest.mark.slow
 def test_chance_is_told_as_a_false_yes_in_few_studies(tmp_path: Path) -> None:
     random, told, draws = np.random.default_rng(6), 0, 25
     found = statistics_of(tmp_path, ["local", "fedavg", "fedbn"], [0, 1, 2, 3], lambda *_: np.zeros(8))
