@@ -43,7 +43,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not parent_watch.STATUS.exists(), reason="counts as Linux does")
 def test_an_answer_is_written_once_and_memory_is_used_again() -> None:
     """From the hospital's tensor to the mean, with an answer that waits for its turn. Both ends are one process.

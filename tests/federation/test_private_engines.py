@@ -50,7 +50,7 @@ def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
     assert same(tensors_of(tmp_path / "loop"), tensors_of(root))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_simulator_writes_the_ledger_of_the_loop(tmp_path: Path) -> None:
     """Hospitals that demand privacy: the same entries, in the same order at each, the same ε and the same outcome."""
     plan = promised("fedavg", *SAMPLED, BY_TWO, "privacy.scores.epsilon=0.3", "privacy.counts.epsilon=0.1")

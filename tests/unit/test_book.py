@@ -166,7 +166,7 @@ inprocess.run(parse_plan(STUDY), folder=Path(sys.argv[1]), settings=settings)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_killed_between_note_and_answer_has_counted_it(photos: Path, tmp_path: Path) -> None:
     process = start(DYING, tmp_path / "study", photos)
     assert process.wait(timeout=600) == -signal.SIGKILL

@@ -115,6 +115,7 @@ CLASSIFIES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", before_a_release(["photographs cut", "volumes cut", "slices"], CLASSIFIES))
 def test_classes_have_the_same_probabilities(kind: str, tmp_path: Path, run_bundle: RunBundle) -> None:
     if kind.startswith("photographs"):

@@ -49,7 +49,7 @@ def test_each_model_is_tested_at_each_site(copied: tuple[Plan, Path]) -> None:
     assert {path: path.read_bytes() for path in kept} == kept  # and nothing of the run is touched
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", all_but_newer("fedavg", "fedbn", *PERSONAL))
 def test_on_the_diagonal_is_what_the_summary_says(method: str, tmp_path: Path) -> None:
     inprocess.run(make_plan(method, *SMALL), folder=tmp_path / "run")

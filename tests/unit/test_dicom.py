@@ -213,7 +213,7 @@ def survey_of(folder: Path, **data) -> Survey:
 DOZEN = ("missing", "end missing", "twice", "phases", "two in one", "tilt", "localiser", "multi-frame", "colour", "cut")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kinds", [(*DOZEN, "claims", "nobody"), pytest.param(tuple(DAMAGE), marks=pytest.mark.slow)])
 def test_no_damaged_study_trains_and_none_stops_the_others(kinds: tuple[str, ...], tmp_path: Path) -> None:
     for number in range(4):

@@ -76,7 +76,7 @@ def test_jobs_differ_in_their_method_only(method: str) -> None:
     assert {key for key in reference if reference[key] != own[key]} <= {"algorithm"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @over_all("path", sorted(JOBS.glob("*/plans/*.yaml")))
 def test_a_job_s_further_plans_load_and_are_of_its_method(path: Path) -> None:
     assert load_plan(path).algorithm.name == path.parents[1].name

@@ -305,7 +305,7 @@ def test_one_table_says_which_hospital_has_what_and_tells_no_small_count_by_a_su
     assert all(str(count).startswith(("at least", "at most")) for count in few["ant"][:2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
     hospitals: Path, study: tuple[StudyResult, Path], tmp_path: Path
 ) -> None:

@@ -413,7 +413,7 @@ print((most_held() - before) / PARCEL)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
 @pytest.mark.parametrize(
     ("kind", "sites", "parcels"),

@@ -147,7 +147,7 @@ def test_a_study_with_noisy_numbers_tells_nothing_exact_and_is_charged(photos: P
     assert 1.95 < standing(tmp_path).epsilon(1e-3) <= 2.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_hospital_declares_public_costs_nothing_beside_noise(photos: Path, tmp_path: Path) -> None:
     run(tmp_path / "study", photos, public={"counts": "known", "test": "agreed"})
     charges = [charge for entry in standing(tmp_path).entries for charge in entry.charges if entry.kind == "charged"]
@@ -156,7 +156,7 @@ def test_what_a_hospital_declares_public_costs_nothing_beside_noise(photos: Path
     assert read_summary(tmp_path / "study").sites["a"].test["loss"] is not None  # type: ignore[index]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) -> None:
     told = []
     for shift in (0.0, 0.1, 0.2):
@@ -170,7 +170,7 @@ def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) 
     assert sum(entry.what == "round 1" for entry in entries) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_rests_on_the_noisy_count(photos: Path, tmp_path: Path) -> None:
     one = site(tmp_path, photos, plan=NOISY, public={})
     assert one.participant.disclosure.numbers and one.participant.disclosure.numbers.counted
@@ -230,7 +230,7 @@ def offered(root: Path, data: Path, epsilon: float = 1000.0, **settings: Any) ->
     return inprocess.run(plan, folder=root, settings=own).summary().sites["a"]  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("private", [None, {"epsilon": 1000.0, "delta": 1e-3}])
 def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_path: Path) -> None:
     """Not at a hospital that demands no privacy, nor where ε is above what it counts as noise."""
@@ -272,7 +272,7 @@ def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
     assert counts.mean() == pytest.approx(400, abs=4 * counts.std() / 300**0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_plans_noise_does_not_make_a_hospital_forget_earlier_groups(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(15, 15))
     assert offered(tmp_path / "one", photos).validation != [None, None, None]

@@ -79,9 +79,7 @@ def harmofl(*changes: str) -> Plan:
     "plan",
     [
         harmofl(),
-        promised("adafed"),
-        promised("d-adafed"),
-        promised("fedrdn"),
+        *(pytest.param(promised(name), marks=pytest.mark.long) for name in ("adafed", "d-adafed", "fedrdn")),
     ],
 )
 def test_each_release_is_charged_and_all_together_keep_the_promise(plan: Plan) -> None:

@@ -231,7 +231,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_file_is_written_from_three_seeds_on_and_keeps_its_remarks(
     folder: Path, places: Places, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

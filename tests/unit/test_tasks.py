@@ -107,7 +107,7 @@ LEARNING = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "numbers", "batch", "rate", "epochs", "chance", "wanted"), slow_but(LEARNING[1::2], LEARNING, ())
 )

@@ -44,7 +44,7 @@ BAD = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @over_all("name", BAD)
 @pytest.mark.parametrize("reader", ["plan", "settings", "consortium", "--set"])
 def test_bad_yaml_is_one_line_at_once(name: str, reader: str, tmp_path: Path) -> None:
