@@ -104,3 +104,30 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
     assert at_a == ["began", "ended"]
     # the process of a job whose parent was killed ends by itself: it is a race whether it still writes so
     assert at_b[0] == "began" and at_b[1] in ("ended", "failed") and at_b[2] == "resumed"
+
+
+@pytest.mark.long
+def test_a_kit_that_was_started_twice_works_again_when_its_second_process_has_died(pair: Consortium) -> None:
+    """As NVFlare's own preflight check starts it, with the first process running."""
+
+    def required() -> int:
+        return cli.main(["status", "--kit", str(pair.kit(LEAD)), "--require", f"{A},{B}"])
+
+    assert required() == 0
+    first, before = pair.processes[B], len(pair.log(B))
+    second = pair.start_party(B)
+    try:
+        pair.wait_for_log(B, REGISTERED, before)
+    finally:
+        second.kill()
+        second.wait(30)
+        pair.processes[B] = first
+
+    def told() -> list[tuple[str, str]]:
+        lines = [line.split("\t") for line in event_reading.read(pair.kit(SERVER))]
+        return [(line[2], line[6]) for line in lines if line[3] == B]
+
+    wait_until(lambda: told()[-1] == ("away", "it was silent for 90 s"), 120, "the server's word of it")
+    wait_until(lambda: required() == 1, 15, "what status says")
+    wait_until(lambda: told()[-1][0] == "back", 30, "its first process")  # NVFlare by itself takes ten minutes
+    assert required() == 0

@@ -14,6 +14,7 @@ from nvflare.apis.fl_context import FLContext
 from medsilo.flare import admission
 from medsilo.flare.admission import KnownHospitals
 from medsilo.runs import event_reading
+from medsilo.runs.events import SILENCE
 from medsilo_lab.consortium import lead
 from tests.unit.test_provision import kits_of
 
@@ -69,3 +70,11 @@ def test_status_says_for_whom_a_job_waits(monkeypatch: pytest.MonkeyPatch) -> No
     for found in (lead.status(Path("kit")), lead.status(Path("kit"), "job-1")):
         text = "\n".join(found.lines())
         assert "not connected: nowhere" in text and "min_sites" in text and text.count("not connected: nowhere") == 1
+
+
+def test_a_hospital_whose_heartbeats_end_is_not_connected() -> None:
+    """The server lists it for ten minutes. Its clock alone counts: the lead's may be wrong."""
+    clients = [SimpleNamespace(name=name, last_connect_time=at) for name, at in (("a", 9e9), ("b", 9e9 - SILENCE + 1))]
+    clients.append(SimpleNamespace(name="c", last_connect_time=9e9 - SILENCE))
+    assert lead.heard_lately(SimpleNamespace(client_info=clients)) == {"a", "b"}  # type: ignore[arg-type]
+    assert lead.heard_lately(SimpleNamespace(client_info=[])) == set()  # type: ignore[arg-type]

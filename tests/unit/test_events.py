@@ -5,17 +5,21 @@ import os
 import threading
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
+from nvflare.private.fed.server.client_manager import ClientManager
 
 from medsilo.cli import main
 from medsilo.flare import executor as executing
+from medsilo.flare import kit_events
 from medsilo.flare.executor import MedsiloExecutor, SiteEvents
-from medsilo.flare.kit_events import GRACE, SETTLED, SILENCE, Attendance, Seen, ServerEvents
+from medsilo.flare.kit_events import GRACE, SETTLED, SILENCE, TWICE, Attendance, Seen, ServerEvents
 from medsilo.flare.study_events import StudyEvents
 from medsilo.runs import event_reading, events, paths
 from medsilo.runs.events import Event, write
@@ -160,6 +164,37 @@ def test_a_refused_hospital_that_asks_again_is_written_once(tmp_path: Path) -> N
     for _ in range(3):
         own.handle_event(EventType.CLIENT_REGISTER_PROCESSED, said)
     assert columns(tmp_path, 1, 2, 6) == [("WARNING", "refused", "Client 'north' is disabled")]
+
+
+def test_a_kit_that_was_started_twice_is_told_and_goes_on_when_one_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "local").mkdir()
+    own, now, known = ServerEvents(), [0.0], ClientManager("project")
+    monkeypatch.setattr(kit_events.time, "monotonic", lambda: now[0])
+    server = SimpleNamespace(logout_client=known.remove_client)
+    engine: Any = SimpleNamespace(get_clients=lambda: list(known.clients.values()), server=server)
+
+    def heartbeat(token: str, at: float) -> bool:
+        """Whether the server takes a process in that it did not know."""
+        now[0], said = at, FLContext()
+        said.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(tmp_path)), private=True, sticky=False)
+        monkeypatch.setattr(said, "get_engine", lambda: engine)
+        new = known.heartbeat(token, "north", "north", said)
+        own.handle_event(EventType.CLIENT_HEARTBEAT_PROCESSED, said)
+        return new
+
+    assert heartbeat("second", 0.0)
+    own.attendance.there["north"] = True
+    assert not any(heartbeat("first", at) for at in (1.0, 11.0))
+    assert not any(heartbeat("first", at) for at in range(100, 100 + int(TWICE)))  # it was another day
+    assert columns(tmp_path, 1, 2) == []
+    assert not any(heartbeat("first", 105.0 + TWICE + at) for at in range(9))
+    ((level, what, text),) = columns(tmp_path, 1, 2, 6)
+    assert (level, what) == ("WARNING", "refused") and "kit of north" in text
+    own.attendance.there["north"] = False  # the second one is silent
+    assert not heartbeat("first", 200.0) and heartbeat("first", 210.0)
 
 
 def _write_many(kit: str, number: int) -> None:

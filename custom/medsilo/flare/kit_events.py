@@ -17,14 +17,14 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
 from medsilo.core.text import plain
 from medsilo.flare.workspace import kit_folder
-from medsilo.runs.events import Event, write
+from medsilo.runs.events import SILENCE, Event, write
 from nvflare_reliability.cleanup import LostConnections
 
 LOOK = 2.0  # seconds between two looks at the connections
 GRACE = 10.0  # seconds without a connection until a party is away: one that broke is often made again
 SETTLED = 60.0  # seconds after a return in which its processes may still register
 AGAIN = 3600.0  # seconds until it is written once more that the same party is refused, which asks every few seconds
-SILENCE = 90.0  # seconds without a heartbeat: who is behind a relay, or stands still, loses no connection here
+TWICE = 30.0  # seconds in which the process of a kit that is stopped may still be heard beside the next one
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ class ServerEvents(FLComponent):
     def __init__(self) -> None:
         super().__init__()
         self.refused: dict[str, float] = {}  # by reason, when it was written
+        self.attendance = Attendance()
+        self.twice: dict[str, tuple[float, float]] = {}  # hospitals with two processes: heard first and last so
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
@@ -96,20 +98,40 @@ class ServerEvents(FLComponent):
             threading.Thread(target=self._watch, args=(fl_ctx.get_engine(), kit_folder(fl_ctx)), daemon=True).start()
         elif event_type == EventType.CLIENT_REGISTER_PROCESSED:
             self._registered(fl_ctx)
+        elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED:
+            self._heard(fl_ctx)
 
     def _watch(self, engine: Any, kit: Path) -> None:
-        attendance = Attendance()
         while not engine.server.shutdown:
             with suppress(Exception):  # one look that fails is made good by the next
-                for event in attendance.look(connections(engine), time.monotonic()):
+                for event in self.attendance.look(connections(engine), time.monotonic()):
                     write(kit, event)
             time.sleep(LOOK)
 
     def _registered(self, fl_ctx: FLContext) -> None:
         """Write down whom the server did not let in."""
+        self._refuse(plain(fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED) or ""), fl_ctx)
+
+    def _heard(self, fl_ctx: FLContext) -> None:
+        """See to a kit that was started twice: NVFlare knows the process that registered last, and none of the other.
+
+        Where that one is away, the other takes its place at its next heartbeat; NVFlare lets it wait ten minutes.
+        """
+        name = (fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR) or "").rpartition(": ")[2]
+        if not name:
+            return
+        now, engine = time.monotonic(), fl_ctx.get_engine()
+        first, last = self.twice.get(name, (now, now))
+        self.twice[name] = first if now - last < TWICE else now, now
+        if self.attendance.there.get(name) is False:
+            for gone in [client.token for client in engine.get_clients() if client.name == name]:
+                engine.server.logout_client(gone)
+        elif now - self.twice[name][0] > TWICE:
+            self._refuse(f"two processes run with the kit of {name}; the later one has its jobs: end the other", fl_ctx)
+
+    def _refuse(self, reason: str, fl_ctx: FLContext) -> None:
         now = time.monotonic()
         self.refused = {reason: then for reason, then in self.refused.items() if now - then < AGAIN}
-        reason = plain(fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED) or "")
         if reason and reason not in self.refused:
             self.refused[reason] = now
             write(kit_folder(fl_ctx), Event("refused", reason, needs_somebody=True))

@@ -22,6 +22,7 @@ NAME = "events.log"
 LARGEST, KEPT = 1 << 20, 4  # bytes of the file until it is set aside, and how many of these are kept
 WAIT = 5.0  # seconds that an event waits for other processes of the kit
 TEXT = 500  # bytes of a reason
+SILENCE = 90.0  # seconds without a heartbeat until a hospital is away, whatever its connection
 What = Literal["started", "joined", "away", "back", "refused", "began", "resumed", "waits", "ended", "failed"]
 LOG = logging.getLogger(__name__)
 

@@ -62,7 +62,7 @@ def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryRe
     """Send a canary to the hospitals that the changes name (participation.sites), or else to all that are connected."""
     asked = plan_of(JOB, [*SYNTHETIC, *changes]).participation.sites
     with lead.connected(kit) as session:
-        here = {client.name for client in session.get_system_info().client_info}
+        here = lead.heard_lately(session.get_system_info())
         there = sorted(set(asked or here) & here)
         absent = dict.fromkeys(sorted(set(asked) - here), CanaryResult(False, "it is not connected"))
         if not there:

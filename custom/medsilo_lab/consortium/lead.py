@@ -25,6 +25,7 @@ from medsilo.check.kit import read_kit
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import is_safe_name, plain
 from medsilo.runs import paths
+from medsilo.runs.events import SILENCE
 from medsilo.runs.reading import AFTER, CANCELS, GOES_ON, PROGRESS, read_rounds, read_summary
 from medsilo.runs.rounds import Progress, Round
 from medsilo.runs.schema import Summary
@@ -106,7 +107,7 @@ def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_pl
         write_job(packed, plan, job)
         check_components(packed)
         with connected(kit) as session:
-            here = {client.name for client in session.get_system_info().client_info}
+            here = heard_lately(session.get_system_info())
             asked = set(plan.participation.sites) or here
             if len(asked & here) < plan.participation.required:
                 wanted, there = (", ".join(sorted(names)) or "nobody" for names in (asked, here))
@@ -285,10 +286,10 @@ def status(kit: Path, job_id: str | None = None) -> State:
         info = session.get_system_info()
         if job_id:
             job = session.get_job_meta(job_id)
-            here = {client.name for client in info.client_info}
+            here = heard_lately(info)
             one = _job_state(job, _waits(session, job_id, job["status"], here) or tuple(obstacles(job)))
             return State((one,), hospitals=_hospitals(session, info, [one]) if one.status == "RUNNING" else ())
-        here = {client.name for client in info.client_info}
+        here = heard_lately(info)
         listed = session.list_jobs(detailed=True, reverse=True, limit=20)
         jobs = tuple(_job_state(job, _waits(session, job["job_id"], job["status"], here)) for job in listed)
         since = datetime.fromtimestamp(info.server_info.start_time, UTC)
@@ -299,13 +300,20 @@ def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> 
     """Return the hospitals that the server lists, which it does for minutes after they are gone, and those of studies
     that run. Each is asked, by the server."""
     heard = {client.name: client.last_connect_time for client in info.client_info}
-    here = {name for name in sorted(heard) if _answers(session, name)}
+    here = {name for name in sorted(heard_lately(info)) if _answers(session, name)}
     doing: dict[str, list[str]] = {name: [] for name in heard}
     for job in jobs:
         study = _so_far(session, job.id) if job.status == "RUNNING" else None
         for name, told in (_turns(study) if study else {}).items():
             doing.setdefault(name, []).append(told)
     return tuple(HospitalState(name, name in here, heard.get(name), tuple(own)) for name, own in sorted(doing.items()))
+
+
+def heard_lately(info: SystemInfo) -> set[str]:
+    """Return the hospitals whose heartbeats come, as the server's clock has them beside each other. A process whose kit
+    was started once more is connected, and gets no job."""
+    heard = {client.name: client.last_connect_time or 0.0 for client in info.client_info}
+    return {name for name, at in heard.items() if max(heard.values()) - at < SILENCE}
 
 
 def _answers(session: Session, name: str) -> bool:
