@@ -87,7 +87,10 @@ def connected(kit: Path) -> Iterator[Session]:
     except api_spec.AuthenticationError as error:
         raise MedsiloError(f"the server at {address} does not accept {user}: {error}") from error
     except api_spec.JobNotFound as error:
-        raise MedsiloError(f"{error}; 'medsilo status --kit {kit}' lists jobs") from error
+        raise MedsiloError(
+            f"{error}; 'medsilo status --kit {kit}' lists jobs; those of a study that 'nvflare study' made are for "
+            "'nvflare job' with --study"
+        ) from error
     except Exception as error:
         raise MedsiloError(f"NVFlare: {str(error).strip() or type(error).__name__}") from error
 
