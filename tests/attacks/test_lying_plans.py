@@ -276,6 +276,32 @@ def test_a_lead_reads_no_patient_from_why_a_study_stops(tmp_path: Path, capsys: 
     assert "does not know (fewer than 5)" in printed and "(1)" not in printed
 
 
+NAMELESS = [(part, 30 + n, n % 7) for n, part in enumerate(["validation"] * 12 + ["train"] * 16 + ["test"] * 12)]
+
+
+@pytest.mark.parametrize("parts", ["the hospital's", "drawn"])
+def test_no_choice_of_columns_gives_patients_without_names_others(parts: str, tmp_path: Path) -> None:
+    """A line that names no patient is named by what stands in it. By the columns of a plan alone, another order of them
+    moved patients from part to part, and hid that one of them was left out."""
+    rows = [{"age": age, "dose": dose, "outcome": age % 2, "part": part} for part, age, dose in NAMELESS]
+    rows = (
+        rows if parts == "the hospital's" else [{key: row[key] for key in ("age", "dose", "outcome")} for row in rows]
+    )
+    write_table(tmp_path / "data/cases.csv", rows)
+    settings = make_settings({"device": "cpu", "data": str(tmp_path / "data")}, "x")
+
+    def disclosed(study: str, *columns: dict[str, Any]) -> Any:
+        plan = parse_plan({**TABLE, "task": {**TASK, "columns": columns}})
+        return site_of(plan, "a", ["a"], settings, tmp_path / f"{study}/sites/a").participant.disclosure
+
+    one = disclosed("one", {"name": "age"}, {"name": "dose"})
+    other = disclosed("other", {"name": "dose"}, {"name": "age"})
+    fewer = disclosed("fewer", {"name": "dose"}, {"name": "age", "low": 30.5})  # all but the first
+    assert one.patients == other.patients and not one.too_near | other.too_near
+    [part] = fewer.too_near
+    assert len({*one.patients[part]} - {*fewer.patients[part]}) == 1 and not fewer.tells(part)
+
+
 def test_noise_beside_rounding_does_not_tell_whether_a_rounded_score_is_even(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
