@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from medsilo.core.errors import MedsiloError, reading
-from medsilo.core.files import make_folder, replacing, write_json, write_text
+from medsilo.core.files import make_folder, read_bounded, replacing, write_json, write_text
 from medsilo.core.text import is_safe_name
 from medsilo.core.yaml_text import dump_yaml, read_yaml
 from medsilo.flare.leftovers import JOB, storage_of, studies_of
@@ -30,6 +30,7 @@ KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
 ENTRY = re.compile(rf"({KIT}|{STUDIES}|{STORAGE})(/(?!\.{{1,2}}/)[^/\x00-\x1f]+)*/(?!\.{{1,2}}$)[^/\x00-\x1f]+")
 LEFT_OUT = (".part", ".lock", ".fl")  # ends of the names of files that are of this moment only
 SERVER = "server"  # in a job's deploy_map, beside the hospitals
+LARGEST = 1 << 24  # bytes of a backup's facts
 TRIES = 20  # looks at a folder in which a server replaces files meanwhile
 
 
@@ -199,7 +200,7 @@ def _unpacked(file: Path, place: Path) -> Backup:
             archive.extractall(place)
             for one in inside:
                 (place / one.filename).chmod(one.external_attr >> 16 & 0o700 | 0o600)
-            kept = Backup.model_validate_json(archive.read(FACTS))
+            kept = Backup.model_validate_json(read_bounded(place / FACTS, LARGEST))
             if kept.files != len(archive.namelist()) - 1 or not (place / KIT / "startup").is_dir():
                 raise ValueError("files are missing")
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, NotImplementedError, EOFError) as error:
