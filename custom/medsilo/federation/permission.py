@@ -24,8 +24,7 @@ LOOK = 1.0  # seconds between two looks at whether a decision has changed
 def is_canary(plan: "Plan") -> bool:
     """Return whether a plan is a canary: one round on synthetic data, of medsilo's own code and no files."""
     named = [layer.name for layer in plan.layers]
-    brings_nothing = not plan.packages and not plan.network.files
-    return plan.task.synthetic and plan.rounds == 1 and named == [CANARY] and brings_nothing
+    return plan.task.synthetic and plan.rounds == 1 and named == [CANARY] and not (plan.packages or plan.network.files)
 
 
 class Permission:
@@ -59,8 +58,7 @@ class Permission:
         decision = self.check(asked.sites, asked.round)
         if self.approvals and decision and decision.limits.rounds and asked.task == "round":
             own = asked.model_dump(include={"study", "round", "last", "train_cases"})  # on what training rests
-            given = digest_of(StudyMessage(parcel.groups, own))[:32]
-            self.approvals.count(decision, given)  # asking the same again is no other round
+            self.approvals.count(decision, digest_of(StudyMessage(parcel.groups, own))[:32])  # the same is no other
         reply = self.inner.answer(parcel, look)
         self.check(asked.sites, asked.round)  # the last thing before it leaves
         return reply

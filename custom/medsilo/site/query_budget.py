@@ -282,10 +282,7 @@ def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
 
 
 def _are_near(one: Marks, other: Marks, least: int) -> bool:
-    """Return whether few make the difference of two groups: they stand in one, or in both with other cases.
-
-    A plan may give everybody other cases, by longer windows, and leave one patient out. So patients count alone, too.
-    """
+    """Return whether few make the difference of two groups, in which a plan may give everybody other cases, too."""
     return any(0 < max(len(own - its), len(its - own)) < least for own, its in zip(one, other, strict=True))
 
 

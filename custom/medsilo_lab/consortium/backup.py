@@ -30,7 +30,6 @@ KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
 ENTRY = re.compile(rf"({KIT}|{STUDIES}|{STORAGE})(/(?!\.{{1,2}}/)[^/\x00-\x1f]+)*/(?!\.{{1,2}}$)[^/\x00-\x1f]+")
 LEFT_OUT = (".part", ".lock", ".fl")  # ends of the names of files that are of this moment only
 SERVER = "server"  # in a job's deploy_map, beside the hospitals
-LARGEST = 1 << 24  # bytes of a backup's facts
 TRIES = 20  # looks at a folder in which a server replaces files meanwhile
 
 
@@ -200,7 +199,7 @@ def _unpacked(file: Path, place: Path) -> Backup:
             archive.extractall(place)
             for one in inside:
                 (place / one.filename).chmod(one.external_attr >> 16 & 0o700 | 0o600)
-            kept = Backup.model_validate_json(read_bounded(place / FACTS, LARGEST))
+            kept = Backup.model_validate_json(read_bounded(place / FACTS, 1 << 24))
             if kept.files != len(archive.namelist()) - 1 or not (place / KIT / "startup").is_dir():
                 raise ValueError("files are missing")
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, NotImplementedError, EOFError) as error:
