@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from medsilo.runs.messages import MOST_ROUNDS, Request
 from medsilo.site.ledger import Ledger
 from medsilo.site.policy import Policy
 from medsilo.tasks.scans import Scan
+from medsilo_lab.consortium.backup import put_back
 from medsilo_papers.public_files import arrays_of
 from tests.histories import DATA
 from tests.unit.test_ledger import filled
@@ -41,6 +42,19 @@ def one_line(words: str, kind: type[MedsiloError] = MedsiloError) -> Iterator[No
         assert tracemalloc.get_traced_memory()[1] < MEMORY
     finally:
         tracemalloc.stop()
+
+
+# ---------------------------------------------------------------------------------------------------- backups
+def test_facts_of_a_backup_that_become_large(tmp_path: Path) -> None:
+    """40 MB here; a file of 10 MB became 10 GB of memory."""
+    with ZipFile(tmp_path / "server.zip", "w", ZIP_DEFLATED) as archive:
+        archive.writestr("kit/startup/fed_server.json", "{}")
+        with archive.open("backup.json", "w") as facts:
+            for _ in range(40):
+                facts.write(b" " * (1 << 20))
+    assert (tmp_path / "server.zip").stat().st_size < 1 << 17
+    with one_line("is no whole backup"):
+        put_back(tmp_path / "server.zip", tmp_path / "kit")
 
 
 # ---------------------------------------------------------------------------------------------------- images

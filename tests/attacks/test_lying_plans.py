@@ -276,6 +276,53 @@ def test_a_lead_reads_no_patient_from_why_a_study_stops(tmp_path: Path, capsys: 
     assert "does not know (fewer than 5)" in printed and "(1)" not in printed
 
 
+NAMELESS = [(part, 30 + n, n % 7) for n, part in enumerate(["validation"] * 12 + ["train"] * 16 + ["test"] * 12)]
+
+
+@pytest.mark.parametrize("parts", ["the hospital's", "drawn"])
+def test_no_choice_of_columns_gives_patients_without_names_others(parts: str, tmp_path: Path) -> None:
+    """A line that names no patient is named by what stands in it. By the columns of a plan alone, another order of them
+    moved patients from part to part, and hid that one of them was left out."""
+    rows = [{"age": age, "dose": dose, "outcome": age % 2, "part": part} for part, age, dose in NAMELESS]
+    rows = (
+        rows if parts == "the hospital's" else [{key: row[key] for key in ("age", "dose", "outcome")} for row in rows]
+    )
+    write_table(tmp_path / "data/cases.csv", rows)
+    settings = make_settings({"device": "cpu", "data": str(tmp_path / "data")}, "x")
+
+    def disclosed(study: str, *columns: dict[str, Any]) -> Any:
+        plan = parse_plan({**TABLE, "task": {**TASK, "columns": columns}})
+        return site_of(plan, "a", ["a"], settings, tmp_path / f"{study}/sites/a").participant.disclosure
+
+    one = disclosed("one", {"name": "age"}, {"name": "dose"})
+    other = disclosed("other", {"name": "dose"}, {"name": "age"})
+    fewer = disclosed("fewer", {"name": "dose"}, {"name": "age", "low": 30.5})  # all but the first
+    assert one.patients == other.patients and not one.too_near | other.too_near
+    [part] = fewer.too_near
+    assert len({*one.patients[part]} - {*fewer.patients[part]}) == 1 and not fewer.tells(part)
+
+
+def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: Path) -> None:
+    """Its output was NaN for who is older than asked, and the refusal an exact answer that nobody counted."""
+    rows = [{"patient": f"p{age}", "part": part, "age": age, "outcome": age % 2} for part, age, _ in NAMELESS]
+    write_table(tmp_path / "data/cases.csv", rows)
+    task = {**TASK, "standardise": "none", "columns": [{"name": "age"}]}
+    plan = parse_plan({**TABLE, "task": task, "network": {"name": "mlp", "hidden": [2], "norm": "none"}})
+    settings, told = make_settings({"device": "cpu", "data": str(tmp_path / "data")}, "x"), []
+    for older in (40.5, 41.5, 68.5, 69.5):  # one patient who is validated, none, one who is tested, none
+        site = site_of(plan, "a", ["a"], settings, tmp_path / f"{older}/sites/a")
+        below, bias, last, _ = site.participant.state.model.parameters()
+        with torch.no_grad():  # infinity less infinity, for who is older
+            below.fill_(1e36), bias.fill_(-1e36 * older), last.copy_(torch.tensor([[1e4, -1e4]]))
+        model = {name: value.clone() for name, value in site.participant.state.model.state_dict().items()}
+        for task in ("deliver", "test"):
+            asked = Request(task=task, round=0, study="s", plan=plan.hash, sites=("a",))
+            facts = site.answer(asked.parcel({"model": model} if task == "deliver" else {})).facts
+            told.append({name: facts.get(name) for name in ("validation", "validation_loss", "test", "test_loss")})
+    assert told[0] == told[2] and None not in {told[0]["validation"], told[0]["validation_loss"]}
+    assert told[5] == told[7] and None not in {told[5]["test"], told[5]["test_loss"]}
+
+
 def test_noise_beside_rounding_does_not_tell_whether_a_rounded_score_is_even(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,6 +277,19 @@ def test_rounds_are_counted_and_not_believed(home: Home) -> None:
     site.answer(first)
 
 
+def test_a_round_from_another_state_or_with_fewer_cases_is_another_round(home: Home) -> None:
+    """A server that sends the same model, and has a hospital train in many other ways from it."""
+    home.approve(rounds=1)
+    site, server = home.site(), Server(home.plan)
+    first = server.ask("round", 1)
+    site.answer(first)
+    for told in ({"train_cases": 5}, {"last": 1}):
+        other = StudyMessage(first.groups, {**first.facts, **told})
+        with pytest.raises(Refused, match="answered all 1.*approved of plan"):
+            site.answer(other)
+    site.answer(StudyMessage(first.groups, {**first.facts, "timeout": 60.0}))  # on which no training rests
+
+
 def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.approve()
     home.permission().check()
@@ -450,6 +463,20 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
         other.unlink()
         file.write_text(SETTINGS)
         permission.check()
+    link = home.folder / "local/custom"
+    for name in ("sitecustomize.pyc", "nvflare_more.so"):  # Python imports these, too
+        (link / name).touch()
+        with pytest.raises(Refused, match=f"this hospital's custom/{name} changed since"):
+            permission.check()
+        (link / name).unlink()
+    link.rmdir()
+    link.symlink_to(home.folder.parent)  # a folder of code elsewhere, which NVFlare puts on the path of a job's process
+    with pytest.raises(Refused, match="this hospital's custom changed since"):
+        permission.check()
+    link.unlink()
+    (link / "__pycache__").mkdir(parents=True)
+    (link / "__pycache__/own.cpython-311.pyc").touch()  # Python's own
+    permission.check()
     file.unlink()
     with pytest.raises(Refused, match=r"medsilo.yaml \(missing\) changed since"):
         permission.check()

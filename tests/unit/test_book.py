@@ -259,6 +259,9 @@ def test_groups_near_each_other(book: QueryBudget) -> None:
     assert book.near("data", {**first, "test": [*names[30:], names[30]]}, 5) == {"test"}  # a case more of one patient
     assert book.near("data", {"train": [], "validation": [], "test": names[31:]}, 5) == {"test"}
     assert book.near("other", {**first, "test": names[31:]}, 5) == set()
+    windows = {"test": names[30:] * 2}  # shorter ones: more of each patient
+    assert book.near("data", windows, 5) == set()
+    assert book.near("data", {"test": names[31:] * 3}, 5) == {"test"}  # of everybody, but for one patient
     assert not any(name in (book.folder / "patients.jsonl").read_text() for name in names)
 
 

@@ -14,7 +14,7 @@ from medsilo.check.disclosure import left_in_short
 from medsilo.core.errors import PlanError, Refused
 from medsilo.federation import inprocess
 from medsilo.federation.permission import Permission, is_canary
-from medsilo.plan import load_plan
+from medsilo.plan import load_plan, parse_plan
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.record import Record
 from medsilo.runs.schema import SiteResult
@@ -130,6 +130,9 @@ def test_a_hospital_lets_canaries_in_by_one_line_and_nothing_else() -> None:
     canary = _plan_for(["a"], [])
     assert is_canary(canary)
     assert not is_canary(_plan_for(["a"], ["training.rounds=2"])) and not is_canary(make_plan("fedavg"))
+    values = canary.resolved()
+    begun = {"file": "x.pt", "sha256": "0" * 64, "bytes": 1 << 30}  # which the server would send
+    assert not is_canary(parse_plan({**values, "network": {"name": "tuned", "of": values["network"], "from": begun}}))
     asked = AskingPlan(plan=canary.resolved(), hash=canary.hash, at=0)
     assert asked.is_canary and not AskingPlan(plan={"layers": []}, hash=canary.hash, at=0).is_canary
     where = {"site": "a", "folder": Path("x"), "kit": None}

@@ -112,6 +112,8 @@ def test_a_study_whose_server_died_goes_on_under_the_same_lead(kit: Path) -> Non
     assert (level, what) == ("INFO", "failed") and "1 of 2" in text
     books.server.shutdown = False
     assert after(kit, books) == []  # the new job waits for its hospitals
+    books = Books(job(resumed=-1_000_000))  # a lead wrote it into the job's meta.json, to go on for ever
+    assert after(kit, books) == ["job-1+"] and books.jobs["job-1+"].meta["resumed"] == 1
 
 
 def test_it_goes_on_so_many_times_and_then_somebody_is_told(kit: Path) -> None:

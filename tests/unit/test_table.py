@@ -419,6 +419,9 @@ def test_parquet_is_read_as_csv(hospitals: Path, tmp_path: Path) -> None:
     own = task.site_data("a", SITES, 0, source_of(tmp_path, table="cases.parquet"))
     other = task.site_data("a", SITES, 0, source_of(hospitals))
     assert torch.equal(own.train.inputs, other.train.inputs) and own.test.patients == other.test.patients
+    own = task.site_data("a", SITES, 0, source_of(tmp_path, table="cases.parquet", columns={}))
+    other = task.site_data("a", SITES, 0, source_of(hospitals, columns={}))  # a line's name is all that it holds
+    assert own.train.patients == other.train.patients and "SECRET-0-0" not in own.train.patients
 
 
 def test_settings_that_were_written_out_read_the_same_table(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class Resolution:
     def mean(self, value: float, low: float, high: float) -> float:
         """Return a mean as it is told: a whole number of steps above `low`, and not above `high`."""
         step = self.step(low, high)
-        if not step or not math.isfinite(value):
+        if not step or math.isnan(value):
             return value
         steps = round((min(max(value, low), high) - low) / step)
         return min(float(f"{low + steps * step:.12g}"), high)

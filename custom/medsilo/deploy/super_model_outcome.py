@@ -15,7 +15,7 @@ from medsilo.core.rounding import Resolution
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.core.text import plain
 from medsilo.deploy.supermodel import GLOBAL, THRESHOLDS, Origin, Rule, SuperModel, Tuning, assemble, tune
-from medsilo.learning.loop import refuse_nan
+from medsilo.learning.loop import as_scored
 from medsilo.models.network import Network
 from medsilo.runs import paths
 from medsilo.runs.messages import MessageFacts
@@ -104,7 +104,7 @@ class SuperModelOutcome(Outcome):
         common, selector = (end.modules[name].state_dict() for name in ("global", "selector"))
         model = self._assemble(end.plan, end.modules, common, personal, selector)
         model.save(end.folder / paths.SUPER_MODEL)
-        answer = self._score(model.to(end.compute.device), end)
+        answer = self._score(_scorable(model, end, "validation"), end)
         if "validation" in end.suppressed:
             return {"chosen": {}, "sums": [0.0] * len(answer["sums"])}
         return _coarse(answer, end.task.goal.metric_range, end.resolution["validation"])
@@ -120,7 +120,7 @@ class SuperModelOutcome(Outcome):
         if found.threshold is not None:
             settled.threshold = found.threshold
         settled.save(end.folder / paths.SUPER_MODEL)
-        return Counting(settled).to(end.compute.device)
+        return Counting(_scorable(settled, end, "test"))
 
     def after_test(self, end: SiteEnd, model: nn.Module) -> Facts:
         assert isinstance(model, Counting)
@@ -131,17 +131,14 @@ class SuperModelOutcome(Outcome):
         """Count how often each model is chosen, and where there is a threshold to be found, sum the score for each that
         is tried. Two passes over the cases, however many are tried."""
         chosen: Counter[str] = Counter()
-        sums = dict.fromkeys(THRESHOLDS, 0.0)
+        sums, of_patients = dict.fromkeys(THRESHOLDS, 0.0), not end.resolution["validation"].exact
         for inputs, targets in end.validation():
             end.stop()
             with end.compute.cast():
                 output, names, confidence = model.answer(inputs)
                 common = model.expert(GLOBAL)(inputs) if model.rule == "threshold" else output
-            refuse_nan(output)
-            refuse_nan(common)
-            by_choice, by_all = (
-                end.task.goal.case_scores(scores.float(), targets).double() for scores in (output, common)
-            )
+            told = (as_scored(own.float(), of_patients) for own in (output, common))
+            by_choice, by_all = (end.task.goal.case_scores(own, targets).double() for own in told)
             chosen.update(names)
             for threshold in THRESHOLDS:
                 sums[threshold] += float(torch.where(confidence > threshold, by_choice, by_all).sum())
@@ -226,6 +223,13 @@ class SuperModelOutcome(Outcome):
         origin = Origin(plan, self.selector(modules["model"]))
         sites = plan.participation.sites
         return assemble(origin, common, personal, selector, threshold, sites=sites, rule=self.rule)
+
+
+def _scorable(model: SuperModel, end: SiteEnd, part: Part) -> SuperModel:
+    """Return a super model whose selector, too, stops no study by a single patient of a part."""
+    if not end.resolution[part].exact:
+        model.selector.register_forward_hook(lambda layer, inputs, output: as_scored(output, True))
+    return model.to(end.compute.device)
 
 
 def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) -> Facts:

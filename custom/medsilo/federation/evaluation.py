@@ -17,7 +17,7 @@ from medsilo.federation.site_context import SiteContext
 from medsilo.learning.compute import Compute, Stop
 from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.layers import judges_by_batch
-from medsilo.learning.loop import batches, evaluate, refuse_nan
+from medsilo.learning.loop import as_scored, batches, evaluate
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.query_budget import PARTS
@@ -60,7 +60,7 @@ class Evaluation:
         own = measuring(_ordered(part, order)) if measuring else None
 
         def measure(output: Tensor, target: Tensor) -> Measures:
-            refuse_nan(output)  # argmax makes a class of NaN, too
+            output = as_scored(output, self.protected)
             found = own(output, target) if own else {goal.metric: goal.case_scores(output, target)}
             return {**found, LOSS: goal.case_losses(output, target)} if self.protected else found
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,10 +69,11 @@ class FileSupply:
         if not lacking:
             return missing
         self.sent |= set(lacking)
-        files = {
+        kept = {file: (str(weight_cache.find(file, size)), size) for file, size in self.files.items()}
+        files = {  # their bytes stay on the disk until they are sent
             f"{file}.{number}": piece
-            for file, size in self.files.items()
-            for number, piece in enumerate(_content(weight_cache.find(file, size), size).split(PIECE))
+            for file, (path, size) in kept.items()
+            for number, piece in enumerate(torch.from_file(path, False, size, dtype=torch.uint8).split(PIECE))
         }
 
         def going(site: str) -> StudyMessage:
@@ -82,8 +82,3 @@ class FileSupply:
 
         again = self.inner.ask(lacking, going, receive, timeout)
         return {**{site: gone for site, gone in missing.items() if site not in lacking}, **again}
-
-
-def _content(path: Path, size: int) -> torch.Tensor:
-    """Return a file's bytes, which stay on the disk until they are sent."""
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)

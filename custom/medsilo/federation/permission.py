@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from medsilo.core import optional
-from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.errors import Refused
 from medsilo.federation.protection import book_of
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
@@ -22,9 +22,9 @@ LOOK = 1.0  # seconds between two looks at whether a decision has changed
 
 
 def is_canary(plan: "Plan") -> bool:
-    """Return whether a plan is a canary: one round on synthetic data, of medsilo's own code alone."""
+    """Return whether a plan is a canary: one round on synthetic data, of medsilo's own code and no files."""
     named = [layer.name for layer in plan.layers]
-    return plan.task.synthetic and plan.rounds == 1 and named == [CANARY] and not plan.packages
+    return plan.task.synthetic and plan.rounds == 1 and named == [CANARY] and not (plan.packages or plan.network.files)
 
 
 class Permission:
@@ -57,8 +57,8 @@ class Permission:
 
         decision = self.check(asked.sites, asked.round)
         if self.approvals and decision and decision.limits.rounds and asked.task == "round":
-            given = StudyMessage(parcel.groups, {"study": asked.study, "round": asked.round})
-            self.approvals.count(decision, digest_of(given)[:32])  # asking the same again is no other round
+            own = asked.model_dump(include={"study", "round", "last", "train_cases"})  # on what training rests
+            self.approvals.count(decision, digest_of(StudyMessage(parcel.groups, own))[:32])  # the same is no other
         reply = self.inner.answer(parcel, look)
         self.check(asked.sites, asked.round)  # the last thing before it leaves
         return reply
@@ -71,10 +71,7 @@ class Permission:
             self.accepted.check()
         if self.approvals is None:
             return None
-        try:
-            decision = self.approvals.last(self.place.asked.hash)
-        except MedsiloError as error:
-            raise Refused(str(error), private=error.private) from error
+        decision = self.approvals.last(self.place.asked.hash)
         if decision is None:
             self._keep()
             raise Refused(self._refusal(f"has not approved {plan}"))

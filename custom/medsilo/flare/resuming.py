@@ -60,7 +60,7 @@ class Ended:
     @property
     def times(self) -> int:
         """Return how often the study went on by itself."""
-        return int(self.job.meta.get(TIMES, 0))
+        return max(int(self.job.meta.get(TIMES, 0)), 0)  # a lead wrote the first job's meta
 
     @property
     def turn(self) -> str:

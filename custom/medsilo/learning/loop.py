@@ -13,6 +13,8 @@ from medsilo.core.errors import Refused
 from medsilo.learning.compute import Case, Compute, LossFunction, Stop
 from medsilo.learning.drawn import ChangedBatches, DrawnCases
 
+FURTHEST = 1e15  # from 0, of an output that is scored: sums and squares of such numbers are finite
+
 ObjectiveFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
 Closure = Callable[[], Tensor]  # computes gradients, returns the loss
 Step = Callable[[Optimizer, Closure], Tensor]  # changes the weights by one mini-batch
@@ -150,13 +152,20 @@ def train_epoch(
     return float(total / cases)
 
 
-def refuse_nan(output: Tensor) -> None:
-    """Raise Refused where a network's output is no number, so that nothing is scored by it."""
-    if bool(output.isnan().any()):
+def as_scored(output: Tensor, of_patients: bool) -> Tensor:
+    """Return a network's output as it is scored; raises Refused where it is no number.
+
+    of_patients: their answers leave rounded, and a study that stops would tell exactly whether there is one whom a
+    crafted model answers with NaN. So what is no number counts as 0 there, and what is infinite as a large one.
+    """
+    if of_patients:
+        return output.nan_to_num().clamp(-FURTHEST, FURTHEST)
+    if bool(output.isnan().any()):  # of which argmax makes a class, too
         raise Refused(
             "the model's output is NaN, so it is not scored; lower training.learning_rate, or the server's step if "
             "the plan has one"
         )
+    return output
 
 
 @torch.no_grad()

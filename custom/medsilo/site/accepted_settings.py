@@ -5,8 +5,8 @@ import os
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from importlib.machinery import all_suffixes
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -19,11 +19,8 @@ from medsilo.site.kit import KitFiles
 from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import SiteSettings
 
-if TYPE_CHECKING:  # settings that promise nothing are not signed
-    from medsilo.site.signing import UseKey
-
 REMEMBERED = "accepted-settings.json"  # in the kit
-READ = (".yaml", ".json", ".default", ".py")  # ends of files that medsilo or NVFlare read in local/, code among them
+READ = (".yaml", ".json", ".default", *all_suffixes())  # of files that medsilo or NVFlare read in local/, or import
 BESIDE = "startup/*__*resources.json"  # NVFlare takes components from these, too
 LARGEST_FILE = 1 << 20  # bytes of each of these files
 REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --accept"
@@ -45,16 +42,12 @@ class AcceptedSettings:
     def __init__(self, kit: KitFiles) -> None:
         self.file, self.local, self._kit = kit.kit / REMEMBERED, kit.kit / "local", kit
 
-    @property
-    def _key(self) -> "UseKey":
-        return self._kit.key_for("settings")
-
     def check(self) -> str:
         """Return since when the settings stand, nothing where none are remembered; raises Refused where they differ."""
         if not self.file.exists():
             return ""
         try:
-            remembered = optional.read_own(self.file, _SettingsRecord, self._key)
+            remembered = optional.read_own(self.file, _SettingsRecord, self._kit.key_for("settings"))
         except MedsiloError as error:
             raise Refused(
                 f"this hospital's {REMEMBERED} is damaged or not signed by its key, so nothing runs; {REMEDY}",
@@ -76,20 +69,27 @@ class AcceptedSettings:
             self.file.unlink(missing_ok=True)
             return ""
         accepted = _SettingsRecord(files=self._now(), at=int(time.time()))
-        optional.write_signed(self.file, accepted, self._key)
+        optional.write_signed(self.file, accepted, self._kit.key_for("settings"))
         return moment(accepted.at)
 
     def _now(self) -> Mapping[str, str]:
         try:
             found = [*self.local.rglob("*"), *self.local.parent.glob(BESIDE)]
-            read = [path for path in found if path.suffix in READ and path.is_file()]
-            there = {os.path.relpath(path, self.local): read_bounded(path, LARGEST_FILE) for path in read}
-            return {name: hashlib.sha256(content).hexdigest() for name, content in there.items()}
+            there = {os.path.relpath(path, self.local): _content(path) for path in found}
+            return {name: hashlib.sha256(own).hexdigest() for name, own in there.items() if own is not None}
         except (OSError, ValueError) as error:
             raise Refused(
                 f"this hospital's settings cannot be read ({type(error).__name__}), so nothing runs; see to local/",
                 private=str(error),
             ) from error
+
+
+def _content(path: Path) -> bytes | None:
+    """Return what must not change of a file, or of a link to a folder, where it leads; None of what nobody reads."""
+    if path.is_symlink() and path.is_dir():
+        return bytes(path.readlink())
+    is_read = path.suffix in READ and path.parent.name != "__pycache__" and path.is_file()
+    return read_bounded(path, LARGEST_FILE) if is_read else None
 
 
 def check_there(local: Path) -> None:

@@ -159,13 +159,13 @@ class Approvals:
 
     # ------------------------------------------------------------------ decisions
     def decisions(self) -> tuple[Decision, ...]:
-        """Return all decisions in their order; raises MedsiloError where the file is not as this key signed it."""
+        """Return all decisions in their order; raises Refused where the file is not as this key signed it."""
         if not self.file.exists():
             return ()
         try:
             return read_own(self.file, _Register, self._key).decisions
         except MedsiloError as error:
-            raise MedsiloError(
+            raise Refused(
                 f"this hospital's approvals are damaged or not signed by its key, so none counts; {MADE_ANEW}",
                 private=f"{self.file}: {error}",
             ) from error

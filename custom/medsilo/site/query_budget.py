@@ -31,7 +31,7 @@ KEY, ANSWERS, PATIENTS, PLACES = "key", "answers.jsonl", "patients.jsonl", "part
 LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds that another process may hold the lock
 MARK = 16  # hexadecimal digits that stand for a patient
-Marks = frozenset[str]  # of the patients of one part, each with the number of its cases
+Marks = tuple[frozenset[str], frozenset[str]]  # of one part's patients, each with the number of its cases, and alone
 
 
 @dataclass(frozen=True)
@@ -150,17 +150,17 @@ class QueryBudget:
         key = self.key()
         marks = {part: _marks(key, data, names) for part, names in parts.items()}
         with self._locked.alone():
-            known = {frozenset(line.get("marks", ())) for line in self._lines(PATIENTS)}
+            lines = self._lines(PATIENTS)
+            known = {(frozenset(line.get("marks", ())), frozenset(line.get("patients", ()))) for line in lines}
             found: set[DataPart] = set()
             for part, own in marks.items():
-                if not own:
+                if not parts[part]:
                     continue
-                # Who makes the difference stands in one of two groups, or in both with other cases.
-                if any(0 < max(len(own - other), len(other - own)) < least for other in known):
+                if any(_are_near(own, other, least) for other in known):
                     found.add(part)
                 elif own not in known:
                     known.add(own)
-                    self._add(PATIENTS, {"marks": sorted(own)})
+                    self._add(PATIENTS, {"marks": sorted(own[0]), "patients": sorted(own[1])})
         return found
 
     # ------------------------------------------------------------------ answers
@@ -273,9 +273,17 @@ class QueryBudget:
 
 
 def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
-    """Patients with the number of their cases, so that nobody who reads the file finds a name in it."""
-    told = (f"{data}\x1f{name}\x1f{number}" for name, number in Counter(names).items())
-    return frozenset(_mark(key, text) for text in told)
+    """Patients with the number of their cases, and without, so that nobody who reads the file finds a name in it."""
+    counted = Counter(f"{data}\x1f{name}" for name in names)
+    return (
+        frozenset(_mark(key, f"{name}\x1f{number}") for name, number in counted.items()),
+        frozenset(_mark(key, name) for name in counted),
+    )
+
+
+def _are_near(one: Marks, other: Marks, least: int) -> bool:
+    """Return whether few make the difference of two groups, in which a plan may give everybody other cases, too."""
+    return any(0 < max(len(own - its), len(its - own)) < least for own, its in zip(one, other, strict=True))
 
 
 def _mark(key: bytes, text: str) -> str:

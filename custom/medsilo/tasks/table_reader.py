@@ -1,11 +1,12 @@
 """Read a table of a hospital line by line, CSV, Parquet or what pandas reads: bounded, believing nothing of it."""
 
 import csv
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
 from zipfile import ZipFile
@@ -63,6 +64,8 @@ class TableReader:
     uneven: list[str] = field(default_factory=list)  # lines with another number of cells than the first
     long: list[str] = field(default_factory=list)  # lines with a cell that is too long
     coding: str = ""  # in which the letters of a CSV file are written
+    named_by: str = ""  # the column that says whose a line is; where a table lacks it, the whole line does
+    nameless: bool = False  # whether it does
 
     def add(self, place: str, cells: Sequence[str]) -> None:
         """Take a line, unless a cell is too long."""
@@ -99,11 +102,19 @@ class TableReader:
         self.columns = _of(head, needed, besides)
         spelt = spelling(head)
         places = [head.index(str(spelt(name))) for name in self.columns]
+        self.nameless = self.lacks_names(head)
+        if self.nameless:  # whichever of its columns a plan reads, and in what order, a line keeps its name
+            self.columns[self.named_by] = len(places)
         for place, cells in lines:
             if len(cells) != len(head):
                 self.uneven.append(place)
             else:
-                self.add(place, [cells[own] for own in places])
+                name = [_digest(head, cells)] if self.nameless else []
+                self.add(place, [cells[own] for own in places] + name)
+
+    def lacks_names(self, head: Sequence[str]) -> bool:
+        """Return whether none of these columns says whose a line is, where that is asked."""
+        return bool(self.named_by) and spelling(head)(self.named_by) is None
 
     @classmethod
     def first_lines(cls, path: Path, most: int) -> list[list[str]]:
@@ -116,6 +127,12 @@ class TableReader:
 
 
 ENDINGS = (*TableReader.PLAIN, *OFFICE)
+
+
+def _digest(head: Sequence[str], cells: Sequence[str]) -> str:
+    """Return what only lines that are alike have in common, wherever a table has its columns."""
+    told = (composed(cell.strip()) for _, cell in sorted(zip(head, cells, strict=True)))
+    return hashlib.sha256("\x1f".join(told).encode()).hexdigest()[:32]
 
 
 @contextmanager
@@ -201,16 +218,17 @@ def _parquet(sheet: TableReader, path: Path, needed: Mapping[str, str], besides:
         ):
             raise DataError(TableReader.TOO_MANY)
         head = [composed(name.strip()) for name in file.schema_arrow.names]
-        sheet.columns = _of(head, needed, besides)
         own = {composed(name.strip()): name for name in file.schema_arrow.names}
-        spelt = spelling(head)
-        names = [own[str(spelt(name))] for name in sheet.columns]
-        number = 0
-        for batch in file.iter_batches(4096, columns=names):
-            columns = [batch.column(name).to_pylist() for name in names]
-            for cells in zip(*columns, strict=True):
-                number += 1
-                sheet.add(f"row {number}", [_text(cell) for cell in cells])
+        spelt, asked = spelling(head), _of(head, needed, besides)
+        read = [*own] if sheet.lacks_names(head) else [str(spelt(name)) for name in asked]
+        names = [own[name] for name in read]
+        batches = (
+            zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+            for batch in file.iter_batches(4096, columns=names)
+        )
+        rows = enumerate(chain.from_iterable(batches), 1)
+        lines = ((f"row {number}", [_text(cell) for cell in cells]) for number, cells in rows)
+        sheet._take(read, lines, needed, besides)
     except (ArrowException, OSError, ValueError) as error:
         raise DataError("the table can't be read as Parquet; export it again", f"{path}: {error}") from error
 

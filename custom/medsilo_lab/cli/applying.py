@@ -59,12 +59,7 @@ def _say_score(screen: Console, run: Path | None, site: str) -> None:
     if run is None or not (run / paths.SUMMARY).is_file():
         return
     summary = read_summary(run)
-    tested = (
-        {**summary.sites, **summary.evaluation_sites}[site].test
-        if site in {**summary.sites, **summary.evaluation_sites}
-        else None
-    )
-    score = (tested or {}).get(summary.metric) if site else summary.pooled_test
+    score = summary.score(site) if site else summary.pooled_test
     if score is not None:
         screen.say(f"this model's test score: {score:.2f} ({summary.metric})")
 

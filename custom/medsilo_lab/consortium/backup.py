@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from medsilo.core.errors import MedsiloError, reading
-from medsilo.core.files import make_folder, replacing, write_json, write_text
+from medsilo.core.files import make_folder, read_bounded, replacing, write_json, write_text
 from medsilo.core.text import is_safe_name
 from medsilo.core.yaml_text import dump_yaml, read_yaml
 from medsilo.flare.leftovers import JOB, storage_of, studies_of
@@ -199,7 +199,7 @@ def _unpacked(file: Path, place: Path) -> Backup:
             archive.extractall(place)
             for one in inside:
                 (place / one.filename).chmod(one.external_attr >> 16 & 0o700 | 0o600)
-            kept = Backup.model_validate_json(archive.read(FACTS))
+            kept = Backup.model_validate_json(read_bounded(place / FACTS, 1 << 24))
             if kept.files != len(archive.namelist()) - 1 or not (place / KIT / "startup").is_dir():
                 raise ValueError("files are missing")
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, NotImplementedError, EOFError) as error:

@@ -287,12 +287,11 @@ def status(kit: Path, job_id: str | None = None) -> State:
     """Return who is there and what runs, or one job."""
     with connected(kit) as session:
         info = session.get_system_info()
+        here = heard_lately(info)
         if job_id:
             job = session.get_job_meta(job_id)
-            here = heard_lately(info)
             one = _job_state(job, _waits(session, job_id, job["status"], here) or tuple(obstacles(job)))
             return State((one,), hospitals=_hospitals(session, info, [one]) if one.status == "RUNNING" else ())
-        here = heard_lately(info)
         listed = session.list_jobs(detailed=True, reverse=True, limit=20)
         jobs = tuple(_job_state(job, _waits(session, job["job_id"], job["status"], here)) for job in listed)
         since = datetime.fromtimestamp(info.server_info.start_time, UTC)

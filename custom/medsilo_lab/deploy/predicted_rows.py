@@ -41,7 +41,7 @@ def _predicted(asked: Predictor, task: PatientTable, path: Path, scales: Scales)
     found: dict[str, Row] = {place: {"error": problem.what} for problem in refused for place in problem.private}
     inputs = task.finished(rows.as_read, scales)
     found |= dict(zip(rows.inputs, asked.answers(inputs, task.target), strict=True))
-    patients = {entry.name: entry.patient for entry in rows.listing.entries if rows.names_patients}
+    patients = {entry.name: entry.patient for entry in rows.listing.entries if rows.listing.patients_named}
     for place in sorted(found, key=_number):
         yield {"table": path.name, "line": _number(place), "patient": patients.get(place), **found[place]}
 

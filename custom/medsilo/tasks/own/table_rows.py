@@ -1,6 +1,5 @@
 """The lines of a hospital's own table, CSV or Parquet, as cases. Only a site imports this."""
 
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -130,7 +129,7 @@ class TableRows:
         needed = {own: name for name, own in called.items()}
         if "patient" in source.columns:
             needed[self.roles["patient"]] = "patient"
-        sheet = TableReader().read(path, needed, tuple(self.roles.values()))
+        sheet = TableReader(named_by=self.roles["patient"]).read(path, needed, tuple(self.roles.values()))
         numbers = [one.name for one in task.columns if not one.levels and one.name in called]
         if self.outcome and task.kind != "classification":
             numbers.append(task._outcomes[0])
@@ -139,7 +138,6 @@ class TableRows:
             texts = without_thousands(name, [cells[own] for _, cells in sheet.lines], source.decimal)
             for (_, cells), text in zip(sheet.lines, texts, strict=True):
                 cells[own] = text
-        self.names_patients = self.roles["patient"] in sheet.columns
         for place, cells in sheet.lines:
             self._take(place, dict(zip(sheet.columns, cells, strict=True)), called)
         self._tell(sheet)
@@ -168,7 +166,7 @@ class TableRows:
     def _take(self, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
         """Read one line, or note why it can't be."""
         task, (of_patient, of_part, of_site) = self.task, self.roles.values()
-        patient = cells.get(of_patient) or ("" if of_patient in cells else _name_of(cells))
+        patient = cells[of_patient]
         if not patient or patient in self.missing:
             return self._note("left out", "lines have no patient; fill in the column", place)
         inputs: list[float] = []
@@ -246,11 +244,6 @@ class TableRows:
         for (severity, what), places in self.wrong.items():
             self.listing.add(severity, what, places)
         tell_sheet(self.listing, sheet)
-        if self.listing.entries and not self.names_patients:
+        if self.listing.entries and sheet.nameless:
             self.listing.patients_named = False
             self.listing.problems.append(Problem("note", ALONE, len(self.listing.entries)))
-
-
-def _name_of(cells: Mapping[str, str]) -> str:
-    """Return what stands for a line that names no patient: the same wherever the line stands."""
-    return hashlib.sha256("\x1f".join(cells.values()).encode()).hexdigest()[:32]
