@@ -11,9 +11,10 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
+from medsilo.core.errors import MedsiloError
 from medsilo.flare import admission
 from medsilo.flare.admission import KnownHospitals
-from medsilo.runs import event_reading
+from medsilo.runs import event_reading, paths
 from medsilo.runs.events import SILENCE
 from medsilo_lab.consortium import lead
 from tests.unit.test_provision import kits_of
@@ -78,3 +79,17 @@ def test_a_hospital_whose_heartbeats_end_is_not_connected() -> None:
     clients.append(SimpleNamespace(name="c", last_connect_time=9e9 - SILENCE))
     assert lead.heard_lately(SimpleNamespace(client_info=clients)) == {"a", "b"}  # type: ignore[arg-type]
     assert lead.heard_lately(SimpleNamespace(client_info=[])) == set()  # type: ignore[arg-type]
+
+
+def test_a_run_whose_list_of_jobs_is_empty_is_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / paths.JOBS).touch()
+    asked = list[str]()
+
+    @contextmanager
+    def connected(kit: Path) -> Any:
+        yield SimpleNamespace(get_job_meta=lambda job: asked.append(job) or {"status": lead.COMPLETED})
+
+    monkeypatch.setattr(lead, "connected", connected)
+    with pytest.raises(MedsiloError, match="nothing to resume"):
+        lead.resume(str(tmp_path), Path("kit"), print)
+    assert asked == [str(tmp_path)]

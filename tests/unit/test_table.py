@@ -298,6 +298,14 @@ def test_a_patients_share_of_the_pairs_decides_how_finely_it_is_told() -> None:
         assert task.goal.sway(cases, names) == pytest.approx(min(1, most / len(pairs)) if pairs else 1)
 
 
+def test_a_plan_writes_no_formula_into_predictions() -> None:
+    """They are opened in programs for tables, and a lead chose the names of classes."""
+    assert plan_of(labels=["-1", "+1", "3.5"]).task.labels == ("-1", "+1", "3.5")
+    for name in ("=1+1", "@SUM(A1)", "+cmd", "-2+3+cmd|' /C calc'!A0"):
+        with pytest.raises(PlanError, match="task.labels"):
+            plan_of(labels=["no", name])
+
+
 def test_one_output_is_the_second_classes_score() -> None:
     task = plan_of().task
     output, target = torch.tensor([[0.7], [-0.2]]), torch.tensor([1, 1])

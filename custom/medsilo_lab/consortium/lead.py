@@ -212,7 +212,8 @@ def resume(run: str, kit: Path, say: Say) -> str:
 
     The new job is a clone of the old one, and the server knows by that which study's checkpoint to take.
     """
-    job_id = Path(run, paths.JOBS).read_text().split()[-1] if Path(run, paths.JOBS).exists() else run
+    led = Path(run, paths.JOBS).read_text().split() if Path(run, paths.JOBS).exists() else []
+    job_id = led[-1] if led else run
     with connected(kit) as session:
         job = session.get_job_meta(job_id)
         if job["status"] == COMPLETED:

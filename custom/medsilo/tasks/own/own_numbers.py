@@ -16,6 +16,8 @@ from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.shares import as_tuple
 
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
+# A program for tables would take some letters at the beginning for a formula.
+ClassName = Annotated[Text, Field(pattern=r"^([^=@+\-].*|[+\-]?[0-9.]+)$")]
 LARGEST = 1e9
 MOST_COLUMNS = 5000
 
@@ -115,7 +117,7 @@ class Standardised(OwnData):
     scaled: ClassVar = staticmethod(scaled)
     from_training_cases: ClassVar = staticmethod(from_training_cases)
 
-    labels: tuple[Text, ...] = Field(
+    labels: tuple[ClassName, ...] = Field(
         ("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
     )
     standardise: Standardise = Field(
