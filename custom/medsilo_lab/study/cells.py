@@ -138,7 +138,7 @@ def cells_of(
     folds: int | None = None,
 ) -> list[Cell]:
     """All cells, seed by seed and fold by fold; a wrong plan is an error before anything starts."""
-    folders = [_folder_name(row.title) for row in rows]
+    folders = ["".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in row.title) for row in rows]
     twice = next((row.title for row, name in zip(rows, folders, strict=True) if folders.count(name) > 1), None)
     if twice is not None:
         raise PlanError(f"two rows are called {twice!r}; give each a title of its own")
@@ -235,10 +235,6 @@ def _discard(cell: Cell) -> None:
     """Remove a run of this very plan that did not end and can't go on; a folder that is no run's stays as it is."""
     if (cell.folder / paths.PLAN).exists():
         shutil.rmtree(cell.folder, ignore_errors=True)
-
-
-def _folder_name(title: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in title)
 
 
 def base_plan() -> dict[str, Any]:
