@@ -227,7 +227,8 @@ def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
     below = _below(items)
     if len(below) < 2 or any("/" in name for inner in below.values() for name in inner):
         return None
-    endings = Counter(_ending(name, top) for top, inner in below.items() for name in inner)
+    known = [(name, top) for top, inner in below.items() for name in inner]  # with a star for the folder's name
+    endings = Counter(f"*{name.removeprefix(top)}" if name.startswith(top) else name for name, top in known)
     regular = [ending for ending, count in endings.items() if count >= REGULAR * len(below)]
     labels = [ending for ending in regular if _word(ending) in LABEL_WORDS]
     images = sorted(ending for ending in regular if ending not in labels)
@@ -237,11 +238,6 @@ def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
     distinct = channels if len(set(channels)) == len(channels) else tuple(f"channel-{n}" for n in range(len(images)))
     patterns = tuple(f"*/{ending}" for ending in images)
     return FolderLayout("a folder for each case", patterns, f"*/{labels[0]}", distinct)
-
-
-def _ending(name: str, folder: str) -> str:
-    """Return a file's name with a star for the name of its folder."""
-    return f"*{name.removeprefix(folder)}" if name.startswith(folder) else name
 
 
 def _word(ending: str) -> str:
