@@ -25,6 +25,7 @@ from medsilo.tasks.table_reader import TableReader
 
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
 ALIKE = "lines are alike in every column and count as one patient; name the patient, or remove what is a copy"
+CODE = "lines have the same negative number of {!r}, as registries write 'not known'; if so, add it to data.missing"
 ALONE = (
     "every line counts as a patient of its own; if a patient has several, say which column names the patient "
     "(data.columns.patient)"
@@ -139,6 +140,9 @@ class TableRows:
             texts = without_thousands(name, [cells[own] for _, cells in sheet.lines], source.decimal)
             for (_, cells), text in zip(sheet.lines, texts, strict=True):
                 cells[own] = text
+            below = {place: text for (place, _), text in zip(sheet.lines, texts, strict=True) if text.startswith("-")}
+            if {*map(TableReader.level, below.values())} - self.missing in ({"-9"}, {"-99"}, {"-999"}):
+                self.wrong["note", CODE.format(name)] = [place for place in below if below[place] not in self.missing]
         self.names_patients = self.roles["patient"] in sheet.columns
         for place, cells in sheet.lines:
             self._take(place, dict(zip(sheet.columns, cells, strict=True)), called)
@@ -168,7 +172,7 @@ class TableRows:
     def _take(self, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
         """Read one line, or note why it can't be."""
         task, (of_patient, of_part, of_site) = self.task, self.roles.values()
-        patient = cells.get(of_patient) or ("" if of_patient in cells else _name_of(cells))
+        patient = cells.get(of_patient, hashlib.sha256("\x1f".join(cells.values()).encode()).hexdigest()[:32])
         if not patient or patient in self.missing:
             return self._note("left out", "lines have no patient; fill in the column", place)
         inputs: list[float] = []
@@ -249,8 +253,3 @@ class TableRows:
         if self.listing.entries and not self.names_patients:
             self.listing.patients_named = False
             self.listing.problems.append(Problem("note", ALONE, len(self.listing.entries)))
-
-
-def _name_of(cells: Mapping[str, str]) -> str:
-    """Return what stands for a line that names no patient: the same wherever the line stands."""
-    return hashlib.sha256("\x1f".join(cells.values()).encode()).hexdigest()[:32]
