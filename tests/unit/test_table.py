@@ -171,6 +171,22 @@ def test_a_code_for_not_known_is_noted_where_it_would_be_a_number(tmp_path: Path
     assert not any("negative" in p.what for p in survey_of(tmp_path))
 
 
+def test_a_line_of_totals_is_no_patient(tmp_path: Path) -> None:
+    """Its sum was an input a hundred times too large; or, beside empty cells, an outcome of nobody."""
+    rows = lines()
+    totals = [[patient, age, sex, *rows[0][3:]] for patient, age, sex in (("Summe", 2000, "M"), ("P", "", ""))]
+    write(tmp_path, rows + totals)
+    survey = plan_of().task.survey("a", SITES, 0, source_of(tmp_path))
+    assert sum(part.cases for part in survey.parts.values()) == 30
+    mean = plan_of(missing="mean").task.survey("a", SITES, 0, source_of(tmp_path))
+    assert sum(part.cases for part in mean.parts.values()) == 30
+    left = {p.what.partition(";")[0]: p.private for p in mean.problems if p.severity == "left out"}
+    assert left == {
+        "lines have no patient, or are totals": ("line 32",),
+        "lines have no value in any column that is read": ("line 33",),
+    }
+
+
 def test_points_between_thousands_are_read_where_a_column_shows_what_they_are(tmp_path: Path) -> None:
     """Beside a decimal comma 1.365,5 was no number, and 1.365 silently 1.365."""
     plain, german = lines(), lines()

@@ -23,6 +23,7 @@ from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import concordant_pairs
 from medsilo.tasks.table_reader import TableReader
 
+TOTALS = frozenset(("total", "sum", "mean", "summe", "gesamt", "mittelwert", "somme", "moyenne", "suma", "totale"))
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
 ALIKE = "lines are alike in every column and count as one patient; name the patient, or remove what is a copy"
 CODE = "lines have the same negative number of {!r}, as registries write 'not known'; if so, add it to data.missing"
@@ -173,8 +174,8 @@ class TableRows:
         """Read one line, or note why it can't be."""
         task, (of_patient, of_part, of_site) = self.task, self.roles.values()
         patient = cells.get(of_patient, hashlib.sha256("\x1f".join(cells.values()).encode()).hexdigest()[:32])
-        if not patient or patient in self.missing:
-            return self._note("left out", "lines have no patient; fill in the column", place)
+        if not patient or patient in self.missing or patient.casefold() in TOTALS:
+            return self._note("left out", "lines have no patient, or are totals; fill it in, or remove them", place)
         inputs: list[float] = []
         for column in task.columns:
             if column.name not in called:
@@ -195,6 +196,8 @@ class TableRows:
                 return self._refuse(column, place)
             inputs += values
         if self.outcome:
+            if all(map(math.isnan, inputs)):
+                return self._note("left out", "lines have no value in any column that is read; fill them in", place)
             texts = [cells[called[name]] for name in task._outcomes]
             if (outcome := self._outcome(texts, place)) is None:
                 return None
