@@ -328,6 +328,7 @@ class _Targets:
         self.known = isinstance(kind, KNOWN) if goal else True  # whether a target is one number for a case or a place
         self.classes = self.known and not (isinstance(kind, Regression) if goal else kind == "regression")
         self.axis = False
+        self.columns: list[Any] = []  # the inputs of frames, in the order of the first
 
     def of(self, values: Any, shape: Sequence[int], cases: int = 0) -> Tensor:
         """Return targets: of one case, or where `cases` is 1 of all. shape: of one case's input.
@@ -413,8 +414,11 @@ def _parts(given: Any, site: str, targets: _Targets) -> SiteData:
 def _cases(given: Any, targets: _Targets) -> Dataset:
     if hasattr(given, "columns"):
         inputs = given.drop(columns=[name for name in (LABEL, PATIENT) if name in given.columns])
+        targets.columns = targets.columns or [*inputs.columns]
+        if other := {*inputs.columns} ^ {*targets.columns}:
+            raise ValueError(f"column {min(map(str, other))!r} is not in all frames")
         patients = [given[PATIENT]] if PATIENT in given.columns else []
-        given = (inputs.to_numpy(np.float32), given[LABEL].to_numpy(), *patients)
+        given = (inputs[targets.columns].to_numpy(np.float32), given[LABEL].to_numpy(), *patients)
     if not isinstance(given, tuple):
         return _Read(given, targets)
     inputs, labels, *patients = given

@@ -387,6 +387,14 @@ def test_frames_and_arrays_are_sites_too() -> None:
     arrays = (frame[list("abcd")].to_numpy(), frame["label"].to_numpy(), Windows(1).patients)
     runs = [medsilo.run(sites={"a": one}, device="cpu", changes={"training.rounds": 1}) for one in (frame, arrays)]
     assert runs[0].summary.mean_test == runs[1].summary.mean_test and runs[0].plan.hash == runs[1].plan.hash
+    turned = {"a": frame, "b": frame[["patient", "d", "b", "label", "a", "c"]]}  # as another hospital exports it
+    alike, same = (
+        medsilo.run(sites=own, device="cpu", changes={"training.rounds": 1})
+        for own in (turned, {"a": frame, "b": frame})
+    )
+    assert alike.summary.sites["b"].test == same.summary.sites["b"].test, "columns count by their names"
+    with pytest.raises(MedsiloError, match="'c' is not in all frames"):
+        medsilo.run(sites={"a": frame, "b": frame.drop(columns="c")}, device="cpu")
     volumes = (torch.rand(9, 1, 16, 16), torch.rand(9, 16, 16).round())
     small = medsilo.run(task="segmentation", sites={"a": volumes}, device="cpu", changes={"training.rounds": 1})
     assert small.summary.metric == "dice" and small.plan.network.name == "unet"

@@ -652,7 +652,15 @@ def real_pixels_of(path: Path) -> None:
     path.with_suffix(".tiff").rename(path)
 
 
+def turned(path: Path) -> None:
+    """As a telephone stores a photograph that it was turned for: programs show it upright, by a tag beside it."""
+    tag = Image.Exif()
+    tag[274] = 6
+    Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(path, "JPEG", exif=tag)
+
+
 BAD_PHOTOS = [
+    ("images", turned, "stored turned"),
     ("images", palette, "have a palette"),
     ("labels", palette, "have a palette"),
     ("images", real_pixels_of, "32 bits per value and signs where the plan reads 8 or 16"),

@@ -191,6 +191,13 @@ def test_half_of_the_masks_may_be_empty(tmp_path: Path) -> None:
     assert plan.task.kind == "segmentation"  # type: ignore[attr-defined]
 
 
+def test_a_table_names_files_as_windows_does(tmp_path: Path) -> None:
+    write_csv(tmp_path / "list.csv", ["file", "label"], [[f"photos\\{n} a.png", "ab"[n % 2]] for n in range(8)])
+    files = {"list.csv": tmp_path / "list.csv"} | {f"photos/{n} a.png": tmp_path / f"{n}" for n in range(8)}
+    table = table_of_files(files, [name for name in files if name.endswith(".png")], None)
+    assert table and (table.name, table.file, table.label) == ("list.csv", "file", "label")
+
+
 def test_only_a_column_that_names_files_makes_a_table_of_files(tmp_path: Path) -> None:
     write_csv(tmp_path / "north.csv", ["id", "sent_to", "age"], [[n, "south", n] for n in range(9)])
     write_csv(tmp_path / "south.csv", ["id", "sent_to", "age"], [[n, "north", n] for n in range(9)])

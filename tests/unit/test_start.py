@@ -23,7 +23,7 @@ from medsilo.tasks.sources import DataSource
 from medsilo_lab.start import trial
 from medsilo_lab.start.choices import Draft
 from medsilo_lab.start.dataset_facts import DatasetFacts, look_at, patient_in
-from medsilo_lab.start.dataset_layout import OF_PLAN, OF_SETTINGS, DatasetLayout, in_yaml, look, text_of
+from medsilo_lab.start.dataset_layout import OF_PLAN, OF_SETTINGS, DatasetLayout, first_sight, in_yaml, look, text_of
 from medsilo_lab.start.folder_layout import layout_of, layout_of_folder
 from medsilo_lab.study.verdict_file import read_verdict
 from tests.conftest import make_plan
@@ -119,6 +119,7 @@ def test_odd_names_are_refused_in_one_line(items: list[str], words: str) -> None
         (names("case_{}", count=30), None),  # a number of the case
         (names("p{}/a", "p{}/b", count=8), 8),
         (names("p{}", count=8), None),
+        (names("Nr. {}_Übersicht", "Nr. {}_links", count=8), 8),
         (names("{}_0", "{}_1", count=4), None),  # too few to believe it
     ],
 )
@@ -126,6 +127,20 @@ def test_patients_are_guessed_from_names(own: list[str], patients: int | None) -
     expression = patient_in({"": own})
     found = {re.search(expression, name)[1] for name in own} if expression else None  # type: ignore[index]
     assert (found and len(found)) == patients
+
+
+def test_files_of_windows_and_blanks_hide_no_patient(tmp_path: Path) -> None:
+    """Thumbs.db counted as an image of a patient that no name fits; so each image was one of its own."""
+    for number, kind in enumerate(("melanoma ", "naevus")):
+        for image in range(12):
+            write_pixels(tmp_path / kind / f"P{20 * number + image // 2}_{image}.png", photograph(image)[0])
+        for name in ("Thumbs.db", "desktop.ini"):
+            (tmp_path / kind / name).write_bytes(b"x")
+    draft = first_sight(DatasetLayout(tmp_path, "hospital-a")).choices
+    assert draft.plan["task.labels"][0] == ["melanoma", "naevus"], "a name without the blank that a folder ends in"
+    assert draft.settings["data.label_map"][0] == {"melanoma ": "melanoma"}
+    expression = draft.settings["data.patient"][0]
+    assert re.search(expression, "naevus/P25_11")[1] == "P25"  # type: ignore[index]
 
 
 def test_a_class_is_no_patient() -> None:

@@ -18,6 +18,7 @@ from medsilo.tasks.table_reader import TableReader
 from medsilo_lab.start.choices import Draft
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, write_start
 from medsilo_lab.study.verdict_file import read_verdict
+from tests.conftest import over_all
 from tests.hospital import photograph, write_pixels
 from tests.layouts import nested
 from tests.unit.test_provision import kits_of
@@ -223,6 +224,35 @@ def test_points_between_thousands_beside_a_decimal_comma_are_no_category(tmp_pat
     lines = [[f"P{n}", f"1.{300 + n}", f"{n},5", n % 2] for n in range(40)]
     write(tmp_path / "cases.csv", ["pid", "leukocytes", "crea", "outcome"], lines, delimiter=";")
     with pytest.raises(DataError, match="'leukocytes'"):
+        drafted(tmp_path)
+
+
+REGISTRIES = {  # names of the columns of who it is and of the birth, and how yes and no are written
+    "german": ("Fall-Nr.", "Geb.-Dat.", "verstorben", "ja", "nein"),
+    "french": ("N° dossier", "date de naissance", "décès", "oui", "non"),
+    "spanish": ("NHC", "Fecha nacimiento", "fallecido", "sí", "no"),
+    "italian": ("ID paziente", "data di nascita", "status", "sì", "no"),
+}
+
+
+@over_all("language", REGISTRIES)
+def test_a_registry_tells_patients_and_deaths_in_its_language(language: str, tmp_path: Path) -> None:
+    """Numbers of patients and birthdays were inputs of a network, lines were patients, and "nein" was the event."""
+    who, born, died, yes, no = REGISTRIES[language]
+    head = [who, born, "crea", "follow-up (days)", died]
+    lines = [[4711 + n // 2, 19400101 + n // 2, n % 7, 30 + n, yes if n % 3 else no] for n in range(60)]
+    write(tmp_path / language / "export.csv", head, lines, delimiter=";")
+    draft = drafted(tmp_path / language)
+    task, data = nested(draft.plan)["task"], nested(draft.settings)["data"]
+    assert (task["kind"], task["columns"], task["event"]) == ("survival", ["crea"], head[-1])
+    assert data["columns"] == {"patient": who} and data["label_map"] == {yes: "event", no: "censored"}
+
+
+def test_a_mark_in_some_cells_is_no_class(tmp_path: Path) -> None:
+    """Lines of units and totals became the class beside it, and those with an empty cell were left out."""
+    lines = [[n % 7, "x" if n % 3 else ""] for n in range(60)]
+    write(tmp_path / "export.csv", ["dose", "target"], [["mg", "x = ja"], *lines, [9999, 40]])
+    with pytest.raises(DataError, match="empty cells"):
         drafted(tmp_path)
 
 

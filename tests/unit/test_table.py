@@ -19,7 +19,10 @@ from medsilo.site.settings import make_settings
 from medsilo.tasks import table_reader
 from medsilo.tasks.site_data import Cases
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import Problem
+from medsilo.tasks.table_reader import TableReader
 from tests import inprocess
+from tests.conftest import over_all
 
 SITES = ("a", "b", "c")
 COLUMNS = ["age", {"name": "sex", "levels": ["m", "f"]}]
@@ -132,6 +135,56 @@ def test_numbers_may_be_written_with_a_comma(tmp_path: Path) -> None:
     for kind in ("regression", "survival"):
         assert torch.equal(told[kind, "comma"].train.inputs, told[kind, "point"].train.inputs)
         assert torch.equal(told[kind, "comma"].train.targets, told[kind, "point"].train.targets)
+
+
+@over_all("decimal, write", [(",", "{:,.1f}"), (".", "{:,.2f}")])
+def test_blanks_and_apostrophes_between_thousands_are_read(decimal: str, write: str) -> None:
+    """As French programs and Swiss ones write; a point or comma there may be either, blanks may not."""
+    for mark in (" ", "\u00a0", "\u202f", "'", "\u2019"):
+        for value in (1365.5, -250000.0, 12345678.5):
+            text = write.format(value).replace(".", "+").replace(",", mark).replace("+", decimal)
+            assert mark in text and TableReader.number(text, decimal) == value
+        for text in (f"12{mark}5", f"0{mark}171", f"1{mark}23456", f"1{mark}234{mark}56"):
+            assert TableReader.number(text, decimal) is None, "no number in groups of three"
+
+
+def test_a_code_for_not_known_is_noted_where_it_would_be_a_number(tmp_path: Path) -> None:
+    """-9 was an age of -9 years, which moves a hospital's mean and tells nobody."""
+    rows = lines()
+    for number, row in enumerate(rows):
+        row[1] = "-9" if number in (3, 7) else row[1]
+    write(tmp_path, rows)
+
+    def survey_of(folder: Path, **more: Any) -> Sequence[Problem]:
+        return plan_of().task.survey("a", SITES, 0, source_of(folder, **more)).problems
+
+    noted = {p.what.partition(";")[0]: (p.severity, p.private) for p in survey_of(tmp_path)}
+    assert [(what, told) for what, told in noted.items() if "'age'" in what] == [
+        (
+            "lines have the same negative number of 'age', as registries write 'not known'",
+            ("note", ("line 5", "line 9")),
+        )
+    ]
+    assert not any("negative" in p.what for p in survey_of(tmp_path, missing=["", "NA", "-9"]))
+    rows[3][1] = "-3.5"  # where numbers below zero differ, they are numbers
+    write(tmp_path, rows)
+    assert not any("negative" in p.what for p in survey_of(tmp_path))
+
+
+def test_a_line_of_totals_is_no_patient(tmp_path: Path) -> None:
+    """Its sum was an input a hundred times too large; or, beside empty cells, an outcome of nobody."""
+    rows = lines()
+    totals = [[patient, age, sex, *rows[0][3:]] for patient, age, sex in (("Summe", 2000, "M"), ("P", "", ""))]
+    write(tmp_path, rows + totals)
+    survey = plan_of().task.survey("a", SITES, 0, source_of(tmp_path))
+    assert sum(part.cases for part in survey.parts.values()) == 30
+    mean = plan_of(missing="mean").task.survey("a", SITES, 0, source_of(tmp_path))
+    assert sum(part.cases for part in mean.parts.values()) == 30
+    left = {p.what.partition(";")[0]: p.private for p in mean.problems if p.severity == "left out"}
+    assert left == {
+        "lines have no patient, or are totals": ("line 32",),
+        "lines have no value in any column that is read": ("line 33",),
+    }
 
 
 def test_points_between_thousands_are_read_where_a_column_shows_what_they_are(tmp_path: Path) -> None:

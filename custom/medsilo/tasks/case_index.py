@@ -21,6 +21,7 @@ ANYWHERE = "**/*"  # recordings
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
+OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # that its Explorer leaves in folders
 CLOSED = "folders can't be opened; let the account of this process read them"
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
 
@@ -103,7 +104,7 @@ class CaseIndex:
         for place, folders, files in walk(folder, onerror=lambda error: closed.append(Path(error.filename).name)):
             folders[:] = [name for name in folders if not name.startswith(".")]
             links += [name for name in folders if Path(place, name).is_symlink()]
-            for path in (Path(place, name) for name in files if not name.startswith(".")):
+            for path in (Path(place, name) for name in files if not name.startswith(".") and name not in OF_WINDOWS):
                 if path.is_file() or not path.exists():  # a link into nothing is told of later
                     found[composed(path.relative_to(folder).as_posix())] = path
         passed_by = {LINKS: links, CLOSED: closed}

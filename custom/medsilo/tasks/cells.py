@@ -8,6 +8,7 @@ from medsilo.core.errors import DataError
 from medsilo.core.text import composed
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
+GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:([ \u00a0\u2009\u202f'\u2019])\d{3})(?:\1\d{3})*([.,]\d*)?")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?")
 
 
@@ -46,5 +47,8 @@ def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence
 
 
 def as_written(cell: str, decimal: str) -> str:
-    """Return a number that a site writes with a comma as others write it."""
-    return cell.strip().replace(",", ".") if decimal == "," else cell.strip()
+    """Return a number that a site writes with a comma, or with blanks or apostrophes in thousands, as others do."""
+    text = cell.strip()
+    if found := GROUPED.fullmatch(text):
+        text = text.replace(found[1], "")
+    return text.replace(",", ".") if decimal == "," else text

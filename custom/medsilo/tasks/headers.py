@@ -6,6 +6,7 @@ DICOM files are walked through: GDCM takes memory for any length that an element
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,6 +124,7 @@ def open_reader(path: Path) -> Any:
     if dicom:
         check_dicom(path)
     _check_tiff(path)
+    _check_jpeg(path)
     kind = SimpleITK.ImageFileReader.GetImageIOFromFileName(str(path))
     if kind.removesuffix("ImageIO") not in READERS or (kind == "GDCMImageIO" and not dicom):
         raise DataError(DAMAGED, str(path))
@@ -196,3 +198,14 @@ def _check_tiff(path: Path) -> None:
         file.seek(tags.next)
         tags.load(file)
     check_size((tags[IMAGEWIDTH], tags[IMAGELENGTH]), 1, path)
+
+
+def _check_jpeg(path: Path) -> None:
+    """Refuse a photograph that programs show turned: the library does not turn it, and a mask may be either way."""
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    turn = 1
+    with suppress(Exception), JpegImageFile(path) as image:  # whose pixels are not read; other bytes are no JPEG
+        turn = image.getexif().get(274, 1)
+    if turn != 1:
+        raise DataError("an image is stored turned, as its EXIF orientation says; save it upright", str(path))

@@ -16,7 +16,10 @@ from medsilo.core.wording import near_key
 from medsilo.tasks.shares import Shares, as_tuple
 
 ROLES = ("image", "label", "patient", "part", "site")  # of the columns of a table of files
-MISSING = ("", "NA", "N/A", "n/a", "n.a.", "#N/A", "NaN", "nan", "null", "?", "-", ".", "k.A.", "k. A.")
+MISSING = (
+    *("", "NA", "N/A", "n/a", "n.a.", "NaN", "nan", "null", "?", "-", ".", "k.A.", "k. A.", "n.b.", "S/D", "s/d"),
+    *("N/D", "#N/A", "#NV", "#N/D", "#N/B", "#VALUE!", "#WERT!", "#VALEUR!", "#DIV/0!"),  # Excel's errors
+)
 LONGEST_LIST = 1 << 20  # bytes of a file with patients
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]

@@ -58,11 +58,6 @@ class DecisionRow:
         return self.name if isinstance(self.name, str) else self.name[-1]
 
 
-def stands_here(figure: str) -> bool:
-    """Return whether a figure is in these tables, beside its threshold or its class."""
-    return figure in FIGURES or OF_CLASS.fullmatch(figure) is not None
-
-
 Drawn = tuple[str, int, DecisionRow]  # a line of the chart: its name, its style and whose it is
 
 

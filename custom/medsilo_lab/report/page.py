@@ -116,7 +116,7 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
 def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
     """All that was measured of each site's test cases; what a site withholds is called so."""
     found = dict.fromkeys(name for run in runs for site in run.sites for name in run.site(site).figures)
-    names = [name for name in found if not deciding.stands_here(name)]
+    names = [name for name in found if name not in deciding.FIGURES and not deciding.OF_CLASS.fullmatch(name)]
     rows = []
     for run in runs:
         if any(run.site(site).figures for site in run.sites):

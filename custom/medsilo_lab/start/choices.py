@@ -112,7 +112,7 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
         return Choice(names, why), dict(zip(values, names, strict=True))
     words = plans_words(looks.patients_of)
     own = yes_last(sorted(set(words.values())))
-    names = [name if NAME.fullmatch(name) else plain(name) for name in own]
+    names = [name if NAME.fullmatch(name) and name == name.strip() else plain(name) for name in own]
     if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
         raise DataError("classes have names that differ in punctuation only; use letters and digits", ", ".join(own))
     if len(own) < FEWEST:
@@ -132,7 +132,7 @@ def channels_of(looks: DatasetFacts) -> Choices:
     channels = looks.channels
     if looks.flat:
         told = "all images have three channels" if channels == 3 else "all images have 1 channel"
-        if channels == 3 and looks.grey:
+        if channels == 3 and any(look.channels == 1 for look in looks.looked):
             told = "images in grey are read as three equal channels"
         if channels not in (1, 3):
             raise DataError(f"flat images have {channels} channels; save them in grey, or in RGB without transparency")
@@ -201,7 +201,8 @@ def shares_of(patients: Mapping[str, int]) -> Choice:
     have shares of their own (`shares_of_small`)."""
     most = max(patients.values())
     small = any(_shares(count) != _shares(most) for count in patients.values())
-    more = _few(_tested(most)) + "; small hospitals have their own" * small
+    few = f"; too few are tested, as scores of fewer than {LEAST_TESTED} are suppressed"
+    more = few * (_tested(most) < LEAST_TESTED) + "; small hospitals have their own" * small
     return Choice(_shares(most), f"of patients in training, validation, test{more}")
 
 
@@ -223,10 +224,6 @@ def _shares(patients: int) -> list[float]:
 
 def _tested(patients: int) -> int:
     return math.floor(_shares(patients)[2] * patients + 1e-9)
-
-
-def _few(tested: int) -> str:
-    return f"; too few are tested, as scores of fewer than {LEAST_TESTED} are suppressed" * (tested < LEAST_TESTED)
 
 
 def size_of(looks: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -> Choices:
@@ -324,8 +321,3 @@ def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
         what = "values in the masks" if looks.segments else "labels here"
         found["data.label_map"] = label_map, f"{what}: names in the plan"
     return found
-
-
-def own_shares(shares: Choice) -> Choice:
-    """Return the same shares for a hospital's own settings."""
-    return Choice(shares.value, "training, validation, test: at a hospital this decides")

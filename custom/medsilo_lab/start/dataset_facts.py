@@ -23,7 +23,7 @@ TELLING = (
     r"(.*?[^_/])(?:_\d+)+$",
     r"(.*[^_/])_\d+$",
     r"([^/]+)/[^/]+$",
-    r"((?:.*/)?[A-Za-z-]*\d+)_[A-Za-z][^/]*$",
+    r"((?:.*/)?[^\d_/]*\d+)_[^\W\d_][^/]*$",
 )  # how names may tell the patient
 CLASS = r"[^/]+/"  # before them, where folders are classes: a patient may have images of several
 
@@ -68,11 +68,6 @@ class DatasetFacts:
     def channels(self) -> int:
         """Return how many channels images have, in colours where some of them are."""
         return max(look.channels for look in self.looked)
-
-    @property
-    def grey(self) -> int:
-        """Return how many of the images that were opened have one channel."""
-        return sum(look.channels == 1 for look in self.looked)
 
     def middle(self, axis: int) -> float:
         """Return the median size along an axis."""

@@ -32,6 +32,7 @@ from medsilo_lab.start.fitting import fit_for
 from medsilo_lab.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder, sites_of
 from medsilo_lab.start.wording import LEAST_NAMED, plans_words
 
+OWN_SHARES = "training, validation, test: at a hospital this decides"
 DATASET_PROBES = PluginTable("medsilo.dataset_probes", "types:FunctionType", {})
 
 
@@ -124,7 +125,7 @@ class DatasetLayout:
         said = {
             "data.folder": (str(self.path), where),
             **settings,
-            **({"data.shares": choices.own_shares(shares)} if divided else {}),
+            **({"data.shares": (shares.value, OWN_SHARES)} if divided else {}),
             **({"packages": ([package], f"it brings task {task}: review it")} if package else {}),
             **({"device": (self.device, "as --device asked for")} if self.device else {}),
         }

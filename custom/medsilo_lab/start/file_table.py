@@ -49,7 +49,7 @@ def table_of_files(files: Mapping[str, Path], named: Collection[str], target: st
         others = {other for other in named if other != name}
         known = files_by_short_name({other: files.get(other, path) for other in others})
         head, *lines = TableReader.first_lines(path, TableReader.MOST_LINES) or [[]]
-        cells = {column: [line[place] for line in lines if len(line) > place] for place, column in enumerate(head)}
+        cells = {own: [line[at].replace("\\", "/") for line in lines if len(line) > at] for at, own in enumerate(head)}
         shares = {column: sum(cell in known for cell in own) / max(len(own), 1) for column, own in cells.items()}
         file = max(shares, key=lambda column: shares[column], default="")
         if file and shares[file] >= NAMED and len(set(cells[file])) > 1:

@@ -20,16 +20,24 @@ from medsilo_lab.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_lab.start.wording import LEAST_NAMED, OTHER, names_somebody, plans_words, renamed, yes_last
 
-PATIENTS = ("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
+PATIENTS = (
+    *("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id"),
+    *("proband", "paciente", "paziente", "fallnr", "dossier", "ipp", "nhc"),
+)
 SITES = (
     *("site", "hospital", "center", "centre", "clinic", "inst", "institution"),
     *("zentrum", "klinik", "krankenhaus", "standort", "hôpital", "hopital", "centro", "ospedale"),
     *("szpital", "hastane", "ziekenhuis", "sjukhus", "sygehus", "sykehus"),
 )
 TARGETS = ("label", "target", "outcome", "diagnos", "response", "readmitted", "y", "num", "class")
-EVENTS = ("event", "status", "death", "dead", "died", "recur", "relapse", "deceased", "censor", "e")
-TIMES = ("time", "days", "months", "weeks", "duration", "followup", "survival", "t")
-HAPPENED = ("event", "dead", "death", "died", "deceased", "yes", "true", "relapse", "recurred", "1", "2")
+EVENTS = (
+    *("event", "status", "death", "dead", "died", "recur", "relapse", "deceased", "censor", "e"),
+    *("ereignis", "verstorben", "rezidiv", "décès", "récidive", "fallecido", "deceduto", "recidiva"),
+)
+TIMES = (
+    *("time", "days", "months", "weeks", "duration", "followup", "survival", "t"),
+    *("tage", "monate", "überlebenszeit", "jours", "mois", "meses", "giorni", "mesi"),
+)
 MISSING = frozenset(DataSource.model_fields["missing"].default)
 MOST_CLASSES, MOST_LEVELS = 10, 20
 RARE = 0.5  # share of lines with a value, below which a column is left out
@@ -279,7 +287,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
             names = ", ".join(list(table.cells)[:MOST_LEVELS])
             raise DataError(
                 f"medsilo does not know which column of {table.path.name} to learn; name it with --target COLUMN, or "
-                f"call two 'time' and 'event'. There are {names}"
+                f"call two 'time' and 'event', the event with two values and no empty cells. There are {names}"
             )
     return "classification", {site: (str(target),) for site, target in targets.items()}
 
@@ -291,11 +299,14 @@ def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str
 
 def _words(labels: Mapping[str, int]) -> dict[str, str]:
     """Return what the plan calls classes; those of an outcome that is 0 or 1 are no and yes."""
-    words = dict(zip(labels, ("no", "yes"), strict=True)) if tuple(labels) == ("0", "1") else plans_words(labels)
-    if len(set(words.values())) < 2:
+    if tuple(labels) == ("0", "1"):
+        return {"0": "no", "1": "yes"}
+    words = plans_words(labels)
+    rest = sum(count for level, count in labels.items() if words[level] == OTHER)
+    if len({*words.values()} - {OTHER}) + (rest >= LEAST_NAMED) < 2:
         raise DataError(
             f"fewer than two values of the target have {LEAST_NAMED} patients, so they may be names; name another "
-            f"column with --target"
+            f"column with --target, or write into empty cells what they mean, such as 'no'"
         )
     return words
 
@@ -358,7 +369,7 @@ def _why_not(table: CaseTable, name: str) -> str:
         return ""
     texts = sum(TableReader.number(cell, table.decimal) is None for cell in table.known(name))
     if texts < RARE * table.lines:
-        return "has lines that are no numbers: name what stands there for no value in data.missing"
+        return "has lines that are no numbers: write NA there, or remove lines of units and totals"
     return "has too many different values for a category"
 
 
@@ -449,8 +460,7 @@ def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
     if levels := {name: words for name, words in levels.items() if words}:
         found["data.levels"] = levels, f"values here that the plan calls otherwise, as {OTHER} where they are rare"
     if looks.kind == "survival" and (values := table.distinct(own[1])) != ["0", "1"]:
-        event = next((value for value in reversed(values) if value.lower() in HAPPENED), values[-1])
-        both = {_number(value): "event" if value == event else "censored" for value in values}
+        both = {_number(value): "event" if value == yes_last(values)[-1] else "censored" for value in values}
         found["data.label_map"] = both, "values of the event's column; a guess: correct it"
     if looks.kind == "classification" and (words := _here(looks.words[looks.target], table, own[0])):
         both = {_number(value): name for value, name in words.items()}

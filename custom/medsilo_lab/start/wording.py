@@ -22,6 +22,7 @@ PERSONAL = frozenset(
     clinician nurse operator reader annotator rater
     nachname vorname familienname geburtsname zuname rufname adresse anschrift strasse wohnort plz postleitzahl telefon
     datei dateiname pfad fallnummer patientennummer aktenzeichen kennung versichertennummer geburtsdatum
+    fallnr geb gebdat nr svnr ahv kvnr naissance ipp nir nacimiento nhc nss nascita fiscale nascimento
     arzt arztin einweiser zuweiser uberweiser behandler befunder operateur untersucher hausarzt
     nom prenom rue ville courriel fichier chemin identifiant dossier medecin chirurgien
     nombre apellido apellidos direccion calle ciudad correo archivo fichero ruta identificador dni expediente medico
@@ -40,7 +41,8 @@ ENDINGS = ("name", "arzt", "arztin")  # of a German word in one piece: Patienten
 YES = frozenset(
     """
     yes ja oui si sí sì tak evet ναι sim true positive positiv positif positivo malignant maligne bösartig
-    ill sick diseased krank dead died deceased tot verstorben
+    ill sick diseased krank dead died deceased tot verstorben gestorben décédé décédée fallecido deceduto x wahr vrai
+    event death relapse recurred
     """.split()  # noqa: SIM905 - as above
 )
 PLAIN = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L", "ø": "o"})  # letters that Unicode does not take apart

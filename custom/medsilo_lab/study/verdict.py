@@ -338,15 +338,12 @@ class Statistics:
             )
         listed = "; ".join(f"{row.title} by {in_points(held[row])}" for row in ahead)
         text = f"Better than {self.against} {self.where}: {listed}.{rest}"
-        rivals = [row for row in held if row != ahead[0]]
-        tested = self._answered(self._questions_of(ahead[0], rivals))
+        best = ahead[0]
+        rivals = [row for row in held if row != best]
+        tested = self._answered({one: PairQuestion(best, one, self._sites(best, one), "mean") for one in rivals})
         if sum(one.sure and one.mean > 0 for one in tested.values()) < len(rivals):
-            return f"{text} {ahead[0].title} is not significantly better than every other, so none is named the best."
+            return f"{text} {best.title} is not significantly better than every other, so none is named the best."
         return text
-
-    def _questions_of(self, row: Row, others: Sequence[Row]) -> dict[Row, PairQuestion]:
-        """Return what a row is asked of others."""
-        return {other: PairQuestion(row, other, self._sites(row, other), "mean") for other in others}
 
     @staticmethod
     def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:

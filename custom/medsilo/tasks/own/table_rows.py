@@ -22,8 +22,10 @@ from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import concordant_pairs
 from medsilo.tasks.table_reader import TableReader
 
+TOTALS = frozenset(("total", "sum", "mean", "summe", "gesamt", "mittelwert", "somme", "moyenne", "suma", "totale"))
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
 ALIKE = "lines are alike in every column and count as one patient; name the patient, or remove what is a copy"
+CODE = "lines have the same negative number of {!r}, as registries write 'not known'; if so, add it to data.missing"
 ALONE = (
     "every line counts as a patient of its own; if a patient has several, say which column names the patient "
     "(data.columns.patient)"
@@ -138,6 +140,9 @@ class TableRows:
             texts = without_thousands(name, [cells[own] for _, cells in sheet.lines], source.decimal)
             for (_, cells), text in zip(sheet.lines, texts, strict=True):
                 cells[own] = text
+            below = {place: text for (place, _), text in zip(sheet.lines, texts, strict=True) if text.startswith("-")}
+            if {*map(TableReader.level, below.values())} - self.missing in ({"-9"}, {"-99"}, {"-999"}):
+                self.wrong["note", CODE.format(name)] = [place for place in below if below[place] not in self.missing]
         for place, cells in sheet.lines:
             self._take(place, dict(zip(sheet.columns, cells, strict=True)), called)
         self._tell(sheet)
@@ -167,8 +172,8 @@ class TableRows:
         """Read one line, or note why it can't be."""
         task, (of_patient, of_part, of_site) = self.task, self.roles.values()
         patient = cells[of_patient]
-        if not patient or patient in self.missing:
-            return self._note("left out", "lines have no patient; fill in the column", place)
+        if not patient or patient in self.missing or patient.casefold() in TOTALS:
+            return self._note("left out", "lines have no patient, or are totals; fill it in, or remove them", place)
         inputs: list[float] = []
         for column in task.columns:
             if column.name not in called:
@@ -189,6 +194,8 @@ class TableRows:
                 return self._refuse(column, place)
             inputs += values
         if self.outcome:
+            if all(map(math.isnan, inputs)):
+                return self._note("left out", "lines have no value in any column that is read; fill them in", place)
             texts = [cells[called[name]] for name in task._outcomes]
             if (outcome := self._outcome(texts, place)) is None:
                 return None
