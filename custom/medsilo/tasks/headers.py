@@ -124,7 +124,6 @@ def open_reader(path: Path) -> Any:
     if dicom:
         check_dicom(path)
     _check_tiff(path)
-    _check_jpeg(path)
     kind = SimpleITK.ImageFileReader.GetImageIOFromFileName(str(path))
     if kind.removesuffix("ImageIO") not in READERS or (kind == "GDCMImageIO" and not dicom):
         raise DataError(DAMAGED, str(path))
@@ -200,12 +199,10 @@ def _check_tiff(path: Path) -> None:
     check_size((tags[IMAGEWIDTH], tags[IMAGELENGTH]), 1, path)
 
 
-def _check_jpeg(path: Path) -> None:
-    """Refuse a photograph that programs show turned: the library does not turn it, and a mask may be either way."""
+def is_turned(path: Path) -> bool:
+    """Return whether programs show a photograph turned by its EXIF orientation, which the library does not read."""
     from PIL.JpegImagePlugin import JpegImageFile
 
-    turn = 1
     with suppress(Exception), JpegImageFile(path) as image:  # whose pixels are not read; other bytes are no JPEG
-        turn = image.getexif().get(274, 1)
-    if turn != 1:
-        raise DataError("an image is stored turned, as its EXIF orientation says; save it upright", str(path))
+        return image.getexif().get(274, 1) != 1
+    return False

@@ -12,6 +12,7 @@ from medsilo.core.errors import DataError
 from medsilo.learning.compute import labels_in
 from medsilo.tasks.cache import HeldEntry, PreparedEntry
 from medsilo.tasks.case_index import CaseIndex
+from medsilo.tasks.headers import is_turned
 from medsilo.tasks.intensity import Bytes, numbers_of
 from medsilo.tasks.own.folder import MOST_VOXELS, FolderTask
 from medsilo.tasks.own.image_patches import middle_of
@@ -38,6 +39,8 @@ def made(
     inputs = task.inputs_of(scan)
     values: tuple[int, ...] = ()
     if isinstance(label, Path):
+        if any(map(is_turned, (*files, label))):  # whose mask may be as it is stored, or as it is shown
+            raise DataError("images are stored turned, as their EXIF orientation says; save them upright")
         labels = mask(scan, label)
         values = tuple(np.flatnonzero(np.bincount(labels.ravel())).tolist())
         table = np.zeros(values[-1] + 1, np.uint8)
