@@ -287,7 +287,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
             names = ", ".join(list(table.cells)[:MOST_LEVELS])
             raise DataError(
                 f"medsilo does not know which column of {table.path.name} to learn; name it with --target COLUMN, or "
-                f"call two 'time' and 'event', the event with two values and no empty cells. There are {names}"
+                f"call two 'time' and 'event', without empty cells or totals. There are {names}"
             )
     return "classification", {site: (str(target),) for site, target in targets.items()}
 
@@ -306,7 +306,7 @@ def _words(labels: Mapping[str, int]) -> dict[str, str]:
     if len({*words.values()} - {OTHER}) + (rest >= LEAST_NAMED) < 2:
         raise DataError(
             f"fewer than two values of the target have {LEAST_NAMED} patients, so they may be names; name another "
-            f"column with --target, or write into empty cells what they mean, such as 'no'"
+            f"column with --target, or fill in empty cells"
         )
     return words
 
