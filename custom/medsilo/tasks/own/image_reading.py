@@ -34,13 +34,13 @@ def made(
     numbers: dict[int, int],
 ) -> PreparedEntry:
     """One entry from its files."""
+    if isinstance(label, Path) and any(map(is_turned, (*files, label))):  # a mask may be as it is stored, or as shown
+        raise DataError("images are stored turned, as their EXIF orientation says; save them upright")
     scan = task.scan_of(files)
     between = float(scan.values.min()), float(scan.values.max())  # before a z-score, which is taken in place
     inputs = task.inputs_of(scan)
     values: tuple[int, ...] = ()
     if isinstance(label, Path):
-        if any(map(is_turned, (*files, label))):  # whose mask may be as it is stored, or as it is shown
-            raise DataError("images are stored turned, as their EXIF orientation says; save them upright")
         labels = mask(scan, label)
         values = tuple(np.flatnonzero(np.bincount(labels.ravel())).tolist())
         table = np.zeros(values[-1] + 1, np.uint8)
