@@ -287,7 +287,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
             names = ", ".join(list(table.cells)[:MOST_LEVELS])
             raise DataError(
                 f"medsilo does not know which column of {table.path.name} to learn; name it with --target COLUMN, or "
-                f"call two 'time' and 'event', without empty cells or totals. There are {names}"
+                f"call two 'time' and 'event', without gaps or totals. There are {names}"
             )
     return "classification", {site: (str(target),) for site, target in targets.items()}
 
