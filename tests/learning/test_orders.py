@@ -58,6 +58,7 @@ every_seed = pytest.mark.parametrize(
 
 
 # ---------------------------------------------------------------------------------------------------- alike
+@pytest.mark.long
 @every_seed
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fedprox", marks=pytest.mark.long)])
 def test_where_sites_are_alike_averaging_is_as_good_as_pooling(method: str, seed: int) -> None:

@@ -112,7 +112,7 @@ def test_it_prints_every_section(kind: str, pages: dict[str, Path], tab: Browser
     ("width", "scheme"),
     [
         (400, "dark"),
-        (1400, "light"),
+        pytest.param(1400, "light", marks=pytest.mark.long),
         pytest.param(400, "light", marks=pytest.mark.long),
         pytest.param(1400, "dark", marks=pytest.mark.long),
     ],
